@@ -244,7 +244,14 @@ impl Joiner<'_> {
                 .map_err(ConnectError::Fatal)?;
         reach(FaultPoint::BootstrapSentHello);
         loop {
-            self.check(former)?;
+            if let Err(own) = self.fault.check_waiting() {
+                attempt.give_up(&own.clone().context(format_args!("rank {}", self.header.rank)));
+                return Err(ConnectError::Fatal(own));
+            }
+            if let Err(root_cause) = former.check() {
+                attempt.give_up(&root_cause);
+                return Err(ConnectError::Fatal(root_cause));
+            }
             let advanced = attempt.advance(number);
             // Rank 0 passes on what the former coordinator finds out until the new world is complete.
             if attempt.is_acknowledged() && self.header.rank != 0 {

@@ -206,7 +206,7 @@ impl Connections {
 
     /// Accepts connections, and hands the secret to ranks of this node. A lack of descriptors ends neither. Returns why a connection
     /// could not be accepted, if one could not.
-    pub(super) fn accept(&mut self, now: Instant) -> Option<String> {
+    pub(super) fn accept(&mut self, now: Instant) -> Option<std::io::Error> {
         let mut failure = self.node_secret.as_ref().and_then(|listener| listener.serve().err());
         for index in 0..self.listeners.len() {
             for _ in 0..ACCEPT_BATCH {
@@ -242,7 +242,7 @@ impl Connections {
         log::debug!("the coordinator cannot accept a connection: {cause}");
         self.accept_resumes = Some(now + ACCEPT_PAUSE);
         self.drop_excess(1);
-        Some(format!("the coordinator could not accept a connection ({cause})"))
+        Some(cause)
     }
 
     /// Drops unauthenticated connections beyond the limit, and `at_least` so many if there are: always the oldest one of the
@@ -264,9 +264,9 @@ impl Connections {
         }
     }
 
-    /// Sends as much as the sockets accept, to the client `last` after all others. Returns the ranks whose connections broke, and
-    /// how, as verb phrases.
-    pub(super) fn flush(&mut self, last: Option<ClientId>) -> Vec<(Rank, String)> {
+    /// Sends as much as the sockets accept, to the client `last` after all others. Returns the connections that broke, and how, as
+    /// verb phrases. They can still be read from.
+    pub(super) fn flush(&mut self, last: Option<ClientId>) -> Vec<(ClientId, String)> {
         let mut broken = Vec::new();
         let others: Vec<ClientId> = self.clients.keys().copied().filter(|id| Some(*id) != last).collect();
         for id in others.into_iter().chain(last) {
@@ -275,11 +275,7 @@ impl Connections {
                 broken.push((id, format!("broke ({cause})")));
             }
         }
-        let rank = |(id, cause)| match self.clients.remove(&id)?.state {
-            ClientState::Joined(rank) => Some((rank, cause)),
-            _ => None,
-        };
-        broken.into_iter().filter_map(rank).collect()
+        broken
     }
 
     /// Closes the connections on which everything is sent. Connections that clients have ended are closed only now: a client that

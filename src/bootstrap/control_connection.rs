@@ -13,15 +13,15 @@ use super::control_state::Shared;
 use super::control_thread::ControlThread;
 use super::coordinator::Coordinator;
 use super::coordinator_target::CoordinatorTarget;
-use super::framed_stream::FramedStream;
 use super::heartbeat::seconds;
+use super::join_attempt::report_failure;
 use super::launcher::{Identity, RendezvousPoint};
 use super::listen;
 use super::open_ports;
 use super::port_owner::port_owner;
 use super::process::Process;
 use super::protocol::{
-    HelloHeader, HelloParams, PART_ALLOWANCE, PARTS_LIMIT, Purpose, ToCoordinator, VERSION, encode,
+    HelloHeader, HelloParams, PART_ALLOWANCE, PARTS_LIMIT, Purpose, ToCoordinator, VERSION,
 };
 use super::secret::{JobSecret, SecretSource};
 use super::shrink::CallsMade;
@@ -141,7 +141,8 @@ impl ControlConnection {
         });
         let Joined { mut stream, host_process, host_ranks, secret } = joined?;
         reach(FaultPoint::BootstrapWelcomed);
-        let shared = Shared::new(identity.rank, fault).inspect_err(|error| give_up(&mut stream, error))?;
+        let shared =
+            Shared::new(identity.rank, fault).inspect_err(|error| report_failure(&mut stream, error))?;
         let shared = Arc::new(shared);
         let control_thread = ControlThread::new(Arc::clone(&shared), stream, host_process, config.heartbeat);
         let builder = std::thread::Builder::new().name("flexring-ctrl".to_owned());
@@ -302,16 +303,6 @@ impl Drop for ControlConnection {
             self.shared.leave();
         }
         reach(FaultPoint::LeaveEnds);
-    }
-}
-
-/// Reports the error of a rank that has been welcomed and cannot serve its control connection.
-fn give_up(stream: &mut FramedStream, error: &Error) {
-    let state = CallState::Idle { finished: 0 };
-    if let Ok(frame) = encode(&ToCoordinator::Report { error: error.clone(), suspect: None, state }) {
-        stream.enqueue(frame);
-        // If it cannot be sent, the end of the connection is reported.
-        let _ = stream.flush();
     }
 }
 

@@ -208,7 +208,7 @@ fn handshakes_of_strangers_and_ranks() {
         let code = code_of_rank(&secret, &[opening, &nonce, &[]], rest);
         match admission.on_frame(&gate, [&code, rest].concat(), Some(&[])) {
             AdmissionStep::Admitted(hello, ToRank::HelloAck(_)) => {
-                let mut rendezvous = Rendezvous::new("here:1".to_owned());
+                let mut rendezvous = Rendezvous::new("here:1".to_owned(), Process::example(0));
                 rendezvous.join(hello, Instant::now());
             }
             AdmissionStep::Malformed => {}
@@ -265,7 +265,7 @@ fn members_of_a_world_that_send_anything() {
         let mut reader = InputReader::new(input);
         let world = 1 + reader.below(5);
         let mut now = Instant::now();
-        let mut rendezvous = Some(Rendezvous::new("here:1".to_owned()));
+        let mut rendezvous = Some(Rendezvous::new("here:1".to_owned(), Process::example(0)));
         let mut worlds: Option<Worlds> = None;
         while !reader.is_empty() {
             match reader.byte() % 6 {
@@ -280,7 +280,7 @@ fn members_of_a_world_that_send_anything() {
                     let outcome = rendezvous.as_mut().map(|rendezvous| rendezvous.join(hello, now));
                     if outcome == Some(JoinOutcome::Complete) {
                         let joined = rendezvous.take().expect("ranks join it");
-                        let _ = joined.successor(&Process::example(0));
+                        let _ = joined.successor();
                         let peers: Vec<JoinedPeer> = joined.into_peers();
                         worlds = Some(Worlds::new(peers, Process::example(0), now));
                     }

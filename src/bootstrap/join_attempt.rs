@@ -2,9 +2,12 @@
 //!
 //! Owns what each of its messages means to the rank. Must not know when the rank tries again.
 
+use super::call_state::CallState;
 use super::framed_stream::FramedStream;
 use super::handshake::Applicant;
-use super::protocol::{FRAME_LIMIT, HelloHeader, HelloParams, Nonce, OPENING_LIMIT, ToRank, decode};
+use super::protocol::{
+    FRAME_LIMIT, HelloHeader, HelloParams, Nonce, OPENING_LIMIT, ToCoordinator, ToRank, decode, encode,
+};
 use super::secret::JobSecret;
 use super::world_status::WorldStatus;
 use crate::error::{Error, Result};
@@ -108,6 +111,13 @@ impl<'a> JoinAttempt<'a> {
         self.connection
     }
 
+    /// Ends the attempt, and tells the coordinator why if it may know this rank by now: the end of the connection says less.
+    pub(super) fn give_up(mut self, error: &Error) {
+        if self.applicant.has_proved() {
+            report_failure(&mut self.connection, error);
+        }
+    }
+
     /// Sends and receives once. Returns the coordinator's answer, if it has arrived, or why the connection has ended: a verb phrase.
     /// Sets `number` to the number of the attempt that the coordinator serves, as soon as it is known.
     pub(super) fn advance(
@@ -184,6 +194,16 @@ impl<'a> JoinAttempt<'a> {
         let proof = self.applicant.prove(nonce, &binding, &params)?;
         self.connection.enqueue(proof);
         Ok(())
+    }
+}
+
+/// Reports why a rank that the coordinator knows cannot be part of the world.
+pub(super) fn report_failure(connection: &mut FramedStream, error: &Error) {
+    let state = CallState::Idle { finished: 0 };
+    if let Ok(frame) = encode(&ToCoordinator::Report { error: error.clone(), suspect: None, state }) {
+        connection.enqueue(frame);
+        // If it cannot be sent, the end of the connection is reported.
+        let _ = connection.flush();
     }
 }
 

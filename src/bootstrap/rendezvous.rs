@@ -42,34 +42,44 @@ pub(super) enum JoinOutcome {
 #[derive(Debug)]
 pub(super) struct Rendezvous {
     location: String,
+    /// The process that runs the coordinator.
+    host_process: Process,
     world: Option<usize>,
     peers: BTreeMap<Rank, JoinedPeer>,
     /// The earliest join deadline of all ranks, and the timeout that led to it.
     deadline: Option<(Instant, Duration)>,
-    /// Callers that were not admitted, and other obstacles, each once.
+    /// Callers that were not admitted, each once.
     refusals: Vec<String>,
+    /// Why the coordinator could not accept a connection.
+    accept_failure: Option<String>,
     root_cause: Option<Error>,
 }
 
 impl Rendezvous {
-    /// Waits at `location` for the ranks of a job. The first hello sets the world size.
-    pub(super) fn new(location: String) -> Self {
+    /// Waits at `location`, in `host_process`, for the ranks of a job. The first hello sets the world size.
+    pub(super) fn new(location: String, host_process: Process) -> Self {
         Self {
             location,
+            host_process,
             world: None,
             peers: BTreeMap::new(),
             deadline: None,
             refusals: Vec::new(),
+            accept_failure: None,
             root_cause: None,
         }
     }
 
-    /// Notes why a rank may be missing: a caller that was refused, or that could not be accepted. It changes nothing but the
-    /// error for missing ranks.
+    /// Notes why a rank may be missing: a caller was refused. It changes nothing but the error for missing ranks.
     pub(super) fn note_refusal(&mut self, text: String) {
         if self.refusals.len() < MAX_REFUSALS && !self.refusals.contains(&text) {
             self.refusals.push(text);
         }
+    }
+
+    /// Notes why a rank may be missing: its connection could not be accepted, as when the process is out of descriptors.
+    pub(super) fn note_accept_failure(&mut self, cause: &str) {
+        self.accept_failure.get_or_insert_with(|| cause.to_owned());
     }
 
     /// Why the rendezvous failed, if it did.
@@ -92,10 +102,10 @@ impl Rendezvous {
         self.peers.iter().map(|(rank, peer)| (*rank, &peer.process))
     }
 
-    /// Where rank 0 runs a coordinator that can take the world over. `None` if it runs none, or if it is in `host_process`
-    /// itself.
-    pub(super) fn successor(&self, host_process: &Process) -> Option<Vec<SocketAddr>> {
-        let first = self.peers.get(&0).filter(|first| first.process != *host_process)?;
+    /// Where rank 0 runs a coordinator that can take the world over. `None` if it runs none, or if it is in this coordinator's
+    /// process.
+    pub(super) fn successor(&self) -> Option<Vec<SocketAddr>> {
+        let first = self.peers.get(&0).filter(|first| first.process != self.host_process)?;
         Some(first.params.successor.clone()).filter(|addresses| !addresses.is_empty())
     }
 
@@ -171,19 +181,33 @@ impl Rendezvous {
             return;
         };
         let missing: Vec<Rank> = (0..world).filter(|rank| !self.peers.contains_key(rank)).collect();
-        let refusals = match self.refusals.as_slice() {
+        let accept_failure = self
+            .accept_failure
+            .as_ref()
+            .map(|cause| format!("{} could not accept a connection ({cause})", self.host()));
+        let obstacles: Vec<String> = self.refusals.iter().cloned().chain(accept_failure).collect();
+        let obstacles = match obstacles.as_slice() {
             [] => String::new(),
-            refusals => format!("; meanwhile {}", refusals.join(", and ")),
+            obstacles => format!("; meanwhile {}", obstacles.join(", and ")),
         };
         self.fail(
             ErrorKind::Rendezvous,
             format!(
-                "{} of {world} did not join within {} (rendezvous at {}: check that they run and look for rank 0 there){refusals}",
+                "{} of {world} did not join within {} (rendezvous at {}: check that they run and look for rank 0 there){obstacles}",
                 RankList::new(&missing),
                 seconds(timeout),
                 self.location
             ),
         );
+    }
+
+    /// Description of the coordinator's process.
+    fn host(&self) -> String {
+        let host = &self.host_process;
+        match self.peers.iter().find(|(_, peer)| peer.process == *host) {
+            Some((rank, _)) => format!("the coordinator, in the process of rank {rank} ({host}),"),
+            None => format!("the coordinator ({host})"),
+        }
     }
 
     /// Cancels the rendezvous: the process that opened it gave it up.
@@ -282,7 +306,7 @@ mod tests {
     }
 
     fn rendezvous() -> Rendezvous {
-        Rendezvous::new("here:1".to_owned())
+        Rendezvous::new("here:1".to_owned(), Process::example(0))
     }
 
     /// Lets ranks 2 and 0 of four join, then rank 3 with a changed hello, and returns the root cause.
@@ -309,6 +333,23 @@ mod tests {
         assert_eq!(rendezvous.join(hello(1, 4), now), JoinOutcome::Complete);
         let pids: Vec<u32> = rendezvous.into_peers().iter().map(|peer| peer.process.pid).collect();
         assert_eq!(pids, [100, 101, 102, 103]);
+    }
+
+    #[test]
+    fn names_the_rank_whose_process_could_not_accept_connections() {
+        for (joined, host) in [
+            (2, "the coordinator (pid 100 on host h)"),
+            (0, "the coordinator, in the process of rank 0 (pid 100 on host h),"),
+        ] {
+            let mut rendezvous = rendezvous();
+            let now = Instant::now();
+            rendezvous.note_accept_failure("too many open files");
+            assert_eq!(rendezvous.join(hello(joined, 4), now), JoinOutcome::Waiting);
+            rendezvous.on_tick(now + Duration::from_secs(60));
+            let error = rendezvous.root_cause().expect("ranks are missing").message();
+            let expected = format!("; meanwhile {host} could not accept a connection (too many open files)");
+            assert!(error.ends_with(&expected), "{error}");
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Server {
             expires: None,
             superseded: false,
             clients: Connections::new(listeners, node_secret),
-            phase: Phase::Rendezvous(Rendezvous::new(gate.location.clone())),
+            phase: Phase::Rendezvous(Rendezvous::new(gate.location.clone(), Process::current())),
             gate,
             by_rank: BTreeMap::new(),
             client_of_rank_0: None,
@@ -96,8 +96,11 @@ impl Server {
             let (incoming, ready) = self.wait();
             let now = self.clock.now();
             self.check_control();
-            if incoming && let Some(failure) = self.clients.accept(now) {
-                self.note_refusal(failure);
+            if incoming
+                && let Some(cause) = self.clients.accept(now)
+                && let Phase::Rendezvous(rendezvous) = &mut self.phase
+            {
+                rendezvous.note_accept_failure(&cause.to_string());
             }
             for id in ready {
                 self.receive(id, now);
@@ -326,7 +329,7 @@ impl Server {
         let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.phase, Phase::Finished) else {
             return;
         };
-        match rendezvous.successor(&Process::current()) {
+        match rendezvous.successor() {
             // This process may end before the ranks leave, so one of them takes the world over.
             Some(addresses) => {
                 for (rank, id) in &self.by_rank {
@@ -354,7 +357,14 @@ impl Server {
                 }
                 true
             }
-            Phase::Rendezvous(_) | Phase::Moving { .. } => false,
+            Phase::Rendezvous(rendezvous) => match decode(frame) {
+                Some(ToCoordinator::Report { error, .. }) => {
+                    rendezvous.fail_with(&error);
+                    true
+                }
+                _ => false,
+            },
+            Phase::Moving { .. } => false,
             Phase::Finished => true,
         };
         if !is_valid {
@@ -462,8 +472,12 @@ impl Server {
     /// Sends what is queued, and closes what can be closed.
     fn flush(&mut self, now: Instant) {
         // Rank 0 comes last: this thread may be in its process, which may exit as soon as it knows that the world has failed.
-        for (rank, cause) in self.clients.flush(self.client_of_rank_0) {
-            self.on_disconnect(rank, &cause, now);
+        for (id, cause) in self.clients.flush(self.client_of_rank_0) {
+            // What the rank has sent before says more than the end of its connection.
+            self.receive(id, now);
+            if let Some(ClientState::Joined(rank)) = self.clients.end(id) {
+                self.on_disconnect(rank, &cause, now);
+            }
             self.apply_decisions(now);
         }
         self.clients.finish();

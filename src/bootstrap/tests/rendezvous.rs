@@ -2,8 +2,10 @@
 
 use super::super::frame_decoder::{MAGIC, Preamble};
 use super::super::handshake::Applicant;
+use super::super::join_attempt::report_failure;
 use super::super::protocol::{FRAME_LIMIT, ToRank, decode};
-use super::super::{Coordinator, UniqueId, create_unique_id};
+use super::super::{Coordinator, RankActivity, UniqueId, WorldStatus, create_unique_id};
+use super::status::ask;
 use super::*;
 use crate::config::Size;
 use crate::interrupt;
@@ -292,6 +294,44 @@ fn raising_the_fault_ends_a_waiting_join() {
             fault.raise(Error::aborted("aborted by the test"));
             let error = waiting.join().expect("woken").expect_err("aborted");
             assert_eq!(error.message(), "aborted by the test");
+        });
+    });
+}
+
+/// A rank that a program stops, and one that learned of a failure elsewhere: the coordinator passes on what they say, and does not
+/// call them dead.
+#[test]
+fn a_rank_that_gives_up_the_rendezvous_tells_the_others_why() {
+    watched(|| {
+        let rendezvous = address_of(free_port());
+        let interrupted = fault();
+        thread::scope(|scope| {
+            let first = scope.spawn(|| join(0, 3, &rendezvous, &config()).map(drop).expect_err("it fails"));
+            let last = scope.spawn(|| {
+                ControlConnection::join(&identity(1, 3, &rendezvous), &config(), interrupted.clone())
+                    .map(drop)
+            });
+            let until = Instant::now() + Duration::from_secs(20);
+            let is_joining = |status: WorldStatus| {
+                status.ranks.get(1).is_some_and(|row| row.activity == RankActivity::Joining)
+            };
+            while !ask(&rendezvous).is_ok_and(is_joining) {
+                assert!(Instant::now() < until);
+            }
+            interrupted.raise(Error::aborted("stopped by the test"));
+            let own = last.join().expect("no panic").expect_err("it was stopped");
+            assert_eq!(own.message(), "stopped by the test");
+            let error = first.join().expect("no panic");
+            assert_eq!((error.kind(), error.message()), (ErrorKind::Aborted, "rank 1: stopped by the test"));
+        });
+        let port = free_port();
+        thread::scope(|scope| {
+            let ours = scope.spawn(|| join_errors(&[(0, 3, config())], &address_of(port)));
+            let mut stream = acknowledged(connect_to(port), 1, 3);
+            report_failure(&mut stream, &Error::peer_lost("rank 2 died elsewhere"));
+            drop(stream);
+            let errors = ours.join().expect("no panic");
+            assert_eq!(errors[0].message(), "rank 2 died elsewhere");
         });
     });
 }

@@ -10,7 +10,7 @@ fn job(rendezvous: &RendezvousPoint) -> RunningJob {
     RunningJob { address: rendezvous.clone(), id: None, token: JOB, one_node: false }
 }
 
-fn ask(rendezvous: &RendezvousPoint) -> Result<WorldStatus> {
+pub(super) fn ask(rendezvous: &RendezvousPoint) -> Result<WorldStatus> {
     world_status(&job(rendezvous), &short_timeout())
 }
 
