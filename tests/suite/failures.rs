@@ -123,7 +123,7 @@ fn abort_from_another_thread_ends_every_call_at_once() {
                         std::thread::sleep(Duration::from_millis(50));
                         let begun = Instant::now();
                         comm.abort();
-                        assert!(begun.elapsed() < Duration::from_secs(1));
+                        assert!(begun.elapsed() < Duration::from_secs(5));
                         // The other ranks must receive the abort before this rank leaves.
                         std::thread::sleep(Duration::from_millis(300));
                     } else {

@@ -280,7 +280,7 @@ fn an_excluded_rank_is_refused(world: World, excluded: usize, is_late: bool) {
         if number == excluded {
             let begun = Instant::now();
             let error = comm.shrink(&[]).expect_err("the others left it out");
-            assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
             assert_eq!(error.kind(), ErrorKind::Rendezvous, "{error}");
             let begin = format!("rank {excluded} was left out by rank");
             assert!(error.message().starts_with(&begin), "{world:?}: {error}");

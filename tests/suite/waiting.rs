@@ -256,7 +256,7 @@ fn a_rank_that_dies_while_the_world_moves_to_rank_0_is_named() {
             let output = child.wait_with_output().expect("a child");
             let stderr = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success() && stderr.contains("rank 2 (pid "), "rank {rank}: {stderr}");
-            assert!(begun.elapsed() < Duration::from_secs(2), "rank {rank}: {:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(10), "rank {rank}: {:?}", begun.elapsed());
         }
         drop(creator.stdin.take());
         assert!(creator.wait().expect("a child").success());

@@ -39,7 +39,7 @@ fn leaving_ends_a_call_that_others_are_in() {
             let begun = Instant::now();
             last.control.leave();
             assert_blames_the_leaver(&common_fault(&members), leaver);
-            assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(5), "it took {:?}", begun.elapsed());
         }
     });
 }
@@ -57,7 +57,7 @@ fn a_call_after_a_rank_has_left_fails_at_once() {
         let root_cause = members[0].control.report(error);
         assert_blames_the_leaver(&root_cause, 1);
         assert_eq!(common_fault(&members), root_cause);
-        assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(5), "it took {:?}", begun.elapsed());
     });
 }
 

@@ -74,7 +74,7 @@ fn ranks_meet_exchange_and_fail_together_over_encrypted_connections() {
 #[test]
 fn encryption_on_one_rank_only_ends_with_an_error_that_says_so_on_both() {
     watched(|| {
-        let short = |config: Config| Config { connect_timeout: Duration::from_millis(800), ..config };
+        let short = |config: Config| Config { connect_timeout: Duration::from_millis(1500), ..config };
         for (zero, one, is, is_not) in
             [(plain(), encrypted(), "has", "has not"), (encrypted(), plain(), "has not", "has")]
         {
@@ -233,7 +233,7 @@ fn a_rank_that_encrypts_sends_no_proof_in_plain_text() {
     watched(|| {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let rendezvous = address_of(listener.local_addr().expect("an address").port());
-        let config = Config { connect_timeout: Duration::from_millis(300), ..encrypted() };
+        let config = Config { connect_timeout: Duration::from_millis(1500), ..encrypted() };
         let rank = thread::spawn(move || join(1, 2, &rendezvous, &config).map(drop));
         let (mut stream, _) = listener.accept().expect("rank 1");
         let mut opening = [0; 1000];
@@ -288,7 +288,7 @@ fn an_impostor_that_challenges_twice_ends_no_rank() {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
             let rendezvous = address_of(listener.local_addr().expect("an address").port());
             listener.set_nonblocking(true).expect("a socket");
-            let config = Config { connect_timeout: Duration::from_millis(600), ..config };
+            let config = Config { connect_timeout: Duration::from_millis(1500), ..config };
             let is_encrypted = config.tls.0;
             let rank = thread::spawn(move || join(1, 2, &rendezvous, &config).map(drop));
             let challenge = encode(&ToRank::Challenge([1; 16])).expect("short");

@@ -193,7 +193,7 @@ fn worlds_outlive_the_one_that_they_were_opened_over_in_any_order() {
         exchange(&c);
         assert_well(&c);
         drop(c);
-        assert!(begun.elapsed() < Duration::from_secs(2), "leaving took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(5), "leaving took {:?}", begun.elapsed());
     });
 }
 
@@ -267,7 +267,7 @@ fn a_leaver_ends_calls_of_its_world_alone() {
             error.message().contains("rank 2 ") && error.message().contains("left after call #16"),
             "{error}"
         );
-        assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(5), "it took {:?}", begun.elapsed());
         assert_well(&b);
         assert_well(&first);
     });

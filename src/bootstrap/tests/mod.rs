@@ -84,7 +84,7 @@ fn config() -> Config {
 }
 
 fn short_timeout() -> Config {
-    Config { connect_timeout: Duration::from_millis(400), ..config() }
+    Config { connect_timeout: Duration::from_millis(1500), ..config() }
 }
 
 fn fault() -> Arc<Fault> {

@@ -378,7 +378,7 @@ fn a_rank_that_connects_can_be_interrupted_at_once() {
             }
             let error = rank.join().expect("no panic");
             assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
-            assert!(begun.elapsed() < Duration::from_millis(700), "it took {:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_millis(2000), "it took {:?}", begun.elapsed());
         }
     });
 }

@@ -94,7 +94,7 @@ fn a_refused_request_for_the_status_is_not_called_a_rank() {
         let secret = |text| Some(SecretText::new(text));
         let config = Config { secret: secret("the secret of this job"), ..config() };
         let _members = join_ranks(0..2, 2, &rendezvous, &config);
-        let asking = |config: Config| Config { connect_timeout: Duration::from_millis(400), ..config };
+        let asking = |config: Config| Config { connect_timeout: Duration::from_millis(1500), ..config };
         let (no_secret, other) = (None, secret("the secret of another job"));
         for (config, expected) in [
             (Config { tls: Switch(true), ..config.clone() }, "has FLEXRING_TLS=1 and the coordinator"),

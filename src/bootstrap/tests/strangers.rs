@@ -265,7 +265,7 @@ fn an_impostor_of_the_coordinator_is_not_believed() {
                 let welcome = ToRank::Welcome { host: "h".to_owned(), ranks: vec![0] };
                 let answers = [ToRank::Challenge([1; 16]), ToRank::HelloAck([2; 32]), welcome];
                 let mut connections = Vec::new();
-                let until = Instant::now() + Duration::from_millis(800);
+                let until = Instant::now() + Duration::from_millis(2000);
                 while Instant::now() < until {
                     if let Ok((stream, _)) = listener.accept() {
                         let mut stream = FramedStream::new(stream, true).expect("a socket");
@@ -276,7 +276,7 @@ fn an_impostor_of_the_coordinator_is_not_believed() {
                     thread::sleep(Duration::from_millis(1));
                 }
             });
-            let config = Config { connect_timeout: Duration::from_millis(400), ..with_secret(SECRET) };
+            let config = Config { connect_timeout: Duration::from_millis(1500), ..with_secret(SECRET) };
             let error = join(1, 2, &address_of(port), &config).map(drop).expect_err("an impostor");
             assert!(error.message().contains("does not know the job's secret"), "{error}");
             impostor.join().expect("no panic");

@@ -190,7 +190,7 @@ fn a_rank_that_dies_while_the_world_moves_is_named_at_once() {
                 let begun = Instant::now();
                 drop(victim);
                 let errors = others.map(|other| other.join().expect("no panic"));
-                assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+                assert!(begun.elapsed() < Duration::from_secs(5), "it took {:?}", begun.elapsed());
                 errors
             });
             let error = all_equal(&errors);
