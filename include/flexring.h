@@ -453,7 +453,7 @@ flexring_result flexring_all_to_all(const void *send,
 // flexring_all_to_all with blocks of different lengths: `send_counts[r]` elements go to rank r, and `recv_counts[r]`
 // elements come from it. In both buffers the blocks follow each other without gaps, in the order of ranks. A block
 // that is not as long as the receiver expects is an error on the receiver, and on all ranks in their next
-// call at the latest.
+// call at the latest. All ranks must call this function, or all of them flexring_all_to_all.
 //
 // The caller promises:
 // `send_counts` and `recv_counts` are arrays of one count for each rank; `send` is valid for reading and `recv` for

@@ -43,11 +43,13 @@ pub enum Collective {
     Barrier = 9,
     /// A group of sends and receives. It concerns its rank and that rank's peers only, and is no collective.
     SendRecv = 10,
+    /// An all-to-all of blocks that differ in length. A block's length is known to the two ranks that exchange it.
+    AllToAllV = 11,
 }
 
 impl Collective {
     /// All collectives, which all ranks make together, in the order of their numbers.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::AllReduce,
         Self::ReduceScatter,
         Self::AllGather,
@@ -57,6 +59,7 @@ impl Collective {
         Self::Scatter,
         Self::AllToAll,
         Self::Barrier,
+        Self::AllToAllV,
     ];
 
     /// The name as in MPI and NCCL, in snake case.
@@ -80,7 +83,13 @@ impl Collective {
     /// Whether data goes straight from each rank that has it to each rank that gets it, whatever the schedule.
     #[must_use]
     pub fn is_straight(self) -> bool {
-        matches!(self, Self::Gather | Self::Scatter | Self::AllToAll)
+        matches!(self, Self::Gather | Self::Scatter) || self.is_all_to_all()
+    }
+
+    /// Whether every rank has a block for every rank.
+    #[must_use]
+    pub fn is_all_to_all(self) -> bool {
+        matches!(self, Self::AllToAll | Self::AllToAllV)
     }
 
     /// Whether one rank is the root.
@@ -109,9 +118,9 @@ pub struct Call {
     /// The root of a broadcast, reduce, gather or scatter. The peer of a group of sends and receives that has only one,
     /// else [`Call::SEVERAL_PEERS`]. Otherwise 0.
     pub root: u32,
-    /// Number of elements of the whole vector. In an all-to-all, which has none that is equal on all ranks: those
-    /// that this rank sends to the rank that the call is announced to, or in reports, to all ranks. In a group of sends
-    /// and receives the number of both.
+    /// Number of elements of the whole vector; in an all-to-all of equal blocks, those that a rank sends to all ranks. In one of
+    /// blocks that differ: those that this rank sends to the rank that the call is announced to, or in reports, to all ranks.
+    /// In a group of sends and receives the number of both.
     pub count: u64,
     /// Digest of the program that will run: schedule, lowering and sub-chunk size.
     pub program: u64,
@@ -179,14 +188,15 @@ impl Call {
         })
     }
 
-    /// Whether two ranks describe the same call. All fields but the factor must be equal, except that the ranks of an
-    /// all-to-all have counts of their own, and those that send nothing may have no memory on a GPU.
+    /// Whether two ranks describe the same call. All fields but the factor must be equal, except that ranks with blocks of different
+    /// lengths have counts of their own, and that those which send nothing in an all-to-all may have no memory on a GPU.
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
         let mut same = Self { factor: 0.0, ..*other };
-        if self.collective == Collective::AllToAll {
-            let nothing = self.count == 0 || other.count == 0;
-            same.on_gpu = if nothing { self.on_gpu } else { other.on_gpu };
+        if self.collective.is_all_to_all() && (self.count == 0 || other.count == 0) {
+            same.on_gpu = self.on_gpu;
+        }
+        if self.collective == Collective::AllToAllV {
             same.count = self.count;
         }
         (Self { factor: 0.0, ..*self }) == same
@@ -195,11 +205,11 @@ impl Call {
     /// Describes how `theirs`, the call of rank `them`, differs from this call of rank `me`.
     #[must_use]
     pub fn difference(&self, me: usize, theirs: &Self, them: usize) -> String {
-        // Only the counts of an all-to-all can differ in calls that agree otherwise.
+        // Only the counts of blocks that differ in length can differ in calls that agree otherwise.
         if self.count != theirs.count && self.agrees_with(theirs) {
             let Self { sequence, dtype, count, .. } = self;
             return format!(
-                "all_to_all #{sequence}: rank {them} sends {} x {} to rank {me}, which expects {count}",
+                "all_to_all_v #{sequence}: rank {them} sends {} x {} to rank {me}, which expects {count}",
                 theirs.count,
                 dtype.name()
             );
@@ -309,11 +319,14 @@ mod tests {
             "rank 0 called all_reduce #7 (1099511627776 x bfloat16, avg) and rank 2 called all_reduce #7 (3 x bfloat16, avg)"
         );
         assert!(call().difference(0, &Call { program: 1, ..call() }, 2).contains("different programs"));
-        let exchange = Call { collective: Collective::AllToAll, count: 5, ..call() };
+        let exchange = Call { collective: Collective::AllToAllV, count: 5, ..call() };
         assert_eq!(
             exchange.difference(0, &Call { count: 7, ..exchange }, 2),
-            "all_to_all #7: rank 2 sends 7 x bfloat16 to rank 0, which expects 5"
+            "all_to_all_v #7: rank 2 sends 7 x bfloat16 to rank 0, which expects 5"
         );
+        let equal = Call { collective: Collective::AllToAll, ..exchange };
+        assert!(!equal.agrees_with(&Call { count: 7, ..equal }) && !equal.agrees_with(&exchange));
+        assert!(exchange.agrees_with(&Call { count: 7, ..exchange }));
     }
 
     #[test]

@@ -246,7 +246,7 @@ class Communicator:
     ) -> V:
         """Sends a block of ``vector`` to each rank, and receives one from each in ``out``. The blocks follow each other in
         the order of ranks. Without counts they are equal; otherwise ``send_counts[r]`` elements go to rank r, and
-        ``receive_counts[r]`` come from it. Returns ``out``."""
+        ``receive_counts[r]`` come from it. All ranks give counts, or none does. Returns ``out``."""
         call, name = self._all_to_all(vector, out, send_counts, receive_counts)
         call(getattr(library, name), stream)
         return out

@@ -150,7 +150,7 @@ pub unsafe extern "C" fn flexring_all_to_all(
 /// flexring_all_to_all with blocks of different lengths: `send_counts[r]` elements go to rank r, and `recv_counts[r]`
 /// elements come from it. In both buffers the blocks follow each other without gaps, in the order of ranks. A block
 /// that is not as long as the receiver expects is an error on the receiver, and on all ranks in their next
-/// call at the latest.
+/// call at the latest. All ranks must call this function, or all of them flexring_all_to_all.
 ///
 /// # Safety
 /// `send_counts` and `recv_counts` are arrays of one count for each rank; `send` is valid for reading and `recv` for

@@ -213,7 +213,7 @@ impl CallValidator<'_> {
             ));
         }
         let block = input.len() / self.world / dtype.size();
-        self.exchange(input, output, dtype, BlockCounts::Equal(block as u64))
+        self.exchange(Collective::AllToAll, input, output, dtype, BlockCounts::Equal(block as u64))
     }
 
     /// Checks an all-to-all of blocks with these numbers of elements, by rank.
@@ -245,12 +245,20 @@ impl CallValidator<'_> {
         }
         let counts = send_counts.iter().zip(receive_counts);
         let counts = counts.map(|(send, receive)| (*send as u64, *receive as u64));
-        self.exchange(input, output, dtype, BlockCounts::Listed(self.block_lists.list(counts)))
+        let counts = BlockCounts::Listed(self.block_lists.list(counts));
+        self.exchange(Collective::AllToAllV, input, output, dtype, counts)
     }
 
-    fn exchange(self, input: Piece, output: Piece, dtype: DType, blocks: BlockCounts) -> Result<CheckedCall> {
-        let (collective, op) = (Collective::AllToAll, ReduceOp::Sum);
-        let checked = self.check(collective, 0, (input, 0), (output, 0), input.len(), dtype, op)?;
+    fn exchange(
+        self,
+        collective: Collective,
+        input: Piece,
+        output: Piece,
+        dtype: DType,
+        blocks: BlockCounts,
+    ) -> Result<CheckedCall> {
+        let whole = input.len();
+        let checked = self.check(collective, 0, (input, 0), (output, 0), whole, dtype, ReduceOp::Sum)?;
         if checked.in_place {
             return refuse(
                 "an all-to-all cannot be in place: give it a receive buffer of its own".to_owned(),

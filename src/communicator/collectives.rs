@@ -188,7 +188,7 @@ impl Communicator {
 
     /// [`all_to_all`](Self::all_to_all) of blocks that differ in length: `send_counts[r]` elements go to rank r, and
     /// `receive_counts[r]` elements come from it. The blocks follow each other without gaps, in the order of ranks.
-    /// Each rank gives its own counts only. Ranks may call this and [`all_to_all`](Self::all_to_all) in the same call.
+    /// Each rank gives its own counts only. All ranks must call this one, or all of them [`all_to_all`](Self::all_to_all).
     ///
     /// # Errors
     /// As for [`all_to_all`](Self::all_to_all), and `InvalidArgument` if the counts do not add up to the lengths of

@@ -171,7 +171,7 @@ settings! {
         "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK.";
     #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
-        "Longest vector, counted over all ranks, for which only the number of messages counts. Ranks exchange it in one hop, if all ranks share one node, or if no two ranks do; more than 16 ranks on as many nodes use a binary tree, and ranks of one node that outnumber its cores leave the reduction to the first of them.";
+        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, for which only the number of messages counts. Ranks exchange it in one hop, if all ranks share one node, or if no two ranks do; more than 16 ranks on as many nodes use a binary tree, and ranks of one node that outnumber its cores leave the reduction to the first of them.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
         "Number of slots in a rank's pool. Raised to one per peer that shares memory and two per other peer, if that is more.";
     #[shared yes]

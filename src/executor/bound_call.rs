@@ -1,6 +1,6 @@
 //! A call with its memory, as the communicator hands it to the executor.
 
-use crate::call::{BlockCounts, Call};
+use crate::call::{BlockCounts, Call, Collective};
 use crate::device::Arithmetic;
 use crate::dtype::DType;
 use crate::memory::Piece;
@@ -34,14 +34,19 @@ pub struct BoundCall {
 impl BoundCall {
     /// The call as it is announced to `peer`.
     pub(super) fn announcement(&self, peer: Rank) -> Call {
-        let count = self.blocks.as_ref().map_or(self.call.count, |blocks| blocks.sent_to(peer));
+        let count = self.lists().map_or(self.call.count, |blocks| blocks.sent_to(peer));
         Call { count, ..self.call }
     }
 
     /// The call that `peer` must announce to this rank.
     pub(super) fn expected(&self, peer: Rank) -> Call {
-        let count = self.blocks.as_ref().map_or(self.call.count, |blocks| blocks.received_from(peer));
+        let count = self.lists().map_or(self.call.count, |blocks| blocks.received_from(peer));
         Call { count, ..self.call }
+    }
+
+    /// The blocks, if they differ in length, so that ranks announce the length of each.
+    fn lists(&self) -> Option<&BlockCounts> {
+        self.blocks.as_ref().filter(|_| self.call.collective == Collective::AllToAllV)
     }
 
     /// Whether `theirs`, which `peer` has announced, is the call that it must be.

@@ -1,9 +1,11 @@
 //! The path of small calls: every rank publishes its contribution in its mailbox, at its place in the whole vector of the
-//! collective. All contributions to an element are added in rank order; where there is only one, it is copied.
+//! collective. All contributions to an element are added in rank order; where there is only one, it is copied. In an all-to-all every
+//! rank copies its block out of each mailbox.
 //!
 //! Where every rank has a core, each assembles its own result: one hop. Where many ranks share few cores, the leader (the first
 //! rank of the node) assembles the whole vector and publishes it, so that a call takes a few switches between ranks for each rank
-//! and not one for each pair. Both ways give the same bits. Every rank waits for all others, whose mailboxes it uses or not: so a
+//! and not one for each pair. In an all-to-all, where no rank needs all data, its post says that all have posted. Both ways give the
+//! same bits. Every rank waits for all others, whose mailboxes it uses or not: so a
 //! mailbox can be filled again, and all calls are compared. Owns the order of these steps. Must not know how a mailbox is laid out.
 
 use super::bound_call::BoundCall;
@@ -53,21 +55,45 @@ impl SmallPath {
             reach(FaultPoint::SmallPosted);
             self.collect(resources, bound, bytes)?;
             reach(FaultPoint::SmallCollected);
+            if layout.exchanges_blocks() {
+                return self.copy_blocks(resources, bound, &layout);
+            }
             return self.assemble(resources, bound, &layout, received, bound.output);
         }
         if self.mailbox.local_rank() == LEADER {
             self.collect_for_all(resources, bound, whole)?;
             reach(FaultPoint::LeaderCollected);
-            self.assemble(resources, bound, &layout, layout.whole(), whole)?;
+            if !layout.exchanges_blocks() {
+                self.assemble(resources, bound, &layout, layout.whole(), whole)?;
+            }
             self.mailbox.post_to_members(call);
             reach(FaultPoint::LeaderPosted);
+            if layout.exchanges_blocks() {
+                return self.copy_blocks(resources, bound, &layout);
+            }
             return copy(resources, bound, part(whole, received), bound.output, None);
         }
         self.mailbox.post_to_leader(call);
         reach(FaultPoint::MemberPosted);
         let whole = self.await_leader(resources, bound)?.narrow(0, bytes);
         reach(FaultPoint::MemberReceived);
+        if layout.exchanges_blocks() {
+            // The leader has seen all posts, so none is waited for.
+            self.collect(resources, bound, bytes)?;
+            return self.copy_blocks(resources, bound, &layout);
+        }
         copy(resources, bound, part(whole, received), bound.output, None)
+    }
+
+    /// Copies this rank's block out of each of the mailboxes that are listed as operands.
+    fn copy_blocks(&self, resources: &mut Resources, bound: &BoundCall, layout: &SmallLayout) -> Result<()> {
+        let mine = layout.block(resources.rank);
+        for local_rank in 0..resources.operands.len() {
+            let from = part(resources.operands[local_rank].piece, mine.clone());
+            let into = part(bound.output, layout.block(self.mailbox.rank_at(local_rank)));
+            copy(resources, bound, from, into, None)?;
+        }
+        Ok(())
     }
 
     /// Writes these bytes of the whole vector to `into`, from the contributions that are listed as operands.

@@ -120,7 +120,8 @@ impl CallLayout {
     }
 }
 
-/// Where the ranks' contributions and results lie in the whole vector of a small call, which runs no program.
+/// Where the ranks' contributions and results lie in the whole vector of a small call, which runs no program. In an all-to-all no
+/// mailbox holds the vector of all ranks: each holds the blocks of its rank.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallLayout {
     collective: Collective,
@@ -130,23 +131,35 @@ pub struct SmallLayout {
 }
 
 impl SmallLayout {
-    /// The layout of a call whose whole vector has `bytes` bytes.
+    /// The layout of a call whose whole vector has `bytes` bytes; in an all-to-all the blocks of one rank.
     #[must_use]
     pub fn new(collective: Collective, root: Rank, world: usize, bytes: usize) -> Self {
         Self { collective, root, world, bytes }
     }
 
     /// Whether a call can be small: all ranks can decide it alike, and find the vectors of all others, from their own arguments.
-    /// The blocks of an all-to-all are known to two ranks each.
+    /// Blocks that differ in length are known to two ranks each.
     #[must_use]
     pub fn exists_for(collective: Collective) -> bool {
-        !matches!(collective, Collective::AllToAll | Collective::SendRecv)
+        !matches!(collective, Collective::AllToAllV | Collective::SendRecv)
     }
 
     /// Whether the contributions are reduced, each as long as the whole vector. Otherwise they do not overlap.
     #[must_use]
     pub fn reduces(&self) -> bool {
         self.collective.reduces()
+    }
+
+    /// Whether each rank gets a block of each contribution, all as long as the whole vector.
+    #[must_use]
+    pub fn exchanges_blocks(&self) -> bool {
+        self.collective == Collective::AllToAll
+    }
+
+    /// The bytes of the block that goes to `rank`, or comes from it, in an all-to-all.
+    #[must_use]
+    pub fn block(&self, rank: Rank) -> Range<usize> {
+        self.bytes_of(HeldPart::Own, rank)
     }
 
     /// All bytes of the whole vector.
@@ -158,6 +171,9 @@ impl SmallLayout {
     /// The bytes that `rank` contributes.
     #[must_use]
     pub fn contributed(&self, rank: Rank) -> Range<usize> {
+        if self.exchanges_blocks() {
+            return self.whole();
+        }
         self.bytes_of(HeldPart::of(self.collective).0, rank)
     }
 
@@ -444,7 +460,9 @@ mod tests {
             let others = if matches!(collective, C::Broadcast | C::Reduce) { &all } else { &parts };
             assert_eq!(&other, others, "{collective:?}");
         }
-        assert!(!SmallLayout::exists_for(C::AllToAll) && SmallLayout::exists_for(C::Gather));
+        assert_eq!(shares(C::AllToAll), (all.clone(), all));
+        assert_eq!(SmallLayout::new(C::AllToAll, 0, 3, 24).block(2), 16..24);
+        assert!(!SmallLayout::exists_for(C::AllToAllV) && SmallLayout::exists_for(C::AllToAll));
     }
 
     #[test]

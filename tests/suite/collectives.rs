@@ -178,7 +178,11 @@ impl Case {
                     self.expect_equal(comm, "the input", &vector, &send);
                 }
             }
-            Collective::Gather | Collective::Scatter | Collective::AllToAll | Collective::Barrier => {
+            Collective::Gather
+            | Collective::Scatter
+            | Collective::AllToAll
+            | Collective::AllToAllV
+            | Collective::Barrier => {
                 self.check_straight::<T>(comm);
             }
             Collective::SendRecv => unreachable!("groups have tests of their own"),
@@ -344,7 +348,7 @@ proptest! {
     #[test]
     fn any_sequence_of_calls_with_any_settings(
         kind in 0usize..4, ranks in 1usize..7, algorithm in 0usize..11, turn in 0usize..12,
-        calls in proptest::collection::vec((0usize..9, 0usize..12_000, 0usize..7, 0usize..6, 0usize..4), 1..12),
+        calls in proptest::collection::vec((0usize..10, 0usize..12_000, 0usize..7, 0usize..6, 0usize..4), 1..12),
         slots in 2usize..20, pages in 1usize..5, sockets in 1usize..4,
     ) {
         let Some(mut setup) = setup(World::any(kind), ranks, Algorithm::ALL[algorithm], turn) else {
@@ -378,6 +382,10 @@ fn make_call(comm: &Rank, collective: Collective, root: usize, count: usize, op:
         Collective::Gather => comm.gather_in_place(&mut vector, root),
         Collective::Scatter => comm.scatter_in_place(&mut vector, root),
         Collective::AllToAll => comm.all_to_all(&vector, &mut vec![0f32; count]),
+        Collective::AllToAllV => {
+            let counts = vec![part; comm.world_size()];
+            comm.all_to_all_v(&vector, &counts, &mut vec![0f32; count], &counts)
+        }
         Collective::Barrier => comm.barrier(),
         Collective::SendRecv => comm.group([]),
     }
@@ -385,7 +393,9 @@ fn make_call(comm: &Rank, collective: Collective, root: usize, count: usize, op:
 
 #[test]
 fn different_calls_are_reported_on_every_rank() {
-    use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+    use Collective::{
+        AllGather, AllReduce, AllToAll, AllToAllV, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
+    };
     let (sum, max) = (ReduceOp::Sum, ReduceOp::Max);
     let cases = [
         // The call of the other ranks, the call of rank 2, and a part of the message.
@@ -413,6 +423,14 @@ fn different_calls_are_reported_on_every_rank() {
         ((Scatter, 0, 4000, sum), (Scatter, 0, 0, sum), "0 x float"),
         ((Gather, 0, 4000, sum), (AllGather, 0, 4000, sum), "all_gather #2"),
         ((AllToAll, 0, 4000, sum), (AllGather, 0, 4000, sum), "all_gather #2"),
+        ((AllToAll, 0, 8, sum), (AllGather, 0, 8, sum), "all_gather #2"),
+        ((AllToAll, 0, 8, sum), (AllToAll, 0, 12, sum), "12 x float"),
+        ((AllToAll, 0, 8, sum), (AllToAll, 0, 4000, sum), "4000 x float"),
+        ((AllToAll, 0, 4000, sum), (AllToAll, 0, 8, sum), "8 x float"),
+        ((AllToAll, 0, 4000, sum), (AllToAll, 0, 0, sum), "0 x float"),
+        ((AllToAll, 0, 4000, sum), (AllToAllV, 0, 4000, sum), "all_to_all_v #2"),
+        ((AllToAllV, 0, 8, sum), (AllToAll, 0, 8, sum), "all_to_all #2"),
+        ((AllToAll, 0, 8, sum), (AllToAllV, 0, 8, sum), "all_to_all_v #2"),
         ((Collective::Barrier, 0, 0, sum), (AllReduce, 0, 0, sum), "all_reduce #2"),
         ((AllReduce, 0, 4, sum), (Collective::Barrier, 0, 0, sum), "barrier #2"),
     ];

@@ -137,7 +137,7 @@ fn simulate(seed: u64) {
     let (topology, plan, spec) = plan(&mut random);
     let world = topology.world();
     let nodes: Vec<usize> = (0..world).map(|rank| topology.node_of(rank)).collect();
-    let exchange = spec.collective == Collective::AllToAll;
+    let exchange = spec.collective.is_all_to_all();
     let parts = spec.collective.has_parts() || exchange;
     let count = match random.usize(..8) {
         0 => 0,
@@ -200,7 +200,7 @@ fn simulate(seed: u64) {
                 continue;
             }
             let expected: u64 = match spec.collective {
-                Collective::AllGather | Collective::Gather | Collective::AllToAll => {
+                Collective::AllGather | Collective::Gather | Collective::AllToAll | Collective::AllToAllV => {
                     contribution((at * world as u64 / count) as Rank, at)
                 }
                 Collective::Broadcast | Collective::Scatter => contribution(spec.root, at),

@@ -153,7 +153,9 @@ impl<'a, T: ExactElement> Bench<'a, T> {
                 comm.scatter(&send[..whole], &mut receive[..part], root)
             }
             (Collective::Scatter, Placement::InPlace) => comm.scatter_in_place(&mut receive[..whole], root),
-            (Collective::AllToAll, _) => comm.all_to_all(&send[..whole], &mut receive[..whole]),
+            (Collective::AllToAll | Collective::AllToAllV, _) => {
+                comm.all_to_all(&send[..whole], &mut receive[..whole])
+            }
             (Collective::SendRecv, _) => {
                 let (rank, world) = (comm.rank(), comm.world_size());
                 let send = Operation::send(&send[..whole], (rank + 1) % world);

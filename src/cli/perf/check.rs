@@ -104,7 +104,7 @@ impl<T: ExactElement> CallCheck<T> {
                 let at = if placement == Placement::OutOfPlace { 0 } else { own };
                 verify_tokens(self.root, own, &receive[at..at + part])
             }
-            Collective::AllToAll => self
+            Collective::AllToAll | Collective::AllToAllV => self
                 .verify_parts(|rank| verify_tokens(rank, self.rank * part, &receive[rank * part..][..part])),
             Collective::SendRecv => {
                 verify_tokens((self.rank + self.world - 1) % self.world, 0, &receive[..whole])

@@ -32,7 +32,8 @@ impl Extent {
             | Collective::AllGather
             | Collective::Gather
             | Collective::Scatter
-            | Collective::AllToAll => {
+            | Collective::AllToAll
+            | Collective::AllToAllV => {
                 let step = PART_ALIGNMENT / size;
                 let part = whole / world / step * step;
                 Self { whole: part * world, part }
@@ -41,9 +42,11 @@ impl Extent {
     }
 }
 
-/// All that can be measured: the collectives, and groups in which each rank sends to the next one.
+/// All that can be measured: the collectives, and groups in which each rank sends to the next one. Blocks of different lengths are
+/// not measured, whose lengths a size does not give.
 pub fn measurable() -> impl Iterator<Item = Collective> {
-    Collective::ALL.into_iter().chain([Collective::SendRecv])
+    let collectives = Collective::ALL.into_iter().filter(|collective| *collective != Collective::AllToAllV);
+    collectives.chain([Collective::SendRecv])
 }
 
 /// Parses a collective's name, written with `_` or `-`, or without either as nccl-tests does.
@@ -68,7 +71,8 @@ pub fn bus_factor(collective: Collective, world: usize) -> f64 {
         | Collective::AllGather
         | Collective::Gather
         | Collective::Scatter
-        | Collective::AllToAll => others,
+        | Collective::AllToAll
+        | Collective::AllToAllV => others,
         Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1.0,
         Collective::Barrier => 0.0,
     }
@@ -76,7 +80,7 @@ pub fn bus_factor(collective: Collective, world: usize) -> f64 {
 
 /// Whether the collective has a form in place. Where it has none, both halves of a row are measured out of place.
 pub fn has_in_place(collective: Collective) -> bool {
-    !matches!(collective, Collective::AllToAll | Collective::SendRecv)
+    !collective.is_all_to_all() && collective != Collective::SendRecv
 }
 
 /// The entry of the `redop` column.
@@ -110,7 +114,7 @@ mod tests {
     fn bus_factors_are_those_of_nccl_tests() {
         assert_eq!(
             Collective::ALL.map(|collective| bus_factor(collective, 4)),
-            [1.5, 0.75, 0.75, 1.0, 1.0, 0.75, 0.75, 0.75, 0.0]
+            [1.5, 0.75, 0.75, 1.0, 1.0, 0.75, 0.75, 0.75, 0.0, 0.75]
         );
         assert_eq!(bus_factor(Collective::SendRecv, 4), 1.0);
         assert_eq!(bus_factor(Collective::AllReduce, 1), 0.0);

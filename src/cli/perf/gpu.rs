@@ -164,7 +164,7 @@ mod present {
                 (Collective::Gather, Placement::InPlace) => comm.gather_in_place_on_gpu(receive, root),
                 (Collective::Scatter, Placement::OutOfPlace) => comm.scatter_on_gpu(send, receive, root),
                 (Collective::Scatter, Placement::InPlace) => comm.scatter_in_place_on_gpu(receive, root),
-                (Collective::AllToAll, _) => comm.all_to_all_on_gpu(send, receive),
+                (Collective::AllToAll | Collective::AllToAllV, _) => comm.all_to_all_on_gpu(send, receive),
                 (Collective::SendRecv, _) => {
                     let (rank, world) = (comm.rank(), comm.world_size());
                     comm.send_recv_on_gpu(send, (rank + 1) % world, receive, (rank + world - 1) % world)

@@ -28,7 +28,7 @@ impl HeldPart {
             Collective::AllReduce | Collective::Barrier => (Self::Whole, Self::Whole),
             Collective::ReduceScatter => (Self::Whole, Self::Own),
             // The output of an all-to-all is every block that goes to this rank: see `receives`.
-            Collective::AllGather | Collective::AllToAll => (Self::Own, Self::Whole),
+            Collective::AllGather | Collective::AllToAll | Collective::AllToAllV => (Self::Own, Self::Whole),
             Collective::Broadcast => (Self::AtRoot, Self::Whole),
             Collective::Reduce => (Self::Whole, Self::AtRoot),
             Collective::Gather => (Self::Own, Self::AtRoot),
@@ -87,7 +87,7 @@ impl ProgramSpec {
     #[must_use]
     pub fn block(&self, from: Rank, to: Rank, world: usize) -> Span {
         match self.collective {
-            Collective::AllToAll => Span::part(from * world + to, world * world),
+            Collective::AllToAll | Collective::AllToAllV => Span::part(from * world + to, world * world),
             Collective::Scatter => Span::part(to, world),
             _ => Span::part(from, world),
         }
@@ -96,7 +96,7 @@ impl ProgramSpec {
     /// Whether the caller on `rank` receives the point of the vector.
     #[must_use]
     pub fn receives(&self, rank: Rank, point: Fraction, world: usize) -> bool {
-        if self.collective == Collective::AllToAll {
+        if self.collective.is_all_to_all() {
             return point.element((world * world) as u64, 1) as usize % world == rank;
         }
         let Span { start, end } = self.held_spans(rank, world).output;
@@ -106,7 +106,7 @@ impl ProgramSpec {
     /// The part of the vector that the caller on `rank` both provides and receives.
     #[must_use]
     pub fn kept(&self, rank: Rank, world: usize) -> Span {
-        if self.collective == Collective::AllToAll {
+        if self.collective.is_all_to_all() {
             return self.block(rank, rank, world);
         }
         let HeldSpans { input, output, .. } = self.held_spans(rank, world);

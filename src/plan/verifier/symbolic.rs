@@ -244,7 +244,9 @@ impl<'a> SymbolicRun<'a> {
             Collective::AllGather | Collective::Gather => {
                 segment.start.element(world as u64, 1) as Rank == from
             }
-            Collective::AllToAll => segment.start.element((world * world) as u64, 1) as Rank / world == from,
+            Collective::AllToAll | Collective::AllToAllV => {
+                segment.start.element((world * world) as u64, 1) as Rank / world == from
+            }
             Collective::Broadcast | Collective::Scatter => from == spec.root,
             _ => true,
         };

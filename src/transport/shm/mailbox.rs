@@ -6,7 +6,8 @@
 //! every rank's slot of call n-1, and a rank fills that one only after it has read all slots of call n-2. So all ranks have
 //! read the slot that is overwritten. With a leader: a member that fills a slot for call n has the leader's result of call n-2,
 //! which the leader posts after it has read the slot; the leader has every member's slot of call n-1, which a member posts
-//! after it has read the leader's of call n-2.
+//! after it has read the leader's of call n-2. So members may read each other's slots of call n after the leader's post of call n,
+//! too: each is overwritten after the leader's post of call n+1, for which every member has posted.
 //!
 //! Sleepers on the way through the leader wait for the word that they wait to change (a futex), in memory that they only
 //! read: one system call wakes all, and takes the place of a notification for each. Must not know what the bytes mean.
