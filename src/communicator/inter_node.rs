@@ -18,6 +18,7 @@ use crate::transport::PostedTransport;
 use crate::transport::tcp::{LinkOptions, Listener, Tcp};
 #[cfg(feature = "verbs")]
 use crate::transport::verbs::OutOfBand;
+use crate::transport::verbs::RailCounters;
 use crate::transport::verbs::port_selection::{
     Offer, Rail, describe_mismatch, first_unreachable, rails_of_world,
 };
@@ -112,6 +113,8 @@ pub(super) struct InterNodeTransport {
     pub transport: Box<dyn PostedTransport>,
     /// Registers memory with the transport's devices, if it has devices.
     pub registrar: Option<Arc<dyn Registrar>>,
+    /// What each rail carries. Empty for TCP.
+    pub rails: Arc<[RailCounters]>,
 }
 
 impl InterNodeSetup<'_> {
@@ -137,7 +140,11 @@ impl InterNodeSetup<'_> {
         let Some(listener) = listener else {
             return Err(Error::internal("there is no listener for tcp links"));
         };
-        Ok(InterNodeTransport { transport: Box::new(self.tcp(listener)?), registrar: None })
+        Ok(InterNodeTransport {
+            transport: Box::new(self.tcp(listener)?),
+            registrar: None,
+            rails: Arc::default(),
+        })
     }
 
     fn tcp(&self, listener: Listener) -> Result<Tcp> {
@@ -255,7 +262,8 @@ impl InterNodeSetup<'_> {
             return Ok(Err(error));
         }
         log::debug!("verbs: rank {} uses {}", self.me, verbs.summary());
-        Ok(Ok(InterNodeTransport { transport: Box::new(verbs), registrar: Some(registrar) }))
+        let rails = Arc::clone(verbs.counters());
+        Ok(Ok(InterNodeTransport { transport: Box::new(verbs), registrar: Some(registrar), rails }))
     }
 
     /// Exchanges the outcome of a step. The inner result has the values of all ranks, or the error of the first rank that failed,

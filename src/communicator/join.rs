@@ -131,7 +131,7 @@ impl Communicator {
         let regions = exchange_regions(connection, region.address())?;
         let mut transports: Vec<AnyTransport> = Vec::new();
         let mut routes = vec![0; world];
-        let (mut mailbox, mut registrar) = (None, None);
+        let (mut mailbox, mut registrar, mut rails) = (None, None, Arc::default());
         if intra_node.len() > 1 {
             let of_rank =
                 |(rank, place): (&Rank, usize)| RegionOfRank { rank: *rank, place, region: regions[*rank] };
@@ -161,7 +161,7 @@ impl Communicator {
             };
             let linked = setup.link(listener, region.layout().pool().piece(region.arena()))?;
             transports.push(AnyTransport::Posted(linked.transport));
-            registrar = linked.registrar;
+            (registrar, rails) = (linked.registrar, linked.rails);
         }
         let threads: Vec<Rank> =
             (0..world).filter(|rank| infos[*rank].process == infos[me].process).collect();
@@ -177,6 +177,7 @@ impl Communicator {
             routes,
             mailbox,
             registrar,
+            rails,
             crowded: Cores::are_crowded(node.iter().map(|rank| &infos[*rank].cores)),
             launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].nonce, threads)),
             opens_gpu: true,
@@ -267,6 +268,7 @@ impl Communicator {
                 routes: vec![0; world],
                 mailbox,
                 registrar: None,
+                rails: Arc::default(),
                 crowded,
                 launch_group: Some(Arc::clone(&launch_group)),
                 // The thread that makes all ranks of a derived world need not use the GPU of each.

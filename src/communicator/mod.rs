@@ -41,6 +41,7 @@ mod user_memory;
 mod worker;
 mod worker_pool;
 
+pub use crate::transport::verbs::RailStatistics;
 pub(crate) use checked_call::{CallValidator, CheckedCall};
 pub use groups::{Operation, OwnedOperation};
 pub(crate) use request::CallOutcome;
@@ -55,6 +56,7 @@ use crate::memory::Piece;
 use crate::plan::verifier::VerifiedPlan;
 use crate::process::CreatorProcess;
 use crate::rank::Rank;
+use crate::transport::verbs::RailCounters;
 use blueprint::Blueprint;
 use call_queue::QueueTicket;
 use gpu::ResidentCall;
@@ -138,6 +140,13 @@ impl Communicator {
     #[must_use]
     pub fn summary(&self) -> &str {
         &self.runner.summary
+    }
+
+    /// What each rail of this rank has carried, in the order of the rails. Empty if it sends nothing over RDMA devices. May be called
+    /// from any thread, also during a call.
+    #[must_use]
+    pub fn rail_statistics(&self) -> Vec<RailStatistics> {
+        self.runner.rails.iter().map(RailCounters::statistics).collect()
     }
 
     /// Uses `plan` for all later calls, whatever the settings say. All ranks must do so between the same two

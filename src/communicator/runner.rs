@@ -23,6 +23,7 @@ use crate::memory::{Buffer, Piece};
 use crate::plan::call_layout::SmallLayout;
 use crate::rank::Rank;
 use crate::transport::shm::Region;
+use crate::transport::verbs::RailCounters;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,6 +52,8 @@ pub(super) struct CallRunner {
     pub state: Mutex<RunnerState>,
     pub queue: Arc<CallQueue>,
     pub fault: Arc<Fault>,
+    /// What each rail carries. Empty without RDMA.
+    pub rails: Arc<[RailCounters]>,
     /// Whether a caller on this rank has received the error that ended the communicator.
     pub error_reported: AtomicBool,
     pub control: ControlPlane,

@@ -19,6 +19,7 @@ use crate::memory::Registrar;
 use crate::rank::Rank;
 use crate::transport::AnyTransport;
 use crate::transport::shm::{ArenaLayout, Mailbox, NodeMemory, Region};
+use crate::transport::verbs::RailCounters;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
@@ -45,6 +46,8 @@ pub(super) struct CallRunnerBuilder<'a> {
     pub mailbox: Option<Mailbox>,
     /// Registers memory with the RDMA devices, if there are devices.
     pub registrar: Option<Arc<dyn Registrar>>,
+    /// What each rail carries.
+    pub rails: Arc<[RailCounters]>,
     /// Whether more ranks than cores share this node. Equal on all of them.
     pub crowded: bool,
     /// The ranks of this process, if there are others than this one.
@@ -108,6 +111,7 @@ impl CallRunnerBuilder<'_> {
             }),
             queue: Arc::default(),
             fault,
+            rails: self.rails,
             error_reported: AtomicBool::new(false),
             control,
             summary,

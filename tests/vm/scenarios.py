@@ -5,6 +5,7 @@ A scenario is a function of two machines, decorated with `@scenario`. It fails b
 """
 
 import itertools
+import json
 import shlex
 import time
 
@@ -225,12 +226,29 @@ def named_within(jobs, seconds, *words):
     return results
 
 
+def check_rail_counters(results):
+    """Checks that the report on rank 0's output says what each rail has carried."""
+    text = results[0].output
+    ranks = json.JSONDecoder().raw_decode(text[text.index('{\n  "version"'):])[0]["ranks"]
+    check([len(rank["rails"]) for rank in ranks] == [RAILS, RAILS], f"not all rails are counted: {ranks}", *results)
+    for mine, theirs in ((ranks[0], ranks[1]), (ranks[1], ranks[0])):
+        for sent, received in zip(mine["rails"], theirs["rails"]):
+            check(sent["bytes_sent"] > 1 << 20, f"a rail has carried little: {sent}", *results)
+            check(sent["retransmissions"] is not None, f"the driver's counters were not read: {sent}", *results)
+            # The counters of the two ranks are read at different times, and other messages than data take the first rail.
+            ratio = received["bytes_received"] / sent["bytes_sent"]
+            check(0.9 < ratio < 1.1, f"{sent} and {received} differ", *results)
+
+
 @scenario
 def rdma_sums_are_right_over_both_rails(machines):
     before = sent(machines[0])
-    results = both(machines, "flexring perf -b 8 -e 1M -f 8 -n 5 -w 1", FLEXRING_TRANSPORT="verbs")
+    perf = "flexring perf -b 8 -e 1M -f 8 -n 5 -w 1 --json /report.json"
+    command = f"rm -f /report.json; {perf} && if [ -f /report.json ]; then cat /report.json; fi"
+    results = both(machines, command, FLEXRING_TRANSPORT="verbs")
     measured(results)
     check(" verbs to 1 rank" in results[0].output, "another transport than RDMA was used", *results)
+    check_rail_counters(results)
     check(all(now > then + 100 for now, then in zip(sent(machines[0]), before)), "a rail was not used", *results)
 
 

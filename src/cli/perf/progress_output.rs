@@ -8,6 +8,7 @@ use super::options::{HostMemory, PerfOptions, VectorDevice};
 use super::progress_bar::Progress;
 use super::report::{PerfReport, PerfRow, RankInfo, ReportFile};
 use super::table;
+use flexring::communicator::RailStatistics;
 use flexring::config::{Config, environment};
 use flexring::{Error, Result};
 use std::io::Write;
@@ -88,7 +89,7 @@ impl ProgressOutput {
             options.check,
             report.memory,
         );
-        for RankInfo { rank, pid, host, gpu } in &report.ranks {
+        for RankInfo { rank, pid, host, gpu, .. } in &report.ranks {
             head += &format!("#  Rank {rank:2} Group  0 Pid {pid:6} on {host:>10}");
             if let Some(gpu) = gpu {
                 head += &format!(" device {:2} [{}] {}", gpu.number, gpu.address, gpu.name);
@@ -122,6 +123,13 @@ impl ProgressOutput {
         self.report.add(row);
         self.save()?;
         self.print(&lines)
+    }
+
+    /// Adds what each RDMA port has carried to the report, by rank.
+    pub fn set_rails(&mut self, rails: Vec<Vec<RailStatistics>>) {
+        for (rank, rails) in self.report.ranks.iter_mut().zip(rails) {
+            rank.rails = rails;
+        }
     }
 
     /// Prints the end of the table unless `error` interrupted it, and writes the final report.

@@ -11,6 +11,7 @@ use super::progress_output::ProgressOutput;
 use super::redop::RedOp;
 use super::report::{RankGpu, RankInfo};
 use flexring::bootstrap::{Identity, host_name, identity};
+use flexring::communicator::RailStatistics;
 use flexring::config::{Config, Size, environment};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Boolean, Communicator, DType, Error, ReduceOp, Result};
@@ -19,6 +20,9 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 /// Length in bytes of a host or GPU name as ranks exchange it; longer names are cut.
 const NAME_BYTES: usize = 64;
+
+/// Length in bytes of the counters of a rank's ports as ranks exchange them: enough for the most ports that a rank uses.
+const RAILS_BYTES: usize = 4096;
 
 /// Measures as the rank that the environment names, and returns the number of wrong elements that the checks found.
 ///
@@ -78,7 +82,14 @@ fn measure(
             DType::Bool => measurement.rows::<Boolean>(),
         }?;
     }
-    Ok(measurement.wrong)
+    let Measurement { output, wrong, .. } = measurement;
+    if options.json.is_some() {
+        let rails = gather_rails(&comm)?;
+        if let Some(output) = output {
+            output.set_rails(rails);
+        }
+    }
+    Ok(wrong)
 }
 
 /// The state of one rank's measurement.
@@ -152,19 +163,42 @@ fn gather_ranks(comm: &Communicator, gpu: Option<RankGpu>) -> Result<Vec<RankInf
         (!address.is_empty()).then_some(RankGpu { number: numbers[1], address, name })
     });
     let ranks = all.chunks(2).zip(hosts).zip(gpus).enumerate();
-    Ok(ranks.map(|(rank, ((numbers, host), gpu))| RankInfo { rank, pid: numbers[0], host, gpu }).collect())
+    Ok(ranks
+        .map(|(rank, ((numbers, host), gpu))| RankInfo {
+            rank,
+            pid: numbers[0],
+            host,
+            gpu,
+            rails: Vec::new(),
+        })
+        .collect())
+}
+
+/// Gathers what the RDMA ports of every rank have carried. Either all ranks have such ports, or none has any.
+fn gather_rails(comm: &Communicator) -> Result<Vec<Vec<RailStatistics>>> {
+    let mine = comm.rail_statistics();
+    if mine.is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = serde_json::to_string(&mine)
+        .map_err(|cause| Error::internal(format!("cannot write JSON: {cause}")))?;
+    let texts = gather_cut_texts(comm, &text, RAILS_BYTES)?;
+    // A text that was cut is left out.
+    Ok(texts.iter().map(|text| serde_json::from_str(text).unwrap_or_default()).collect())
 }
 
 /// The text of every rank, each cut to [`NAME_BYTES`].
 fn gather_texts(comm: &Communicator, text: &str) -> Result<Vec<String>> {
-    let mut all = vec![0u8; comm.world_size() * NAME_BYTES];
-    all[comm.rank() * NAME_BYTES..]
-        .iter_mut()
-        .zip(text.bytes().take(NAME_BYTES))
-        .for_each(|(to, byte)| *to = byte);
+    gather_cut_texts(comm, text, NAME_BYTES)
+}
+
+/// The text of every rank, each cut to this many bytes.
+fn gather_cut_texts(comm: &Communicator, text: &str, most: usize) -> Result<Vec<String>> {
+    let mut all = vec![0u8; comm.world_size() * most];
+    all[comm.rank() * most..].iter_mut().zip(text.bytes().take(most)).for_each(|(to, byte)| *to = byte);
     comm.all_reduce(&mut all, ReduceOp::Sum)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
-    Ok(all.chunks(NAME_BYTES).map(text).collect())
+    Ok(all.chunks(most).map(text).collect())
 }
 
 /// Makes the kernel kill this process when its parent ends for any reason.

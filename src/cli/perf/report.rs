@@ -2,6 +2,7 @@
 //!
 //! Owns the statistics, the names of the JSON fields and the file. Must not know how anything is measured.
 
+use flexring::communicator::RailStatistics;
 use flexring::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -45,6 +46,9 @@ pub struct RankInfo {
     /// GPU that held the vectors; `None` for vectors on the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<RankGpu>,
+    /// What each RDMA port of the rank has carried, once all rows are measured.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rails: Vec<RailStatistics>,
 }
 
 /// The GPU of a rank.

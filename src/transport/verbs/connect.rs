@@ -14,6 +14,7 @@ use super::objects::{Context, Library, PortAttributes, ProtectionDomain};
 use super::options::VerbsOptions;
 use super::peer::Peer;
 use super::port_selection::Rail;
+use super::rail_counters::RailCounters;
 use super::registry::MemoryRegistry;
 use super::transport::Verbs;
 use super::wire::MAX_RAILS;
@@ -165,6 +166,8 @@ impl UnconnectedVerbs {
         fault: &Arc<Fault>,
     ) -> Result<Verbs> {
         let Self { links, batch, devices, rails, registry, directory, options } = self;
+        let counter = |device: &RailDevice| RailCounters::new(device.context.name(), device.port);
+        let counters: Arc<[RailCounters]> = devices.iter().map(counter).collect();
         let mut peers = Vec::new();
         for (index, link) in links.into_iter().enumerate() {
             let peer = link.peer;
@@ -175,13 +178,13 @@ impl UnconnectedVerbs {
             let paths = directory.paths(peer, &link.rails, &rails, &options, (info, link_info))?;
             let state =
                 Link::new(peer, link.control, &link.rails).with_key(directory.me, &(directory.key)(peer));
-            let mut peer = Peer::new(index, state, link.control, &link.controls);
+            let mut peer = Peer::new(index, state, link.control, &link.controls, &counters);
             peer.connect(link.qps, &paths, (info, link_info))?;
             // All ranks compare the outcomes of this step before any of them writes.
             peer.set_ready();
             peers.push(peer);
         }
-        Verbs::new(peers, devices, rails, registry, options, Arc::clone(fault), (directory, batch))
+        Verbs::new(peers, devices, rails, registry, options, Arc::clone(fault), (directory, batch, counters))
     }
 
     /// The registrar of the memory that devices may access.

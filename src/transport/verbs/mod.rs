@@ -10,6 +10,7 @@
 //! | `port_selection` | which ports become rails, why others do not, and which rails of two ranks are connected |
 //! | `objects` | libibverbs, and RAII owners of contexts, protection domains, completion queues, queue pairs and memory regions |
 //! | `options` | link settings, and the path attributes that follow from them |
+//! | `rail_counters` | what each rail has carried |
 //! | `gpu` | how devices reach GPU memory, and when writes to it must be flushed |
 //! | `probe` | what libibverbs and an open device report about themselves, for `flexring doctor` |
 //! | `wire` | what ranks write into each other's memory: immediate data and control entries |
@@ -51,6 +52,8 @@ mod peer;
 pub mod port_selection;
 #[cfg(feature = "verbs")]
 pub mod probe;
+#[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "a build without RDMA has no rails"))]
+mod rail_counters;
 #[cfg(feature = "verbs")]
 mod registry;
 #[cfg(all(test, feature = "verbs"))]
@@ -70,3 +73,5 @@ pub(crate) use link_batch::LinkResources;
 pub(crate) use link_directory::LinkDirectory;
 #[cfg(feature = "verbs")]
 pub(crate) use options::VerbsOptions;
+pub(crate) use rail_counters::RailCounters;
+pub use rail_counters::RailStatistics;

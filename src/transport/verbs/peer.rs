@@ -9,6 +9,7 @@ use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;
 use super::link::{Link, LinkRequest, Payload, SEND_DEPTH};
 use super::objects::{Completion, Connected, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
+use super::rail_counters::RailCounters;
 use super::registry::RegisteredMemory;
 use super::wire::MAX_RAILS;
 use crate::error::{Error, Result};
@@ -56,6 +57,8 @@ pub(super) struct Peer {
     control: ControlBuffer,
     /// By queue pair: requests to post next. The vectors are reused.
     batches: Vec<Vec<WriteRequest>>,
+    /// By rail.
+    counters: Arc<[RailCounters]>,
     /// Whether the peer is in the run queue.
     pub scheduled: bool,
 }
@@ -77,6 +80,7 @@ impl Peer {
         link: Link,
         control: ControlBuffer,
         controls: &Arc<ControlMemory>,
+        counters: &Arc<[RailCounters]>,
     ) -> Self {
         let qps = link.qps.len();
         Self {
@@ -88,6 +92,7 @@ impl Peer {
             link,
             qps: Vec::new(),
             control,
+            counters: Arc::clone(counters),
             scheduled: false,
         }
     }
@@ -144,6 +149,7 @@ impl Peer {
         }
         match outcome {
             Ok(Some((imm, len))) => {
+                self.counters[self.link.qps[qp].rail].received(len.into());
                 if self.link.recv_completed(qp)
                     && let Err(error) = self.qps[qp].post_recv(id)
                 {
@@ -310,6 +316,9 @@ impl Peer {
             }
             // The queue pair may have broken after requests were appended.
             let posted = self.qps[qp].post_send(&self.batches[qp]);
+            let taken = posted.as_ref().map_or_else(|(taken, _)| *taken, |()| self.batches[qp].len());
+            let bytes = self.batches[qp][..taken].iter().map(|write| u64::from(write.len)).sum();
+            self.counters[self.link.qps[qp].rail].sent(taken as u64, bytes);
             if let Err((taken, error)) = posted {
                 self.link.unpost(qp, self.batches[qp][taken].id as u32);
                 self.break_qp(qp, &error);

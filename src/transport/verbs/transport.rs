@@ -11,6 +11,7 @@ use super::objects::{AsyncEvent, PortAttributes};
 use super::options::VerbsOptions;
 use super::peer::{Peer, peer_index_of};
 use super::port_selection::Rail;
+use super::rail_counters::RailCounters;
 use super::registry::MemoryRegistry;
 use super::wire::{MAX_RAILS, WINDOW};
 use crate::call::Call;
@@ -44,6 +45,8 @@ pub(crate) struct Verbs {
     devices: Vec<RailDevice>,
     /// By device: its rail, and its port.
     rails: Vec<(Rail, PortAttributes)>,
+    /// By device.
+    counters: Arc<[RailCounters]>,
     /// Holds back completed receives until a flush, if registered GPU memory needs one. Dropped before the registry, which has
     /// the memory that flushes read.
     flushes: Option<FlushQueue>,
@@ -79,7 +82,7 @@ impl Verbs {
         registry: Arc<MemoryRegistry>,
         options: VerbsOptions,
         fault: Arc<Fault>,
-        (directory, batch): (LinkDirectory, LinkBatch),
+        (directory, batch, counters): (LinkDirectory, LinkBatch, Arc<[RailCounters]>),
     ) -> Result<Self> {
         let mut index_of_rank = vec![None; directory.rails.len()];
         for (index, peer) in peers.iter().enumerate() {
@@ -94,6 +97,7 @@ impl Verbs {
             index_of_rank,
             devices,
             rails,
+            counters,
             registry,
             flushes: None,
             on_gpu: false,
@@ -162,6 +166,11 @@ impl Verbs {
         rails.join("+")
     }
 
+    /// What each rail carries.
+    pub(crate) fn counters(&self) -> &Arc<[RailCounters]> {
+        &self.counters
+    }
+
     /// The flush queue, if registered GPU memory needs flushes.
     fn make_flushes(&self) -> Result<Option<FlushQueue>> {
         let Some((from, keys)) = self.registry.flush_source()? else { return Ok(None) };
@@ -215,6 +224,7 @@ impl Verbs {
             run_queue: &mut self.run_queue,
             devices: &mut self.devices,
             rails: &self.rails,
+            counters: &self.counters,
             registry: &self.registry,
             options: &self.options,
             epoll: &self.epoll,

@@ -8,6 +8,7 @@
 //! | `device` | devices, ports, GIDs and interfaces as plain data |
 //! | `affinity` | NUMA nodes and PCI paths: how far a device is from this process or its GPU |
 //! | `reader` | where the kernel shows the devices, and in what format |
+//! | `hw_counters` | the counters of a port's driver |
 //! | `sysfs` | reading small files and directories |
 //! | `fake` | file trees for tests |
 
@@ -15,6 +16,7 @@ mod affinity;
 mod device;
 #[cfg(test)]
 pub(crate) mod fake;
+mod hw_counters;
 mod reader;
 mod sysfs;
 #[cfg(test)]
@@ -25,4 +27,5 @@ pub use device::{
     DeviceAccess, Gid, GidKind, InterfaceAddress, Inventory, LinkLayer, Netdev, PortState, RdmaDevice,
     RdmaPort,
 };
+pub use hw_counters::retransmissions;
 pub use reader::addresses;

@@ -21,6 +21,7 @@ use crate::transport::verbs::objects::{Fresh, PortAttributes, QueuePair};
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::peer::Peer;
 use crate::transport::verbs::port_selection::Rail;
+use crate::transport::verbs::rail_counters::RailCounters;
 use crate::transport::verbs::registry::MemoryRegistry;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -91,7 +92,7 @@ impl OnDemand {
         let me = self.directory.me;
         let mut state = Link::new(peer, link.control, &link.rails).with_key(me, &(self.directory.key)(peer));
         state.begin(links.sequence);
-        links.peers.push(Peer::new(index, state, link.control, &link.controls));
+        links.peers.push(Peer::new(index, state, link.control, &link.controls, links.counters));
         self.pending.push(PendingLink { index, rails: link.rails, fresh: Some(link.qps) });
         links.index_of_rank[peer] = Some(index);
         log::debug!("verbs: rank {me} connects to rank {peer}, which its plans do not use");
@@ -168,6 +169,8 @@ pub(super) struct LinkSet<'a> {
     pub devices: &'a mut [RailDevice],
     /// By device: its rail, and its port.
     pub rails: &'a [(Rail, PortAttributes)],
+    /// By device.
+    pub counters: &'a Arc<[RailCounters]>,
     pub registry: &'a MemoryRegistry,
     pub options: &'a VerbsOptions,
     pub epoll: &'a OwnedFd,

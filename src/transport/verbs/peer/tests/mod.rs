@@ -54,6 +54,31 @@ fn all_messages_arrive_while_one_queue_pair_is_alive_and_the_peer_is_lost_otherw
 }
 
 #[test]
+fn counters_of_rails_contain_every_byte_that_is_sent_and_received() {
+    for seed in 0..cases(400) {
+        let scenario = Scenario::new(seed, 0);
+        let payload = |from: usize| {
+            let used = scenario.calls.iter().filter(|call| call.uses_link);
+            used.flat_map(|call| &call.lens[from]).sum::<usize>() as u64
+        };
+        let payload = [payload(0), payload(1)];
+        let rails = Simulation::new(scenario).run().rails;
+        for from in 0..2 {
+            let sent: u64 = rails[from].iter().map(|rail| rail.bytes_sent).sum();
+            let received: u64 = rails[1 - from].iter().map(|rail| rail.bytes_received).sum();
+            assert!(
+                payload[from] <= received && received <= sent,
+                "seed {seed}: {} bytes in messages, {received} received of {sent} sent",
+                payload[from]
+            );
+            let sent: u64 = rails[from].iter().map(|rail| rail.messages_sent).sum();
+            let received: u64 = rails[1 - from].iter().map(|rail| rail.messages_received).sum();
+            assert!(received <= sent, "seed {seed}: {received} messages received of {sent}");
+        }
+    }
+}
+
+#[test]
 fn enough_receives_are_posted_for_a_peer_that_does_not_poll() {
     let lens = |long: bool| vec![if long { 5_000 } else { 10 }; 70];
     let Summary { failed, max_queued } = run_all(cases(400), |seed| {

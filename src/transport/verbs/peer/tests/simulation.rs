@@ -12,6 +12,7 @@ use crate::transport::verbs::link::{Link, RECV_DEPTH, SEND_DEPTH};
 use crate::transport::verbs::objects::{
     CompletionQueue, Context, Depth, Endpoint, PathAttributes, ProtectionDomain, QueuePair, WriteRequest,
 };
+use crate::transport::verbs::rail_counters::{RailCounters, RailStatistics};
 use crate::transport::verbs::registry::{MemoryRegistry, RegisteredMemory};
 use crate::transport::verbs::wire::{ControlLayout, ImmData, ImmKind, MAX_RAILS, WINDOW};
 use crate::transport::{Event, Events};
@@ -29,6 +30,8 @@ pub(super) struct SimulationOutcome {
     pub failed: [Option<Error>; 2],
     /// The most writes that ever waited on one queue pair to be polled.
     pub max_queued: usize,
+    /// By rank: what its rails have carried.
+    pub rails: [Vec<RailStatistics>; 2],
 }
 
 fn bytes_of(piece: Piece) -> &'static [u8] {
@@ -59,6 +62,7 @@ struct SimulatedCall {
 
 struct SimulatedRank {
     peer: Peer,
+    counters: Arc<[RailCounters]>,
     registry: MemoryRegistry,
     remote: Piece,
     /// Free destinations, reused as soon as possible.
@@ -124,11 +128,13 @@ impl SimulatedRank {
             local: registry.register_internal(local, false).expect("inert"),
             _memory: memmap2::MmapMut::map_anon(1).expect("a page"),
         };
-        let mut peer = Peer::new(0, link, control, &Arc::new(control_memory));
+        let counters: Arc<[_]> = pds.iter().map(|_| RailCounters::new("inert", 1)).collect();
+        let mut peer = Peer::new(0, link, control, &Arc::new(control_memory), &counters);
         peer.connect(fresh.collect(), &paths, (&info, &link_info)).expect("inert");
         peer.set_ready();
         Self {
             peer,
+            counters,
             registry,
             remote: controls[me],
             free: (0..WINDOW + 4).map(|at| destinations.narrow(at * LONGEST, LONGEST)).collect(),
@@ -257,6 +263,8 @@ impl Simulation {
     }
 
     fn finish(self) -> SimulationOutcome {
+        let rails =
+            self.ranks.each_ref().map(|rank| rank.counters.iter().map(RailCounters::statistics).collect());
         let failed = self.ranks.map(|rank| {
             let SimulatedRank { peer, held_memory, failed, memory, .. } = rank;
             // An aborted link keeps its memory registered until it is destroyed.
@@ -267,7 +275,7 @@ impl Simulation {
             assert!(memory.len() > 2, "memory is kept to the end");
             failed
         });
-        SimulationOutcome { failed, max_queued: self.fabric.max_queued }
+        SimulationOutcome { failed, max_queued: self.fabric.max_queued, rails }
     }
 
     /// A rank acts: it begins the next call, sends, or posts a receive.

@@ -1,0 +1,70 @@
+//! The counters that drivers keep of a port.
+//!
+//! Owns their files, and which of them count retransmissions. Must not know whose traffic they count: it is that of all programs.
+
+use super::sysfs::number;
+use std::path::Path;
+
+/// Counters of packets or requests that a device has sent again, or of the events that made it do so. No driver has two that count
+/// the same event.
+const RETRANSMISSIONS: &[&str] = &[
+    // mlx5, mlx4
+    "local_ack_timeout_err",
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "rnr_nak_retry_err",
+    // Soft-RoCE
+    "completer_retry_err",
+    "rcvd_rnr_err",
+    // bnxt_re
+    "to_retransmits",
+    "seq_err_naks_rcvd",
+    "rnr_naks_rcvd",
+    // EFA
+    "retrans_pkts",
+    // irdma
+    "RetransSegs",
+];
+
+/// How often a port has sent something again since its driver was loaded, on the machine whose `/sys` is below `root`; `None` if the
+/// driver does not count that.
+#[must_use]
+pub fn retransmissions(root: &Path, device: &str, port: u8) -> Option<u64> {
+    let device = root.join("sys/class/infiniband").join(device);
+    let of_port = device.join("ports").join(port.to_string()).join("hw_counters");
+    // Some drivers count per device.
+    [of_port, device.join("hw_counters")].iter().find_map(|folder| {
+        let counts = RETRANSMISSIONS.iter().filter_map(|name| number::<u64>(&folder.join(name)));
+        counts.reduce(u64::saturating_add)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{FakeMachine, INFINIBAND};
+    use super::*;
+
+    #[test]
+    fn retransmissions_are_the_sum_of_what_the_driver_counts() {
+        let machine = FakeMachine::new();
+        machine.device("mlx5_0", &[INFINIBAND]).device("rxe0", &[INFINIBAND]).device("irdma0", &[INFINIBAND]);
+        let count = |device: &str| retransmissions(machine.root(), device, 1);
+        assert_eq!(count("mlx5_0"), None, "no counters");
+        for (file, text) in [
+            ("mlx5_0/ports/1/hw_counters/local_ack_timeout_err", "3"),
+            ("mlx5_0/ports/1/hw_counters/packet_seq_err", "40"),
+            ("mlx5_0/ports/1/hw_counters/out_of_sequence", "500"),
+            ("rxe0/ports/1/hw_counters/completer_retry_err", "7"),
+            ("rxe0/ports/1/hw_counters/rcvd_rnr_err", "no number"),
+            ("irdma0/hw_counters/RetransSegs", "18446744073709551615"),
+        ] {
+            machine.file(&format!("sys/class/infiniband/{file}"), text);
+        }
+        assert_eq!(
+            count("mlx5_0"),
+            Some(43),
+            "what this port received out of order, another port sent again"
+        );
+        assert_eq!((count("rxe0"), count("irdma0"), count("gone")), (Some(7), Some(u64::MAX), None));
+    }
+}
