@@ -7,8 +7,10 @@ mod tests;
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;
-use super::link::{Link, LinkRequest, Payload, SEND_DEPTH};
-use super::objects::{Completion, Connected, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
+use super::link::{Link, LinkRequest, Payload, QpState, SEND_DEPTH};
+use super::objects::{
+    Completion, Connected, Destruction, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest,
+};
 use super::rail_counters::RailCounters;
 use super::registry::RegisteredMemory;
 use super::wire::MAX_RAILS;
@@ -18,6 +20,7 @@ use crate::transport::Events;
 use memmap2::MmapMut;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The memory of the control buffers of links that were made together. Lives as long as any of them does.
 pub(super) struct ControlMemory {
@@ -38,6 +41,38 @@ struct ControlTarget {
     keys: [u32; MAX_RAILS],
 }
 
+/// How long a device may take to flush a broken queue pair, before the queue pair is destroyed. Devices that work need milliseconds.
+const FLUSH_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A queue pair, or what is left of it.
+struct PeerQp {
+    /// `None` once it is destroyed.
+    connected: Option<QueuePair<Connected>>,
+    /// When it was first found broken and not flushed.
+    unflushed_since: Option<Instant>,
+    destruction: Option<Destruction>,
+    /// Whether its destruction was over at an earlier look, so that its last completions were polled since.
+    destroyed: bool,
+}
+
+impl PeerQp {
+    fn new(connected: QueuePair<Connected>) -> Self {
+        Self { connected: Some(connected), unflushed_since: None, destruction: None, destroyed: false }
+    }
+
+    fn destroy(&mut self) {
+        if let Some(connected) = self.connected.take() {
+            self.destruction = Some(connected.destroy_in_background());
+        }
+    }
+
+    /// The calls since the last call of this. Only for a queue pair without a device.
+    #[cfg(test)]
+    fn recorded_calls(&mut self) -> super::objects::RecordedCalls {
+        self.connected.as_mut().map(QueuePair::recorded_calls).unwrap_or_default()
+    }
+}
+
 /// After this many requests without a completion, one is requested anyway, so that the device's send queue empties.
 const UNSIGNALLED: u32 = SEND_DEPTH as u32 / 4;
 
@@ -49,7 +84,7 @@ pub(super) struct Peer {
     is_ready: bool,
     /// Empty until they are connected, and once they were destroyed. Dropped before the link, which holds memory regions:
     /// deregistering one may wait in the driver until no queue pair uses it.
-    qps: Vec<QueuePair<Connected>>,
+    qps: Vec<PeerQp>,
     pub link: Link,
     /// By queue pair: requests posted since the last one with a completion.
     unsignalled: Vec<u32>,
@@ -110,7 +145,7 @@ impl Peer {
         let index = self.index;
         let connect =
             |(number, (qp, (end, path))): (usize, (QueuePair<Fresh>, &(Endpoint, PathAttributes)))| {
-                qp.connect(wr_id(index, number, true, 0), *end, path)
+                qp.connect(wr_id(index, number, true, 0), *end, path).map(PeerQp::new)
             };
         self.qps = fresh.into_iter().zip(paths).enumerate().map(connect).collect::<Result<_>>()?;
         // A wrong address is refused by the peer's device, as the keys are those of its control buffers only.
@@ -147,11 +182,16 @@ impl Peer {
             // The queue pair was destroyed by `abort`.
             return Ok(());
         }
+        if self.link.qps[qp].is_settled() {
+            // It was destroyed, and the peer has heard what was polled before.
+            return Ok(());
+        }
         match outcome {
             Ok(Some((imm, len))) => {
                 self.counters[self.link.qps[qp].rail].received(len.into());
                 if self.link.recv_completed(qp)
-                    && let Err(error) = self.qps[qp].post_recv(id)
+                    && let Some(connected) = &mut self.qps[qp].connected
+                    && let Err(error) = connected.post_recv(id)
                 {
                     self.break_qp(qp, &error);
                     // The receive was not posted, so it will not complete.
@@ -162,7 +202,8 @@ impl Peer {
             Ok(None) => self.link.write_completed(qp, serial),
             Err(status) => {
                 let request = if receive { "receive" } else { "write" };
-                let message = format!("a {request} ended with: {status}; {}", self.qps[qp].ends());
+                let ends = self.qps[qp].connected.as_ref().map(QueuePair::ends).unwrap_or_default();
+                let message = format!("a {request} ended with: {status}; {ends}");
                 let error = Error::peer_lost(message);
                 self.break_qp(qp, &error);
                 if !receive {
@@ -180,27 +221,67 @@ impl Peer {
         Ok(())
     }
 
-    /// Moves a queue pair to the error state for this reason, unless it is there.
+    /// Moves a queue pair to the error state for this reason, unless it is there. If the device refuses, the queue pair is
+    /// destroyed.
     pub(super) fn break_qp(&mut self, qp: usize, cause: &Error) {
         if !self.link.break_qp(qp, cause) {
             return;
         }
         if let Err(error) = self.begin_drain(qp) {
-            log::warn!("verbs: {}", error.message());
-            // Without the flushed completions, what has arrived stays unknown.
-            self.break_all(&error);
+            log::warn!("verbs: {}; the queue pair is destroyed", error.message());
+            self.qps[qp].destroy();
         }
     }
 
     /// Moves a queue pair to the error state, and posts the drain marker whose completion says that the device has
     /// flushed all requests.
     fn begin_drain(&mut self, qp: usize) -> Result<()> {
-        self.qps[qp].move_to_error()?;
+        if let Some(connected) = &mut self.qps[qp].connected {
+            connected.move_to_error()?;
+        }
         let marker = self.link.drain_marker(qp)?;
         let posted = self
             .write_request(&marker, true)
-            .and_then(|request| self.qps[qp].post_send(&[request]).map_err(|(_, error)| error));
+            .and_then(|request| self.post_send(qp, &[request]).map_err(|(_, error)| error));
         posted.inspect_err(|_| self.link.unpost(qp, marker.serial))
+    }
+
+    /// Posts requests to a queue pair, as [`QueuePair::post_send`].
+    fn post_send(&mut self, qp: usize, requests: &[WriteRequest]) -> std::result::Result<(), (usize, Error)> {
+        match &mut self.qps[qp].connected {
+            Some(connected) => connected.post_send(requests),
+            None => Err((0, Error::peer_lost("the queue pair was destroyed"))),
+        }
+    }
+
+    /// Whether a queue pair is broken and not flushed, so that [`check_flushes`](Self::check_flushes) must be called from time to time.
+    pub(super) fn is_flushing(&self) -> bool {
+        self.link.qps.iter().any(QpState::is_draining)
+    }
+
+    /// Destroys the queue pairs that their devices have not flushed in time. All completions must have been polled.
+    pub(super) fn check_flushes(&mut self, now: Instant) {
+        for (number, slot) in self.qps.iter_mut().enumerate() {
+            if !self.link.qps[number].is_draining() {
+                slot.unflushed_since = None;
+                continue;
+            }
+            let since = *slot.unflushed_since.get_or_insert(now);
+            if let Some(connected) = &slot.connected
+                && now.duration_since(since) > FLUSH_DEADLINE
+            {
+                log::warn!(
+                    "verbs: a queue pair is destroyed, as its device does not flush it; {}",
+                    connected.ends()
+                );
+                slot.destroy();
+            }
+            if slot.destruction.as_ref().is_some_and(Destruction::is_over)
+                && std::mem::replace(&mut slot.destroyed, true)
+            {
+                self.link.destroyed(number);
+            }
+        }
     }
 
     /// Fails the link and moves all queue pairs to the error state, so that the peer notices too.
@@ -208,7 +289,8 @@ impl Peer {
         self.link.mark_unreachable(cause);
         for (number, qp) in self.qps.iter_mut().enumerate() {
             if self.link.break_qp(number, cause)
-                && let Err(error) = qp.move_to_error()
+                && let Some(connected) = &mut qp.connected
+                && let Err(error) = connected.move_to_error()
             {
                 log::warn!("verbs: {}", error.message());
             }
@@ -250,7 +332,9 @@ impl Peer {
         }
         for qp in self.link.newly_flushed() {
             // Otherwise deregistering the destination of the last write may wait in the driver: rxe waits 50 s.
-            if let Err(error) = self.qps[qp].reset() {
+            if let Some(connected) = &mut self.qps[qp].connected
+                && let Err(error) = connected.reset()
+            {
                 log::debug!("verbs: {}", error.message());
             }
         }
@@ -315,15 +399,17 @@ impl Peer {
                 continue;
             }
             // The queue pair may have broken after requests were appended.
-            let posted = self.qps[qp].post_send(&self.batches[qp]);
-            let taken = posted.as_ref().map_or_else(|(taken, _)| *taken, |()| self.batches[qp].len());
-            let bytes = self.batches[qp][..taken].iter().map(|write| u64::from(write.len)).sum();
+            let mut batch = std::mem::take(&mut self.batches[qp]);
+            let posted = self.post_send(qp, &batch);
+            let taken = posted.as_ref().map_or_else(|(taken, _)| *taken, |()| batch.len());
+            let bytes = batch[..taken].iter().map(|write| u64::from(write.len)).sum();
             self.counters[self.link.qps[qp].rail].sent(taken as u64, bytes);
             if let Err((taken, error)) = posted {
-                self.link.unpost(qp, self.batches[qp][taken].id as u32);
+                self.link.unpost(qp, batch[taken].id as u32);
                 self.break_qp(qp, &error);
             }
-            self.batches[qp].clear();
+            batch.clear();
+            self.batches[qp] = batch;
         }
     }
 

@@ -34,6 +34,9 @@ const GOODBYE_TIMEOUT: Duration = Duration::from_millis(300);
 /// How long a closing rank waits until all its writes are acknowledged.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How often a polling rank looks at broken queue pairs.
+const BROKEN_INTERVAL: Duration = Duration::from_millis(10);
+
 /// How long `abort` waits for the devices to flush all requests and receives.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -66,6 +69,8 @@ pub(crate) struct Verbs {
     on_demand: OnDemand,
     /// Sequence number of the current call.
     sequence: u64,
+    /// When the next look at broken queue pairs is due, if any are broken.
+    next_look: Option<Instant>,
     /// When idle queue pairs were last probed.
     last_probe: Instant,
     aborted: bool,
@@ -107,6 +112,7 @@ impl Verbs {
             options,
             on_demand: OnDemand::new(directory, batch),
             sequence: 0,
+            next_look: None,
             last_probe: Instant::now(),
             aborted: false,
             fault_watch: fault.watch()?,
@@ -286,6 +292,21 @@ impl Verbs {
         }
     }
 
+    /// Looks at broken queue pairs if that is due. All completions must have been polled.
+    fn look_at_broken(&mut self) {
+        let now = Instant::now();
+        if self.next_look.is_none_or(|due| due > now) {
+            return;
+        }
+        self.next_look = None;
+        let Self { peers, run_queue, .. } = self;
+        for peer in peers.iter_mut().filter(|peer| peer.is_flushing()) {
+            peer.check_flushes(now);
+            peer.schedule(run_queue);
+            self.next_look = Some(now + BROKEN_INTERVAL);
+        }
+    }
+
     /// Probes queue pairs without a pending completion, so that a lost peer is detected.
     fn probe(&mut self) -> Result<()> {
         self.last_probe = Instant::now();
@@ -428,10 +449,16 @@ impl Transport for Verbs {
             let peer = &mut self.peers[index];
             peer.scheduled = false;
             moved |= peer.progress(events)?;
+            if peer.is_flushing() && self.next_look.is_none() {
+                self.next_look = Some(Instant::now() + BROKEN_INTERVAL);
+            }
             if peer.link.has_left() && peer.link.needs_peer() {
                 // What it wrote before it left may be in a completion queue.
                 self.schedule(index);
             }
+        }
+        if self.next_look.is_some() {
+            self.look_at_broken();
         }
         if self.on_gpu
             && let Some(flushes) = &mut self.flushes

@@ -16,9 +16,11 @@
 //! | `receive` | what an arrived write means |
 //! | `recovery` | broken queue pairs, and ranks that leave |
 //! | `send_state`, `recv_state` | one epoch's messages in each direction |
+//! | `carried` | which queue pair carried which write |
 //! | `qp_state` | one queue pair's requests in flight |
 //! | `request` | the writes to be posted |
 
+mod carried;
 mod qp_state;
 mod receive;
 mod recovery;
@@ -28,7 +30,7 @@ mod send_state;
 #[cfg(test)]
 mod tests;
 
-pub(super) use qp_state::{RECV_DEPTH, SEND_DEPTH};
+pub(super) use qp_state::{QpState, RECV_DEPTH, SEND_DEPTH};
 pub(super) use request::{LinkRequest, Payload};
 
 use super::control_buffer::ControlBuffer;
@@ -40,7 +42,6 @@ use crate::memory::Piece;
 use crate::rank::Rank;
 use crate::secret::SecretKey;
 use crate::transport::{Event, Events};
-use qp_state::QpState;
 use recv_state::RecvState;
 use request::RequestKind;
 use send_state::{OutgoingMessage, SendState, is_eager};
@@ -307,6 +308,9 @@ impl Link {
             Payload::Message { piece, .. } => piece.len(),
             _ => 0,
         };
+        if let Some(epoch) = kind.epoch() {
+            self.send_states[parity(epoch)].carried.set(kind, qp);
+        }
         let serial = self.qps[qp].record(kind, bytes as u64);
         let imm = imm.map(|kind| ImmData { kind, epoch }.pack());
         Ok(LinkRequest { qp, serial, imm, payload, needs_completion: kind.needs_completion() })

@@ -24,8 +24,6 @@ pub(in super::super) struct QpState {
     pub carried: u64,
     /// Whether it is not broken.
     pub(super) alive: bool,
-    /// Whether it is broken and a drain marker is posted, whose completion says that everything is flushed.
-    pub(super) draining: bool,
     /// This rank's recovery state when the queue pair was flushed. Sent to the peer, again if it may have been lost.
     pub(super) local_state: Option<RecoveryState>,
     /// The peer's recovery state when the queue pair was flushed at its end.
@@ -59,7 +57,6 @@ impl QpState {
             bytes: 0,
             carried: 0,
             alive: true,
-            draining: false,
             local_state: None,
             peer_state: None,
             serial: 0,
@@ -82,6 +79,25 @@ impl QpState {
     /// Whether it is broken and the device has flushed all requests and receives.
     pub(in super::super) fn is_flushed(&self) -> bool {
         !self.alive && self.in_flight.is_empty() && self.receives == 0
+    }
+
+    /// Whether it is broken and its device may still access memory for it.
+    pub(in super::super) fn is_draining(&self) -> bool {
+        !self.alive && self.local_state.is_none()
+    }
+
+    /// Whether it is broken and no completion of it is handled any more.
+    pub(in super::super) fn is_settled(&self) -> bool {
+        !self.alive && self.local_state.is_some()
+    }
+
+    /// The queue pair was destroyed. What has no completion by now never gets one.
+    pub(super) fn destroyed(&mut self) {
+        for write in self.in_flight.drain(..) {
+            self.bytes -= write.bytes;
+            self.lost.extend(Some(write.kind).filter(|kind| kind.must_arrive()));
+        }
+        self.receives = 0;
     }
 
     /// Whether it is flushed and this rank has not recorded its recovery state yet.

@@ -9,8 +9,13 @@
 //!
 //! The recovery state that an end records when a queue pair is flushed stays true. So it is sent again, unchanged,
 //! whenever the queue pair that carries it breaks too, and waits for nothing.
+//!
+//! A device that cannot flush a queue pair, because it has failed or was removed, destroys it. Then the recovery state has what was
+//! polled by then. Writes that the peer's device acknowledged and whose completions never came are missing in it, so each end knows
+//! which queue pair carried what: control entries are written again, and the loss of a message, whose memory may have changed since, fails
+//! the link.
 
-use super::super::wire::{WINDOW, parity};
+use super::super::wire::{RecoveryState, WINDOW, parity};
 use super::Link;
 use super::qp_state::QpState;
 use super::request::{LinkRequest, RequestKind};
@@ -32,16 +37,18 @@ impl Link {
 
     /// A request was never posted, nor any after it. It may be a drain marker.
     pub(in super::super) fn unpost(&mut self, qp: usize, serial: u32) {
-        let qp = &mut self.qps[qp];
-        qp.draining = false;
-        qp.lose_from(serial);
+        self.qps[qp].lose_from(serial);
     }
 
     /// An empty write to a queue pair in the error state. It fails after all that was written before it: what has no
     /// completion of its own by then succeeded.
     pub(in super::super) fn drain_marker(&mut self, qp: usize) -> Result<LinkRequest> {
-        self.qps[qp].draining = true;
         self.request(qp, RequestKind::Probe)
+    }
+
+    /// A broken queue pair was destroyed, because its device did not flush it. No completion of it is handled any more.
+    pub(in super::super) fn destroyed(&mut self, qp: usize) {
+        self.qps[qp].destroyed();
     }
 
     /// Fails the link for this reason: the peer is lost.
@@ -91,7 +98,7 @@ impl Link {
 
     /// Whether a device may still access memory for a queue pair that has broken.
     pub(super) fn is_draining(&self) -> bool {
-        self.qps.iter().any(|qp| qp.draining && qp.local_state.is_none())
+        self.qps.iter().any(QpState::is_draining)
     }
 
     /// Continues the recovery of broken queue pairs: queues recovery states and what the peer lacks.
@@ -109,36 +116,41 @@ impl Link {
                 self.retransmits.push_back(RequestKind::Recovery { qp: number });
             }
             if let QpState { local_state: Some(_), peer_state: Some(state), .. } = self.qps[number] {
-                for index in 0..self.qps[number].lost.len() {
-                    let kind = self.qps[number].lost[index];
-                    let is_missing = match kind {
-                        RequestKind::Call { epoch } | RequestKind::EagerCall { epoch, .. } => {
-                            state.report(epoch).is_some_and(|report| !report.has_call())
-                        }
-                        RequestKind::Eager { epoch, message, .. } => {
-                            state.report(epoch).is_some_and(|report| !report.has_eager(message))
-                        }
-                        RequestKind::Cts { epoch, from, .. } => {
-                            state.report(epoch).is_some_and(|report| !report.has_cts(from))
-                        }
-                        RequestKind::Data { epoch, message } => {
-                            state.report(epoch).is_some_and(|report| !report.has_message(message))
-                        }
-                        RequestKind::Recovery { .. } => true,
-                        RequestKind::Goodbye => {
-                            // Sent after everything else that was lost.
-                            self.goodbye_due = true;
-                            false
-                        }
-                        RequestKind::Hello | RequestKind::Probe => false,
-                    };
-                    if is_missing {
+                self.recover_completed(number, &state);
+                for kind in std::mem::take(&mut self.qps[number].lost) {
+                    // Sent after everything else that was lost.
+                    self.goodbye_due |= kind == RequestKind::Goodbye;
+                    if is_missing(&state, kind) {
                         self.retransmits.push_back(kind);
                     } else {
                         self.complete(kind);
                     }
                 }
-                self.qps[number].lost.clear();
+            }
+        }
+    }
+
+    /// Writes again what the peer lacks although its device acknowledged it over this broken queue pair.
+    fn recover_completed(&mut self, qp: usize, state: &RecoveryState) {
+        // The peer may not have left the epoch before.
+        for epoch in [self.epoch.saturating_sub(1), self.epoch] {
+            for kind in self.send_states[parity(epoch)].carried.take(qp) {
+                let is_over = match kind {
+                    // The receives of earlier epochs are completed.
+                    RequestKind::Cts { from, .. } => {
+                        epoch < self.epoch || !self.recv_states[parity(epoch)].awaits_message(from)
+                    }
+                    _ => false,
+                };
+                let is_lost = self.qps[qp].lost.iter().any(|lost| lost.includes(kind));
+                if kind.epoch() != Some(epoch) || is_over || is_lost || !is_missing(state, kind) {
+                    continue;
+                }
+                if let RequestKind::Data { .. } = kind {
+                    self.lose("cannot be reached any more: a message that its device had received was lost with a queue pair".to_owned());
+                } else {
+                    self.retransmits.push_back(kind);
+                }
             }
         }
     }
@@ -193,6 +205,20 @@ impl Link {
     pub(in super::super) fn is_drained(&self) -> bool {
         let nothing_due = !self.goodbye_due && self.retransmits.is_empty();
         self.failure.is_some() || (nothing_due && self.qps.iter().all(QpState::is_resolved))
+    }
+}
+
+/// Whether the peer, whose recovery state this is, has to get a write again.
+fn is_missing(state: &RecoveryState, kind: RequestKind) -> bool {
+    let Some(report) = kind.epoch().and_then(|epoch| state.report(epoch)) else { return false };
+    match kind {
+        RequestKind::Call { .. } | RequestKind::EagerCall { .. } => !report.has_call(),
+        RequestKind::Eager { message, .. } => !report.has_eager(message),
+        RequestKind::Cts { from, .. } => !report.has_cts(from),
+        RequestKind::Data { message, .. } => !report.has_message(message),
+        RequestKind::Recovery { .. } | RequestKind::Hello | RequestKind::Goodbye | RequestKind::Probe => {
+            false
+        }
     }
 }
 

@@ -144,6 +144,11 @@ impl RecvState {
         (self.cts_sent < self.posted).then(|| (self.cts_sent, self.posted.min(wrap)))
     }
 
+    /// Whether the peer may still lack the CTS entry for its message of this number.
+    pub(super) fn awaits_message(&self, message: u64) -> bool {
+        message >= self.completed
+    }
+
     /// Notes that the CTS of all messages below `to` was sent.
     pub(super) fn mark_cts_sent(&mut self, to: u64) {
         self.cts_sent = to;

@@ -20,6 +20,33 @@ pub(in super::super) enum RequestKind {
 }
 
 impl RequestKind {
+    /// The epoch that it belongs to, if it belongs to one.
+    pub(super) fn epoch(self) -> Option<u64> {
+        match self {
+            Self::Call { epoch }
+            | Self::EagerCall { epoch, .. }
+            | Self::Eager { epoch, .. }
+            | Self::Cts { epoch, .. }
+            | Self::Data { epoch, .. } => Some(epoch),
+            Self::Recovery { .. } | Self::Hello | Self::Goodbye | Self::Probe => None,
+        }
+    }
+
+    /// Whether writing this again includes writing `part` again, which is a write as [`CarriedWrites`](super::carried::CarriedWrites)
+    /// has it.
+    pub(super) fn includes(self, part: Self) -> bool {
+        match (self, part) {
+            (
+                Self::EagerCall { epoch, .. },
+                Self::Call { epoch: of } | Self::Eager { epoch: of, message: 0, .. },
+            ) => epoch == of,
+            (Self::Cts { epoch, from, to }, Self::Cts { epoch: of, from: part, .. }) => {
+                epoch == of && (from..to).contains(&part)
+            }
+            _ => self == part,
+        }
+    }
+
     /// Whether the link waits for its completion.
     pub(super) fn needs_completion(self) -> bool {
         !matches!(self, Self::Call { .. } | Self::EagerCall { .. } | Self::Eager { .. } | Self::Cts { .. })

@@ -2,6 +2,7 @@
 
 use super::super::registry::RegisteredMemory;
 use super::super::wire::{EAGER_MESSAGES, MAX_EAGER_BYTES, WINDOW};
+use super::carried::CarriedWrites;
 use crate::call::Call;
 use crate::memory::Piece;
 use std::sync::Arc;
@@ -35,6 +36,8 @@ pub(super) struct SendState {
     pub reported: u64,
     /// By message number modulo the window.
     pub messages: [Option<OutgoingMessage>; WINDOW],
+    /// What the peer may not have received, of this epoch's messages and of the CTS entries for the peer's.
+    pub carried: CarriedWrites,
 }
 
 impl SendState {
@@ -42,6 +45,7 @@ impl SendState {
     pub(super) fn restart(&mut self, call: Call) {
         (self.call, self.call_posted) = (Some(call), false);
         (self.queued, self.posted, self.reported) = (0, 0, 0);
+        self.carried = CarriedWrites::default();
     }
 
     /// Whether the call of this epoch is on a GPU.

@@ -41,7 +41,7 @@ pub(super) use memory_region::{AccessFlags, MemoryRegion};
 pub(super) use protection_domain::ProtectionDomain;
 #[cfg(test)]
 pub(super) use queue_pair::RecordedCalls;
-pub(super) use queue_pair::{Connected, Depth, Endpoint, Fresh, PathAttributes, QueuePair};
+pub(super) use queue_pair::{Connected, Depth, Destruction, Endpoint, Fresh, PathAttributes, QueuePair};
 pub(super) use shim::Shim;
 #[cfg(test)]
 pub(super) use verb::Verb;

@@ -20,10 +20,11 @@ use super::protection_domain::ProtectionDomain;
 use super::verb::{CallSite, Verb, errno, failed};
 use super::work_request::{Chain, ReadRequest, WriteRequest};
 use crate::error::{Error, Result};
+use crate::process;
 use crate::rank::Rank;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The capacity of a queue pair.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +88,17 @@ pub(crate) struct Connected {
 pub(crate) struct QueuePair<S> {
     inner: Inner,
     state: S,
+}
+
+/// A queue pair that another thread destroys.
+#[derive(Debug)]
+pub(crate) struct Destruction(Weak<()>);
+
+impl Destruction {
+    /// Whether the device accesses no memory for the queue pair any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.strong_count() == 0
+    }
 }
 
 /// The calls that a queue pair without a device received, for tests that simulate the device.
@@ -418,6 +430,25 @@ impl QueuePair<Connected> {
     /// `System` if the device refuses.
     pub(crate) fn reset(&mut self) -> Result<()> {
         self.move_to(IBV_QPS_RESET, Verb::ModifyQpToReset)
+    }
+
+    /// Destroys the queue pair in a thread of its own: a driver may wait for packets that cannot be sent. Without a thread,
+    /// destroys it at once.
+    pub(crate) fn destroy_in_background(self) -> Destruction {
+        let unfinished = Arc::new(());
+        let destruction = Destruction(Arc::downgrade(&unfinished));
+        if self.inner.handle.raw().is_none() {
+            return destruction;
+        }
+        let destroy = move || {
+            drop(self);
+            drop(unfinished);
+        };
+        let builder = std::thread::Builder::new().name("flexring-drop".to_owned());
+        if let Err(cause) = process::spawn(builder, destroy) {
+            log::debug!("verbs: a queue pair is destroyed without a thread: {cause}");
+        }
+        destruction
     }
 
     /// Moves the queue pair to a state that needs no other attribute.

@@ -200,7 +200,7 @@ fn completions_of_every_status_break_their_queue_pair_only() {
 }
 
 #[test]
-fn queue_pairs_that_cannot_be_moved_to_the_error_state_are_an_error() {
+fn queue_pairs_that_cannot_be_moved_to_the_error_state_are_destroyed() {
     on_rails(TEST_LIMIT, |rails| {
         for k in 0..6 {
             let shim = Shim::failing(Verb::ModifyQpToErr, 0, Errno::INVAL.raw_os_error());
@@ -210,8 +210,9 @@ fn queue_pairs_that_cannot_be_moved_to_the_error_state_are_an_error() {
                 // The link is lost already.
                 let error = outcome.expect_err("no other rail is alive");
                 assert!(error.message().contains("(status 12)"), "{error}");
-            } else if outcome.is_err() || k < 4 {
-                assert_names(outcome, Verb::ModifyQpToErr, rails, k);
+            } else if let Err(error) = outcome {
+                // A completion that the device did not report in time.
+                assert!(error.message().contains("was lost with a queue pair"), "completion {k}: {error}");
             }
         }
     });

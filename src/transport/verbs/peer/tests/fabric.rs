@@ -51,6 +51,7 @@ struct SimulatedQp {
     /// Receives posted and not completed.
     receives: usize,
     broken: bool,
+    destroyed: bool,
     rail: usize,
 }
 
@@ -60,6 +61,8 @@ pub(super) struct Fabric {
     qps: Vec<[SimulatedQp; 2]>,
     /// Completion queues, by rank, then by rail.
     queues: [Vec<VecDeque<Completion>>; 2],
+    /// The rank whose devices do not flush broken queue pairs, if there is one.
+    pub stuck: Option<usize>,
     /// The most writes that ever waited on one queue pair to be polled.
     pub max_queued: usize,
 }
@@ -74,6 +77,7 @@ impl Fabric {
         Self {
             qps: rails.iter().map(|(one, other)| [end(*one), end(*other)]).collect(),
             queues: [queues(|(one, _)| *one), queues(|(_, other)| *other)],
+            stuck: None,
             max_queued: 0,
         }
     }
@@ -101,12 +105,17 @@ impl Fabric {
         let end = &mut self.qps[qp][rank];
         if end.broken {
             let flushed = Completion { id: wr_id(0, qp, true, 0), outcome: Err(FLUSHED) };
-            self.queues[rank][end.rail].extend(std::iter::repeat_n(flushed, recorded.receives));
+            if self.stuck != Some(rank) {
+                self.queues[rank][end.rail].extend(std::iter::repeat_n(flushed, recorded.receives));
+            }
         } else {
             end.receives += recorded.receives;
         }
         for request in recorded.posted {
             let end = &mut self.qps[qp][rank];
+            if end.broken && self.stuck == Some(rank) {
+                continue;
+            }
             if end.broken {
                 let outcome = Err(FLUSHED);
                 self.queues[rank][end.rail].push_back(Completion { id: request.id, outcome });
@@ -177,6 +186,7 @@ impl Fabric {
             return;
         }
         let queue = &mut self.queues[rank][end.rail];
+        let before = queue.len();
         let on_the_wire = random.usize(..end.in_flight.len() - end.delivered + 1);
         let mut status = first;
         for (number, mut write) in end.in_flight.drain(..).enumerate() {
@@ -194,6 +204,20 @@ impl Fabric {
         end.delivered = 0;
         for _ in 0..std::mem::take(&mut end.receives) {
             queue.push_back(Completion { id: wr_id(0, qp, true, 0), outcome: Err(FLUSHED) });
+        }
+        if self.stuck == Some(rank) {
+            // The first failure is reported, and nothing else.
+            queue.truncate(before + 1);
+        }
+    }
+
+    /// Destroys a queue pair, with or without its completions that were not polled.
+    pub(super) fn destroy_end(&mut self, rank: usize, qp: usize, random: &mut Rng) {
+        self.break_end(rank, qp, FLUSHED, random);
+        let end = &mut self.qps[qp][rank];
+        if !std::mem::replace(&mut end.destroyed, true) && random.bool() {
+            let (queue, first) = (&mut self.queues[rank][end.rail], wr_id(0, qp, false, 0));
+            queue.retain(|completion| completion.id >> 33 != first >> 33);
         }
     }
 

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use scenario::{Scenario, ScenarioCall};
 use simulation::Simulation;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
 
 /// What many simulations have in common.
 struct Summary {
@@ -115,6 +116,20 @@ fn a_verb_that_fails_breaks_a_queue_pair_or_the_link_and_nothing_else() {
     assert!((seeds / 20..=seeds * 9 / 10).contains(&failed), "{failed} of {seeds} simulations failed");
 }
 
+#[test]
+fn a_queue_pair_that_is_never_flushed_is_destroyed_and_costs_its_rail_only() {
+    let seeds = cases(400);
+    let Summary { failed, .. } = run_all(seeds, |seed| {
+        let scenario = Scenario::new(seed, 3);
+        // One rail stays.
+        let rails = if scenario.rails.len() > 1 { scenario.rails.clone() } else { vec![(0, 0), (1, 1)] };
+        let unbroken = Some(seed as usize % rails.len());
+        Scenario { rails, unbroken, stuck: Some(seed as usize / 4 % 2), ..scenario }
+    });
+    // Those in which the completion of a message was lost, which its sender had seen acknowledged.
+    assert!(failed < seeds / 4, "{failed} of {seeds} simulations failed");
+}
+
 /// Two ranks with two queue pairs, right after the hellos are posted.
 fn after_hellos(shim: Shim) -> Simulation {
     let rails = vec![(0, 0), (1, 1)];
@@ -126,6 +141,7 @@ fn after_hellos(shim: Shim) -> Simulation {
         breaks: 0,
         unbroken: None,
         shims,
+        stuck: None,
         stepwise: false,
     })
 }
@@ -213,13 +229,30 @@ fn a_failed_receive_that_is_not_flushed_fails_the_link() {
 }
 
 #[test]
-fn a_queue_pair_that_cannot_be_moved_to_the_error_state_fails_the_link() {
+fn a_queue_pair_that_cannot_be_moved_to_the_error_state_is_destroyed() {
     let mut simulation = after_hellos(failing(Verb::ModifyQpToErr, 0));
     let peer = simulation.peer(0);
     received(peer, Err(WcStatus::FLUSHED));
-    let error = peer.link.check().expect_err("the peer may still write over it");
-    assert!(error.message().contains("ibv_modify_qp to ERR failed on inert0"), "{error}");
-    assert!(peer.qps[1].recorded_calls().in_error, "so the peer notices");
+    assert!(peer.qps[0].connected.is_none(), "the peer may not write over it any more");
+    peer.check_flushes(Instant::now());
+    assert_eq!(posted_kinds(peer), [], "its last completions are polled first");
+    peer.check_flushes(Instant::now());
+    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0)]);
+    received(peer, Ok(Some((ImmData { kind: ImmKind::Call, epoch: 1 }.pack(), 40))));
+    assert_eq!(posted_kinds(peer), [], "what completes later does not count");
+    peer.link.check().expect("the other rail is alive");
+}
+
+#[test]
+fn a_queue_pair_has_ten_seconds_to_be_flushed() {
+    let mut simulation = after_hellos(Shim::none());
+    let peer = simulation.peer(0);
+    let began = Instant::now();
+    received(peer, Err(WcStatus::FLUSHED));
+    for (seconds, is_destroyed) in [(0, false), (10, false), (11, true)] {
+        peer.check_flushes(began + Duration::from_secs(seconds));
+        assert_eq!(peer.qps[0].connected.is_none(), is_destroyed, "after {seconds} s");
+    }
 }
 
 #[test]

@@ -20,6 +20,8 @@ pub(super) struct Scenario {
     pub unbroken: Option<usize>,
     /// By rank: the verbs that fail.
     pub shims: [Shim; 2],
+    /// The rank whose devices do not flush broken queue pairs, if there is one.
+    pub stuck: Option<usize>,
     /// Whether ranks poll after each action, and then do nothing for long.
     pub stepwise: bool,
 }
@@ -46,6 +48,7 @@ impl Scenario {
             breaks: if breaks == 0 { 0 } else { random.usize(..breaks + 1) },
             unbroken: (random.usize(..4) != 0).then(|| random.usize(..qps)),
             shims: [Shim::none(), Shim::none()],
+            stuck: None,
             stepwise: false,
         }
     }

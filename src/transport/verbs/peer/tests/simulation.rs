@@ -20,9 +20,13 @@ use fastrand::Rng;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 /// A simulation that has not ended after this many steps is stuck.
 const MAX_STEPS: usize = 400_000;
+
+/// How long a poll takes, for deadlines.
+const POLL_TIME: Duration = Duration::from_millis(50);
 
 /// How a simulation ended.
 pub(super) struct SimulationOutcome {
@@ -79,6 +83,8 @@ struct SimulatedRank {
     failed: Option<Error>,
     /// Whether it polls at the moment.
     awake: bool,
+    /// How often it has polled.
+    polls: u32,
     /// Keeps everything that pieces point into.
     memory: Vec<Vec<u8>>,
 }
@@ -89,6 +95,7 @@ pub(super) struct Simulation {
     fabric: Fabric,
     ranks: [SimulatedRank; 2],
     breaks: usize,
+    began: Instant,
 }
 
 impl SimulatedRank {
@@ -145,6 +152,7 @@ impl SimulatedRank {
             destroyed: false,
             failed: None,
             awake: true,
+            polls: 0,
             memory,
         }
     }
@@ -188,6 +196,7 @@ impl Simulation {
         let controls = remote.each_mut().map(|remote| piece(remote));
         let [one, other] = remote;
         let mut fabric = Fabric::new(&scenario.rails);
+        fabric.stuck = scenario.stuck;
         let mut random = Rng::with_seed(!scenario.seed);
         let mut ranks = [
             SimulatedRank::new(0, &scenario, &controls, vec![one]),
@@ -200,7 +209,7 @@ impl Simulation {
             }
             execute(&mut fabric, me, rank, &mut random);
         }
-        Self { breaks: scenario.breaks, scenario, random, fabric, ranks }
+        Self { breaks: scenario.breaks, scenario, random, fabric, ranks, began: Instant::now() }
     }
 
     /// One rank's end, for tests that simulate the device themselves.
@@ -349,7 +358,7 @@ impl Simulation {
 
     /// A rank polls its completion queues, posts what is due, and handles events.
     fn poll(&mut self, me: usize) {
-        let Self { random, fabric, ranks, .. } = self;
+        let Self { random, fabric, ranks, began, .. } = self;
         let rank = &mut ranks[me];
         // Ranks do not poll between calls.
         if rank.destroyed || !(rank.leaving || rank.current.is_some()) {
@@ -374,6 +383,9 @@ impl Simulation {
                 }
             }
         }
+        rank.polls += 1;
+        rank.peer.check_flushes(*began + POLL_TIME * rank.polls);
+        execute(fabric, me, rank, random);
         let outcome = outcome.and_then(|()| rank.peer.progress(&mut events).map(drop));
         execute(fabric, me, rank, random);
         events.into_iter().for_each(|event| self.handle_event(me, event));
@@ -431,8 +443,15 @@ impl Simulation {
 
     /// A rank's call has failed. That is correct only if no connection is left, or if a device refuses.
     fn fail(&mut self, me: usize, error: Error) {
-        let refused = self.scenario.shims[me].triggered() && error.message().contains("ibv_");
-        assert!(refused || !self.fabric.connects(), "rank {me} fails while a connection is left: {error}");
+        let is_faulty = self.scenario.shims[me].triggered() || self.scenario.stuck == Some(me);
+        let refused = is_faulty && error.message().contains("ibv_");
+        let is_destroyed = |rank: &SimulatedRank| rank.peer.qps.iter().any(|qp| qp.connected.is_none());
+        let lost =
+            self.ranks.iter().any(is_destroyed) && error.message().contains("was lost with a queue pair");
+        assert!(
+            refused || lost || !self.fabric.connects(),
+            "rank {me} fails while a connection is left: {error}"
+        );
         assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
         assert!(error.message().starts_with(&format!("rank {} ", 1 - me)), "{error}");
         let rank = &mut self.ranks[me];
@@ -446,5 +465,8 @@ impl Simulation {
 fn execute(fabric: &mut Fabric, me: usize, rank: &mut SimulatedRank, random: &mut Rng) {
     for (number, qp) in rank.peer.qps.iter_mut().enumerate() {
         fabric.execute(me, number, qp.recorded_calls(), random);
+        if qp.connected.is_none() {
+            fabric.destroy_end(me, number, random);
+        }
     }
 }
