@@ -10,12 +10,13 @@ use super::connect_info::{ConnectInfo, LinkConnectInfo, LinkMessage};
 use super::link::Link;
 use super::link_batch::{LinkBatch, LinkResources, RailDevice, UnconnectedLink};
 use super::link_directory::LinkDirectory;
-use super::objects::{Context, Library, PortAttributes, ProtectionDomain};
+use super::objects::{Library, PortAttributes};
 use super::options::VerbsOptions;
 use super::peer::Peer;
 use super::port_selection::Rail;
 use super::rail_counters::RailCounters;
 use super::registry::MemoryRegistry;
+use super::shared_device::SharedDevice;
 use super::transport::Verbs;
 use super::wire::MAX_RAILS;
 use crate::error::{Error, Result};
@@ -46,26 +47,27 @@ impl UnconnectedVerbs {
     /// `System` if libibverbs cannot be opened, or, naming verb, device and cause, if a device refuses.
     pub(crate) fn open(directory: LinkDirectory, peers: &[Rank], options: VerbsOptions) -> Result<Self> {
         let library = Library::open(options.library.as_deref())?;
-        let mut contexts = Vec::new();
+        let mut devices = Vec::new();
         for rail in directory.rails[directory.me].iter().take(MAX_RAILS) {
-            let context = Context::open(library, &rail.device, options.shim.clone())?;
-            let port = context.port(rail.port)?;
-            contexts.push((context, port));
+            let device = SharedDevice::open(library, &rail.device, &options.shim)?;
+            let port = device.context().port(rail.port)?;
+            devices.push((device, port));
         }
-        Self::over(contexts, directory, peers, options)
+        Self::over(devices, directory, peers, options)
     }
 
     /// [`open`](Self::open), with the devices of this rank's rails.
     pub(super) fn over(
-        contexts: Vec<(Arc<Context>, PortAttributes)>,
+        shared: Vec<(Arc<SharedDevice>, PortAttributes)>,
         directory: LinkDirectory,
         peers: &[Rank],
         options: VerbsOptions,
     ) -> Result<Self> {
         let (mut devices, mut rails) = (Vec::new(), Vec::new());
-        for ((context, port), rail) in contexts.into_iter().zip(&directory.rails[directory.me]) {
-            let pd = ProtectionDomain::new(&context)?;
-            devices.push(RailDevice { queues: Vec::new(), pd, context, port: rail.port });
+        for ((device, port), rail) in shared.into_iter().zip(&directory.rails[directory.me]) {
+            let (pd, context) = (Arc::clone(device.pd()), Arc::clone(device.context()));
+            let events = device.subscribe();
+            devices.push(RailDevice { queues: Vec::new(), pd, context, events, port: rail.port });
             rails.push((rail.clone(), port));
         }
         let pds = devices.iter().map(|device| Arc::clone(&device.pd)).collect();

@@ -9,6 +9,7 @@ use super::objects::{CompletionQueue, Context, Depth, Fresh, PortAttributes, Pro
 use super::peer::ControlMemory;
 use super::port_selection::Rail;
 use super::registry::MemoryRegistry;
+use super::shared_device::DeviceEvents;
 use super::wire::{ControlLayout, MAX_RAILS};
 use crate::error::Result;
 use crate::memory::{Piece, map_unforked};
@@ -30,6 +31,7 @@ pub(super) struct RailDevice {
     pub queues: Vec<Arc<CompletionQueue>>,
     pub pd: Arc<ProtectionDomain>,
     pub context: Arc<Context>,
+    pub events: DeviceEvents,
     /// Number of the port, from 1.
     pub port: u8,
 }

@@ -13,6 +13,7 @@
 //! | `rail_counters` | what each rail has carried |
 //! | `gpu` | how devices reach GPU memory, and when writes to it must be flushed |
 //! | `probe` | what libibverbs and an open device report about themselves, for `flexring doctor` |
+//! | `shared_device` | the open devices, which all communicators of a process share, and their events |
 //! | `wire` | what ranks write into each other's memory: immediate data and control entries |
 //! | `control_buffer` | reading and writing control entries |
 //! | `registry` | which memory is registered, and for how long |
@@ -56,6 +57,8 @@ pub mod probe;
 mod rail_counters;
 #[cfg(feature = "verbs")]
 mod registry;
+#[cfg(feature = "verbs")]
+mod shared_device;
 #[cfg(all(test, feature = "verbs"))]
 mod tests;
 #[cfg(feature = "verbs")]

@@ -268,7 +268,7 @@ impl Verbs {
     fn handle_async_events(&mut self) {
         self.check_async_events = false;
         for rail in 0..self.devices.len() {
-            while let Some(event) = self.devices[rail].context.next_async_event() {
+            while let Some(event) = self.devices[rail].events.next() {
                 let device = &self.devices[rail];
                 let name = device.context.name();
                 match event {
@@ -282,9 +282,19 @@ impl Verbs {
                     AsyncEvent::Other(what) => log::info!("verbs: {name}: {what}"),
                     AsyncEvent::Fatal(what) => {
                         let error = Error::system(format!("{name}: {what}"));
-                        for index in 0..self.peers.len() {
-                            self.peers[index].break_rail(rail, &error);
-                            self.schedule(index);
+                        self.break_rail(rail, &error);
+                    }
+                    AsyncEvent::QueueOverran(number) => {
+                        let mut mine = device.queues.iter().map(|queue| queue.number());
+                        let flushes = self.flushes.as_ref();
+                        let is_mine = |number| {
+                            mine.any(|mine| mine == number)
+                                || flushes.is_some_and(|flushes| flushes.uses(rail, number))
+                        };
+                        // The device has queues of other communicators, too.
+                        if number.is_none_or(is_mine) {
+                            let error = Error::system(format!("{name}: its completion queue overran"));
+                            self.break_rail(rail, &error);
                         }
                     }
                 }
@@ -304,6 +314,13 @@ impl Verbs {
             peer.check_flushes(now);
             peer.schedule(run_queue);
             self.next_look = Some(now + BROKEN_INTERVAL);
+        }
+    }
+
+    fn break_rail(&mut self, rail: usize, error: &Error) {
+        for index in 0..self.peers.len() {
+            self.peers[index].break_rail(rail, error);
+            self.schedule(index);
         }
     }
 

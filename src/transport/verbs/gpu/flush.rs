@@ -164,6 +164,11 @@ impl FlushQueue {
         Ok(())
     }
 
+    /// Whether the flushes of a rail use the completion queue with this number.
+    pub(in crate::transport::verbs) fn uses(&self, rail: usize, queue: u64) -> bool {
+        self.flushers.get(rail).is_some_and(|flusher| flusher.queue.number() == queue)
+    }
+
     /// Whether events are held back.
     pub(in crate::transport::verbs) fn is_busy(&self) -> bool {
         !self.flushing.is_empty() || !self.waiting.is_empty()

@@ -19,7 +19,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Completions that one call of `ibv_poll_cq` returns at most.
 const POLL_BATCH: usize = 16;
@@ -101,6 +101,7 @@ pub(crate) struct Completion {
 pub(crate) struct CompletionQueue {
     queue: VerbsHandle<ibv_cq>,
     channel: VerbsHandle<ibv_comp_channel>,
+    number: u64,
     /// Events read from the channel. They must be acknowledged before the queue is destroyed.
     unacknowledged: AtomicU32,
     context: Arc<Context>,
@@ -121,10 +122,12 @@ impl CompletionQueue {
                 return Err(error(verb, errno));
             }
         }
+        static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
         // Each object is owned as soon as it exists, so that it is released if the next step fails.
         let mut new = Self {
             queue: VerbsHandle::inert(),
             channel: VerbsHandle::inert(),
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             unacknowledged: AtomicU32::new(0),
             context: Arc::clone(context),
             #[cfg(test)]
@@ -139,8 +142,9 @@ impl CompletionQueue {
             set_nonblocking(fd)?;
         }
         let entries = i32::try_from(entries).unwrap_or(i32::MAX);
-        // SAFETY: context and channel are alive.
-        let queue = unsafe { (library.ibv_create_cq)(raw, entries, null_mut(), channel, 0) };
+        let number = std::ptr::without_provenance_mut(new.number as usize);
+        // SAFETY: context and channel are alive. The number comes back in events, and is not used as an address.
+        let queue = unsafe { (library.ibv_create_cq)(raw, entries, number, channel, 0) };
         new.queue = VerbsHandle::from_raw(queue, library).ok_or_else(|| {
             error(Verb::CreateCq, errno()).context(format_args!("a completion queue of {entries} entries"))
         })?;
@@ -149,6 +153,11 @@ impl CompletionQueue {
 
     pub(super) fn raw(&self) -> Option<(*mut ibv_cq, &'static Library)> {
         self.queue.raw()
+    }
+
+    /// Its number, different from that of any other completion queue of this process.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// A descriptor that becomes readable with the next completion after [`arm`](Self::arm); `None` without a device.

@@ -41,8 +41,10 @@ pub(crate) struct PortAttributes {
 /// An asynchronous event of a device (`ibv_async_event`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AsyncEvent {
-    /// The device failed, or its completion queue did.
+    /// The device failed, or was removed.
     Fatal(&'static str),
+    /// The completion queue with this [number](super::CompletionQueue::number) overran; `None` if it is not known which.
+    QueueOverran(Option<u64>),
     /// The port of this number went down.
     PortDown(u8),
     /// The port of this number came up.
@@ -52,12 +54,13 @@ pub(crate) enum AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// The event of this `ibv_event_type`; `port` is the port's number, if it is a port's event.
-    fn of(event_type: u32, port: u8) -> Self {
+    /// The event of this `ibv_event_type`; `port` is the port's number, if it is a port's event, and `queue` that of the completion
+    /// queue.
+    fn of(event_type: u32, port: u8, queue: Option<u64>) -> Self {
         match event_type {
             // Also reported when the device is removed.
             IBV_EVENT_DEVICE_FATAL => Self::Fatal("the device failed"),
-            IBV_EVENT_CQ_ERR => Self::Fatal("its completion queue overran"),
+            IBV_EVENT_CQ_ERR => Self::QueueOverran(queue),
             IBV_EVENT_PORT_ERR => Self::PortDown(port),
             IBV_EVENT_PORT_ACTIVE => Self::PortUp(port),
             IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
@@ -120,6 +123,19 @@ impl Context {
         Arc::new(Self { handle: VerbsHandle::inert(), name: name.to_owned(), shim })
     }
 
+    /// Opens a device that does not exist.
+    ///
+    /// # Errors
+    /// `System` if the shim lets it fail.
+    #[cfg(test)]
+    pub(crate) fn open_inert(name: &str, shim: Shim) -> Result<Arc<Self>> {
+        let site = CallSite { device: name.to_owned(), ..CallSite::default() };
+        match shim.injected_errno(Verb::OpenDevice) {
+            Some(errno) => Err(failed(Verb::OpenDevice, &site, errno)),
+            None => Ok(Self::inert(name, shim)),
+        }
+    }
+
     pub(super) fn raw(&self) -> Option<(*mut ibv_context, &'static Library)> {
         self.handle.raw()
     }
@@ -166,7 +182,7 @@ impl Context {
     /// Takes the next asynchronous event, if there is one. Never blocks.
     pub(crate) fn next_async_event(&self) -> Option<AsyncEvent> {
         if let Some(event_type) = self.shim.injected_event() {
-            return Some(AsyncEvent::of(event_type, 1));
+            return Some(AsyncEvent::of(event_type, 1, None));
         }
         let (raw, library) = self.raw()?;
         let mut event = MaybeUninit::<ibv_async_event>::uninit();
@@ -178,7 +194,11 @@ impl Context {
         let mut event = unsafe { event.assume_init() };
         // SAFETY: events of ports have a port number; for other events, reading it yields a number that is not used.
         let port = unsafe { event.element.port_num } as u8;
-        let kind = AsyncEvent::of(event.event_type, port);
+        let queue = (event.event_type == IBV_EVENT_CQ_ERR).then(|| {
+            // SAFETY: the event is that of a completion queue, which is not destroyed before the event is acknowledged.
+            unsafe { (*event.element.cq).cq_context }.addr() as u64
+        });
+        let kind = AsyncEvent::of(event.event_type, port, queue);
         // SAFETY: the event was read above and is acknowledged once.
         unsafe { (library.ibv_ack_async_event)(&raw mut event) };
         Some(kind)
@@ -209,11 +229,10 @@ mod tests {
 
     #[test]
     fn events_are_failures_changes_of_a_port_or_without_consequences() {
-        let of = |event_type| AsyncEvent::of(event_type, 2);
+        let of = |event_type| AsyncEvent::of(event_type, 2, Some(7));
         // Numbered as `ibv_event_type`: DEVICE_FATAL and CQ_ERR.
-        for fatal in [8, 0] {
-            assert!(matches!(of(fatal), AsyncEvent::Fatal(_)), "{fatal}");
-        }
+        assert!(matches!(of(8), AsyncEvent::Fatal(_)));
+        assert_eq!(of(0), AsyncEvent::QueueOverran(Some(7)));
         assert_eq!((of(10), of(9)), (AsyncEvent::PortDown(2), AsyncEvent::PortUp(2)));
         // QP_FATAL to QP_ACCESS_ERR; LID_CHANGE, PKEY_CHANGE and GID_CHANGE; an event of a newer library.
         for other in [1, 2, 3, 11, 12, 18, 99] {

@@ -1,18 +1,25 @@
 //! A protection domain.
 //!
-//! Owns its allocation and release. Must not know what is registered in it.
+//! Owns its allocation and release, and the lists of what its users share. Must not know why memory is registered in it.
 
 use super::bindings::ibv_pd;
 use super::context::Context;
 use super::handle::VerbsHandle;
 use super::library::Library;
+use super::memory_region::SharedRegions;
 use super::verb::{Verb, errno, failed};
 use crate::error::Result;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// A protection domain. Memory that is registered in it is reachable only through queue pairs of the same domain.
 pub(crate) struct ProtectionDomain {
     handle: VerbsHandle<ibv_pd>,
+    /// What several users registered. Entries own nothing.
+    pub(super) shared: SharedRegions,
+    /// By length in bytes: how long registering memory takes, once it was measured.
+    registration_times: Mutex<BTreeMap<usize, Duration>>,
     pub(super) context: Arc<Context>,
 }
 
@@ -32,11 +39,34 @@ impl ProtectionDomain {
                 .ok_or_else(|| error(errno()))?,
             None => VerbsHandle::inert(),
         };
-        Ok(Arc::new(Self { handle, context: Arc::clone(context) }))
+        Ok(Arc::new(Self {
+            handle,
+            shared: SharedRegions::default(),
+            registration_times: Mutex::default(),
+            context: Arc::clone(context),
+        }))
     }
 
     pub(super) fn raw(&self) -> Option<(*mut ibv_pd, &'static Library)> {
         self.handle.raw()
+    }
+
+    /// How long registering memory of `len` bytes takes. Measured once for each length.
+    ///
+    /// # Errors
+    /// Those of `measure`.
+    pub(crate) fn registration_time(
+        &self,
+        len: usize,
+        measure: impl FnOnce() -> Result<Duration>,
+    ) -> Result<Duration> {
+        let times = || self.registration_times.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = times().get(&len) {
+            return Ok(*known);
+        }
+        let measured = measure()?;
+        times().insert(len, measured);
+        Ok(measured)
     }
 
     /// The device of this domain.

@@ -13,7 +13,7 @@ mod passing {
     use super::super::verb::Verb;
 
     /// Lets every verb pass.
-    #[derive(Clone, Debug)]
+    #[derive(Clone, Debug, PartialEq)]
     pub(crate) struct Shim;
 
     impl Shim {
@@ -63,6 +63,8 @@ mod injecting {
         /// This call of this verb (from 0) fails with this errno.
         call: Option<(Verb, u64, i32)>,
         calls: u64,
+        /// Calls of each verb, by its number.
+        calls_by_verb: [u64; Verb::ALL.len()],
         /// This completion (from 0) has this status.
         completion: Option<(u64, u32)>,
         completions: u64,
@@ -88,6 +90,13 @@ mod injecting {
     /// The faults of a device, shared by all objects created on it.
     #[derive(Clone, Debug, Default)]
     pub(crate) struct Shim(Arc<Mutex<InjectedFaults>>);
+
+    /// Whether both are the shim of the same devices.
+    impl PartialEq for Shim {
+        fn eq(&self, other: &Self) -> bool {
+            Arc::ptr_eq(&self.0, &other.0)
+        }
+    }
 
     impl Shim {
         /// Lets every verb pass.
@@ -170,6 +179,11 @@ mod injecting {
             self.0.lock().unwrap_or_else(PoisonError::into_inner)
         }
 
+        /// How often a verb was called so far.
+        pub(crate) fn calls(&self, verb: Verb) -> u64 {
+            self.faults().calls_by_verb[verb as usize]
+        }
+
         /// Whether a fault was injected.
         pub(crate) fn triggered(&self) -> bool {
             let faults = self.faults();
@@ -179,6 +193,7 @@ mod injecting {
 
         pub(crate) fn injected_errno(&self, verb: Verb) -> Option<i32> {
             let mut faults = self.faults();
+            faults.calls_by_verb[verb as usize] += 1;
             let (failing, k, errno) = faults.call?;
             if failing != verb {
                 return None;

@@ -8,6 +8,7 @@ mod faults;
 mod forks;
 mod on_demand;
 pub(super) mod out_of_band;
+mod sharing;
 
 use super::LinkDirectory;
 use super::connect::UnconnectedVerbs;
@@ -76,6 +77,8 @@ struct LinkSetup {
     on_gpu: bool,
     /// The fault that occurs on rank 0.
     shim: Shim,
+    /// Whether all ranks have the devices of rank 0, as ranks that are threads of one process have.
+    shares_devices: bool,
 }
 
 impl LinkSetup {
@@ -89,6 +92,7 @@ impl LinkSetup {
             registration: Registration::Subchunk,
             on_gpu: false,
             shim: Shim::none(),
+            shares_devices: false,
         }
     }
 
@@ -97,7 +101,7 @@ impl LinkSetup {
             qps_per_rail: self.qps_per_rail,
             registration: self.registration,
             subchunk: SUBCHUNK,
-            shim: if me == 0 { self.shim.clone() } else { Shim::none() },
+            shim: if me == 0 || self.shares_devices { self.shim.clone() } else { Shim::none() },
             ..VerbsOptions::new(&Config::default())
         }
     }
@@ -139,19 +143,26 @@ impl LinkSetup {
 
     /// Connects the ranks, runs `act` on each in its own thread, and drops the links. Returns the outcomes by rank.
     fn run(&self, act: impl Fn(&mut ConnectedRank) -> Result<()> + Sync) -> Result<Vec<Result<()>>> {
-        let act = &act;
-        let ranks = self.link()?;
-        Ok(thread::scope(|scope| {
-            let running = ranks.into_iter().map(|mut rank| {
-                scope.spawn(move || {
-                    let handshake = rank.verbs.handshake(Instant::now() + Duration::from_secs(20));
-                    handshake.and_then(|()| act(&mut rank)).inspect_err(|error| rank.fail(error))
-                })
-            });
-            let running: Vec<_> = running.collect();
-            running.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
-        }))
+        Ok(run_linked(self.link()?, act))
     }
+}
+
+/// Runs `act` on each of these ranks in its own thread, and drops the links. Returns the outcomes by rank.
+fn run_linked(
+    ranks: Vec<ConnectedRank>,
+    act: impl Fn(&mut ConnectedRank) -> Result<()> + Sync,
+) -> Vec<Result<()>> {
+    let act = &act;
+    thread::scope(|scope| {
+        let running = ranks.into_iter().map(|mut rank| {
+            scope.spawn(move || {
+                let handshake = rank.verbs.handshake(Instant::now() + Duration::from_secs(20));
+                handshake.and_then(|()| act(&mut rank)).inspect_err(|error| rank.fail(error))
+            })
+        });
+        let running: Vec<_> = running.collect();
+        running.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+    })
 }
 
 /// One rank of a test, connected to all others.

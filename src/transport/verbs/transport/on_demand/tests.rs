@@ -11,9 +11,10 @@ use crate::transport::Events;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::connect::UnconnectedVerbs;
 use crate::transport::verbs::connect_info::{ConnectInfo, LinkConnectInfo, OutOfBand};
-use crate::transport::verbs::objects::{Context, Endpoint, PortAttributes, Shim, Verb};
+use crate::transport::verbs::objects::{Endpoint, PortAttributes, Shim, Verb};
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::Rail;
+use crate::transport::verbs::shared_device::SharedDevice;
 use crate::transport::verbs::tests::out_of_band::MemoryMessages;
 use crate::transport::verbs::wire::{CALL_BYTES, ImmData, ImmKind, MAX_RAILS};
 use std::time::{Duration, Instant};
@@ -37,7 +38,7 @@ fn world(
     let open = |(me, end): (Rank, MemoryMessages)| {
         let contexts = rails[me].iter().map(|rail| {
             let port = PortAttributes { active: true, lid: 1, mtu: 5, needs_global: false };
-            (Context::inert(&rail.device, shim.clone()), port)
+            (SharedDevice::open_inert(&rail.device, shim).expect("inert"), port)
         });
         let directory = LinkDirectory {
             me,
