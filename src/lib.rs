@@ -1,7 +1,7 @@
 //! flexring: an all-reduce engine for clusters that are not symmetric.
 //!
 //! ARCHITECTURE.md explains how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
-//! `float8`, `rank`, `call`, `fault`, `interrupt`, `wake`, `logging`, `secret`; (2) `plan`, `description`; (3) `process`, `cuda_driver`, `memory`, `device`, `transport`;
+//! `float8`, `rank`, `call`, `fault`, `interrupt`, `wake`, `logging`, `secret`, `trace`; (2) `plan`, `description`; (3) `process`, `cuda_driver`, `memory`, `device`, `transport`;
 //! (4) `bootstrap`, `executor`; (5) `communicator`; (6) `c_api` and the `flexring` command.
 
 // The library logs through `log`. Tests print why they are skipped.
@@ -45,6 +45,7 @@ mod test_effort;
 #[cfg(test)]
 mod test_port;
 mod tls;
+pub mod trace;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod transport;
 pub mod wake;

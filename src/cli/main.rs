@@ -12,6 +12,7 @@ mod perf;
 mod plan;
 mod settings;
 mod status;
+mod trace;
 
 use clap::{Parser, Subcommand};
 use error::{CommandError, ERROR_PREFIX};
@@ -36,6 +37,7 @@ enum Command {
     Doctor(doctor::DoctorOptions),
     Env(env::EnvOptions),
     Status(status::StatusOptions),
+    Trace(trace::TraceOptions),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
         Some(Command::Doctor(options)) => doctor::run(&options),
         Some(Command::Env(options)) => env::run(&options),
         Some(Command::Status(options)) => status::run(&options),
+        Some(Command::Trace(options)) => trace::run(&options),
         None => output::print(&format!("flexring {}{}", env!("CARGO_PKG_VERSION"), env::kernels_line())),
     };
     match outcome {

@@ -18,6 +18,7 @@ use super::peer_info::PeerInfo;
 use super::plans::Plans;
 use super::runner::CallRunner;
 use super::runner_builder::{CallRunnerBuilder, region_layout};
+use super::timeline::{self, Timeline};
 use crate::bootstrap::{ControlConnection, Identity, RendezvousPoint, ShrinkService, ShrinkServiceParams};
 use crate::config::{Algorithm, Config, TransportChoice};
 use crate::description;
@@ -105,6 +106,8 @@ impl Communicator {
             Some((memory, _)) => Arc::clone(memory.own()),
             None => OwnMemory::new(intra_node.len())?,
         };
+        let timeline = Timeline::of(config, spec.is_derived, &infos[0].nonce);
+        let trace = Timeline::trace(timeline.as_ref(), me, world)?;
         let layout = region_layout(config, intra_node.len(), world);
         let mut region = own.region(layout, gpu::numa_node(config.gpu))?;
         reach(FaultPoint::JoinHasArena);
@@ -181,6 +184,7 @@ impl Communicator {
             crowded: Cores::are_crowded(node.iter().map(|rank| &infos[*rank].cores)),
             launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].nonce, threads)),
             opens_gpu: true,
+            trace,
             fault,
         };
         let service = match shrink_listener {
@@ -211,10 +215,15 @@ impl Communicator {
         let is_described = spec.topology.is_some() || config.topology.is_some();
         let WorldSpec { config, ancestors, .. } = spec;
         let topology = is_described.then_some(topology);
-        Ok(Self::new(
+        let is_traced = config.trace.is_some();
+        let comm = Self::new(
             runner,
             Blueprint { config, carrier: Some(*carrier), topology, service, ancestors, gathering: None },
-        ))
+        );
+        if is_traced {
+            timeline::align(&comm, connection)?;
+        }
+        Ok(comm)
     }
 
     /// A world of `world` ranks that are threads of this process, with the settings in `config`; one
@@ -243,10 +252,12 @@ impl Communicator {
             (None, None) => Topology::from_names(&vec!["here"; world]),
         };
         let layout = region_layout(config, world, world);
+        let key: [u8; 16] = random_bytes()?;
+        let timeline = Timeline::of(config, spec.is_derived, &key);
         let cores = Cores::of_this_process();
         let crowded = Cores::are_crowded(std::iter::repeat_n(&cores, world));
         let launch_group = LaunchGroup::new((0..world).collect());
-        let memories = local::share_memory(world, random_bytes()?)?;
+        let memories = local::share_memory(world, key)?;
         let regions = memories.iter().map(|memory| memory.own().region(layout, None));
         let regions = regions.collect::<Result<Vec<Region>>>()?;
         let of_rank =
@@ -273,6 +284,7 @@ impl Communicator {
                 launch_group: Some(Arc::clone(&launch_group)),
                 // The thread that makes all ranks of a derived world need not use the GPU of each.
                 opens_gpu: !spec.is_derived || config.gpu.is_some(),
+                trace: Timeline::trace(timeline.as_ref(), me, world)?,
                 fault: Arc::clone(&fault),
             };
             let member = LocalMember { group: Arc::clone(&group), rank: me };

@@ -37,6 +37,7 @@ mod runner_builder;
 mod scale;
 mod shrink;
 mod split;
+mod timeline;
 mod user_memory;
 mod worker;
 mod worker_pool;

@@ -135,6 +135,10 @@ impl CallRunner {
             self.guarded(|| self.attempt(checked, &mut state).map_err(|failure| self.fail(failure)));
         reach(FaultPoint::CallEnds);
         self.control.leave_call();
+        if outcome.is_err() {
+            // The program may end without dropping the communicator.
+            state.executor.write_trace();
+        }
         outcome
     }
 

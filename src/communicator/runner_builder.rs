@@ -17,6 +17,7 @@ use crate::executor::{Executor, ExecutorParts};
 use crate::fault::Fault;
 use crate::memory::Registrar;
 use crate::rank::Rank;
+use crate::trace::Trace;
 use crate::transport::AnyTransport;
 use crate::transport::shm::{ArenaLayout, Mailbox, NodeMemory, Region};
 use crate::transport::verbs::RailCounters;
@@ -54,6 +55,8 @@ pub(super) struct CallRunnerBuilder<'a> {
     pub launch_group: Option<Arc<LaunchGroup>>,
     /// Whether the GPU that this thread uses is opened at once; otherwise that of the first vector on a GPU is.
     pub opens_gpu: bool,
+    /// The timeline of this rank, if the settings ask for one.
+    pub trace: Trace,
     pub fault: Arc<Fault>,
     /// The process's memory, and the part of it that is for this communicator. The last fields: transports use it until they are
     /// dropped.
@@ -80,6 +83,7 @@ impl CallRunnerBuilder<'_> {
             spin: config.spin(),
             timeout: config.timeout,
             crowded: self.crowded,
+            trace: self.trace,
         })?;
         self.plans.prepare(&mut executor)?;
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));

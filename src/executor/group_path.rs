@@ -35,6 +35,7 @@ use crate::device::{Operand, Submitted};
 use crate::error::{Error, Result};
 use crate::plan::program::StepId;
 use crate::rank::{Rank, RankList};
+use crate::trace::{JobKind, MessagePart};
 use crate::transport::{Event, Events};
 use std::collections::VecDeque;
 
@@ -123,7 +124,7 @@ impl GroupPath {
             }
             busy |= self.poll(resources, bound)?;
             if busy {
-                resources.wait.progressed();
+                resources.progressed();
             } else if has_left && !resources.devices.are_busy() {
                 // The poll has reported all that the peer had sent.
                 return Err(self.departed(resources, bound));
@@ -214,6 +215,7 @@ impl GroupPath {
             busy |= !self.finished.is_empty();
             for index in 0..self.finished.len() {
                 let ticket = Ticket::unpack(self.finished[index]);
+                resources.trace.job_ends(self.finished[index]);
                 if ticket.step == OWN_COPY {
                     self.own.is_copying = false;
                 } else {
@@ -237,11 +239,16 @@ impl GroupPath {
                 exchange_with(&mut self.exchanges, peer)?.has_entered = true;
                 Ok(())
             }
-            Event::SendComplete { peer } => exchange_with(&mut self.exchanges, peer)?.send_complete(),
+            Event::SendComplete { peer } => {
+                resources.trace.send_ends(peer);
+                exchange_with(&mut self.exchanges, peer)?.send_complete()
+            }
             Event::RecvComplete { peer } => {
+                resources.trace.receive_ends(peer);
                 exchange_with(&mut self.exchanges, peer)?.recv_complete(resources)
             }
             Event::RecvReady { peer, view } => {
+                resources.trace.receive_begins(peer, MessagePart::outside(view.len()));
                 let exchange = exchange_with(&mut self.exchanges, peer)?;
                 exchange.recv_ready(resources, view)
             }
@@ -308,7 +315,11 @@ impl OwnMessages {
             let into = receive.piece.narrow(self.copied, len);
             let ticket = Ticket { step: OWN_COPY, sub: 0, stages: false, reads_views: false };
             let job = copy(send, into, &operands);
+            resources.trace.job_begins(JobKind::Copy, ticket.pack(), MessagePart::outside(len));
             self.is_copying = resources.devices.submit(&job, ticket.pack())? == Submitted::InFlight;
+            if !self.is_copying {
+                resources.trace.job_ends(ticket.pack());
+            }
             self.copied += len;
         }
         if self.copied == send.piece.len() {

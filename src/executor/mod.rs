@@ -32,12 +32,14 @@ mod wait;
 
 pub use bound_call::{BoundCall, BoundGroup, CallPath, PeerMessage};
 
+use crate::call::Call;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Sharing};
 use crate::plan::program::Program;
 use crate::rank::Rank;
+use crate::trace::{ClockAlignment, Trace};
 use crate::transport::AnyTransport;
 use crate::transport::shm::Mailbox;
 use crate::wake::WakeFd;
@@ -76,6 +78,8 @@ pub struct ExecutorParts {
     pub timeout: Duration,
     /// Whether more ranks than cores share this node, so that a wait must yield its core. Equal on all ranks of the node.
     pub crowded: bool,
+    /// Records what happens, if the settings ask for it.
+    pub trace: Trace,
 }
 
 /// What an executor needs for vectors in the memory of a GPU.
@@ -133,6 +137,7 @@ impl Executor {
                 wait: Wait::new(parts.spin, parts.timeout, parts.crowded, eventfd),
                 // A step adds at most one operand of each rank.
                 operands: Vec::with_capacity(parts.world),
+                trace: parts.trace,
             },
             small: parts.mailbox.map(|mailbox| SmallPath::new(mailbox, parts.crowded)),
             failed: false,
@@ -175,6 +180,20 @@ impl Executor {
         self.resources.links.view_pools()
     }
 
+    /// Shows the times of this rank's timeline by the clock of rank 0. What was recorded so far is forgotten.
+    pub fn align_trace(&mut self, alignment: ClockAlignment) {
+        if let Some(recorder) = self.resources.trace.recorder() {
+            recorder.align(alignment);
+        }
+    }
+
+    /// Writes the timeline of this rank, if it is recorded. Afterwards nothing is written any more.
+    pub fn write_trace(&mut self) {
+        if let Some(recorder) = self.resources.trace.recorder() {
+            recorder.write();
+        }
+    }
+
     /// Removes all programs; their numbers may be used again.
     pub fn uninstall_all(&mut self) {
         self.programs.clear();
@@ -207,7 +226,7 @@ impl Executor {
     /// # Errors
     /// The first error of this rank; `Aborted` after an earlier call has failed.
     pub fn run(&mut self, bound: &BoundCall, path: CallPath) -> Result<()> {
-        self.guarded(|executor| {
+        self.guarded(&bound.call, |executor| {
             let Executor { resources, programs, groups, small, .. } = executor;
             groups.close(resources.rank, &bound.call)?;
             match path {
@@ -225,19 +244,25 @@ impl Executor {
     /// # Errors
     /// As for [`run`](Self::run).
     pub fn run_group(&mut self, bound: &BoundGroup) -> Result<()> {
-        self.guarded(|executor| executor.groups.run(&mut executor.resources, bound))
+        self.guarded(&bound.call, |executor| executor.groups.run(&mut executor.resources, bound))
     }
 
     /// Executes a call by `body`, and aborts it if that fails or panics.
-    fn guarded(&mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+    fn guarded(&mut self, call: &Call, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         if self.failed {
             return Err(Error::aborted("the communicator has failed before"));
         }
         // Assume failure until Ok, so that the guard aborts the call on a panic too.
         self.failed = true;
         let guard = CallGuard(self);
+        if let Some(recorder) = guard.0.resources.trace.recorder() {
+            recorder.call_begins(call);
+        }
         let outcome = body(&mut *guard.0);
         guard.0.failed = outcome.is_err();
+        if let Some(recorder) = guard.0.resources.trace.recorder() {
+            recorder.call_ends(outcome.is_err());
+        }
         outcome
     }
 }

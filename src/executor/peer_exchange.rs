@@ -13,6 +13,7 @@ use crate::plan::call_layout;
 use crate::plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, Staging, Violation};
 use crate::plan::program::{BufferKind, Program, StepId};
 use crate::rank::Rank;
+use crate::trace::{JobKind, MessagePart};
 use crate::transport::AnyTransport;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -150,7 +151,7 @@ impl PeerExchange {
         if !write_bytes(header, encode(message)) {
             return Err(Error::internal("the place of a header is no host memory"));
         }
-        resources.links.send(self.peer, header)?;
+        resources.send(self.peer, header, MessagePart::outside(HEADER))?;
         self.header_in_flight = true;
         self.outgoing.start(resources, self.peer);
         Ok(true)
@@ -162,7 +163,7 @@ impl PeerExchange {
         }
         if let AnyTransport::Posted(_) = resources.links.to(self.peer) {
             let header = self.header_place(resources, false)?;
-            resources.links.post_recv(self.peer, header)?;
+            resources.post_recv(self.peer, header, MessagePart::outside(HEADER))?;
             self.incoming.state = MessageState::Header;
             return Ok(true);
         }
@@ -170,7 +171,7 @@ impl PeerExchange {
         resources.links.begin_reading_job()?;
         let bytes = (header.len() == HEADER).then(|| read_bytes(header)).flatten();
         resources.links.end_reading_job()?;
-        resources.links.release(self.peer)?;
+        resources.release(self.peer)?;
         self.check_header(resources, bytes)?;
         self.incoming.start(resources, self.peer);
         self.take_unread(resources)?;
@@ -333,17 +334,17 @@ impl Direction {
 
     fn perform(&mut self, resources: &mut Resources, peer: Rank, action: Action) -> Result<()> {
         match action {
-            Action::Release { .. } => resources.links.release(peer),
+            Action::Release { .. } => resources.release(peer),
             Action::Send { location, sub, .. } => {
                 let piece = self.piece(resources, location, sub)?;
-                resources.links.send(peer, piece)
+                resources.send(peer, piece, MessagePart { step: 0, sub, bytes: piece.len() })
             }
             Action::PostRecv { location, sub, .. } => {
                 if let Location::Slot(slot) = location {
                     self.choose_memory(resources, peer, slot as usize);
                 }
                 let piece = self.piece(resources, location, sub)?;
-                resources.links.post_recv(peer, piece)
+                resources.post_recv(peer, piece, MessagePart { step: 0, sub, bytes: piece.len() })
             }
             Action::Stage { sub, buffer, slot, .. } => {
                 self.choose_memory(resources, peer, slot as usize);
@@ -376,8 +377,13 @@ impl Direction {
         let ticket =
             Ticket { step: (2 * peer + usize::from(self.is_send)) as StepId, sub, stages, reads_views };
         let operands = [Operand { piece: from, factor: None }];
+        let part = MessagePart { step: 0, sub, bytes: into.len() };
+        resources.trace.job_begins(JobKind::Copy, ticket.pack(), part);
         match resources.devices.submit(&copy(&message, into, &operands), ticket.pack())? {
-            Submitted::Done => self.finish(resources, ticket),
+            Submitted::Done => {
+                resources.trace.job_ends(ticket.pack());
+                self.finish(resources, ticket)
+            }
             Submitted::InFlight => Ok(()),
         }
     }

@@ -6,7 +6,7 @@
 use super::bound_call::BoundCall;
 use super::links::Links;
 use super::resources::Resources;
-use super::ticket::Ticket;
+use super::ticket::{OUTSIDE_JOB, Ticket};
 use crate::device::{Finish, Job, Operand, Submitted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault_point::{FaultPoint, reach};
@@ -15,6 +15,7 @@ use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, Scratc
 use crate::plan::pipeline::{Action, BlockLayout, Location, Pipeline, Staging, Violation};
 use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
 use crate::rank::{Rank, RankList};
+use crate::trace::{JobKind, MessagePart};
 use crate::transport::{AnyTransport, Event, Events};
 use std::sync::Arc;
 
@@ -125,7 +126,7 @@ impl ProgramPath {
             }
             busy |= self.poll(resources, &active)?;
             if busy {
-                resources.wait.progressed();
+                resources.progressed();
             } else if !resources.pause()? {
                 return Err(self.timed_out(resources, &active));
             }
@@ -206,7 +207,7 @@ impl ProgramPath {
         Ok(busy)
     }
 
-    fn handle(&mut self, resources: &Resources, active: &LaidOutCall, event: Event) -> Result<()> {
+    fn handle(&mut self, resources: &mut Resources, active: &LaidOutCall, event: Event) -> Result<()> {
         let own = &active.bound.call;
         match event {
             Event::PeerEntered { peer, call } => {
@@ -220,8 +221,14 @@ impl ProgramPath {
                 // A peer whose call agrees has a link with this rank in the program, too.
                 self.missing = self.missing.saturating_sub(1);
             }
-            Event::SendComplete { peer } => self.pipeline().send_complete(peer).map_err(bug)?,
-            Event::RecvComplete { peer } => self.pipeline().recv_complete(peer).map_err(bug)?,
+            Event::SendComplete { peer } => {
+                resources.trace.send_ends(peer);
+                self.pipeline().send_complete(peer).map_err(bug)?;
+            }
+            Event::RecvComplete { peer } => {
+                resources.trace.receive_ends(peer);
+                self.pipeline().recv_complete(peer).map_err(bug)?;
+            }
             Event::RecvReady { peer, .. } if !self.entered[peer] => {
                 let message = format!(
                     "rank {peer} sends a message to rank {}, which has called {own} without receiving it",
@@ -230,9 +237,10 @@ impl ProgramPath {
                 return Err(Error::disagreement(message));
             }
             Event::RecvReady { peer, view } => {
-                let expected = self
-                    .pipeline()
-                    .next_recv(peer)
+                let pipeline = self.pipeline();
+                let next = pipeline.next_recv_part(peer);
+                let expected = next
+                    .map(|(step, sub)| pipeline.elements(step, sub))
                     .map(|elements| (elements.end - elements.start) as usize * own.dtype.size());
                 if expected != Some(view.len()) {
                     let message = format!(
@@ -244,6 +252,9 @@ impl ProgramPath {
                     return Err(Error::disagreement(message));
                 }
                 let message = self.pipeline().recv_ready(peer).map_err(bug)?;
+                if let Some((step, sub)) = next {
+                    resources.trace.receive_begins(peer, MessagePart { step, sub, bytes: view.len() });
+                }
                 let views = &mut self.views[peer];
                 let at = message as usize % views.len();
                 views[at] = view;
@@ -254,17 +265,17 @@ impl ProgramPath {
 
     fn perform(&mut self, resources: &mut Resources, active: &LaidOutCall, action: Action) -> Result<()> {
         match action {
-            Action::Release { peer } => resources.links.release(peer),
+            Action::Release { peer } => resources.release(peer),
             Action::Send { peer, location, step, sub } => {
                 let piece = self.piece(resources, active, location, step, sub);
-                resources.links.send(peer, piece)
+                resources.send(peer, piece, MessagePart { step, sub, bytes: piece.len() })
             }
             Action::PostRecv { peer, location, step, sub } => {
                 if let Location::Slot(slot) = location {
                     choose_recv_memory(resources, active, peer, slot as usize);
                 }
                 let piece = self.piece(resources, active, location, step, sub);
-                resources.links.post_recv(peer, piece)
+                resources.post_recv(peer, piece, MessagePart { step, sub, bytes: piece.len() })
             }
             Action::Stage { step, sub, buffer, slot } => {
                 self.choose_staging_memory(resources, active, step, slot as usize);
@@ -272,6 +283,8 @@ impl ProgramPath {
                 let into = self.piece(resources, active, Location::Slot(slot), step, sub);
                 let ticket = Ticket { step, sub, stages: true, reads_views: false };
                 let operands = [Operand { piece: from, factor: None }];
+                let part = MessagePart { step, sub, bytes: into.len() };
+                resources.trace.job_begins(JobKind::Copy, ticket.pack(), part);
                 match resources.devices.submit(&copy(&active.bound, into, &operands), ticket.pack())? {
                     Submitted::Done => self.finish(resources, ticket),
                     Submitted::InFlight => Ok(()),
@@ -321,6 +334,9 @@ impl ProgramPath {
             streaming: active.layout.streaming,
         };
         let ticket = Ticket { step, sub, stages: false, reads_views };
+        let kind = JobKind::of(resources.operands.len(), divide);
+        let part = MessagePart { step, sub, bytes: into.len() };
+        resources.trace.job_begins(kind, ticket.pack(), part);
         match resources.devices.submit(&job, ticket.pack())? {
             Submitted::Done => self.finish(resources, ticket),
             Submitted::InFlight => Ok(()),
@@ -330,6 +346,7 @@ impl ProgramPath {
     /// Reports a finished job to the pipeline.
     fn finish(&mut self, resources: &mut Resources, ticket: Ticket) -> Result<()> {
         reach(FaultPoint::CombineDone);
+        resources.trace.job_ends(ticket.pack());
         if ticket.reads_views {
             resources.links.end_reading_job()?;
         }
@@ -490,7 +507,9 @@ fn copy_input(resources: &mut Resources, bound: &BoundCall) -> Result<Piece> {
     let slots = &resources.slots;
     let into = if bound.input.is_host() { slots.spare(len) } else { slots.gpu_spare(len) };
     let operands = [Operand { piece: bound.input, factor: None }];
+    resources.trace.job_begins(JobKind::Copy, OUTSIDE_JOB, MessagePart::outside(len));
     resources.devices.run(&copy(bound, into, &operands), &resources.fault)?;
+    resources.trace.job_ends(OUTSIDE_JOB);
     Ok(into)
 }
 

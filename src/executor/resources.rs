@@ -9,7 +9,9 @@ use super::wait::Wait;
 use crate::device::Operand;
 use crate::error::Result;
 use crate::fault::Fault;
+use crate::memory::Piece;
 use crate::rank::Rank;
+use crate::trace::{MessagePart, Trace};
 use std::sync::Arc;
 
 /// What a rank executes its calls with.
@@ -23,13 +25,41 @@ pub(super) struct Resources {
     pub slots: Slots,
     pub fault: Arc<Fault>,
     pub wait: Wait,
+    /// Records what happens, if the settings ask for it.
+    pub trace: Trace,
     /// The operands of the job that is being made. Kept, so that no job allocates.
     pub operands: Vec<Operand>,
 }
 
 impl Resources {
+    /// Sends the next message to `peer`: a sub-chunk of a step, or what belongs to none.
+    pub(super) fn send(&mut self, peer: Rank, piece: Piece, part: MessagePart) -> Result<()> {
+        self.trace.send_begins(peer, part);
+        self.links.send(peer, piece)
+    }
+
+    /// Posts a receive for the next message of `peer`.
+    pub(super) fn post_recv(&mut self, peer: Rank, piece: Piece, part: MessagePart) -> Result<()> {
+        self.trace.receive_begins(peer, part);
+        self.links.post_recv(peer, piece)
+    }
+
+    /// Releases the oldest view of `peer`.
+    pub(super) fn release(&mut self, peer: Rank) -> Result<()> {
+        self.links.release(peer)?;
+        self.trace.receive_ends(peer);
+        Ok(())
+    }
+
+    /// Resets the wait after progress.
+    pub(super) fn progressed(&mut self) {
+        self.wait.progressed();
+        self.trace.progressed();
+    }
+
     /// Waits for a link or a device to have something to do. `false` if nothing had for the timeout.
     pub(super) fn pause(&mut self) -> Result<bool> {
+        self.trace.idle();
         self.wait.pause(&self.fault, &mut self.links, self.devices.are_busy())
     }
 

@@ -10,12 +10,14 @@
 
 use super::bound_call::BoundCall;
 use super::resources::Resources;
+use super::ticket::OUTSIDE_JOB;
 use crate::device::{Finish, Job, Operand};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
 use crate::plan::call_layout::SmallLayout;
 use crate::rank::Rank;
+use crate::trace::{JobKind, MessagePart};
 use crate::transport::shm::Mailbox;
 use std::ops::Range;
 
@@ -132,13 +134,14 @@ impl SmallPath {
 
     /// Waits for the contributions of all ranks, checks their calls, and lists the first `len` bytes of all mailboxes as operands.
     fn collect(&self, resources: &mut Resources, bound: &BoundCall, len: usize) -> Result<()> {
-        let Resources { rank: me, world, links, fault, wait, operands, .. } = resources;
+        let Resources { rank: me, world, links, fault, wait, operands, trace, .. } = resources;
         operands.clear();
         wait.begin();
         while operands.len() < *world {
             let local_rank = operands.len();
             let Some(bytes) = self.checked_post(*me, bound, local_rank)? else {
                 reach(FaultPoint::SmallWaits);
+                trace.idle();
                 let is_posted = || self.mailbox.peek(local_rank).is_some();
                 if !wait.pause_unless(fault, links, is_posted)? {
                     return Err(self.timed_out(resources, bound, local_rank));
@@ -146,6 +149,7 @@ impl SmallPath {
                 continue;
             };
             wait.progressed();
+            trace.progressed();
             operands.push(Operand { piece: bytes.narrow(0, len), factor: None });
         }
         Ok(())
@@ -154,7 +158,7 @@ impl SmallPath {
     /// What [`collect`](Self::collect) does, by the leader, whose own mailbox is `own`. It sleeps for one rank after another,
     /// from the last one down: in that time others post without waking it, so it sleeps for few of them.
     fn collect_for_all(&self, resources: &mut Resources, bound: &BoundCall, own: Piece) -> Result<()> {
-        let Resources { rank: me, world, fault, wait, operands, .. } = resources;
+        let Resources { rank: me, world, fault, wait, operands, trace, .. } = resources;
         operands.clear();
         operands.resize(*world, Operand { piece: own, factor: None });
         wait.begin();
@@ -163,11 +167,13 @@ impl SmallPath {
                 if let Some(bytes) = self.checked_post(*me, bound, local_rank)? {
                     break bytes;
                 }
+                trace.idle();
                 if !wait.pause_by(fault, |longest| self.mailbox.await_post(local_rank, longest))? {
                     return Err(self.timed_out(resources, bound, local_rank));
                 }
             };
             wait.progressed();
+            trace.progressed();
             operands[local_rank].piece = bytes.narrow(0, own.len());
         }
         Ok(())
@@ -175,12 +181,14 @@ impl SmallPath {
 
     /// Waits for the whole vector of the leader, and checks its call.
     fn await_leader(&self, resources: &mut Resources, bound: &BoundCall) -> Result<Piece> {
-        let Resources { rank: me, fault, wait, .. } = resources;
+        let Resources { rank: me, fault, wait, trace, .. } = resources;
         wait.begin();
         loop {
             if let Some(whole) = self.checked_post(*me, bound, LEADER)? {
+                trace.progressed();
                 return Ok(whole);
             }
+            trace.idle();
             if !wait.pause_by(fault, |longest| self.mailbox.await_post(LEADER, longest))? {
                 // The leader waits for the others, so it is the last to be blamed.
                 let members = LEADER + 1..self.mailbox.ranks();
@@ -237,7 +245,10 @@ fn copy(
         finish: Finish::Keep,
         streaming: false,
     };
-    resources.devices.run(&copy, &resources.fault)
+    resources.trace.job_begins(JobKind::Copy, OUTSIDE_JOB, MessagePart::outside(into.len()));
+    resources.devices.run(&copy, &resources.fault)?;
+    resources.trace.job_ends(OUTSIDE_JOB);
+    Ok(())
 }
 
 /// Adds all operands into `into`.
@@ -250,5 +261,8 @@ fn add(resources: &mut Resources, bound: &BoundCall, into: Piece) -> Result<()> 
         finish: if bound.average { Finish::Divide(resources.world as u32) } else { Finish::Keep },
         streaming: false,
     };
-    resources.devices.run(&sum, &resources.fault)
+    resources.trace.job_begins(JobKind::Reduce, OUTSIDE_JOB, MessagePart::outside(into.len()));
+    resources.devices.run(&sum, &resources.fault)?;
+    resources.trace.job_ends(OUTSIDE_JOB);
+    Ok(())
 }

@@ -2,6 +2,9 @@
 
 use crate::plan::program::StepId;
 
+/// In timelines, the ticket of a job that runs outside a program, of which there is one at a time. No packed ticket is this number.
+pub(super) const OUTSIDE_JOB: u64 = u64::MAX;
+
 /// What a job in flight is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {

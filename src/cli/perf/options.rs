@@ -115,6 +115,10 @@ pub struct PerfOptions {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
+    /// Record a timeline, as FLEXRING_TRACE. With --ranks the files of all ranks are merged into this one
+    #[arg(long, value_name = "FILE", value_parser = trace)]
+    pub trace: Option<String>,
+
     /// Run as a rank that the process PID started
     #[arg(long, value_name = "PID", hide = true)]
     pub rank_of: Option<i32>,
@@ -193,9 +197,14 @@ impl PerfOptions {
             ("FLEXRING_LOWERING", self.lowering.map(|lowering| lowering.name().to_owned())),
             ("FLEXRING_TRANSPORT", self.transport.map(|transport| transport.name().to_owned())),
             ("FLEXRING_TIMEOUT_MS", self.timeout_ms.map(|ms| ms.to_string())),
+            ("FLEXRING_TRACE", self.trace.clone()),
         ];
         all.into_iter().filter_map(|(name, value)| value.map(|value| (name, value))).collect()
     }
+}
+
+fn trace(text: &str) -> Result<String, String> {
+    settings::checked("FLEXRING_TRACE", text)
 }
 
 fn size(text: &str) -> Result<Size, String> {

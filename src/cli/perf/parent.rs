@@ -6,13 +6,16 @@
 use super::options::PerfOptions;
 use super::report::ReportFile;
 use crate::error::{CommandError, ERROR_PREFIX};
+use crate::trace;
 use flexring::bootstrap::Coordinator;
 use flexring::config::Config;
 use flexring::descriptor_limit;
 use flexring::rank::RankList;
+use flexring::trace::TracePath;
 use flexring::{Error, Result};
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,6 +56,9 @@ pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> std::result:
     }
     drop(exited);
     let failures = processes.wait_all(&exits);
+    if let Some(setting) = &options.trace {
+        merge_trace(setting, ranks, failures.is_empty())?;
+    }
     if failures.is_empty() {
         return Ok(());
     }
@@ -62,6 +68,25 @@ pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> std::result:
         ReportFile::new(path).amend(&lines.join("; "))?;
     }
     Err(CommandError::Reported)
+}
+
+/// Merges the timelines of the ranks, and removes their files. After a failure some ranks may have none.
+fn merge_trace(setting: &str, ranks: usize, has_succeeded: bool) -> std::result::Result<(), CommandError> {
+    let mut paths: Vec<PathBuf> =
+        (0..ranks).map(|rank| TracePath::new(setting, "", rank).path().to_owned()).collect();
+    if !has_succeeded {
+        let is_written = |path: &PathBuf| path.metadata().is_ok_and(|file| file.len() > 0);
+        paths.retain(is_written);
+        if paths.is_empty() {
+            return Ok(());
+        }
+    }
+    trace::merge_files(&paths, Path::new(setting))?;
+    for path in paths.iter().filter(|path| **path != *Path::new(setting)) {
+        std::fs::remove_file(path)
+            .map_err(|cause| Error::io(format!("cannot remove {}", path.display()), cause))?;
+    }
+    Ok(())
 }
 
 /// This command with its arguments, to run as one rank of the world.

@@ -300,9 +300,14 @@ impl Pipeline {
     /// The elements that the next message of `peer` carries; `None` if the program expects no further message.
     #[must_use]
     pub fn next_recv(&self, peer: Rank) -> Option<Range<u64>> {
+        self.next_recv_part(peer).map(|(step, sub)| self.elements(step, sub))
+    }
+
+    /// The step that uses the next message of `peer`, and the sub-chunk of it.
+    #[must_use]
+    pub fn next_recv_part(&self, peer: Rank) -> Option<(StepId, u64)> {
         let link = self.links[peer].as_ref()?;
-        let (step, sub) = link.receives.get(link.recv_completed)?;
-        Some(self.elements(step, sub))
+        link.receives.get(link.recv_completed)
     }
 
     /// The oldest posted receive of `peer` is complete.

@@ -1,0 +1,91 @@
+//! `flexring trace`: merges the timelines of a job's ranks, and says where their time went.
+//!
+//! Owns the table. Must not know how timelines are recorded.
+
+use crate::error::CommandError;
+use crate::output;
+use clap::Args;
+use flexring::Error;
+use flexring::trace::merge::{RankTotals, merge, totals};
+use flexring::trace::{TraceFile, TracePath};
+use std::path::{Path, PathBuf};
+
+/// Merge the timelines that the ranks of a job wrote because of FLEXRING_TRACE
+///
+/// The merged file opens in https://ui.perfetto.dev and in chrome://tracing. Times are those of rank 0's clock. Prints for each rank
+/// how long it was in calls, and what part of that time it waited, copied and reduced.
+#[derive(Args, Debug)]
+pub struct TraceOptions {
+    /// The value of FLEXRING_TRACE. Files of ranks on other machines must have been copied next to it
+    #[arg(value_name = "FILE")]
+    trace: String,
+
+    /// The merged file [default: FILE]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(options: &TraceOptions) -> Result<(), CommandError> {
+    let paths = TracePath::written(&options.trace)?;
+    if paths.is_empty() {
+        let first = TracePath::new(&options.trace, "", 0);
+        let message = format!(
+            "no rank has written a timeline for FLEXRING_TRACE={}: there is no {first}",
+            options.trace
+        );
+        return Err(CommandError::Usage(message));
+    }
+    let output = options.output.clone().unwrap_or_else(|| PathBuf::from(&options.trace));
+    let merged = merge_files(&paths, &output)?;
+    output::print(&table(&merged))
+}
+
+/// Merges files of ranks into `output`.
+///
+/// # Errors
+/// If a file cannot be read or written, or is no timeline.
+pub fn merge_files(paths: &[PathBuf], output: &Path) -> Result<TraceFile, Error> {
+    let files = paths.iter().map(|path| TraceFile::load(path)).collect::<Result<Vec<_>, _>>()?;
+    let merged = merge(files)?;
+    merged.save(output)?;
+    Ok(merged)
+}
+
+/// A line for each rank, and notes on clocks and lost spans.
+fn table(merged: &TraceFile) -> String {
+    let mut text = format!(
+        "{:>24} {:>8} {:>14} {:>7} {:>7} {:>7} {:>9} {:>12}\n",
+        "rank", "calls", "in calls (us)", "waits", "copies", "reduces", "registers", "sent (bytes)"
+    );
+    let mut notes = String::new();
+    for (rank, totals) in merged.other_data.ranks.iter().zip(totals(merged)) {
+        let RankTotals { calls, in_calls, waiting, copying, reducing, registering, sent_bytes } = totals;
+        let label = match rank.origin.communicator.as_str() {
+            "" => format!("{} on {}", rank.origin.rank, rank.origin.host),
+            communicator => format!("{} of {communicator}", rank.origin.rank),
+        };
+        let part = |time: f64| format!("{:.0} %", 100.0 * time / in_calls.max(f64::MIN_POSITIVE));
+        text += &format!(
+            "{label:>24} {calls:>8} {in_calls:>14.0} {:>7} {:>7} {:>7} {:>9} {sent_bytes:>12}\n",
+            part(waiting),
+            part(copying),
+            part(reducing),
+            part(registering),
+        );
+        if rank.dropped_spans + rank.dropped_calls > 0 {
+            notes += &format!(
+                "rank {}: {} spans and {} calls are lost, the oldest ones: raise FLEXRING_TRACE_EVENTS\n",
+                rank.origin.rank, rank.dropped_spans, rank.dropped_calls
+            );
+        }
+        if rank.clock.error_ns > 0 {
+            notes += &format!(
+                "rank {}: its times may be off by {:.1} us, because it has another clock than rank 0\n",
+                rank.origin.rank,
+                rank.clock.error_ns as f64 / 1e3
+            );
+        }
+    }
+    text + &notes
+}

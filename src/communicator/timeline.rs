@@ -1,0 +1,153 @@
+//! The timelines of a communicator's ranks: which file each writes, and how their clocks are aligned.
+//!
+//! Owns the names of files among the communicators of a process, and the exchange of messages that measures clocks of other
+//! machines. Must not know what is recorded.
+
+use super::Communicator;
+use crate::bootstrap::{ControlConnection, host_name};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::process::PerProcess;
+use crate::rank::Rank;
+use crate::trace::{ClockAlignment, ClockSample, Recorder, Trace, TraceOrigin, TracePath, clock_name, now};
+use std::sync::{Mutex, PoisonError};
+
+/// Messages to another machine and back that measure its clock. The fastest counts.
+const ROUND_TRIPS: usize = 32;
+
+/// The values of `FLEXRING_TRACE` for which this process has written a file without a label.
+static USED: PerProcess<Mutex<Vec<String>>> = PerProcess::new();
+
+/// The files of one communicator.
+pub(super) struct Timeline {
+    setting: String,
+    /// Spans that each rank keeps.
+    bound: usize,
+    /// Distinguishes its files from those of other communicators.
+    label: String,
+}
+
+impl Timeline {
+    /// The timeline that the settings ask for, if they do. `key` is equal on all ranks of the communicator, and different for
+    /// other communicators.
+    pub(super) fn of(config: &Config, is_derived: bool, key: &[u8]) -> Option<Self> {
+        let setting = config.trace.clone()?;
+        let mut used = USED.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = !used.contains(&setting);
+        if is_first {
+            used.push(setting.clone());
+        }
+        let label = match is_first && !is_derived {
+            true => String::new(),
+            false => key.iter().take(4).map(|byte| format!("{byte:02x}")).collect(),
+        };
+        Some(Self { setting, bound: config.trace_events, label })
+    }
+
+    /// What records the calls of a rank; nothing without a timeline.
+    ///
+    /// # Errors
+    /// `InvalidSetting` if the file cannot be created.
+    pub(super) fn trace(timeline: Option<&Self>, rank: Rank, world: usize) -> Result<Trace> {
+        let Some(Self { setting, bound, label }) = timeline else { return Ok(Trace::default()) };
+        let origin = TraceOrigin {
+            rank,
+            world,
+            host: host_name(),
+            pid: std::process::id(),
+            communicator: label.clone(),
+        };
+        let path = TracePath::new(setting, label, rank);
+        Recorder::new(path, origin, *bound).map(|recorder| Trace::new(Some(recorder)))
+    }
+}
+
+/// Aligns the clock of this rank's timeline with that of rank 0. All ranks of a communicator with a timeline do so, before its
+/// first call. Ranks with rank 0's clock need nothing. Of the ranks that share another clock, the first measures it with rank 0.
+///
+/// # Errors
+/// As for [`Communicator::group`].
+pub(super) fn align(comm: &Communicator, connection: &ControlConnection) -> Result<()> {
+    let names = connection.all_gather("clocks", clock_name().as_bytes())?;
+    let leader = |rank: Rank| {
+        // Without a name nothing is known about a clock.
+        let first = names.iter().position(|name| !name.is_empty() && *name == names[rank]);
+        first.unwrap_or(rank)
+    };
+    let me = comm.rank();
+    let leaders: Vec<Rank> = (1..names.len()).filter(|rank| leader(*rank) == *rank).collect();
+    if leaders.is_empty() {
+        return Ok(());
+    }
+    let mut alignments = Vec::new();
+    for other in leaders {
+        if me == 0 {
+            alignments.push((other, measure(comm, other)?));
+        } else if me == other {
+            answer(comm)?;
+        }
+    }
+    let unreadable = |cause: postcard::Error| Error::internal(format!("cannot read clock offsets: {cause}"));
+    let mine = postcard::to_stdvec(&alignments).map_err(unreadable)?;
+    let of_all = connection.all_gather("clock offsets", &mine)?;
+    let alignments: Vec<(Rank, ClockAlignment)> =
+        postcard::from_bytes(of_all.first().map_or(&[], Vec::as_slice)).map_err(unreadable)?;
+    let mine = alignments.iter().find(|(other, _)| *other == leader(me));
+    let alignment = mine.map_or_else(ClockAlignment::default, |(_, alignment)| *alignment);
+    comm.runner.lock_state().executor.align_trace(alignment);
+    Ok(())
+}
+
+/// Measures the clock of another rank, on rank 0.
+fn measure(comm: &Communicator, other: Rank) -> Result<ClockAlignment> {
+    let mut samples = Vec::with_capacity(ROUND_TRIPS);
+    for _ in 0..ROUND_TRIPS {
+        let (sent, mut remote) = (now(), [0u64]);
+        comm.send(&[sent], other)?;
+        comm.recv(&mut remote, other)?;
+        samples.push(ClockSample { sent, remote: remote[0], received: now() });
+    }
+    Ok(ClockAlignment::of_samples(&samples))
+}
+
+/// Lets rank 0 measure this rank's clock.
+fn answer(comm: &Communicator) -> Result<()> {
+    for _ in 0..ROUND_TRIPS {
+        comm.recv(&mut [0u64], 0)?;
+        comm.send(&[now()], 0)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_communicator_of_a_process_has_files_without_a_label() {
+        let config = |text: &str| Config { trace: Some(text.to_owned()), ..Config::default() };
+        let label = |text, is_derived| {
+            let timeline = Timeline::of(&config(text), is_derived, &[0x1f, 0, 0xa2, 3, 4]);
+            timeline.map(|timeline| timeline.label)
+        };
+        assert_eq!(label("first", false).as_deref(), Some(""));
+        assert_eq!(label("first", false).as_deref(), Some("1f00a203"));
+        assert_eq!(label("second", true).as_deref(), Some("1f00a203"));
+        assert!(Timeline::of(&Config::default(), false, &[]).is_none());
+    }
+
+    #[test]
+    fn messages_measure_the_offset_of_a_clock() {
+        let comms: [Communicator; 2] =
+            Communicator::local(2).expect("two ranks").try_into().expect("two ranks");
+        let [first, second] = comms;
+        let alignment = std::thread::scope(|scope| {
+            let answering = scope.spawn(|| answer(&second));
+            let alignment = measure(&first, 1).expect("answers");
+            answering.join().expect("no panic").expect("questions");
+            alignment
+        });
+        // Both have one clock, so the error must cover the offset.
+        assert!(alignment.offset_ns.unsigned_abs() <= alignment.error_ns, "{alignment:?}");
+    }
+}

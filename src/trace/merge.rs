@@ -1,0 +1,195 @@
+//! The files of a job as one timeline, with an arrow from each send to its receive, and what each rank did most.
+//!
+//! Owns how events of several ranks get along. Must not know how they were recorded.
+
+use super::events::{EventArguments, TraceEvent};
+use super::file::{TraceFile, TraceSummary, TracedRank};
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+
+/// A message: communicator, sender, receiver, and its number on the link.
+type MessageKey = (String, u32, u32, u64);
+
+/// What a rank did, in microseconds over all calls of its file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RankTotals {
+    /// Number of calls.
+    pub calls: usize,
+    /// Within calls.
+    pub in_calls: f64,
+    /// Waiting for other ranks or devices.
+    pub waiting: f64,
+    /// Copying.
+    pub copying: f64,
+    /// Reducing.
+    pub reducing: f64,
+    /// Registering memory.
+    pub registering: f64,
+    /// Bytes that it sent.
+    pub sent_bytes: u64,
+}
+
+/// Merges the files of ranks. Each rank of each communicator becomes a process of the timeline.
+///
+/// # Errors
+/// `InvalidArgument` if there are no files, or two are of the same rank.
+pub fn merge(files: Vec<TraceFile>) -> Result<TraceFile> {
+    let mut ranks: Vec<TracedRank> = Vec::new();
+    let mut events = Vec::new();
+    let mut messages: HashMap<MessageKey, TraceEvent> = HashMap::new();
+    let mut arrows = Vec::new();
+    for file in files {
+        let [rank] = &file.other_data.ranks[..] else {
+            return Err(Error::invalid_argument("a file of several ranks is merged already"));
+        };
+        let origin = &rank.origin;
+        let same = |other: &TracedRank| {
+            (&other.origin.communicator, other.origin.rank) == (&origin.communicator, origin.rank)
+        };
+        if ranks.iter().any(same) {
+            let message = format!("two files are of rank {}: are they of one job?", origin.rank);
+            return Err(Error::invalid_argument(message));
+        }
+        let pid = ranks.len() as u32;
+        for mut event in file.trace_events {
+            event.pid = pid;
+            if event.name == "process_sort_index" {
+                event.args.sort_index = Some(pid);
+            }
+            if let Some(key) = key_of(&event, rank) {
+                match messages.remove(&key) {
+                    Some(other) => arrows.extend(arrow(&key, &event, &other)),
+                    None => {
+                        messages.insert(key, event.clone());
+                    }
+                }
+            }
+            events.push(event);
+        }
+        ranks.push(rank.clone());
+    }
+    if ranks.is_empty() {
+        return Err(Error::invalid_argument("there are no files to merge"));
+    }
+    events.extend(arrows);
+    Ok(TraceFile {
+        display_time_unit: "ns".to_owned(),
+        other_data: TraceSummary { ranks },
+        trace_events: events,
+    })
+}
+
+/// The message that an event sends or receives.
+fn key_of(event: &TraceEvent, rank: &TracedRank) -> Option<MessageKey> {
+    let (own, peer, message) = (rank.origin.rank as u32, event.args.peer?, event.args.message?);
+    let (from, to) = if event.name == "send" { (own, peer) } else { (peer, own) };
+    Some((rank.origin.communicator.clone(), from, to, message))
+}
+
+/// An arrow from the begin of a send to the end of its receive.
+fn arrow(key: &MessageKey, one: &TraceEvent, other: &TraceEvent) -> [TraceEvent; 2] {
+    let (send, receive) = if one.name == "send" { (one, other) } else { (other, one) };
+    let (communicator, from, to, message) = key;
+    let id = format!("{communicator}/{from}/{to}/{message}");
+    let end = |ph: &str, event: &TraceEvent, ts: f64, bp: Option<&str>| TraceEvent {
+        name: "message".to_owned(),
+        ph: ph.to_owned(),
+        cat: Some("message".to_owned()),
+        id: Some(id.clone()),
+        bp: bp.map(str::to_owned),
+        ts,
+        dur: None,
+        args: EventArguments::default(),
+        ..event.clone()
+    };
+    let received = receive.ts + receive.dur.unwrap_or_default();
+    [end("s", send, send.ts, None), end("f", receive, received, Some("e"))]
+}
+
+/// What each rank did, in the order of the file's ranks.
+#[must_use]
+pub fn totals(merged: &TraceFile) -> Vec<RankTotals> {
+    let mut all = vec![RankTotals::default(); merged.other_data.ranks.len()];
+    for event in &merged.trace_events {
+        let (Some(totals), Some(duration)) = (all.get_mut(event.pid as usize), event.dur) else { continue };
+        match event.name.as_str() {
+            "wait" => totals.waiting += duration,
+            "copy" => totals.copying += duration,
+            "reduce" => totals.reducing += duration,
+            "register" => totals.registering += duration,
+            "send" => totals.sent_bytes += event.args.bytes.unwrap_or(0),
+            "receive" => {}
+            _ => {
+                totals.calls += 1;
+                totals.in_calls += duration;
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ClockAlignment, TraceOrigin};
+    use super::*;
+
+    fn event(name: &str, ts: f64, dur: f64, peer: u32) -> TraceEvent {
+        let args = EventArguments {
+            peer: Some(peer),
+            message: Some(0),
+            bytes: Some(8),
+            ..EventArguments::default()
+        };
+        TraceEvent {
+            name: name.to_owned(),
+            ph: "X".to_owned(),
+            pid: 0,
+            tid: 1,
+            ts,
+            dur: Some(dur),
+            cat: None,
+            id: None,
+            bp: None,
+            args,
+        }
+    }
+
+    fn file(rank: usize, events: Vec<TraceEvent>) -> TraceFile {
+        let origin =
+            TraceOrigin { rank, world: 2, host: "here".to_owned(), pid: 1, communicator: String::new() };
+        let clock = ClockAlignment::default();
+        let rank = TracedRank { origin, clock, dropped_spans: 0, dropped_calls: 0 };
+        TraceFile {
+            display_time_unit: "ns".to_owned(),
+            other_data: TraceSummary { ranks: vec![rank] },
+            trace_events: events,
+        }
+    }
+
+    #[test]
+    fn a_message_has_an_arrow_from_its_send_to_its_receive() {
+        let files = vec![
+            file(1, vec![event("receive", 3.0, 2.0, 0), event("wait", 0.0, 3.0, 0)]),
+            file(0, vec![event("send", 1.0, 6.0, 1)]),
+        ];
+        let merged = merge(files).expect("two ranks");
+        let arrows: Vec<(&str, u32, f64)> = merged
+            .trace_events
+            .iter()
+            .filter(|event| event.name == "message")
+            .map(|event| (event.ph.as_str(), event.pid, event.ts))
+            .collect();
+        assert_eq!(arrows, [("s", 1, 1.0), ("f", 0, 5.0)]);
+        let totals = totals(&merged);
+        assert_eq!((totals[0].waiting, totals[1].sent_bytes), (3.0, 8));
+    }
+
+    #[test]
+    fn files_that_do_not_belong_together_are_refused() {
+        let error = merge(vec![file(1, vec![]), file(1, vec![])]).expect_err("one rank twice");
+        assert!(error.message().contains("two files are of rank 1"), "{error}");
+        assert!(merge(Vec::new()).is_err());
+        let merged = merge(vec![file(0, vec![]), file(1, vec![])]).expect("two ranks");
+        assert!(merge(vec![merged]).is_err());
+    }
+}
