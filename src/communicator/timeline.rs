@@ -10,13 +10,14 @@ use crate::error::{Error, Result};
 use crate::process::PerProcess;
 use crate::rank::Rank;
 use crate::trace::{ClockAlignment, ClockSample, Recorder, Trace, TraceOrigin, TracePath, clock_name, now};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 /// Messages to another machine and back that measure its clock. The fastest counts.
 const ROUND_TRIPS: usize = 32;
 
-/// The values of `FLEXRING_TRACE` for which this process has written a file without a label.
-static USED: PerProcess<Mutex<Vec<String>>> = PerProcess::new();
+/// By value of `FLEXRING_TRACE`, the key of the first communicator of this process with it, whose files have no label.
+static FIRST: PerProcess<Mutex<BTreeMap<String, Vec<u8>>>> = PerProcess::new();
 
 /// The files of one communicator.
 pub(super) struct Timeline {
@@ -32,12 +33,10 @@ impl Timeline {
     /// other communicators.
     pub(super) fn of(config: &Config, is_derived: bool, key: &[u8]) -> Option<Self> {
         let setting = config.trace.clone()?;
-        let mut used = USED.get().lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = !used.contains(&setting);
-        if is_first {
-            used.push(setting.clone());
-        }
-        let label = match is_first && !is_derived {
+        let mut first = FIRST.get().lock().unwrap_or_else(PoisonError::into_inner);
+        // Several ranks of a communicator may be threads of this process.
+        let is_first = !is_derived && first.entry(setting.clone()).or_insert_with(|| key.to_vec()) == key;
+        let label = match is_first {
             true => String::new(),
             false => key.iter().take(4).map(|byte| format!("{byte:02x}")).collect(),
         };
@@ -126,13 +125,18 @@ mod tests {
     #[test]
     fn only_the_first_communicator_of_a_process_has_files_without_a_label() {
         let config = |text: &str| Config { trace: Some(text.to_owned()), ..Config::default() };
-        let label = |text, is_derived| {
-            let timeline = Timeline::of(&config(text), is_derived, &[0x1f, 0, 0xa2, 3, 4]);
-            timeline.map(|timeline| timeline.label)
+        let label = |text, is_derived, key: &[u8]| {
+            Timeline::of(&config(text), is_derived, key).map(|timeline| timeline.label)
         };
-        assert_eq!(label("first", false).as_deref(), Some(""));
-        assert_eq!(label("first", false).as_deref(), Some("1f00a203"));
-        assert_eq!(label("second", true).as_deref(), Some("1f00a203"));
+        let (one, other) = ([1, 2, 3, 4, 5], [0x1f, 0, 0xa2, 3, 4]);
+        assert_eq!(label("first", false, &one).as_deref(), Some(""));
+        assert_eq!(label("first", false, &other).as_deref(), Some("1f00a203"));
+        assert_eq!(
+            label("first", false, &one).as_deref(),
+            Some(""),
+            "another rank of the first communicator"
+        );
+        assert_eq!(label("second", true, &one).as_deref(), Some("01020304"));
         assert!(Timeline::of(&Config::default(), false, &[]).is_none());
     }
 

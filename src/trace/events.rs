@@ -3,7 +3,7 @@
 //! Owns which track shows a span. Spans of one track follow each other or nest, as the viewers require: messages in flight at the
 //! same time are on lanes of their own. Must not know files.
 
-use super::recorder::{Activity, MessagePart, RecordedCall, RecordedSpan, Recorder};
+use super::recording::{Activity, MessagePart, RecordedCall, RecordedSpan, Recording};
 use std::collections::BTreeMap;
 
 /// One event, as the trace event format defines it. Times are microseconds of rank 0's CLOCK_MONOTONIC.
@@ -136,9 +136,9 @@ impl TrackLanes {
     }
 }
 
-/// The events of a recorder: names first, then calls, spans and counters, each in the order of time.
-pub(super) fn events_of(recorder: &Recorder) -> impl Iterator<Item = TraceEvent> {
-    let mut spans: Vec<RecordedSpan> = recorder.spans().iter().copied().collect();
+/// The events of a recording: names first, then calls, spans and counters, each in the order of time.
+pub(super) fn events_of(recording: &Recording) -> impl Iterator<Item = TraceEvent> {
+    let mut spans: Vec<RecordedSpan> = recording.spans.iter().copied().collect();
     spans.sort_by_key(|span| span.start);
     let mut lanes = TrackLanes::default();
     lanes.place(TrackKind::Calls, 0, 0);
@@ -151,9 +151,9 @@ pub(super) fn events_of(recorder: &Recorder) -> impl Iterator<Item = TraceEvent>
         .collect();
     let tracks = lanes.0.iter().flat_map(|(kind, lanes)| (0..lanes.len()).map(|lane| (*kind, lane)));
     let tids: BTreeMap<(TrackKind, usize), u32> = tracks.zip(0..).collect();
-    let shared = EventContext { rank: recorder.origin().rank as u32, recorder };
+    let shared = EventContext { rank: recording.origin.rank as u32, recording };
     let names: Vec<TraceEvent> = shared.names(&tids).collect();
-    let calls: Vec<TraceEvent> = recorder.calls().iter().map(|call| shared.call(call)).collect();
+    let calls: Vec<TraceEvent> = recording.calls.iter().map(|call| shared.call(call)).collect();
     let counters = shared.counters(&spans);
     let spans = spans.into_iter().zip(placed).map(move |(span, place)| shared.span(&span, tids[&place]));
     names.into_iter().chain(calls).chain(spans).chain(counters)
@@ -163,7 +163,7 @@ pub(super) fn events_of(recorder: &Recorder) -> impl Iterator<Item = TraceEvent>
 #[derive(Clone, Copy)]
 struct EventContext<'a> {
     rank: u32,
-    recorder: &'a Recorder,
+    recording: &'a Recording,
 }
 
 impl EventContext<'_> {
@@ -173,11 +173,11 @@ impl EventContext<'_> {
     }
 
     fn at(self, time: u64) -> f64 {
-        self.recorder.alignment().apply(time) as f64 / 1e3
+        self.recording.alignment.apply(time) as f64 / 1e3
     }
 
     fn names(self, tids: &BTreeMap<(TrackKind, usize), u32>) -> impl Iterator<Item = TraceEvent> {
-        let origin = self.recorder.origin();
+        let origin = &self.recording.origin;
         let mut name = format!("rank {} of {} on {}", origin.rank, origin.world, origin.host);
         if !origin.communicator.is_empty() {
             name += &format!(", communicator {}", origin.communicator);

@@ -5,27 +5,12 @@
 
 use super::clock::ClockAlignment;
 use super::events::{TraceEvent, events_of};
-use super::recorder::Recorder;
+use super::recording::{Recording, TraceOrigin};
 use crate::error::{Error, Result};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-
-/// Where a rank's timeline comes from.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct TraceOrigin {
-    /// The rank.
-    pub rank: usize,
-    /// The number of ranks.
-    pub world: usize,
-    /// The host.
-    pub host: String,
-    /// The process.
-    pub pid: u32,
-    /// Distinguishes the communicators of a job; empty for the first one.
-    pub communicator: String,
-}
 
 /// The whole file.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -61,20 +46,20 @@ pub struct TracedRank {
 }
 
 impl TraceFile {
-    /// Writes the timeline of a recorder.
-    pub(super) fn write(file: &File, recorder: &Recorder) -> io::Result<()> {
+    /// Writes the timeline of a rank.
+    pub(super) fn write(file: &File, recording: &Recording) -> io::Result<()> {
         let rank = TracedRank {
-            origin: recorder.origin().clone(),
-            clock: recorder.alignment(),
-            dropped_spans: recorder.spans().dropped(),
-            dropped_calls: recorder.calls().dropped(),
+            origin: recording.origin.clone(),
+            clock: recording.alignment,
+            dropped_spans: recording.spans.dropped(),
+            dropped_calls: recording.calls.dropped(),
         };
         let mut out = BufWriter::new(file);
         write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":")?;
         serde_json::to_writer(&mut out, &TraceSummary { ranks: vec![rank] })?;
         write!(out, ",\"traceEvents\":[")?;
         let mut separator = "\n";
-        for event in events_of(recorder) {
+        for event in events_of(recording) {
             out.write_all(separator.as_bytes())?;
             serde_json::to_writer(&mut out, &event)?;
             separator = ",\n";

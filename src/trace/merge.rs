@@ -82,7 +82,11 @@ pub fn merge(files: Vec<TraceFile>) -> Result<TraceFile> {
 /// The message that an event sends or receives.
 fn key_of(event: &TraceEvent, rank: &TracedRank) -> Option<MessageKey> {
     let (own, peer, message) = (rank.origin.rank as u32, event.args.peer?, event.args.message?);
-    let (from, to) = if event.name == "send" { (own, peer) } else { (peer, own) };
+    let (from, to) = match event.name.as_str() {
+        "send" => (own, peer),
+        "receive" => (peer, own),
+        _ => return None,
+    };
     Some((rank.origin.communicator.clone(), from, to, message))
 }
 

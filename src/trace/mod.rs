@@ -7,7 +7,8 @@
 //! | file | owns |
 //! |---|---|
 //! | `recorder` | the spans of one rank while it runs |
-//! | `ring` | their bounded memory |
+//! | `recording` | what it has recorded |
+//! | `ring` | the bounded memory of that |
 //! | `clock` | the clock, and its offset from that of rank 0 |
 //! | `registrations` | registrations of memory, which transports report |
 //! | `events` | spans as trace events: tracks, lanes and counters |
@@ -19,13 +20,15 @@ mod events;
 mod file;
 pub mod merge;
 mod recorder;
+mod recording;
 mod registrations;
 mod ring;
 
 pub use clock::{ClockAlignment, ClockSample, clock_name, now};
 pub use events::{EventArguments, TraceEvent};
-pub use file::{TraceFile, TraceOrigin, TracePath};
-pub use recorder::{JobKind, MessagePart, Recorder};
+pub use file::{TraceFile, TracePath};
+pub use recorder::{JobKind, Recorder};
+pub use recording::{MessagePart, TraceOrigin};
 pub use registrations::timed_registration;
 
 /// The recorder of a rank, if it records. Without one every method is a single branch.

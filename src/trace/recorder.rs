@@ -1,38 +1,16 @@
 //! The spans of one rank while it runs its calls.
 //!
-//! Owns what is open (messages in flight, jobs, a wait) and the ring of what is over. A thread runs one call at a time, so spans
+//! Owns what is open (messages in flight, jobs, a wait), and adds what is over to the recording. A thread runs one call at a time, so spans
 //! need no lock. Must not know how spans are shown.
 
 use super::clock::{ClockAlignment, now};
-use super::file::{TraceFile, TraceOrigin, TracePath};
+use super::file::{TraceFile, TracePath};
+use super::recording::{Activity, MessagePart, RecordedCall, RecordedSpan, Recording, TraceOrigin};
 use super::registrations::{self, TimedRegistration};
-use super::ring::NewestEntries;
 use crate::call::Call;
 use crate::error::Result;
 use std::collections::VecDeque;
 use std::fs::File;
-
-/// The part of a call that a message or a job is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MessagePart {
-    /// The step of the program, or [`OUTSIDE`](Self::OUTSIDE).
-    pub step: u32,
-    /// The sub-chunk within the step.
-    pub sub: u64,
-    /// Its length in bytes.
-    pub bytes: usize,
-}
-
-impl MessagePart {
-    /// The step of what belongs to no step of a program: headers, and copies around a call.
-    pub const OUTSIDE: u32 = u32::MAX;
-
-    /// A part that belongs to no step, of this length.
-    #[must_use]
-    pub fn outside(bytes: usize) -> Self {
-        Self { step: Self::OUTSIDE, sub: 0, bytes }
-    }
-}
 
 /// What a device does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,41 +27,6 @@ impl JobKind {
     pub fn of(operands: usize, divides: bool) -> Self {
         if operands > 1 || divides { Self::Reduce } else { Self::Copy }
     }
-}
-
-/// What a rank does during a span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Activity {
-    Send { peer: u32 },
-    Receive { peer: u32 },
-    Copy,
-    Reduce,
-    Wait,
-    Register,
-}
-
-/// A span that is over. Times are nanoseconds of this rank's clock.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RecordedSpan {
-    pub activity: Activity,
-    pub start: u64,
-    pub end: u64,
-    pub part: MessagePart,
-    /// Sends and receives: number of the message on its link and direction, from 0. The same at both ends.
-    pub message: u64,
-    /// Sequence number of the call.
-    pub call: u64,
-    /// Whether it ended because the call failed.
-    pub unfinished: bool,
-}
-
-/// A call that is over.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RecordedCall {
-    pub call: Call,
-    pub start: u64,
-    pub end: u64,
-    pub failed: bool,
 }
 
 /// A message or a job that is not complete.
@@ -108,13 +51,10 @@ struct LinkRecord {
 /// Records the spans of one rank.
 #[derive(Debug)]
 pub struct Recorder {
-    origin: TraceOrigin,
-    alignment: ClockAlignment,
+    recording: Recording,
     path: TracePath,
     /// `None` once it was written.
     file: Option<File>,
-    spans: NewestEntries<RecordedSpan>,
-    calls: NewestEntries<RecordedCall>,
     links: Vec<LinkRecord>,
     jobs: Vec<OpenSpan>,
     running: Option<(Call, u64)>,
@@ -122,9 +62,6 @@ pub struct Recorder {
     /// Memory for the registrations of one call.
     registrations: Vec<TimedRegistration>,
 }
-
-/// Spans for each call of which the ring keeps one.
-const SPANS_PER_CALL: usize = 8;
 
 impl Recorder {
     /// A recorder of at most `bound` spans, whose file will be at `path`. Creates the file, so that an unusable path is known
@@ -135,25 +72,22 @@ impl Recorder {
     pub fn new(path: TracePath, origin: TraceOrigin, bound: usize) -> Result<Self> {
         let file = path.create()?;
         Ok(Self {
-            alignment: ClockAlignment::default(),
             path,
             file: Some(file),
-            spans: NewestEntries::new(bound),
-            calls: NewestEntries::new(bound / SPANS_PER_CALL),
             links: (0..origin.world).map(|_| LinkRecord::default()).collect(),
             jobs: Vec::new(),
             running: None,
             waiting_since: None,
             registrations: Vec::new(),
-            origin,
+            recording: Recording::new(origin, bound),
         })
     }
 
     /// Forgets all that was recorded so far, and shows all further times by the clock of rank 0.
     pub fn align(&mut self, alignment: ClockAlignment) {
-        self.alignment = alignment;
-        self.spans.clear();
-        self.calls.clear();
+        self.recording.alignment = alignment;
+        self.recording.spans.clear();
+        self.recording.calls.clear();
     }
 
     /// A call begins.
@@ -175,7 +109,7 @@ impl Recorder {
             open.into_iter().for_each(|span| self.close(span, end, true));
         }
         if let Some((call, start)) = self.running.take() {
-            self.calls.push(RecordedCall { call, start, end, failed });
+            self.recording.calls.push(RecordedCall { call, start, end, failed });
         }
     }
 
@@ -245,25 +179,9 @@ impl Recorder {
     /// Writes the file, once.
     pub fn write(&mut self) {
         let Some(file) = self.file.take() else { return };
-        if let Err(cause) = TraceFile::write(&file, self) {
+        if let Err(cause) = TraceFile::write(&file, &self.recording) {
             log::error!("cannot write the trace {}: {cause}", self.path);
         }
-    }
-
-    pub(super) fn origin(&self) -> &TraceOrigin {
-        &self.origin
-    }
-
-    pub(super) fn alignment(&self) -> ClockAlignment {
-        self.alignment
-    }
-
-    pub(super) fn spans(&self) -> &NewestEntries<RecordedSpan> {
-        &self.spans
-    }
-
-    pub(super) fn calls(&self) -> &NewestEntries<RecordedCall> {
-        &self.calls
     }
 
     fn take_registrations(&mut self) {
@@ -279,12 +197,20 @@ impl Recorder {
             _ => 0,
         };
         let call = self.sequence();
-        self.spans.push(RecordedSpan { activity, start, end, part, message, call, unfinished });
+        self.recording.spans.push(RecordedSpan { activity, start, end, part, message, call, unfinished });
     }
 
     fn push(&mut self, activity: Activity, start: u64, end: u64, part: MessagePart) {
         let call = self.sequence();
-        self.spans.push(RecordedSpan { activity, start, end, part, message: 0, call, unfinished: false });
+        self.recording.spans.push(RecordedSpan {
+            activity,
+            start,
+            end,
+            part,
+            message: 0,
+            call,
+            unfinished: false,
+        });
     }
 
     fn sequence(&self) -> u64 {

@@ -31,6 +31,7 @@ mod reproducible;
 mod resource_leaks;
 mod shrink;
 mod split;
+mod tracing;
 mod waiting;
 
 #[cfg(feature = "cuda")]

@@ -11,6 +11,7 @@ use super::wire::MAX_RAILS;
 use crate::config::{GpuDirect, Registration};
 use crate::error::{Error, Result};
 use crate::memory::{Piece, Registrar, map_unforked};
+use crate::trace::timed_registration;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -92,7 +93,8 @@ impl RegisteredMemory {
             let message = format!("GPU memory is not registered at rail {rail}");
             return Err(Error::internal(message));
         };
-        let region = self.pds[rail].register(piece, self.access)?;
+        let register = || self.pds[rail].register(piece, self.access);
+        let region = timed_registration(piece.len(), register)?;
         Ok(slot.get_or_init(|| HeldRegion::Own(region)))
     }
 
