@@ -1,14 +1,16 @@
 """Runs torch_checks.py with versions of torch from PyPI, each in an environment of its own, and writes docs/pytorch.md's table.
 
-    python3 torch_versions.py --wheel FILE [VERSION...]
+    python3 torch_versions.py --wheel FILE [--discard] [VERSION...]
 
 ``--wheel`` is flexring's wheel, which is installed in each environment. Environments are kept in target/torch: 5 GB for each
-version. FLEXRING_BLESS=1 writes the table, of the versions that are named, into docs/pytorch.md.
+version. With ``--discard`` each is removed after its checks. FLEXRING_BLESS=1 writes the table, of the versions that are named,
+into docs/pytorch.md.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +30,7 @@ def environment(version, wheel):
     pip = [python, "-m", "pip", "install", "--quiet"]
     if not (folder / "complete").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([*pip, f"torch=={version}", "numpy"], check=True)
+        subprocess.run([*pip, "--no-cache-dir", f"torch=={version}", "numpy"], check=True)
         (folder / "complete").touch()
     subprocess.run([*pip, "--no-deps", "--force-reinstall", wheel], check=True)
     return python
@@ -70,6 +72,7 @@ def table(reports):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", required=True, type=Path)
+    parser.add_argument("--discard", action="store_true", help="remove each environment after its checks")
     parser.add_argument("versions", nargs="*", default=VERSIONS)
     options = parser.parse_args()
     reports, failed = [], False
@@ -86,6 +89,8 @@ def main():
         failed |= subprocess.run(command, cwd=TARGET, env={**os.environ, **before}).returncode != 0
         failed |= not examples_pass(python, {**os.environ, "OMP_NUM_THREADS": "1"})
         reports.append(json.loads(report.read_text()))
+        if options.discard:
+            shutil.rmtree(TARGET / "torch" / version)
     if reports:
         lines = "".join(table(reports))
         print(lines)
