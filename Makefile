@@ -119,9 +119,14 @@ test-valgrind: build
 test-wheel:
 	tests/wheel
 
+# What test-wheel makes, rebuilt only if its sources have changed. There is no wheel where pip cannot get what builds it.
+WHEEL = target/wheel/built
+$(WHEEL): $(wildcard $(shell git ls-files Cargo.* build.rs pyproject.toml include kernels python src 2>/dev/null))
+	tests/wheel
+
 # The backend for torch.distributed with several versions of torch (5 GB each), in target/torch; needs PyPI. TORCH="2.15.0"
-# chooses versions.
-test-torch: test-wheel
+# chooses versions, TORCH="--discard" removes each one after its checks.
+test-torch: $(WHEEL)
 	@if ls target/wheel/dist/*.whl >/dev/null 2>&1; then set -x; \
 	python3 python/tests/torch_versions.py --wheel target/wheel/dist/*.whl $(TORCH); \
 	else echo "skipped: PyTorch's versions: there is no wheel"; fi
