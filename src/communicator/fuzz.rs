@@ -16,6 +16,8 @@ fn rail(device: &str, network: &str) -> Rail {
         gid_kind: GidKind::RoceV2,
         lid: 0,
         pkey_index: 0,
+        partition: 0,
+        flid: 0,
         network: network.to_owned(),
         rate_mbps: 100_000,
         numa: None,

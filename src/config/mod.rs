@@ -197,6 +197,8 @@ settings! {
         "Number of queue pairs per link and rail. Use more than one if switches select paths by source port.";
     ib_gid_index: Option<usize> = "FLEXRING_IB_GID_INDEX", None, 0..=255,
         "Index into the port's GID table of the GID that this rank uses. Unset: the best entry by RoCE version and IP version.";
+    ib_flid_gid_index: usize = "FLEXRING_IB_FLID_GID_INDEX", 1, 0..=255,
+        "Index into the GID table of an InfiniBand port of the GID by which routers reach the port from other subnets. Used if that GID contains a FLID.";
     ib_roce_version: usize = "FLEXRING_IB_ROCE_VERSION", 2, 1..=2,
         "Preferred RoCE version of the GID. The other version is used if a port has no GID of this one. Version 1 does not cross routers.";
     ib_family: Family = "FLEXRING_IB_FAMILY", Family::Auto, AnyValue,

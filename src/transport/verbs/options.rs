@@ -93,13 +93,14 @@ impl VerbsOptions {
         mtu: u32,
     ) -> PathAttributes {
         let is_ethernet = mine.layer == LinkLayer::Ethernet;
+        let is_routed = mine.network != theirs.network;
         let usual = if mine.is_software { SOFTWARE_TIMEOUT } else { TIMEOUT };
         PathAttributes {
             port: mine.port,
             gid_index: mine.gid_index,
             gid: theirs.gid,
-            lid: theirs.lid,
-            global: is_ethernet || mine.network != theirs.network || port.needs_global,
+            lid: if is_routed && theirs.flid != 0 { theirs.flid } else { theirs.lid },
+            global: is_ethernet || is_routed || port.needs_global,
             mtu,
             service_level: self.service_level,
             traffic_class: self.traffic_class,

@@ -193,6 +193,8 @@ mod tests {
             gid_kind: GidKind::RoceV2,
             lid: 0,
             pkey_index: 0,
+            partition: 0,
+            flid: 0,
             network: String::new(),
             rate_mbps: 0,
             numa: None,

@@ -160,6 +160,16 @@ impl Inventory {
         self.netdevs.iter().find(|netdev| netdev.name == name)
     }
 
+    /// Whether the GID is that of an interface of another network namespace, such as that of another container with a virtual function of
+    /// the same adapter. False if no interface of any port is in this namespace: then the kernel does not say, or this is a container that
+    /// uses the adapters of its host.
+    #[must_use]
+    pub fn is_elsewhere(&self, gid: &Gid) -> bool {
+        let is_here = |netdev: &Netdev| netdev.mtu.is_some() || netdev.state.is_some();
+        let netdev = self.netdevs.iter().find(|netdev| gid.netdev.as_ref() == Some(&netdev.name));
+        netdev.is_some_and(|netdev| !is_here(netdev)) && self.netdevs.iter().any(is_here)
+    }
+
     /// The address of this network namespace that equals the GID, if there is one.
     #[must_use]
     pub fn address(&self, gid: &Gid) -> Option<&InterfaceAddress> {
@@ -168,6 +178,13 @@ impl Inventory {
 }
 
 impl Gid {
+    /// On InfiniBand, the LID in the GID by which routers reach the port from other subnets (FLID); 0 if the GID has none.
+    #[must_use]
+    pub fn flid(&self) -> u16 {
+        let [_, _, _, _, high, low, ..] = self.address.octets();
+        u16::from_be_bytes([high, low])
+    }
+
     /// The GID as an IP address. On InfiniBand it has no meaning.
     #[must_use]
     pub fn ip(&self) -> IpAddr {

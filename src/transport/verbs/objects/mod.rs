@@ -42,6 +42,8 @@ pub(super) use protection_domain::ProtectionDomain;
 #[cfg(test)]
 pub(super) use queue_pair::RecordedCalls;
 pub(super) use queue_pair::{Connected, Depth, Destruction, Endpoint, Fresh, PathAttributes, QueuePair};
+#[cfg(test)]
+pub(super) use shim::ModifiedQp;
 pub(super) use shim::Shim;
 #[cfg(test)]
 pub(super) use verb::Verb;

@@ -55,7 +55,7 @@ pub(crate) struct PathAttributes {
     pub gid_index: u8,
     /// The GID of the peer's port.
     pub gid: [u8; 16],
-    /// The LID of the peer's port; 0 on Ethernet.
+    /// The LID of the peer's port, or its FLID if it is in another subnet; 0 on Ethernet.
     pub lid: u16,
     /// Whether packets have a global routing header: always on Ethernet, between InfiniBand subnets, and where the port needs it.
     pub global: bool,
@@ -131,6 +131,7 @@ impl Inner {
         if let Some(errno) = self.context.shim.injected_errno(verb) {
             return error(errno);
         }
+        self.context.shim.modified(verb, attributes);
         let Some((raw, library)) = self.handle.raw() else {
             #[cfg(test)]
             if verb == Verb::ModifyQpToErr {

@@ -3,13 +3,13 @@
 //! Owns both forms of the [`Shim`]: outside of tests, it is empty and does nothing.
 
 #[cfg(test)]
-pub(crate) use injecting::Shim;
+pub(crate) use injecting::{ModifiedQp, Shim};
 #[cfg(not(test))]
 pub(crate) use passing::Shim;
 
 #[cfg(not(test))]
 mod passing {
-    use super::super::bindings::ibv_wc;
+    use super::super::bindings::{ibv_qp_attr, ibv_wc};
     use super::super::verb::Verb;
 
     /// Lets every verb pass.
@@ -42,6 +42,10 @@ mod passing {
         #[inline]
         pub(crate) fn registered(&self, _address: u64, _len: usize) {}
 
+        /// Notes the attributes of a queue pair.
+        #[inline]
+        pub(crate) fn modified(&self, _verb: Verb, _attributes: &ibv_qp_attr) {}
+
         /// Changes the status of a completion.
         #[inline]
         pub(crate) fn alter(&self, _completion: &mut ibv_wc) {}
@@ -51,7 +55,8 @@ mod passing {
 #[cfg(test)]
 mod injecting {
     use super::super::bindings::{
-        IBV_FORK_DISABLED, IBV_FORK_UNNEEDED, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc,
+        IBV_FORK_DISABLED, IBV_FORK_UNNEEDED, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_qp_attr,
+        ibv_wc,
     };
     use super::super::verb::Verb;
     use crate::memory::is_unforked;
@@ -74,6 +79,20 @@ mod injecting {
         event: Option<u32>,
         /// The memory that was registered, if it is recorded.
         registered: Option<Vec<RecordedRegistration>>,
+        /// The attributes of queue pairs, if they are recorded.
+        modified: Option<Vec<(Verb, ModifiedQp)>>,
+    }
+
+    /// Attributes that a queue pair was given. Those that do not belong to its new state are 0.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct ModifiedQp {
+        pub port: u8,
+        pub pkey_index: u16,
+        pub dlid: u16,
+        pub is_global: bool,
+        pub gid_index: u8,
+        pub service_level: u8,
+        pub traffic_class: u8,
     }
 
     /// Memory that was registered.
@@ -173,6 +192,35 @@ mod injecting {
         /// What was registered while recording.
         pub(crate) fn registrations(&self) -> Vec<RecordedRegistration> {
             self.faults().registered.clone().unwrap_or_default()
+        }
+
+        /// Also records the attributes of queue pairs.
+        pub(crate) fn recording_attributes(self) -> Self {
+            self.faults().modified = Some(Vec::new());
+            self
+        }
+
+        pub(crate) fn modified(&self, verb: Verb, attributes: &ibv_qp_attr) {
+            if let Some(modified) = &mut self.faults().modified {
+                let path = &attributes.ah_attr;
+                let attributes = ModifiedQp {
+                    port: attributes.port_num,
+                    pkey_index: attributes.pkey_index,
+                    dlid: path.dlid,
+                    is_global: path.is_global != 0,
+                    gid_index: path.grh.sgid_index,
+                    service_level: path.sl,
+                    traffic_class: path.grh.traffic_class,
+                };
+                modified.push((verb, attributes));
+            }
+        }
+
+        /// The attributes of the last queue pair that this verb was called for.
+        pub(crate) fn attributes(&self, verb: Verb) -> Option<ModifiedQp> {
+            let faults = self.faults();
+            let modified = faults.modified.iter().flatten().rev();
+            modified.into_iter().find(|(called, _)| *called == verb).map(|(_, attributes)| *attributes)
         }
 
         fn faults(&self) -> MutexGuard<'_, InjectedFaults> {

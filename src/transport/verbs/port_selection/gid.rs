@@ -33,6 +33,10 @@ pub(super) fn choose<'a>(
         return chosen(gid, format!("set by FLEXRING_IB_GID_INDEX={index}: {}", describe(gid)));
     }
     if port.layer == LinkLayer::InfiniBand {
+        let routed = |gid: &&Gid| usize::from(gid.index) == config.ib_flid_gid_index && gid.flid() != 0;
+        if let Some(gid) = port.gids.iter().find(routed) {
+            return chosen(gid, format!("its FLID {:#x} is reached from other subnets", gid.flid()));
+        }
         let gid =
             port.gids.iter().min_by_key(|gid| gid.index).ok_or_else(|| {
                 Rejection::new("has no GID").with_fix("reload the driver, or reset the device")
@@ -44,7 +48,10 @@ pub(super) fn choose<'a>(
         Family::Ipv4 => gid.ip().is_ipv4(),
         Family::Ipv6 => gid.ip().is_ipv6(),
     };
-    let best = port.gids.iter().filter(fits).min_by_key(|gid| {
+    // If all interfaces are elsewhere, this may be a container that uses those of its host.
+    let all_elsewhere = port.gids.iter().filter(fits).all(|gid| inventory.is_elsewhere(gid));
+    let is_here = |gid: &&Gid| all_elsewhere || !inventory.is_elsewhere(gid);
+    let best = port.gids.iter().filter(fits).filter(is_here).min_by_key(|gid| {
         // An address that this network namespace does not have may belong to another container. If it belongs to the
         // host of this container, there is no better one. In both cases, it is preferred to a link-local address, which
         // routers do not forward.
@@ -56,6 +63,8 @@ pub(super) fn choose<'a>(
     let mut why = describe(gid);
     if gid.kind != wanted(config) {
         why += &format!(", as there is no {}", wanted(config).name());
+    } else if inventory.is_elsewhere(gid) {
+        why += ", an interface of another network namespace, as none of this one belongs to the port";
     } else if port.gids.len() > 1 {
         why += ", the first by version, family and index";
     }

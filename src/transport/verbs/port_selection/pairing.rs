@@ -21,10 +21,10 @@ use std::net::Ipv6Addr;
 pub fn pair_rails(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
     let [mine, theirs] = [mine, theirs].map(|rails| &rails[..rails.len().min(MAX_RAILS)]);
     let mut pairs: Vec<(usize, usize)> = Vec::new();
-    // The relations are equivalences, and each refines the next. So within a class, the first rail of one list
-    // is paired with the first of the other, whichever list comes first.
+    // Each relation divides the rails that have partners into classes. Within a class, the first rail of one list is paired with
+    // the first of the other, whichever list comes first.
     let relations: [fn(&Rail, &Rail) -> bool; 3] =
-        [|one, other| is_near(one, other) && one.position == other.position, is_near, reaches];
+        [|one, other| is_near(one, other) && one.position == other.position, is_near, are_routed];
     for related in relations {
         for (at, rail) in mine.iter().enumerate() {
             if pairs.iter().any(|(used, _)| *used == at) {
@@ -41,18 +41,30 @@ pub fn pair_rails(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
 
 /// Whether the rails reach each other without a router.
 fn is_near(one: &Rail, other: &Rail) -> bool {
-    reaches(one, other) && one.network == other.network
+    agree(one, other) && one.network == other.network
 }
 
-/// Whether the rails have the same packet format, and routers may connect them.
-fn reaches(one: &Rail, other: &Rail) -> bool {
+/// Whether routers may connect the rails.
+fn are_routed(one: &Rail, other: &Rail) -> bool {
+    // A LID is valid in its subnet only.
+    agree(one, other) && (one.layer == LinkLayer::Ethernet || (one.flid != 0 && other.flid != 0))
+}
+
+/// Whether the rails have the same packet format.
+fn agree(one: &Rail, other: &Rail) -> bool {
     one.layer == other.layer
         && match one.layer {
-            // LIDs are local to a subnet.
-            LinkLayer::InfiniBand => one.network == other.network,
+            LinkLayer::InfiniBand => share_partition(one, other),
             LinkLayer::Ethernet => one.gid_kind == other.gid_kind && family(one) == family(other),
             LinkLayer::Other => false,
         }
+}
+
+/// Whether ports with these partition keys accept each other's packets: the partition is the same, and one of them is a full member.
+fn share_partition(one: &Rail, other: &Rail) -> bool {
+    const FULL: u16 = 0x8000;
+    let (one, other) = (one.partition, other.partition);
+    one == 0 || other == 0 || ((one ^ other) & !FULL == 0 && (one | other) & FULL != 0)
 }
 
 fn family(rail: &Rail) -> &'static str {
@@ -110,6 +122,9 @@ pub fn describe_mismatch(one: (Rank, &[Rail]), other: (Rank, &[Rail])) -> String
         "name ports of one kind in FLEXRING_IB_HCA, or set FLEXRING_TRANSPORT=tcp"
     } else if mine.contains("Ethernet") && theirs.contains("Ethernet") {
         "set FLEXRING_IB_ROCE_VERSION and FLEXRING_IB_FAMILY to values that both have, or set FLEXRING_TRANSPORT=tcp"
+    } else if one.1.iter().any(|one| other.1.iter().any(|other| one.network == other.network)) {
+        "set FLEXRING_IB_PKEY on each node to the index of a partition that both have, one of them as a full member, or set \
+         FLEXRING_TRANSPORT=tcp"
     } else {
         "name ports of one subnet in FLEXRING_IB_HCA, or set FLEXRING_TRANSPORT=tcp"
     };
@@ -120,6 +135,14 @@ pub fn describe_mismatch(one: (Rank, &[Rail]), other: (Rank, &[Rail])) -> String
 fn properties(rail: &Rail) -> String {
     match rail.layer {
         LinkLayer::Ethernet => format!("Ethernet ({}, {})", rail.gid_kind.name(), family(rail)),
-        layer => format!("{} (subnet {})", layer.name(), rail.network),
+        layer => {
+            let partition = match rail.partition {
+                0 => ", unknown partition key".to_owned(),
+                0xffff => String::new(),
+                key => format!(", partition key {key:#06x}"),
+            };
+            let flid = if rail.flid == 0 { "" } else { ", with FLID" };
+            format!("{} (subnet {}{partition}{flid})", layer.name(), rail.network)
+        }
     }
 }

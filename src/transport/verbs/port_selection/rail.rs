@@ -31,6 +31,10 @@ pub struct Rail {
     pub lid: u16,
     /// The index of the partition key in the port's table.
     pub pkey_index: u16,
+    /// The partition key at that index, with the bit of full members; 0 if unknown, or on Ethernet, which has no other partitions.
+    pub partition: u16,
+    /// The LID under which routers know the port in other InfiniBand subnets (FLID); 0 if there is none.
+    pub flid: u16,
     /// The network of the rail; rails of the same network are connected first. The IP network of the GID, such as
     /// `10.1.0.0/24`, or on InfiniBand the subnet prefix in hexadecimal.
     pub network: String,
@@ -55,9 +59,19 @@ impl Rail {
         inventory: &Inventory,
         config: &Config,
     ) -> Self {
+        let is_infiniband = port.layer == LinkLayer::InfiniBand;
+        let flid =
+            if is_infiniband && usize::from(gid.index) == config.ib_flid_gid_index { gid.flid() } else { 0 };
+        let pkey_index = u16::try_from(config.ib_pkey).unwrap_or_default();
+        let key = port.pkeys.iter().find(|(index, _)| *index == pkey_index);
         let network = match port.layer {
             LinkLayer::InfiniBand => {
-                gid.address.octets()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+                let mut prefix = gid.address.octets();
+                if flid != 0 {
+                    // Ports of one subnet may have different FLIDs.
+                    prefix[4..6].fill(0);
+                }
+                prefix[..8].iter().map(|byte| format!("{byte:02x}")).collect()
             }
             _ => network(gid.ip(), inventory.address(gid).map(|address| address.prefix)),
         };
@@ -68,8 +82,10 @@ impl Rail {
             gid_index: gid.index,
             gid: gid.address.octets(),
             gid_kind: gid.kind,
-            lid: if port.layer == LinkLayer::InfiniBand { port.lid } else { 0 },
-            pkey_index: u16::try_from(config.ib_pkey).unwrap_or_default(),
+            lid: if is_infiniband { port.lid } else { 0 },
+            pkey_index,
+            partition: key.filter(|_| is_infiniband).map_or(0, |(_, key)| *key),
+            flid,
             network,
             rate_mbps: port.rate_mbps,
             numa: device.pci.numa,
@@ -93,6 +109,8 @@ impl Rail {
             gid_kind: GidKind::InfiniBand,
             lid: 1,
             pkey_index: 0,
+            partition: 0xffff,
+            flid: 0,
             network: "0".to_owned(),
             rate_mbps: 1,
             numa: None,

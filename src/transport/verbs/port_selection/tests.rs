@@ -67,6 +67,8 @@ fn an_adapter_with_a_port_down_is_one_rail() {
         gid_kind: GidKind::InfiniBand,
         lid: 31,
         pkey_index: 0,
+        partition: 0xffff,
+        flid: 0,
         network: "fe80000000000000".to_owned(),
         rate_mbps: 400_000,
         numa: Some(1),
@@ -287,6 +289,8 @@ fn rails(text: &str) -> Vec<Rail> {
             gid_kind,
             lid: 0,
             pkey_index: 0,
+            partition: 0xffff,
+            flid: 0,
             network: network.to_owned(),
             rate_mbps: 1,
             numa: None,
@@ -334,6 +338,34 @@ fn rails_of_one_position_are_paired_before_others_of_their_network() {
     assert_eq!(pair_rails(&at(&[0, 3]), &at(&[3, 0])), [(0, 1), (1, 0)], "each with its like, in any order");
     assert_eq!(pair_rails(&at(&[0, 1]), &at(&[1, 2])), [(0, 1), (1, 0)], "then those that are left");
     assert_eq!(pair_rails(&at(&[2]), &at(&[5])), [(0, 0)], "ranks with one port of different positions");
+}
+
+#[test]
+fn rails_of_one_partition_are_paired_if_one_of_them_is_a_full_member() {
+    let with = |keys: &[u16]| {
+        let mut rails = rails(&"i1 ".repeat(keys.len()));
+        rails.iter_mut().zip(keys).for_each(|(rail, key)| rail.partition = *key);
+        rails
+    };
+    for (mine, theirs, pairs) in [
+        (0xffff, 0xffff, 1),
+        (0xffff, 0x7fff, 1),
+        (0x7fff, 0x7fff, 0),
+        (0x8012, 0x0012, 1),
+        (0x8012, 0xffff, 0),
+        (0, 0x8012, 1),
+    ] {
+        let (mine, theirs) = (with(&[mine]), with(&[theirs]));
+        assert_eq!(pair_rails(&mine, &theirs).len(), pairs, "{mine:?} with {theirs:?}");
+        assert_eq!(pair_rails(&theirs, &mine).len(), pairs, "{theirs:?} with {mine:?}");
+        let unreachable = first_unreachable(&[mine.clone(), theirs.clone()], None);
+        assert_eq!(unreachable, (pairs == 0).then_some((0, 1)), "{mine:?} with {theirs:?}");
+    }
+    assert_eq!(pair_rails(&with(&[0x8001, 0x8002]), &with(&[0x8002, 0x8001])), [(0, 1), (1, 0)]);
+    let message = describe_mismatch((0, &with(&[0xffff])), (3, &with(&[0x8012])));
+    let expected = "rank 0's rails are InfiniBand (subnet 1), and rank 3's rails are InfiniBand (subnet 1, partition key 0x8012): \
+                    set FLEXRING_IB_PKEY on each node to the index of a partition that both have";
+    assert!(message.starts_with(expected), "{message}");
 }
 
 #[test]

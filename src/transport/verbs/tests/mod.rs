@@ -8,6 +8,7 @@ mod faults;
 mod forks;
 mod on_demand;
 pub(super) mod out_of_band;
+mod paths;
 mod sharing;
 
 use super::LinkDirectory;
