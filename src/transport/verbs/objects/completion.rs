@@ -142,9 +142,12 @@ impl CompletionQueue {
             set_nonblocking(fd)?;
         }
         let entries = i32::try_from(entries).unwrap_or(i32::MAX);
+        // SAFETY: the context is open.
+        let vectors = unsafe { (*raw).num_comp_vectors };
+        let vector = completion_vector(std::process::id(), new.number, vectors);
         let number = std::ptr::without_provenance_mut(new.number as usize);
         // SAFETY: context and channel are alive. The number comes back in events, and is not used as an address.
-        let queue = unsafe { (library.ibv_create_cq)(raw, entries, number, channel, 0) };
+        let queue = unsafe { (library.ibv_create_cq)(raw, entries, number, channel, vector) };
         new.queue = VerbsHandle::from_raw(queue, library).ok_or_else(|| {
             error(Verb::CreateCq, errno()).context(format_args!("a completion queue of {entries} entries"))
         })?;
@@ -244,6 +247,15 @@ impl CompletionQueue {
     }
 }
 
+/// The completion vector, and thus the interrupt, of a process's completion queue on a device with this many vectors. Spreads the queues of a
+/// process, and those of the processes of a node.
+fn completion_vector(process: u32, number: u64, vectors: i32) -> i32 {
+    match u64::try_from(vectors) {
+        Ok(vectors @ 1..) => ((u64::from(process) + number) % vectors) as i32,
+        _ => 0,
+    }
+}
+
 fn read(completion: &ibv_wc, context: &Context) -> Result<Completion> {
     let id = completion.wr_id;
     if completion.status != IBV_WC_SUCCESS {
@@ -291,6 +303,16 @@ impl Drop for CompletionQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn queues_and_processes_have_different_completion_vectors() {
+        let vectors = |process| (1..5).map(move |number| completion_vector(process, number, 4));
+        assert_eq!(vectors(7).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert_eq!(vectors(8).collect::<Vec<_>>(), [1, 2, 3, 0]);
+        for (vectors, expected) in [(1, 0), (0, 0), (-1, 0)] {
+            assert_eq!(completion_vector(u32::MAX, u64::from(u32::MAX), vectors), expected);
+        }
+    }
 
     #[test]
     fn a_status_tells_lost_peers_from_bugs() {

@@ -146,28 +146,40 @@ impl Inner {
         }
     }
 
+    /// Posts this many receives as one chain.
     fn post_recv(&mut self, id: u64, count: usize) -> Result<()> {
         let error = |errno| Err(failed(Verb::PostRecv, &self.site, errno));
-        for _ in 0..count {
-            if let Some(errno) = self.context.shim.injected_errno(Verb::PostRecv) {
-                return error(errno);
-            }
-            let Some((raw, _)) = self.handle.raw() else {
-                #[cfg(test)]
-                {
-                    self.recorded.get_mut().receives += 1;
-                }
-                continue;
-            };
-            let mut request = ibv_recv_wr { wr_id: id, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
-            let mut bad = null_mut();
-            // SAFETY: the queue pair is alive; the request, which refers to no memory, is copied before this returns.
-            match unsafe { ibv_post_recv(raw, &raw mut request, &mut bad) } {
-                0 => {}
-                errno => return error(errno),
-            }
+        if let Some(errno) = self.context.shim.injected_errno(Verb::PostRecv) {
+            return error(errno);
         }
-        Ok(())
+        let Some((raw, _)) = self.handle.raw() else {
+            #[cfg(test)]
+            {
+                self.recorded.get_mut().receives += count;
+            }
+            return Ok(());
+        };
+        let request = ibv_recv_wr { wr_id: id, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
+        // A receive that replaces another one is posted without an allocation.
+        let (mut one, mut many) = ([request], Vec::new());
+        let chain: &mut [ibv_recv_wr] = if count == 1 {
+            &mut one
+        } else {
+            many.resize(count, request);
+            &mut many
+        };
+        let Some(last) = chain.len().checked_sub(1) else { return Ok(()) };
+        let first = chain.as_mut_ptr();
+        for index in 0..last {
+            // SAFETY: both indexes are within the chain.
+            unsafe { (*first.add(index)).next = first.add(index + 1) };
+        }
+        let mut bad = null_mut();
+        // SAFETY: the queue pair is alive; the requests, which refer to no memory, are copied before this returns.
+        match unsafe { ibv_post_recv(raw, first, &mut bad) } {
+            0 => Ok(()),
+            errno => error(errno),
+        }
     }
 }
 
