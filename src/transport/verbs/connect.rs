@@ -64,6 +64,7 @@ impl UnconnectedVerbs {
         options: VerbsOptions,
     ) -> Result<Self> {
         let (mut devices, mut rails) = (Vec::new(), Vec::new());
+        let regions = shared.iter().map(|(device, _)| Arc::clone(device.regions())).collect();
         for ((device, port), rail) in shared.into_iter().zip(&directory.rails[directory.me]) {
             let (pd, context) = (Arc::clone(device.pd()), Arc::clone(device.context()));
             let events = device.subscribe();
@@ -73,7 +74,8 @@ impl UnconnectedVerbs {
         let pds = devices.iter().map(|device| Arc::clone(&device.pd)).collect();
         let registry =
             MemoryRegistry::new(pds, options.relaxed_ordering, options.registration, options.subchunk)?
-                .with_gpu_direct(options.gpu_direct);
+                .with_gpu_direct(options.gpu_direct)
+                .with_shared_regions(regions);
         let qps_per_rail = options.qps_per_rail;
         let pairs: Vec<_> = peers.iter().map(|peer| (*peer, directory.pairs(*peer))).collect();
         let needed = pairs.iter().map(|(_, pairs)| LinkResources::of_link(pairs, qps_per_rail));

@@ -13,6 +13,7 @@
 //! | `rail_counters` | what each rail has carried |
 //! | `gpu` | how devices reach GPU memory, and when writes to it must be flushed |
 //! | `probe` | what libibverbs and an open device report about themselves, for `flexring doctor` |
+//! | `shared_regions` | registrations that several communicators of a process use |
 //! | `shared_device` | the open devices, which all communicators of a process share, and their events |
 //! | `wire` | what ranks write into each other's memory: immediate data and control entries |
 //! | `control_buffer` | reading and writing control entries |
@@ -59,6 +60,8 @@ mod rail_counters;
 mod registry;
 #[cfg(feature = "verbs")]
 mod shared_device;
+#[cfg(feature = "verbs")]
+mod shared_regions;
 #[cfg(all(test, feature = "verbs"))]
 mod tests;
 #[cfg(feature = "verbs")]

@@ -6,7 +6,8 @@
 
 use super::gpu::gdr_mode::GdrMode;
 use super::gpu::{AddressRange, GpuRegistrar, LandingMemory};
-use super::objects::{AccessFlags, MemoryRegion, ProtectionDomain, SharedRegion};
+use super::objects::{AccessFlags, MemoryRegion, ProtectionDomain};
+use super::shared_regions::{SharedRegion, SharedRegions};
 use super::wire::MAX_RAILS;
 use crate::config::{GpuDirect, Registration};
 use crate::error::{Error, Result};
@@ -103,13 +104,13 @@ impl RegisteredMemory {
     ///
     /// # Errors
     /// `System` if it cannot be registered at a rail.
-    fn share(&self, piece: Piece) -> Result<Vec<Arc<SharedRegion>>> {
-        let share = |(pd, slot): (&Arc<ProtectionDomain>, &OnceLock<HeldRegion>)| {
-            let shared = pd.register_shared(piece, self.access)?;
-            slot.get_or_init(|| HeldRegion::Shared(Arc::clone(shared.region())));
+    fn share(&self, piece: Piece, regions: &[Arc<SharedRegions>]) -> Result<Vec<Arc<SharedRegion>>> {
+        let share = |(rail, pd): (usize, &Arc<ProtectionDomain>)| {
+            let shared = regions[rail].register(pd, piece, self.access)?;
+            self.by_rail[rail].get_or_init(|| HeldRegion::Shared(Arc::clone(shared.region())));
             Ok(shared)
         };
-        self.pds.iter().zip(&self.by_rail).map(share).collect()
+        self.pds.iter().enumerate().map(share).collect()
     }
 
     /// The local key at a rail, for this rank's own requests. 0 for an empty range.
@@ -164,6 +165,8 @@ struct FlushSource {
 /// All registered memory of a rank.
 pub(super) struct MemoryRegistry {
     pds: Arc<[Arc<ProtectionDomain>]>,
+    /// By rail: what the communicators of this process have registered.
+    shared_regions: Vec<Arc<SharedRegions>>,
     /// Whether devices may reorder writes into memory that the user registered.
     relaxed: bool,
     /// Registered by the user, in no order: there are few.
@@ -208,6 +211,7 @@ impl MemoryRegistry {
             }
         };
         Ok(Self {
+            shared_regions: pds.iter().map(|_| Arc::default()).collect(),
             pds,
             relaxed,
             entries: RwLock::default(),
@@ -222,6 +226,11 @@ impl MemoryRegistry {
     /// Sets how devices reach GPU memory.
     pub(super) fn with_gpu_direct(self, gpu_direct: GpuDirect) -> Self {
         Self { gpu_direct, ..self }
+    }
+
+    /// Sets what other communicators of this process have registered, by rail.
+    pub(super) fn with_shared_regions(self, shared_regions: Vec<Arc<SharedRegions>>) -> Self {
+        Self { shared_regions, ..self }
     }
 
     /// Sets the registrar of GPU memory, in place of CUDA's driver, for tests.
@@ -408,7 +417,7 @@ impl Registrar for MemoryRegistry {
             return Ok(());
         }
         let region = RegisteredMemory::new(&self.pds, piece, self.writable());
-        let shared = region.share(piece)?;
+        let shared = region.share(piece, &self.shared_regions)?;
         entries.push(RegistryEntry { region: Arc::new(region), _shared: shared, count: 1 });
         Ok(())
     }
@@ -507,8 +516,10 @@ mod tests {
     fn communicators_share_a_registration_until_the_last_of_them_ends_it() {
         let shim = Shim::none();
         let pd = ProtectionDomain::new(&Context::inert("inert", shim.clone())).expect("inert");
+        let regions = Arc::new(SharedRegions::default());
         let of_one_communicator = |relaxed| {
-            MemoryRegistry::new(vec![Arc::clone(&pd)], relaxed, Registration::Stage, 4096).expect("inert")
+            let registry = MemoryRegistry::new(vec![Arc::clone(&pd)], relaxed, Registration::Stage, 4096);
+            registry.expect("inert").with_shared_regions(vec![Arc::clone(&regions)])
         };
         let [one, other, strict] = [true, true, false].map(of_one_communicator);
         let mut bytes = vec![0; 100];

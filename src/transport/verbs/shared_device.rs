@@ -4,6 +4,7 @@
 //! communicator uses it. Must not know ports, links or memory.
 
 use super::objects::{AsyncEvent, Context, Library, ProtectionDomain, Shim};
+use super::shared_regions::SharedRegions;
 use crate::error::Result;
 use crate::process::PerProcess;
 use std::collections::VecDeque;
@@ -32,6 +33,7 @@ struct DeviceKey {
 /// A device that communicators of this process share: its context and its protection domain.
 pub(super) struct SharedDevice {
     pd: Arc<ProtectionDomain>,
+    regions: Arc<SharedRegions>,
     /// Whether the device has failed or was removed, so that no further communicator can use it as it is open now.
     has_failed: AtomicBool,
     /// Events for each user. The device reports an event once, to the user that reads it first.
@@ -86,7 +88,12 @@ impl SharedDevice {
     /// `System` if it has no protection domain left.
     fn of(context: &Arc<Context>) -> Result<Arc<Self>> {
         let pd = ProtectionDomain::new(context)?;
-        Ok(Arc::new(Self { pd, has_failed: AtomicBool::new(false), inboxes: Mutex::default() }))
+        Ok(Arc::new(Self {
+            pd,
+            regions: Arc::default(),
+            has_failed: AtomicBool::new(false),
+            inboxes: Mutex::default(),
+        }))
     }
 
     /// The open device.
@@ -97,6 +104,11 @@ impl SharedDevice {
     /// The domain in which all communicators register memory and create queue pairs.
     pub(super) fn pd(&self) -> &Arc<ProtectionDomain> {
         &self.pd
+    }
+
+    /// What communicators have registered there.
+    pub(super) fn regions(&self) -> &Arc<SharedRegions> {
+        &self.regions
     }
 
     /// A further user, which gets every event from now on, and a failure before.

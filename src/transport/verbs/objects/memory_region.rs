@@ -12,10 +12,9 @@ use super::protection_domain::ProtectionDomain;
 use super::verb::{Verb, errno, failed};
 use crate::error::Result;
 use crate::memory::Piece;
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 /// The rights to registered memory. The local device may always read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,44 +80,7 @@ impl MemoryRegion {
     }
 }
 
-/// The shared regions of a protection domain, by address, length and rights.
-pub(super) type SharedRegions = Mutex<HashMap<(u64, usize, AccessFlags), Weak<SharedRegion>>>;
-
-/// A user's right to registered memory that others may use, too. Further users find it while any of them has this: as long as one has
-/// declared that the memory stays as it is. The region itself may live longer, for messages in flight.
-pub(crate) struct SharedRegion(Arc<MemoryRegion>);
-
-impl SharedRegion {
-    /// The registered memory.
-    pub(crate) fn region(&self) -> &Arc<MemoryRegion> {
-        &self.0
-    }
-}
-
 impl ProtectionDomain {
-    /// Registers host memory as [`register`](Self::register) does, unless another user has registered exactly this memory with the same
-    /// rights.
-    ///
-    /// # Errors
-    /// As for [`register`](Self::register).
-    pub(crate) fn register_shared(
-        self: &Arc<Self>,
-        piece: Piece,
-        access: AccessFlags,
-    ) -> Result<Arc<SharedRegion>> {
-        let lock = || self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (piece.as_ptr() as u64, piece.len(), access);
-        if let Some(known) = lock().get(&key).and_then(Weak::upgrade) {
-            return Ok(known);
-        }
-        // Not locked meanwhile, as pinning much memory takes long. Two threads may register the same memory, which is not wrong.
-        let new = Arc::new(SharedRegion(Arc::new(self.register(piece, access)?)));
-        let mut shared = lock();
-        shared.retain(|_, region| region.strong_count() > 0);
-        shared.insert(key, Arc::downgrade(&new));
-        Ok(new)
-    }
-
     /// Registers host memory, which must stay mapped while the region lives.
     ///
     /// # Errors

@@ -37,7 +37,7 @@ pub(super) use completion::WcStatus;
 pub(super) use completion::{Completion, CompletionQueue};
 pub(super) use context::{AsyncEvent, Context, PortAttributes};
 pub(super) use library::Library;
-pub(super) use memory_region::{AccessFlags, MemoryRegion, SharedRegion};
+pub(super) use memory_region::{AccessFlags, MemoryRegion};
 pub(super) use protection_domain::ProtectionDomain;
 #[cfg(test)]
 pub(super) use queue_pair::RecordedCalls;

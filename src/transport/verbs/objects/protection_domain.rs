@@ -1,12 +1,11 @@
 //! A protection domain.
 //!
-//! Owns its allocation and release, and the lists of what its users share. Must not know why memory is registered in it.
+//! Owns its allocation and release, and how long registering takes. Must not know what is registered in it.
 
 use super::bindings::ibv_pd;
 use super::context::Context;
 use super::handle::VerbsHandle;
 use super::library::Library;
-use super::memory_region::SharedRegions;
 use super::verb::{Verb, errno, failed};
 use crate::error::Result;
 use std::collections::BTreeMap;
@@ -16,8 +15,6 @@ use std::time::Duration;
 /// A protection domain. Memory that is registered in it is reachable only through queue pairs of the same domain.
 pub(crate) struct ProtectionDomain {
     handle: VerbsHandle<ibv_pd>,
-    /// What several users registered. Entries own nothing.
-    pub(super) shared: SharedRegions,
     /// By length in bytes: how long registering memory takes, once it was measured.
     registration_times: Mutex<BTreeMap<usize, Duration>>,
     pub(super) context: Arc<Context>,
@@ -39,12 +36,7 @@ impl ProtectionDomain {
                 .ok_or_else(|| error(errno()))?,
             None => VerbsHandle::inert(),
         };
-        Ok(Arc::new(Self {
-            handle,
-            shared: SharedRegions::default(),
-            registration_times: Mutex::default(),
-            context: Arc::clone(context),
-        }))
+        Ok(Arc::new(Self { handle, registration_times: Mutex::default(), context: Arc::clone(context) }))
     }
 
     pub(super) fn raw(&self) -> Option<(*mut ibv_pd, &'static Library)> {
