@@ -175,7 +175,8 @@ impl Communicator {
 
     /// Sends a block of `send` to each rank, and receives one from each in `receive`. Both vectors consist of one
     /// equal block per rank, in the order of ranks: the r-th block of `send` goes to rank r, and the r-th block of
-    /// `receive` comes from it. There is no form in place.
+    /// `receive` comes from it. There is no form in place. Blocks of up to 16 KiB between nodes are sent in one message for each pair of
+    /// nodes, if their ranks share memory.
     ///
     /// # Errors
     /// `Disagreement` if a rank sends to another rank a block that is not as long as the one that the other expects,

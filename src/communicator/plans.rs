@@ -35,6 +35,8 @@ pub(super) struct Plans {
     /// Largest vector, in bytes, that every rank reduces itself.
     small: usize,
     subchunk: usize,
+    /// Longest block of an all-to-all, in bytes, that goes by node.
+    longest_by_node: usize,
     reproducible: bool,
     installed: HashMap<ProgramKey, Installed>,
     /// The chosen algorithm, and why it was chosen.
@@ -99,6 +101,7 @@ impl Plans {
             direct_limit: config.direct.0,
             small: config.small.0,
             subchunk: config.subchunk.0,
+            longest_by_node: selection::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
             installed: HashMap::new(),
             selection,
@@ -175,6 +178,12 @@ impl Plans {
         let small = bytes <= self.small.min(self.subchunk) && received <= self.direct_limit;
         let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
         let one_shot = kind == PlanKind::DIRECT && small && collective == Collective::AllReduce && !prescale;
+        // The lengths of blocks that differ are known to two ranks each, so their ranks cannot choose alike. Vectors on a GPU would need
+        // scratch memory there.
+        let by_node = collective == Collective::AllToAll
+            && (1..=self.longest_by_node).contains(&(bytes / self.main.schedule().world()))
+            && !checked.on_gpu
+            && self.main.knows_nodes();
         let spec = ProgramSpec {
             collective,
             root: checked.root,
@@ -184,6 +193,7 @@ impl Plans {
                 && !straight
                 && self.plan(kind).longest_shard() * bytes as f64 > self.subchunk as f64,
             one_shot,
+            by_node,
         };
         match self.installed.get(&(kind, spec)) {
             Some(installed) => Ok(*installed),

@@ -20,7 +20,7 @@ use crate::executor::{BoundCall, BoundGroup, CallPath, Executor, PeerMessage};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Buffer, Piece};
-use crate::plan::call_layout::SmallLayout;
+use crate::plan::small_layout::SmallLayout;
 use crate::rank::Rank;
 use crate::transport::shm::Region;
 use crate::transport::verbs::RailCounters;

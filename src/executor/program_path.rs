@@ -95,7 +95,7 @@ impl ProgramPath {
         if program.scratch.is_empty() || bound.call.count == 0 {
             return 0;
         }
-        let layout = CallLayout::new(&facts_of(resources, bound), &program.held_spans);
+        let layout = CallLayout::of_program(&facts_of(resources, bound), program);
         self.scratch.lay_out(&program.scratch, &layout.binding);
         self.scratch.count() as usize * bound.call.dtype.size()
     }
@@ -142,12 +142,12 @@ impl ProgramPath {
         let mut bound = bound.clone();
         let call = &bound.call;
         let facts = facts_of(resources, &bound);
-        if let Some(counts) = &bound.blocks {
+        let program = self.pipelines[self.current].program();
+        if let Some(counts) = bound.blocks.as_ref().filter(|_| program.blocks.is_none()) {
             let layout = CallLayout::of_blocks(&facts, counts, resources.rank, &mut self.blocks);
             return Ok(LaidOutCall { bound, layout });
         }
-        let program = self.pipelines[self.current].program();
-        let layout = CallLayout::new(&facts, &program.held_spans);
+        let layout = CallLayout::of_program(&facts, program);
         self.scratch.lay_out(&program.scratch, &layout.binding);
         if call.count == 0 {
             // The dummy element that the layout asks for.
@@ -176,9 +176,10 @@ impl ProgramPath {
         self.peers.extend(pipeline.program().peers());
         let links = &mut resources.links;
         let (binding, staging) = (active.layout.binding, |peer| staging[links.route(peer)]);
-        match active.bound.blocks {
-            Some(_) => pipeline.start_exchange(binding, &self.blocks, staging),
-            None => pipeline.start(binding, staging),
+        if active.bound.blocks.is_some() && pipeline.program().blocks.is_none() {
+            pipeline.start_exchange(binding, &self.blocks, staging);
+        } else {
+            pipeline.start(binding, staging);
         }
         self.events.clear();
         self.entered.fill(false);
@@ -303,7 +304,7 @@ impl ProgramPath {
     ) -> Result<()> {
         let bound = &active.bound;
         let program = Arc::clone(self.pipeline().program());
-        let Body::Combine { operands, last } = &program.steps[step as usize].body else {
+        let Body::Combine { operands, into, last } = &program.steps[step as usize].body else {
             return Err(bug(Violation(format!("step {step} has no operands to combine"))));
         };
         resources.operands.clear();
@@ -315,7 +316,7 @@ impl ProgramPath {
             let piece = self.piece(resources, active, location, step, sub);
             resources.operands.push(Operand { piece, factor: scaled.then_some(bound.call.factor) });
         }
-        let into = self.piece(resources, active, Location::Buffer(BufferKind::Output), step, sub);
+        let into = self.piece(resources, active, Location::Buffer(*into), step, sub);
         let divide = *last && bound.average;
         let already_there =
             matches!(resources.operands[..], [only] if only.piece == into && only.factor.is_none());
@@ -386,18 +387,19 @@ impl ProgramPath {
         sub: u64,
     ) -> Piece {
         let LaidOutCall { bound, layout } = active;
-        let elements = self.pipelines[self.current].elements(step, sub);
+        let pipeline = &self.pipelines[self.current];
+        let elements = pipeline.elements(step, sub);
         let size = bound.call.dtype.size();
         let len = (elements.end - elements.start) as usize * size;
-        let from = |start: u64| (elements.start - start) as usize * size;
         match location {
-            Location::Buffer(BufferKind::Input) => bound.input.narrow(from(layout.input.start), len),
-            // Programs cut their steps at the ends of the held spans, so a piece is wholly inside or outside.
-            Location::Buffer(BufferKind::Output) if layout.output.contains(&elements.start) => {
-                bound.output.narrow(from(layout.output.start), len)
-            }
-            Location::Buffer(BufferKind::Output) => {
-                bound.scratch.narrow(self.scratch.place_of(elements.start) as usize * size, len)
+            Location::Buffer(buffer) => {
+                let blocks = pipeline.program().blocks.as_deref();
+                let held = if buffer == BufferKind::Input { bound.input } else { bound.output };
+                let (vector, place) = match layout.place_of(buffer, elements.start, blocks) {
+                    Some(place) => (held, place),
+                    None => (bound.scratch, self.scratch.place_of(elements.start)),
+                };
+                vector.narrow(place as usize * size, len)
             }
             Location::Slot(slot) => resources.slots.piece(slot as usize, bound.call.on_gpu).narrow(0, len),
             Location::Peer { peer, message } => {

@@ -15,7 +15,7 @@ use crate::device::{Finish, Job, Operand};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
-use crate::plan::call_layout::SmallLayout;
+use crate::plan::small_layout::SmallLayout;
 use crate::rank::Rank;
 use crate::trace::{JobKind, MessagePart};
 use crate::transport::shm::Mailbox;

@@ -2,11 +2,10 @@
 //!
 //! Owns these rules, as pure functions of facts that the executor collects. Must not know pieces, transports or devices.
 
-use super::Rank;
+use super::block_order::BlockOrder;
 use super::fraction::Span;
-use super::lowering::HeldPart;
 use super::pipeline::{Binding, BlockLayout, LinkProfile, Staging};
-use super::program::HeldSpans;
+use super::program::{BufferKind, HeldSpans, Program};
 use crate::call::{BlockCounts, Collective};
 use std::ops::Range;
 
@@ -100,6 +99,41 @@ impl CallLayout {
         }
     }
 
+    /// The layout of an all-to-all of equal blocks that go by node: the vector has the blocks of all ranks.
+    #[must_use]
+    pub fn by_node(facts: &CallFacts) -> Self {
+        let subchunk = (facts.slot_bytes / facts.element_bytes) as u64;
+        Self {
+            binding: Binding { count: facts.count * facts.world as u64, subchunk, align: 1, in_place: false },
+            input: 0..facts.count,
+            output: 0..facts.count,
+            copies_input: false,
+            streaming: false,
+        }
+    }
+
+    /// The place of an element in one of the caller's vectors; `None` if it is in scratch memory. `blocks` is the program's.
+    #[must_use]
+    pub fn place_of(&self, buffer: BufferKind, element: u64, blocks: Option<&BlockOrder>) -> Option<u64> {
+        let held = match buffer {
+            BufferKind::Input => &self.input,
+            BufferKind::Output => &self.output,
+            BufferKind::Transit => return None,
+        };
+        if let Some(blocks) = blocks {
+            let length = self.binding.count / (blocks.world() * blocks.world()) as u64;
+            return Some(blocks.place_of(element, length, buffer == BufferKind::Output));
+        }
+        // Programs cut their steps at the ends of the held spans, so a sub-chunk is wholly inside or outside.
+        held.contains(&element).then(|| element - held.start)
+    }
+
+    /// The layout of a call of a program whose steps move parts of the vector.
+    #[must_use]
+    pub fn of_program(facts: &CallFacts, program: &Program) -> Self {
+        if program.blocks.is_some() { Self::by_node(facts) } else { Self::new(facts, &program.held_spans) }
+    }
+
     /// The layout of a call of a program that holds these spans.
     #[must_use]
     pub fn new(facts: &CallFacts, held_spans: &HeldSpans) -> Self {
@@ -116,82 +150,6 @@ impl CallLayout {
             binding,
             copies_input,
             streaming: facts.output_bytes > STREAMING_BYTES,
-        }
-    }
-}
-
-/// Where the ranks' contributions and results lie in the whole vector of a small call, which runs no program. In an all-to-all no
-/// mailbox holds the vector of all ranks: each holds the blocks of its rank.
-#[derive(Clone, Copy, Debug)]
-pub struct SmallLayout {
-    collective: Collective,
-    root: Rank,
-    world: usize,
-    bytes: usize,
-}
-
-impl SmallLayout {
-    /// The layout of a call whose whole vector has `bytes` bytes; in an all-to-all the blocks of one rank.
-    #[must_use]
-    pub fn new(collective: Collective, root: Rank, world: usize, bytes: usize) -> Self {
-        Self { collective, root, world, bytes }
-    }
-
-    /// Whether a call can be small: all ranks can decide it alike, and find the vectors of all others, from their own arguments.
-    /// Blocks that differ in length are known to two ranks each.
-    #[must_use]
-    pub fn exists_for(collective: Collective) -> bool {
-        !matches!(collective, Collective::AllToAllV | Collective::SendRecv)
-    }
-
-    /// Whether the contributions are reduced, each as long as the whole vector. Otherwise they do not overlap.
-    #[must_use]
-    pub fn reduces(&self) -> bool {
-        self.collective.reduces()
-    }
-
-    /// Whether each rank gets a block of each contribution, all as long as the whole vector.
-    #[must_use]
-    pub fn exchanges_blocks(&self) -> bool {
-        self.collective == Collective::AllToAll
-    }
-
-    /// The bytes of the block that goes to `rank`, or comes from it, in an all-to-all.
-    #[must_use]
-    pub fn block(&self, rank: Rank) -> Range<usize> {
-        self.bytes_of(HeldPart::Own, rank)
-    }
-
-    /// All bytes of the whole vector.
-    #[must_use]
-    pub fn whole(&self) -> Range<usize> {
-        0..self.bytes
-    }
-
-    /// The bytes that `rank` contributes.
-    #[must_use]
-    pub fn contributed(&self, rank: Rank) -> Range<usize> {
-        if self.exchanges_blocks() {
-            return self.whole();
-        }
-        self.bytes_of(HeldPart::of(self.collective).0, rank)
-    }
-
-    /// The bytes that `rank` receives.
-    #[must_use]
-    pub fn received(&self, rank: Rank) -> Range<usize> {
-        self.bytes_of(HeldPart::of(self.collective).1, rank)
-    }
-
-    fn bytes_of(&self, part: HeldPart, rank: Rank) -> Range<usize> {
-        match part {
-            HeldPart::Whole => self.whole(),
-            HeldPart::AtRoot if rank == self.root => self.whole(),
-            HeldPart::AtRoot | HeldPart::Nothing => 0..0,
-            HeldPart::Own => {
-                let part = self.bytes / self.world;
-                rank * part..(rank + 1) * part
-            }
         }
     }
 }
@@ -338,6 +296,7 @@ pub fn link_profile(delivery: LinkDelivery, window: usize, slots: usize) -> Link
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::topology::Topology;
 
     const WHOLE: HeldSpans = HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
 
@@ -424,6 +383,24 @@ mod tests {
     }
 
     #[test]
+    fn blocks_that_go_by_node_have_places_by_source_and_destination() {
+        let order = BlockOrder::by_node(&Topology::from_names(&["a", "b", "a"]));
+        let facts = CallFacts { collective: Collective::AllToAll, world: 3, count: 15, ..facts() };
+        let layout = CallLayout::by_node(&facts);
+        assert_eq!(layout.binding.count, 45);
+        for (from, to) in (0..3).flat_map(|from| (0..3).map(move |to| (from, to))) {
+            let first = order.block(from, to).elements(45, 1).start;
+            let place = |buffer| layout.place_of(buffer, first + 3, Some(&order));
+            assert_eq!(place(BufferKind::Input), Some(to as u64 * 5 + 3));
+            assert_eq!(place(BufferKind::Output), Some(from as u64 * 5 + 3));
+            assert_eq!(place(BufferKind::Transit), None);
+        }
+        let layout = CallLayout::new(&facts, &HeldSpans { input: Span::part(1, 3), ..WHOLE });
+        assert_eq!(layout.place_of(BufferKind::Input, 7, None), Some(2));
+        assert_eq!(layout.place_of(BufferKind::Input, 2, None), None);
+    }
+
+    #[test]
     fn scratch_memory_holds_the_programs_spans_without_gaps() {
         let mut scratch = ScratchLayout::default();
         scratch.lay_out(&[Span::part(0, 4), Span::part(3, 4)], &binding(&CallFacts { count: 41, ..facts() }));
@@ -431,38 +408,6 @@ mod tests {
         assert_eq!([0, 9, 30, 40].map(|element| scratch.place_of(element)), [0, 9, 10, 20]);
         scratch.lay_out(&[], &binding(&facts()));
         assert_eq!(scratch.count(), 0);
-    }
-
-    #[test]
-    fn contributions_and_results_of_small_calls_lie_in_one_vector() {
-        use Collective as C;
-        let shares = |collective| {
-            let layout = SmallLayout::new(collective, 2, 3, 24);
-            let by_rank = |held: fn(&SmallLayout, Rank) -> Range<usize>| {
-                (0..3)
-                    .map(|rank| held(&layout, rank))
-                    .map(|held| (held.start, held.len()))
-                    .collect::<Vec<_>>()
-            };
-            (by_rank(SmallLayout::contributed), by_rank(SmallLayout::received))
-        };
-        let lengths = |shares: &[(usize, usize)]| shares.iter().map(|share| share.1).collect::<Vec<_>>();
-        let (all, parts) = (vec![(0, 24); 3], vec![(0, 8), (8, 8), (16, 8)]);
-        for collective in [C::AllReduce, C::Barrier] {
-            assert_eq!(shares(collective), (all.clone(), all.clone()));
-        }
-        assert_eq!(shares(C::ReduceScatter), (all.clone(), parts.clone()));
-        assert_eq!(shares(C::AllGather), (parts.clone(), all.clone()));
-        for (collective, rooted) in [(C::Broadcast, 0), (C::Scatter, 0), (C::Reduce, 1), (C::Gather, 1)] {
-            let (contributed, received) = shares(collective);
-            let (rooted, other) = if rooted == 0 { (contributed, received) } else { (received, contributed) };
-            assert_eq!((lengths(&rooted), rooted[2]), (vec![0, 0, 24], (0, 24)));
-            let others = if matches!(collective, C::Broadcast | C::Reduce) { &all } else { &parts };
-            assert_eq!(&other, others, "{collective:?}");
-        }
-        assert_eq!(shares(C::AllToAll), (all.clone(), all));
-        assert_eq!(SmallLayout::new(C::AllToAll, 0, 3, 24).block(2), 16..24);
-        assert!(!SmallLayout::exists_for(C::AllToAllV) && SmallLayout::exists_for(C::AllToAll));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod block_order;
 pub mod call_layout;
 pub mod captions;
 pub mod drawing;
@@ -19,6 +20,7 @@ pub mod planner;
 pub mod program;
 pub mod schedule;
 pub mod selection;
+pub mod small_layout;
 mod span_map;
 pub mod topology;
 pub mod topology_file;

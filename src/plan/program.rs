@@ -8,20 +8,24 @@
 //! deadlocks.
 
 use super::Rank;
+use super::block_order::BlockOrder;
 use super::fraction::Span;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Index of a step in its program.
 pub type StepId = u32;
 
-/// The caller's two vectors.
+/// A memory that holds parts of the vector: the caller's two vectors, and one of this rank's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferKind {
     /// The caller's contribution. Never written.
     Input,
     /// The result; partial sums until the program ends.
     Output,
+    /// Data that this rank passes on as it is, in scratch memory.
+    Transit,
 }
 
 /// One operand of a combine, in the order of addition.
@@ -65,10 +69,12 @@ pub enum Body {
         /// The receivers, all different.
         peers: Vec<Rank>,
     },
-    /// Add the operands and write the sum to the output.
+    /// Add the operands and write the sum.
     Combine {
         /// The operands in the order of addition, at least one.
         operands: Vec<OperandSource>,
+        /// Where the sum is written: the output, or data to pass on.
+        into: BufferKind,
         /// Whether this completes the sum over all ranks. An average is divided here.
         last: bool,
     },
@@ -81,10 +87,19 @@ impl Step {
         matches!(&self.body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, OperandSource::Own { .. })))
     }
 
-    /// Whether it only copies a message to the output, so that the message can be received there directly.
+    /// The memory that a combine writes to.
+    #[must_use]
+    pub fn destination(&self) -> BufferKind {
+        match self.body {
+            Body::Combine { into, .. } => into,
+            Body::Send { .. } => BufferKind::Output,
+        }
+    }
+
+    /// Whether it only copies a message, so that the message can be received at its destination directly.
     #[must_use]
     pub fn is_copy(&self) -> bool {
-        matches!(&self.body, Body::Combine { operands, last: false } if matches!(operands[..], [OperandSource::Received { .. }]))
+        matches!(&self.body, Body::Combine { operands, last: false, .. } if matches!(operands[..], [OperandSource::Received { .. }]))
     }
 }
 
@@ -155,6 +170,8 @@ pub struct Program {
     /// The spans outside the caller's output that steps write, one after the other in scratch memory: in rising order, with a gap
     /// between any two.
     pub scratch: Vec<Span>,
+    /// The place of each block in the vector of an all-to-all that goes by node. `None` for other programs.
+    pub blocks: Option<Arc<BlockOrder>>,
     /// By step, the earlier steps that it waits for, as a range of `dependencies`.
     dependency_ranges: Vec<Range<u32>>,
     dependencies: Vec<Dependency>,
@@ -172,6 +189,7 @@ pub(super) struct ProgramParts {
     pub(super) digest: u64,
     pub(super) waves: Option<Waves>,
     pub(super) held_spans: HeldSpans,
+    pub(super) blocks: Option<Arc<BlockOrder>>,
     pub(super) steps: Vec<Step>,
     pub(super) depends: Vec<Vec<Dependency>>,
 }
@@ -179,7 +197,7 @@ pub(super) struct ProgramParts {
 impl Program {
     /// Builds a program from its steps and their dependencies: derives dependents and messages.
     pub(super) fn assemble(parts: ProgramParts) -> Self {
-        let ProgramParts { rank, world, digest, waves, held_spans, steps, depends } = parts;
+        let ProgramParts { rank, world, digest, waves, held_spans, blocks, steps, depends } = parts;
         let mut links: BTreeMap<Rank, LinkMessages> = BTreeMap::new();
         for (step, body) in (0..).zip(steps.iter().map(|step| &step.body)) {
             match body {
@@ -214,6 +232,7 @@ impl Program {
             waves,
             held_spans,
             scratch,
+            blocks,
             dependency_ranges,
             dependencies,
             dependent_ranges,
@@ -228,7 +247,11 @@ impl Program {
         let body = if is_send {
             Body::Send { buffer: BufferKind::Input, peers: vec![peer] }
         } else {
-            Body::Combine { operands: vec![OperandSource::Received { peer }], last: false }
+            Body::Combine {
+                operands: vec![OperandSource::Received { peer }],
+                into: BufferKind::Output,
+                last: false,
+            }
         };
         Self::assemble(ProgramParts {
             rank,
@@ -236,6 +259,7 @@ impl Program {
             digest: 0,
             waves: None,
             held_spans: HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false },
+            blocks: None,
             steps: vec![Step { span: Span::WHOLE, grid: Span::WHOLE, depth: 0, body }],
             depends: vec![Vec::new()],
         })
@@ -267,16 +291,19 @@ impl Program {
     }
 }
 
-/// The spans that steps write, without `output`, in rising order. Spans that touch are one.
+/// The spans that steps write, in rising order: those to pass on, and those outside `output`. Spans that touch are one.
 fn scratch_spans(steps: &[Step], output: Span) -> Vec<Span> {
     let written = steps.iter().filter(|step| matches!(step.body, Body::Combine { .. }));
-    let outside = |span: Span| {
+    let outside = |step: &Step| {
+        let span = step.span;
+        if step.destination() == BufferKind::Transit {
+            return [span, Span { end: span.start, ..span }];
+        }
         let before = Span { start: span.start, end: span.end.min(output.start) };
         let after = Span { start: span.start.max(output.end), end: span.end };
         [before, after]
     };
-    let mut spans: Vec<Span> =
-        written.flat_map(|step| outside(step.span)).filter(|span| !span.is_empty()).collect();
+    let mut spans: Vec<Span> = written.flat_map(outside).filter(|span| !span.is_empty()).collect();
     spans.sort_unstable_by_key(|span| (span.start, span.end));
     spans.dedup_by(|next, last| {
         let touches = next.start <= last.end;

@@ -217,6 +217,24 @@ fn every_block_arrives_on_gpus_of_two_nodes() {
     check_all(World::GpuMixed);
 }
 
+#[test]
+fn blocks_between_uneven_nodes_whose_ranks_alternate_arrive() {
+    let world = World::Mixed;
+    if !world.is_enabled() {
+        return;
+    }
+    let nodes = &["a", "b", "a", "c", "b", "a", "c", "d"];
+    spawn(&Setup { nodes, ..Setup::new(world, nodes.len()) }, |comm| {
+        // The longest of them go straight; the others by node, and some of these in several sub-chunks.
+        for (turn, count) in [1, 700, 0, 16384, 33, 2049, 1].into_iter().enumerate() {
+            let (collective, pool) = (Collective::AllToAll, turn % 2 == 0);
+            let case = Case { collective, op: ReduceOp::Sum, root: 0, count, in_place: false, pool };
+            case.check::<u8>(&comm);
+            case.check::<i64>(&comm);
+        }
+    });
+}
+
 /// In these collectives some ranks do not wait for others: those that only send, and those that are not in
 /// the rest of a chain.
 #[test]

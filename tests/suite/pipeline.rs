@@ -49,6 +49,7 @@ struct SimulatedRank {
     initial_input: Vec<u64>,
     input: Vec<u64>,
     output: Vec<u64>,
+    transit: Vec<u64>,
     slots: Vec<Vec<u64>>,
     jobs: VecDeque<Job>,
     in_place: bool,
@@ -56,7 +57,11 @@ struct SimulatedRank {
 
 impl SimulatedRank {
     fn vector(&mut self, buffer: BufferKind) -> &mut Vec<u64> {
-        if self.in_place || buffer == BufferKind::Output { &mut self.output } else { &mut self.input }
+        match buffer {
+            BufferKind::Transit => &mut self.transit,
+            BufferKind::Input if !self.in_place => &mut self.input,
+            _ => &mut self.output,
+        }
     }
     fn read(&mut self, location: Location, elements: Range<u64>) -> Vec<u64> {
         let len = (elements.end - elements.start) as usize;
@@ -114,6 +119,7 @@ fn plan(random: &mut Rng) -> (Topology, Plan, ProgramSpec) {
         let direct = if mixed { group.root % 2 == 0 } else { direct };
         if direct { ExchangePattern::Direct } else { ExchangePattern::Chain }
     });
+    let plan = plan.with_nodes(&topology);
     let collective = if random.bool() {
         Collective::AllReduce
     } else {
@@ -127,6 +133,7 @@ fn plan(random: &mut Rng) -> (Topology, Plan, ProgramSpec) {
         reproducible: collective.reduces() && random.usize(..4) == 0,
         by_wave: random.bool(),
         one_shot,
+        by_node: collective == Collective::AllToAll && random.bool(),
     };
     (topology, plan, spec)
 }
@@ -169,13 +176,19 @@ fn simulate(seed: u64) {
                 // Start again, as for the next call: it must reset all state of the first.
                 pipeline.start(Binding { count, subchunk, align, in_place }, staging);
             }
-            let initial_input = elements(spec.held_spans(rank, world).input);
+            let held = elements(spec.held_spans(rank, world).input);
+            let blocks = pipeline.program().blocks.clone();
+            let is_given = |at: u64| match &blocks {
+                Some(blocks) => blocks.ranks_at((at * (world * world) as u64 / count) as usize).0 == rank,
+                None => held.contains(&at),
+            };
             let initial_input: Vec<u64> = (0..count)
-                .map(|at| if initial_input.contains(&at) { contribution(rank, at) } else { u64::MAX / 2 })
+                .map(|at| if is_given(at) { contribution(rank, at) } else { u64::MAX / 2 })
                 .collect();
             SimulatedRank {
                 slots: vec![vec![u64::MAX; subchunk as usize]; pipeline.slots()],
                 pipeline,
+                transit: vec![u64::MAX; count as usize],
                 output: if in_place { initial_input.clone() } else { vec![u64::MAX; count as usize] },
                 input: initial_input.clone(),
                 initial_input,
@@ -195,12 +208,17 @@ fn simulate(seed: u64) {
     world_state.run(&mut random, seed);
     for (rank, rank_state) in world_state.ranks.iter().enumerate() {
         for at in elements(spec.held_spans(rank, world).output) {
-            let block = at * (world * world) as u64 / count;
-            if exchange && block % world as u64 != rank as u64 {
+            let block = (at * (world * world) as u64 / count) as usize;
+            let (from, to) = match &rank_state.pipeline.program().blocks {
+                Some(blocks) => blocks.ranks_at(block),
+                None => (block / world, block % world),
+            };
+            if exchange && to != rank {
                 continue;
             }
             let expected: u64 = match spec.collective {
-                Collective::AllGather | Collective::Gather | Collective::AllToAll | Collective::AllToAllV => {
+                Collective::AllToAll | Collective::AllToAllV => contribution(from, at),
+                Collective::AllGather | Collective::Gather => {
                     contribution((at * world as u64 / count) as Rank, at)
                 }
                 Collective::Broadcast | Collective::Scatter => contribution(spec.root, at),
@@ -326,7 +344,8 @@ impl World {
                 rank_state.pipeline.stage_complete(job.step, job.sub);
             }
             None => {
-                rank_state.write(Location::Buffer(BufferKind::Output), elements, &values);
+                let into = rank_state.pipeline.program().steps[job.step as usize].destination();
+                rank_state.write(Location::Buffer(into), elements, &values);
                 rank_state.pipeline.combine_complete(job.step).expect("the combine was submitted");
             }
         }

@@ -6,16 +6,20 @@
 //! Gather, scatter and all-to-all are one level of groups of one participant each, whose data goes straight to the root;
 //! the lowering derives these groups from the number of ranks, because a schedule would list one for each pair of ranks.
 //! The blocks of an all-to-all are spans of one vector like any other, but their lengths are bound with the call
-//! ([`BlockLayout`](super::pipeline::BlockLayout)), because no rank knows the lengths of all of them.
+//! ([`BlockLayout`](super::pipeline::BlockLayout)), because no rank knows the lengths of all of them. Equal blocks may also go by node,
+//! in three levels of such groups: to a rank of the source's node, to one of the destination's, to the destination. They
+//! have an order of their own then ([`BlockOrder`]).
 //!
 //! | module | owns |
 //! |---|---|
 //! | `exchange` | chain or direct exchange, for each group |
+//! | `by_node` | the all-to-all with one message for each pair of nodes |
 //! | `program_spec` | the collective and its variants |
 //! | `segment` | where the vector is cut |
 //! | `transfers` | the sends and receives of one rank, by depth |
 //! | `step_builder` | the steps of the program, and their dependencies |
 
+mod by_node;
 mod exchange;
 mod program_spec;
 mod segment;
@@ -26,6 +30,7 @@ pub use exchange::{ExchangePattern, pattern_of};
 pub use program_spec::{HeldPart, ProgramSpec};
 
 use super::Rank;
+use super::block_order::BlockOrder;
 use super::program::{Program, ProgramParts, Waves};
 use super::schedule::{Group, ParticipantSet, Schedule};
 use super::topology::Topology;
@@ -55,6 +60,8 @@ pub struct Plan {
     hops: Vec<u32>,
     digest: u64,
     longest_shard: f64,
+    /// The order of the blocks of an all-to-all by node, if the nodes are known.
+    blocks: Option<Arc<BlockOrder>>,
 }
 
 impl Plan {
@@ -77,17 +84,30 @@ impl Plan {
             hops.push(longest as u32);
         }
         let longest_shard = schedule.shards().iter().map(|shard| shard.span.extent()).fold(0.0, f64::max);
-        Self { schedule, patterns, hops, digest, longest_shard }
+        Self { schedule, patterns, hops, digest, longest_shard, blocks: None }
     }
 
     /// A plan with the exchange patterns of [`pattern_of`].
     #[must_use]
     pub fn on(schedule: Schedule, topology: &Topology, setting: Lowering) -> Self {
         let mut last: Option<(Arc<ParticipantSet>, ExchangePattern)> = None;
-        Self::new(schedule, |group| match &last {
+        let plan = Self::new(schedule, |group| match &last {
             Some((set, pattern)) if Arc::ptr_eq(set, &group.set) => *pattern,
             _ => last.insert((Arc::clone(&group.set), pattern_of(&group.set, topology, setting))).1,
-        })
+        });
+        plan.with_nodes(topology)
+    }
+
+    /// The plan with the nodes of `topology`, by which the blocks of an all-to-all can go.
+    #[must_use]
+    pub fn with_nodes(self, topology: &Topology) -> Self {
+        Self { blocks: Some(Arc::new(BlockOrder::by_node(topology))), ..self }
+    }
+
+    /// Whether programs can have [`by_node`](ProgramSpec::by_node).
+    #[must_use]
+    pub fn knows_nodes(&self) -> bool {
+        self.blocks.is_some()
     }
 
     /// The schedule that the plan was made from.
@@ -109,9 +129,14 @@ impl Plan {
     }
 
     /// The program of `rank`. The cost depends on the steps of that rank, not on the size of the world.
+    ///
+    /// # Panics
+    /// If blocks must go by node, and the plan has no nodes.
     #[must_use]
     pub fn program(&self, rank: Rank, spec: ProgramSpec) -> Program {
         let world = self.schedule.world();
+        let order = || self.blocks.as_ref().expect("the plan knows the nodes");
+        let blocks = spec.by_node.then(order);
         let lowering = RankLowering {
             schedule: &self.schedule,
             patterns: &self.patterns,
@@ -119,6 +144,7 @@ impl Plan {
             rank,
             spec,
             segments: segments(&self.schedule, spec),
+            blocks: blocks.map(Arc::as_ref),
         };
         let mut transfers = lowering.transfers();
         transfers.sort_by_key(|transfer| (transfer.depth, transfer.group, transfer.segment.span.start));
@@ -131,14 +157,18 @@ impl Plan {
                 TransferOp::Send(peers) => builder.send(span, peers),
                 TransferOp::Reduce(order) => builder.reduce(span, &order, transfer.completes),
                 TransferOp::Copy(from) => builder.copy(span, from),
+                TransferOp::PassOn(from) => builder.pass_on(span, from),
+                TransferOp::Forward(to) => builder.forward(span, to),
+                TransferOp::Deliver => builder.deliver(span),
             }
         }
         // Data that no other rank touches: all of it in a world of one, or the caller's own part of an all-gather.
-        let mine = spec.kept(rank, world);
+        let mine = blocks.map_or_else(|| spec.kept(rank, world), |blocks| blocks.block(rank, rank));
         if !mine.is_empty() {
             builder.keep(mine);
         }
-        let kind = spec.variant() ^ ((spec.root as u64) << 16);
+        let order = blocks.map_or(0, |blocks| blocks.digest());
+        let kind = spec.variant() ^ ((spec.root as u64) << 16) ^ order;
         Program::assemble(ProgramParts {
             rank,
             world,
@@ -148,6 +178,7 @@ impl Plan {
                 lag: (LEAD / self.schedule.shards().len() as u64).max(MIN_LAG),
             }),
             held_spans,
+            blocks: blocks.map(Arc::clone),
             steps: builder.steps,
             depends: builder.depends,
         })

@@ -56,6 +56,9 @@ pub struct ProgramSpec {
     /// Whether every rank adds all contributions itself, in rank order, so that an all-reduce is one hop. For vectors
     /// so short that the number of hops determines the time. Excludes `prescale`.
     pub one_shot: bool,
+    /// Whether the blocks of an all-to-all go from node to node in one message for each pair of nodes, which one rank of each node
+    /// sends and receives for the others. Otherwise each goes straight to its destination.
+    pub by_node: bool,
 }
 
 impl ProgramSpec {
@@ -67,12 +70,15 @@ impl ProgramSpec {
         reproducible: false,
         by_wave: false,
         one_shot: false,
+        by_node: false,
     };
 
     /// The parts of the vector that the caller on `rank` provides and receives.
     #[must_use]
     pub fn held_spans(&self, rank: Rank, world: usize) -> HeldSpans {
         let span = |part| match part {
+            // The blocks of a rank do not lie together: see `BlockOrder`.
+            _ if self.by_node => Span::WHOLE,
             HeldPart::Own => Span::part(rank, world),
             HeldPart::Whole => Span::WHOLE,
             HeldPart::AtRoot if rank == self.root => Span::WHOLE,
@@ -120,5 +126,6 @@ impl ProgramSpec {
             | u64::from(self.reproducible) << 2
             | u64::from(self.by_wave) << 3
             | u64::from(self.one_shot) << 4
+            | u64::from(self.by_node) << 5
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct StepBuilder {
     pub(super) steps: Vec<Step>,
     pub(super) depends: Vec<Vec<Dependency>>,
     history: SpanMap<History>,
+    /// By point of the vector, the last step that wrote it to the memory for data to pass on.
+    passed_on: SpanMap<Option<StepId>>,
 }
 
 impl StepBuilder {
@@ -43,6 +45,7 @@ impl StepBuilder {
             steps: Vec::new(),
             depends: Vec::new(),
             history: SpanMap::uniform(History::default()),
+            passed_on: SpanMap::uniform(None),
         }
     }
 
@@ -102,7 +105,46 @@ impl StepBuilder {
             depends.extend(readers.map(|(on, input)| Dependency { on: *on, in_place_only: *input }));
             *history = History { writer: Some(step), readers: Vec::new() };
         }
-        self.push(span, Body::Combine { operands, last }, depends);
+        self.push(span, Body::Combine { operands, into: BufferKind::Output, last }, depends);
+    }
+
+    /// Writes `span` to the memory for data to pass on, once: from the input, or a message of `from`.
+    pub(super) fn pass_on(&mut self, span: Span, from: Option<Rank>) {
+        let step = self.steps.len() as StepId;
+        let own = OperandSource::Own { buffer: BufferKind::Input, scaled: false };
+        let operand = from.map_or(own, |peer| OperandSource::Received { peer });
+        if from.is_none() {
+            self.history.over(span).for_each(|history| history.readers.push((step, true)));
+        }
+        self.passed_on.over(span).for_each(|writer| *writer = Some(step));
+        let body = Body::Combine { operands: vec![operand], into: BufferKind::Transit, last: false };
+        self.push(span, body, Vec::new());
+    }
+
+    /// Sends `span`, which was written by [`pass_on`](Self::pass_on).
+    pub(super) fn forward(&mut self, span: Span, to: Rank) {
+        let depends = self.writers_of_passed_on(span);
+        self.push(span, Body::Send { buffer: BufferKind::Transit, peers: vec![to] }, depends);
+    }
+
+    /// Copies `span`, which was written by [`pass_on`](Self::pass_on), to the output.
+    pub(super) fn deliver(&mut self, span: Span) {
+        let mut depends = self.writers_of_passed_on(span);
+        let step = self.steps.len() as StepId;
+        for history in self.history.over(span) {
+            depends.extend(
+                history.readers.iter().map(|(on, input)| Dependency { on: *on, in_place_only: *input }),
+            );
+            *history = History { writer: Some(step), readers: Vec::new() };
+        }
+        let own = OperandSource::Own { buffer: BufferKind::Transit, scaled: false };
+        let body = Body::Combine { operands: vec![own], into: BufferKind::Output, last: false };
+        self.push(span, body, depends);
+    }
+
+    fn writers_of_passed_on(&mut self, span: Span) -> Vec<Dependency> {
+        let writers = self.passed_on.over(span).flat_map(|writer| *writer);
+        writers.map(|on| Dependency { on, in_place_only: false }).collect()
     }
 
     fn push(&mut self, span: Span, body: Body, mut depends: Vec<Dependency>) {

@@ -8,6 +8,7 @@ use super::program_spec::ProgramSpec;
 use super::segment::Segment;
 use crate::call::Collective;
 use crate::plan::Rank;
+use crate::plan::block_order::BlockOrder;
 use crate::plan::fraction::{Fraction, Span};
 use crate::plan::schedule::{Group, Schedule};
 
@@ -31,6 +32,12 @@ pub(super) enum TransferOp {
     Reduce(Vec<Rank>),
     /// Receive the segment from this rank.
     Copy(Rank),
+    /// Keep the segment to pass it on: from this rank, or from the input.
+    PassOn(Option<Rank>),
+    /// Send the segment, which was kept to pass it on, to this rank.
+    Forward(Rank),
+    /// Copy the segment, which was kept to pass it on, to the output.
+    Deliver,
 }
 
 /// The lowering of a plan for one rank.
@@ -44,6 +51,8 @@ pub(super) struct RankLowering<'a> {
     pub(super) spec: ProgramSpec,
     /// The whole vector, in order.
     pub(super) segments: Vec<Segment>,
+    /// The places of blocks that go by node.
+    pub(super) blocks: Option<&'a BlockOrder>,
 }
 
 impl RankLowering<'_> {
@@ -52,6 +61,10 @@ impl RankLowering<'_> {
         let mut transfers = Vec::new();
         if self.spec.one_shot {
             self.reduce_one_shot(&mut transfers);
+            return transfers;
+        }
+        if let Some(blocks) = self.blocks {
+            self.exchange_by_node(blocks, &mut transfers);
             return transfers;
         }
         if self.spec.collective.is_straight() {

@@ -46,8 +46,8 @@ pub struct LinkProfile {
 pub struct Staging {
     /// Sends from the input.
     pub input: bool,
-    /// Sends from the output.
+    /// Sends from the output and from scratch memory.
     pub output: bool,
-    /// Receives into the output.
+    /// Receives into them.
     pub recv: bool,
 }

@@ -6,7 +6,7 @@ use super::Pipeline;
 use super::action::{Action, Location};
 use super::link_state::{PendingRecv, PendingSend};
 use crate::plan::Rank;
-use crate::plan::program::{Body, BufferKind, OperandSource, StepId};
+use crate::plan::program::{Body, OperandSource, StepId};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -124,7 +124,8 @@ impl Pipeline {
         link.recv_slots_held += usize::from(slot.is_some());
         link.incoming.set(link.recv_posted, PendingRecv { slot, consumed: false });
         link.recv_posted += 1;
-        let location = slot.map_or(Location::Buffer(BufferKind::Output), Location::Slot);
+        let into = self.program.steps[step as usize].destination();
+        let location = slot.map_or(Location::Buffer(into), Location::Slot);
         Some(Action::PostRecv { peer, location, step, sub })
     }
 
@@ -143,7 +144,7 @@ impl Pipeline {
             let link = self.links[peer].as_ref()?;
             let direct = !link.profile.reads_in_place && !link.staging.recv;
             if direct && self.program.steps[step as usize].is_copy() {
-                // The message is received into the output: no device is needed.
+                // The message is received at its destination: no device is needed.
                 return None;
             }
             if self.recv_message_of(peer, step, part as u32, sub) >= link.recv_completed {

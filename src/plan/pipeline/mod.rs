@@ -322,7 +322,7 @@ impl Pipeline {
         };
         link.recv_completed += 1;
         if link.incoming.get(message).slot.is_none() {
-            // The message was received into the output: the step has nothing left to do.
+            // The message was received at its destination: the step has nothing left to do.
             link.incoming.get(message).consumed = true;
             link.release_consumed(peer, None);
             self.steps[step as usize].issued += 1;
@@ -414,7 +414,7 @@ impl Pipeline {
         };
         self.links[peer].as_ref().is_some_and(|link| match buffer {
             BufferKind::Input => link.staging.input,
-            BufferKind::Output => link.staging.output,
+            BufferKind::Output | BufferKind::Transit => link.staging.output,
         })
     }
 

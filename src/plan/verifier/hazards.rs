@@ -1,4 +1,5 @@
-//! The check for data races within one rank: reads of unfinished writes, and writes over unfinished reads.
+//! The check for data races within one rank: reads of unfinished writes, and writes over unfinished reads. Data to pass on is
+//! written once, so only its reads can race.
 //!
 //! Owns the memory of one rank. Must not know messages or other ranks.
 
@@ -12,6 +13,8 @@ struct Accesses {
     writer: Option<StepId>,
     /// Steps that read after the writer, and whether they read the input. Reads of the input matter in place only.
     readers: Vec<(StepId, bool)>,
+    /// The last step that wrote it to the memory for data to pass on.
+    passed_on: Option<StepId>,
 }
 
 /// Checks that each step of `program` waits for all earlier steps that it conflicts with.
@@ -30,19 +33,31 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
                 program.rank, step.span
             ))
         };
-        let (reads_output, reads_input) = match &step.body {
-            Body::Send { buffer, .. } => (*buffer == BufferKind::Output, *buffer == BufferKind::Input),
-            Body::Combine { operands, .. } => {
-                let reads = |wanted| {
-                    operands.iter().any(
-                        |operand| matches!(operand, OperandSource::Own { buffer, .. } if *buffer == wanted),
-                    )
-                };
-                (reads(BufferKind::Output), reads(BufferKind::Input))
-            }
+        let reads = |wanted| match &step.body {
+            Body::Send { buffer, .. } => *buffer == wanted,
+            Body::Combine { operands, .. } => operands
+                .iter()
+                .any(|operand| matches!(operand, OperandSource::Own { buffer, .. } if *buffer == wanted)),
         };
-        let writes = matches!(step.body, Body::Combine { .. });
+        let (reads_output, reads_input) = (reads(BufferKind::Output), reads(BufferKind::Input));
+        let combines = matches!(step.body, Body::Combine { .. });
+        let passes_on = combines && step.destination() == BufferKind::Transit;
+        let writes = combines && !passes_on;
         for segment in &mut accesses[range(&cuts, step.span)] {
+            if reads(BufferKind::Transit)
+                && segment.passed_on.is_none_or(|writer| on.get(&writer) != Some(&false))
+            {
+                return Err(format!(
+                    "rank {}: step {number} does not wait for {} that it passes on",
+                    program.rank, step.span
+                ));
+            }
+            if passes_on && segment.passed_on.replace(number).is_some() {
+                return Err(format!("rank {}: {} is kept twice to pass it on", program.rank, step.span));
+            }
+            if !(reads_output || reads_input || writes) {
+                continue;
+            }
             if let Some(writer) = segment.writer {
                 if reads_input && !writes {
                     return Err(format!(
@@ -66,7 +81,8 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
                         return race(*reader);
                     }
                 }
-                *segment = Accesses { writer: Some(number), readers: Vec::new() };
+                segment.writer = Some(number);
+                segment.readers.clear();
             } else {
                 segment.readers.push((number, reads_input));
             }

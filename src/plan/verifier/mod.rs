@@ -10,16 +10,19 @@
 //!    waits for. So the earliest unfinished message can always move (see [`pipeline`](super::pipeline)).
 //! 5. **Memory.** Each step waits for every earlier step that still reads what it overwrites, or still writes what it
 //!    reads.
+//! 6. **Places.** Each block of an all-to-all by node has one place, equal on all ranks, and each message is one piece of memory.
 //!
 //! | module | proves |
 //! |---|---|
 //! | `symbolic` | sums, bits, and that the run does not deadlock |
 //! | `ordering` | links, progress |
 //! | `hazards` | memory |
+//! | `places` | places |
 //! | `segments` | nothing: it cuts the vector for the others |
 
 mod hazards;
 mod ordering;
+mod places;
 mod segments;
 mod symbolic;
 
@@ -72,7 +75,7 @@ impl VerifiedPlan {
                             by_wave,
                             reproducible,
                             prescale: reproducible,
-                            one_shot: false,
+                            ..ProgramSpec::ALL_REDUCE
                         },
                     )?;
                 }
@@ -112,6 +115,7 @@ pub fn verify_programs(programs: &[Program], spec: ProgramSpec) -> std::result::
         ordering::progress(program)?;
         hazards::memory(program)?;
     }
+    places::blocks(programs)?;
     SymbolicRun::new(programs).run(spec)
 }
 
@@ -119,8 +123,9 @@ pub fn verify_programs(programs: &[Program], spec: ProgramSpec) -> std::result::
 mod tests {
     use super::*;
     use crate::config::Lowering;
+    use crate::plan::block_order::BlockOrder;
     use crate::plan::planner::ring;
-    use crate::plan::program::{Body, OperandSource, Step, StepId};
+    use crate::plan::program::{Body, BufferKind, OperandSource, Step, StepId};
     use crate::plan::topology::Topology;
 
     const SPEC: ProgramSpec = ProgramSpec { by_wave: true, ..ProgramSpec::ALL_REDUCE };
@@ -206,6 +211,87 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The verifier's error for an all-to-all by node of these ranks after `change`, or "holds".
+    fn by_node(names: &[&str], change: impl FnOnce(&mut [Program])) -> String {
+        let topology = Topology::from_names(names);
+        let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Auto);
+        let spec = ProgramSpec { collective: Collective::AllToAll, by_node: true, ..ProgramSpec::ALL_REDUCE };
+        let mut programs: Vec<Program> = (0..names.len()).map(|rank| plan.program(rank, spec)).collect();
+        change(&mut programs);
+        verify_programs(&programs, spec).err().unwrap_or_else(|| "holds".to_owned())
+    }
+
+    #[test]
+    fn blocks_that_go_by_node_arrive_once_on_nodes_of_any_size() {
+        let names = [
+            &["a"][..],
+            &["a", "b"],
+            &["a", "a", "b"],
+            &["a", "b", "b", "b"],
+            &["a", "a", "a", "b", "b"],
+            &["a", "b", "a", "c", "b", "a", "c", "d"],
+            &["a", "a", "a", "a", "b", "c", "c", "d", "d", "d"],
+        ];
+        for names in names {
+            assert_eq!(by_node(names, |_| {}), "holds", "{names:?}");
+        }
+    }
+
+    #[test]
+    fn each_kind_of_error_in_blocks_that_go_by_node_is_found_and_named() {
+        const NAMES: [&str; 5] = ["a", "a", "a", "b", "b"];
+        let forwards = |program: &Program| {
+            let forwards = |step: &Step| {
+                matches!(step.body, Body::Send { buffer: BufferKind::Transit, .. }) && step.depth == 1
+            };
+            program.steps.iter().position(forwards).expect("a carrier") as StepId
+        };
+        let error = by_node(&NAMES, |programs| {
+            let step = forwards(&programs[0]);
+            programs[0].remove_dependencies(step);
+        });
+        assert!(error.starts_with("rank 0: step ") && error.contains("that it passes on"), "{error}");
+
+        // The carrier gives each of two neighbours the block of the other.
+        let error = by_node(&NAMES, |programs| {
+            let sends: Vec<usize> = (0..programs[0].steps.len())
+                .filter(|step| programs[0].steps[*step].depth == 2)
+                .filter(|step| matches!(programs[0].steps[*step].body, Body::Send { .. }))
+                .collect();
+            let (one, other) = (programs[0].steps[sends[0]].span, programs[0].steps[sends[1]].span);
+            programs[0].steps[sends[0]].span = other;
+            programs[0].steps[sends[1]].span = one;
+        });
+        assert!(error.starts_with("rank 0 sends ") || error.contains("expects"), "{error}");
+
+        let error = by_node(&NAMES, |programs| {
+            let other = Topology::from_names(&["a", "a", "b", "b", "b"]);
+            programs[4].blocks = Some(Arc::new(BlockOrder::by_node(&other)));
+        });
+        assert_eq!(error, "ranks 0 and 4 number the blocks differently");
+
+        // Ranks 0 and 2 share a node, so blocks for it lie apart in the vectors of the other nodes' ranks.
+        let error = by_node(&["a", "b", "a"], |programs| {
+            let order = Arc::clone(programs[0].blocks.as_ref().expect("an order"));
+            let step = programs[1].steps.iter_mut().find(|step| step.destination() == BufferKind::Transit);
+            step.expect("it packs").span = order.between(1, 0);
+        });
+        assert!(error.contains("is not one piece") || error.contains("kept twice"), "{error}");
+
+        // A block that goes to the wrong rank.
+        let error = by_node(&NAMES, |programs| {
+            for program in programs.iter_mut() {
+                program.steps.retain(|_| true);
+            }
+            let steps = &mut programs[4].steps;
+            let step = steps.iter_mut().find(|step| step.is_copy() && step.depth == 0).expect("a copy");
+            if let Body::Combine { into, .. } = &mut step.body {
+                *into = BufferKind::Transit;
+            }
+        });
+        assert!(error.contains("gets no result") || error.contains("missing"), "{error}");
     }
 
     #[test]

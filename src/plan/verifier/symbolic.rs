@@ -45,6 +45,14 @@ impl Contents {
     }
 }
 
+/// What one rank holds, by segment.
+#[derive(Clone)]
+struct RankMemory {
+    output: Vec<Option<u32>>,
+    /// Data to pass on.
+    transit: Vec<Option<u32>>,
+}
+
 /// Runs the programs on expressions instead of numbers, segment by segment.
 pub(super) struct SymbolicRun<'a> {
     programs: &'a [Program],
@@ -82,7 +90,8 @@ impl<'a> SymbolicRun<'a> {
 
     pub(super) fn run(mut self, spec: ProgramSpec) -> std::result::Result<(), String> {
         let (segments, world) = (self.cuts.len(), self.programs.len());
-        let mut output: Vec<Vec<Option<u32>>> = vec![vec![None; segments]; world];
+        let nothing = RankMemory { output: vec![None; segments], transit: vec![None; segments] };
+        let mut memory = vec![nothing; world];
         let mut divided: Vec<Vec<u32>> = vec![vec![0; segments]; world];
         // Messages in flight, by sender, receiver and index in the link's list.
         let mut in_flight: HashMap<(Rank, Rank, usize), Vec<u32>> = HashMap::new();
@@ -98,14 +107,14 @@ impl<'a> SymbolicRun<'a> {
                     let range = range(&self.cuts, step.span);
                     match &step.body {
                         Body::Send { buffer, peers } => {
-                            let values = self.own(rank, range, *buffer, &output[rank], spec)?;
+                            let values = self.own(rank, range, *buffer, &memory[rank], spec)?;
                             for peer in peers {
                                 let place = sent.entry((rank, *peer)).or_default();
                                 in_flight.insert((rank, *peer, *place), values.clone());
                                 *place += 1;
                             }
                         }
-                        Body::Combine { operands, last } => {
+                        Body::Combine { operands, into, last } => {
                             let all_received = operands.iter().all(|operand| match operand {
                                 OperandSource::Received { peer } => {
                                     let place = received.get(&(*peer, rank)).copied().unwrap_or(0);
@@ -125,13 +134,17 @@ impl<'a> SymbolicRun<'a> {
                                         in_flight.remove(&(*peer, rank, *place - 1)).unwrap_or_default()
                                     }
                                     OperandSource::Own { buffer, .. } => {
-                                        self.own(rank, range.clone(), *buffer, &output[rank], spec)?
+                                        self.own(rank, range.clone(), *buffer, &memory[rank], spec)?
                                     }
                                 });
                             }
                             for (row, at) in range.enumerate() {
                                 let parts: Vec<u32> = columns.iter().map(|column| column[row]).collect();
-                                output[rank][at] = Some(match parts[..] {
+                                let held = match into {
+                                    BufferKind::Transit => &mut memory[rank].transit,
+                                    _ => &mut memory[rank].output,
+                                };
+                                held[at] = Some(match parts[..] {
                                     [only] => only,
                                     _ => self.number(Expression::Sum(parts)),
                                 });
@@ -151,7 +164,7 @@ impl<'a> SymbolicRun<'a> {
             let step = &self.programs[rank].steps[next[rank]];
             return Err(format!("it deadlocks: rank {rank} waits for {}, which no rank can send", step.span));
         }
-        self.results(spec, &output, &divided)
+        self.results(spec, &memory, &divided)
     }
 
     /// The values that `rank` itself holds for these segments.
@@ -160,12 +173,13 @@ impl<'a> SymbolicRun<'a> {
         rank: Rank,
         segments: std::ops::Range<usize>,
         buffer: BufferKind,
-        output: &[Option<u32>],
+        memory: &RankMemory,
         spec: ProgramSpec,
     ) -> std::result::Result<Vec<u32>, String> {
         let value = |at: usize| match buffer {
             BufferKind::Input => self.input(rank, at, spec),
-            BufferKind::Output => output[at].ok_or_else(|| self.undefined(rank, at)),
+            BufferKind::Output => memory.output[at].ok_or_else(|| self.undefined(rank, at)),
+            BufferKind::Transit => memory.transit[at].ok_or_else(|| self.undefined(rank, at)),
         };
         segments.map(value).collect()
     }
@@ -173,13 +187,21 @@ impl<'a> SymbolicRun<'a> {
     /// The contribution of `rank` to a segment.
     fn input(&mut self, rank: Rank, at: usize, spec: ProgramSpec) -> std::result::Result<u32, String> {
         let input = spec.held_spans(rank, self.programs.len()).input;
-        if self.cuts[at] < input.start || self.cuts[at] >= input.end {
+        let is_foreign = self.block_at(at).is_some_and(|(source, _)| source != rank);
+        if is_foreign || self.cuts[at] < input.start || self.cuts[at] >= input.end {
             return Err(format!(
                 "rank {rank} uses {} of the input, which its caller does not provide",
                 self.segment(at)
             ));
         }
         Ok(self.number(Expression::Input(rank)))
+    }
+
+    /// Source and destination of the block that a segment is in, if blocks go by node.
+    fn block_at(&self, at: usize) -> Option<(Rank, Rank)> {
+        let order = self.programs.first()?.blocks.as_ref()?;
+        let blocks = (order.world() * order.world()) as u64;
+        Some(order.ranks_at(self.cuts[at].element(blocks, 1) as usize))
     }
 
     fn segment(&self, at: usize) -> Span {
@@ -194,23 +216,27 @@ impl<'a> SymbolicRun<'a> {
     fn results(
         &self,
         spec: ProgramSpec,
-        output: &[Vec<Option<u32>>],
+        memory: &[RankMemory],
         divided: &[Vec<u32>],
     ) -> std::result::Result<(), String> {
         let world = self.programs.len();
         for at in 0..self.cuts.len() {
             let mut first: Option<(Rank, u32)> = None;
             let mut divisions = 0;
-            for (rank, (results, divided)) in output.iter().zip(divided).enumerate() {
+            for (rank, (held, divided)) in memory.iter().zip(divided).enumerate() {
                 divisions += divided[at];
-                if !spec.receives(rank, self.cuts[at], world) {
+                let receives = match self.block_at(at) {
+                    Some((_, to)) => to == rank,
+                    None => spec.receives(rank, self.cuts[at], world),
+                };
+                if !receives {
                     continue;
                 }
                 let segment = self.segment(at);
-                let Some(result) = results[at] else {
+                let Some(result) = held.output[at] else {
                     return Err(format!("rank {rank} gets no result for {segment}"));
                 };
-                self.complete(rank, segment, result, spec)?;
+                self.complete(rank, at, result, spec)?;
                 match first {
                     Some((other, value)) if value != result => {
                         return Err(format!("ranks {other} and {rank} add {segment} in different orders"));
@@ -234,13 +260,15 @@ impl<'a> SymbolicRun<'a> {
     fn complete(
         &self,
         rank: Rank,
-        segment: Span,
+        at: usize,
         result: u32,
         spec: ProgramSpec,
     ) -> std::result::Result<(), String> {
-        let world = self.programs.len();
+        let (world, segment) = (self.programs.len(), self.segment(at));
+        let block = self.block_at(at);
         let contents = &self.contents[result as usize];
         let wanted = |from: Rank| match spec.collective {
+            _ if block.is_some() => block.is_some_and(|(source, _)| source == from),
             Collective::AllGather | Collective::Gather => {
                 segment.start.element(world as u64, 1) as Rank == from
             }

@@ -107,6 +107,8 @@ pub struct Setup {
     pub world: World,
     pub ranks: usize,
     pub config: Config,
+    /// By rank, the name of its node in a world with several nodes. Empty for two nodes.
+    pub nodes: &'static [&'static str],
 }
 
 impl Setup {
@@ -137,7 +139,7 @@ impl Setup {
             },
             ..Config::default()
         };
-        Self { world, ranks, config }
+        Self { world, ranks, config, nodes: &[] }
     }
 
     pub fn lowering(mut self, lowering: Lowering) -> Self {
@@ -150,7 +152,8 @@ impl Setup {
         let mut config = self.config.clone();
         if self.world.is_mixed() {
             let first = rank < self.ranks.div_ceil(3);
-            config.node = Some(if first { "first" } else { "second" }.to_owned());
+            let usual = if first { "first" } else { "second" };
+            config.node = Some(self.nodes.get(rank).unwrap_or(&usual).to_string());
         }
         config
     }
