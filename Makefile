@@ -36,7 +36,7 @@ QUICK = --config profile.test.opt-level=0
 # For a tenth of the random cases, less of the optimizer costs less than it saves.
 LIGHT = --config profile.test.opt-level=1
 
-.PHONY: all build check lint test test-long bench bench-lab bench-verbs install \
+.PHONY: all build check lint test test-long bench bench-lab bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny msrv aarch64 \
 	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
 
@@ -178,6 +178,11 @@ bench: build
 bench-lab: build
 	@bench/setup.sh gcc libopenmpi-dev openmpi-bin python3-torch iproute2 iperf3 python3
 	bench/lab_compare.py --out bench/out/lab.json
+
+# flexring beside other libraries, on one node and on clusters of namespaces; ARGS=--short takes 5 minutes instead of 60.
+versus: build
+	@bench/setup.sh gcc libc6-dev libopenmpi-dev openmpi-bin libmpich-dev mpich python3-torch python3-matplotlib iproute2 iperf3 python3
+	bench/versus/versus.py $(ARGS)
 
 # RDMA beside perftest, in a virtual machine; and rails beside what each of them can carry.
 bench-verbs: build

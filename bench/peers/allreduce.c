@@ -1,0 +1,199 @@
+/* Times all-reduces of f32 sums in place, in the same loop for each library. bench/versus compiles it once for each:
+ *
+ *     mpicc -O2 -DPEER_MPI bench/peers/allreduce.c                      MPI_Allreduce of Open MPI or MPICH
+ *     mpicc -O2 -DPEER_BAIDU bench/peers/allreduce.c                    Baidu's ring, over MPI
+ *     cc -O2 -DPEER_FLEXRING -Iinclude bench/peers/allreduce.c libflexring.a -lpthread -ldl -lm
+ *
+ *     allreduce pool|heap SECONDS MOST BYTES...
+ *
+ * For each length, after a barrier the time of one call is taken; the time of an iteration is that of the slowest rank. The number
+ * of iterations is as many as fit into SECONDS by the time of the third call, from 3 to MOST. Rank 0 prints a line of JSON for each length:
+ * `first_us` is the first call, whose result is checked, and `times_us` are the iterations. `pool` is memory that the
+ * library allocates for its calls, where it has such a function.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static int rank, world;
+
+static void fail(const char *what, const char *why) {
+    fprintf(stderr, "rank %d: %s: %s\n", rank, what, why);
+    exit(1);
+}
+
+#ifdef PEER_FLEXRING
+#include <flexring.h>
+
+static flexring_comm *comm;
+
+#define MUST(call)                                                         \
+    do {                                                                   \
+        if ((call) != FLEXRING_SUCCESS) fail(#call, flexring_last_error()); \
+    } while (0)
+
+static void start(int *argc, char ***argv) {
+    (void)argc, (void)argv;
+    MUST(flexring_comm_init_from_env(&comm));
+    MUST(flexring_comm_rank(comm, &rank));
+    MUST(flexring_comm_size(comm, &world));
+}
+static void barrier(void) { MUST(flexring_barrier(comm)); }
+static void all_reduce(float *data, size_t count) {
+    MUST(flexring_all_reduce(data, data, count, FLEXRING_FLOAT32, FLEXRING_SUM, comm, NULL));
+}
+static void maximum(double *data, size_t count) {
+    MUST(flexring_all_reduce(data, data, count, FLEXRING_FLOAT64, FLEXRING_MAX, comm, NULL));
+}
+static void *allocate(size_t bytes, int pool) {
+    void *memory;
+    if (!pool) return malloc(bytes);
+    MUST(flexring_alloc(comm, bytes, &memory));
+    return memory;
+}
+static void end(void) { MUST(flexring_comm_free(comm)); }
+static void library(char *name, size_t size) { snprintf(name, size, "flexring"); }
+
+#else
+#include <mpi.h>
+
+static void start(int *argc, char ***argv) {
+    MPI_Init(argc, argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &world);
+}
+static void barrier(void) { MPI_Barrier(MPI_COMM_WORLD); }
+static void maximum(double *data, size_t count) {
+    MPI_Allreduce(MPI_IN_PLACE, data, (int)count, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+}
+static void *allocate(size_t bytes, int pool) {
+    void *memory = NULL;
+    if (!pool) return malloc(bytes);
+    MPI_Alloc_mem((MPI_Aint)bytes, MPI_INFO_NULL, &memory);
+    return memory;
+}
+static void end(void) { MPI_Finalize(); }
+
+#ifdef PEER_BAIDU
+/* The ring all-reduce as Baidu's article on it describes it ("Bringing HPC Techniques to Deep Learning", 2017): the vector is cut
+ * into as many chunks as there are ranks. In world - 1 steps each rank sends a chunk to the next rank and adds the one that it
+ * receives from the previous rank; then each rank has one complete chunk. In world - 1 further steps the complete chunks go round. */
+static float *received;
+static size_t received_count;
+
+static size_t chunk_start(size_t count, int chunk) {
+    size_t each = count / (size_t)world, longer = count % (size_t)world;
+    size_t before = (size_t)chunk;
+    return each * before + (before < longer ? before : longer);
+}
+
+static void all_reduce(float *data, size_t count) {
+    int next = (rank + 1) % world, previous = (rank + world - 1) % world;
+    size_t longest = count / (size_t)world + 1;
+    if (received_count < longest) {
+        free(received);
+        received = malloc(longest * sizeof *received);
+        received_count = longest;
+        if (!received) fail("malloc", "no memory");
+    }
+    for (int step = 0; step < 2 * (world - 1); step++) {
+        int gathers = step >= world - 1;
+        int out = (rank - step + 2 * world + (gathers ? world : 0)) % world;
+        int in = (out + world - 1) % world;
+        size_t out_start = chunk_start(count, out), in_start = chunk_start(count, in);
+        size_t out_count = chunk_start(count, out + 1) - out_start, in_count = chunk_start(count, in + 1) - in_start;
+        float *target = gathers ? data + in_start : received;
+        MPI_Request request;
+        MPI_Irecv(target, (int)in_count, MPI_FLOAT, previous, 0, MPI_COMM_WORLD, &request);
+        MPI_Send(data + out_start, (int)out_count, MPI_FLOAT, next, 0, MPI_COMM_WORLD);
+        MPI_Wait(&request, MPI_STATUS_IGNORE);
+        if (!gathers)
+            for (size_t i = 0; i < in_count; i++) data[in_start + i] += received[i];
+    }
+}
+static void library(char *name, size_t size) { snprintf(name, size, "Baidu's ring over MPI"); }
+
+#else
+static void all_reduce(float *data, size_t count) {
+    MPI_Allreduce(MPI_IN_PLACE, data, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+static void library(char *name, size_t size) {
+    char version[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length;
+    MPI_Get_library_version(version, &length);
+    version[strcspn(version, ",\n")] = 0;
+    /* MPICH separates the words by tabs. */
+    for (char *at = version; *at; at++)
+        if (*at == '\t') *at = ' ';
+    snprintf(name, size, "%s", version);
+}
+#endif
+#endif
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Seconds of one call on this rank, after a barrier. */
+static double timed(float *data, size_t count) {
+    barrier();
+    double begun = seconds();
+    all_reduce(data, count);
+    return seconds() - begun;
+}
+
+static void measure(const char *memory, size_t bytes, double limit, long most) {
+    size_t count = bytes / sizeof(float);
+    float *data = allocate(bytes, strcmp(memory, "pool") == 0);
+    double *times = malloc((size_t)most * sizeof *times);
+    if (!data || !times) fail("memory", "not enough");
+    for (size_t i = 0; i < count; i++) data[i] = (float)(rank + (int)(i % 7));
+    double first = timed(data, count);
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; i++) wrong += data[i] != (float)(world * (world - 1) / 2 + world * (int)(i % 7));
+    double failed = wrong > 0;
+    maximum(&failed, 1);
+
+    /* Sum zeros, so that repeated sums do not overflow. */
+    memset(data, 0, bytes);
+    timed(data, count);
+    double third = timed(data, count);
+    maximum(&third, 1);
+    double fits = limit / (third > 1e-7 ? third : 1e-7);
+    long iterations = fits > (double)most ? most : fits < 3 ? 3 : (long)fits;
+    for (long i = 0; i < iterations; i++) times[i] = timed(data, count);
+    maximum(times, (size_t)iterations);
+    maximum(&first, 1);
+    if (rank == 0) {
+        char name[256];
+        library(name, sizeof name);
+        printf("{\"library\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"memory\": \"%s\", \"wrong\": %d, \"first_us\": %.2f, \"times_us\": [",
+               name, world, bytes, memory, failed > 0, first * 1e6);
+        for (long i = 0; i < iterations; i++) printf("%s%.2f", i ? ", " : "", times[i] * 1e6);
+        printf("]}\n");
+        fflush(stdout);
+    }
+    free(times);
+    /* The memory is kept until the process ends: pool memory is freed with the communicator. */
+    if (strcmp(memory, "heap") == 0) free(data);
+}
+
+int main(int argc, char **argv) {
+    start(&argc, &argv);
+    long most = argc > 4 ? atol(argv[3]) : 0;
+    double limit = argc > 4 ? atof(argv[2]) : 0;
+    if (argc < 5 || most < 3 || limit <= 0 || (strcmp(argv[1], "pool") && strcmp(argv[1], "heap"))) {
+        fprintf(stderr, "usage: %s pool|heap SECONDS MOST BYTES...\n", argv[0]);
+        exit(2);
+    }
+    for (int i = 4; i < argc; i++) {
+        long long bytes = atoll(argv[i]);
+        if (bytes < 4 || bytes % 4 || bytes / 4 > 0x7fffffff) fail(argv[i], "is no length of f32 that MPI can count");
+        measure(argv[1], (size_t)bytes, limit, most);
+    }
+    end();
+    return 0;
+}
