@@ -11,7 +11,9 @@ def human(size):
 
 
 def duration(us):
-    return f"{us / 1e3:.3g} ms" if us >= 1e4 else f"{us:.3g} us"
+    if us < 1e3:
+        return f"{us:.3g} us"
+    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
 
 
 def quantile(times, part):
@@ -101,7 +103,7 @@ def markdown(results, pictures):
     parts += [f"Failed: {failure}\n" for failure in results["failures"]]
     parts += [f"![{name}]({name})\n" for name in pictures]
     peers = results["peers"]
-    parts += [table(setting, peers) for setting in results["settings"]]
+    parts += [table(setting, peers) for setting in results["settings"] if setting["times"]]
     if results["clusters"]:
         parts.append(clusters_table(results["clusters"]))
     return "\n".join(parts)

@@ -114,7 +114,7 @@ class Comparison:
         except (lab.Failure, json.JSONDecodeError, OSError) as failure:
             setting.setdefault("failed", {})[peer.name] = str(failure)
             lines = [line for line in str(failure).splitlines() if line.strip()]
-            self.failures.append(f"{peer.name}, {report.heading(setting)}: {'; '.join(lines[:1] + lines[-1:])}")
+            self.failures.append(f"{peer.name}, {report.heading(setting)}: {'; '.join(dict.fromkeys(lines[:1] + lines[-1:]))}")
             print(f"failed: {self.failures[-1]}", flush=True)
         ours = times.get(setting["sizes"][-1], {}).get(number)
         last = f"{report.human(setting['sizes'][-1])} {report.duration(sorted(ours)[len(ours) // 2])}" if ours else "-"
