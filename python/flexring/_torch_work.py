@@ -62,7 +62,10 @@ os.register_at_fork(after_in_child=_threads.forget)
 class CallLine:
     """Runs calls one at a time in the order in which they were made: blocking ones in the caller's thread, each other one in a
     thread of its own. That thread runs the callbacks of its call after the next call may run, so that a callback may wait for
-    other calls."""
+    other calls.
+
+    An asynchronous call never begins in the caller's thread, however small it is: it would wait there for the other ranks, which
+    may begin a call in another group first, whose calls this rank makes afterwards."""
 
     def __init__(self) -> None:
         # A signal handler may run in the thread that runs a call, and make another one.
