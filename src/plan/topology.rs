@@ -25,6 +25,12 @@ impl Uplink {
     /// Default of a rank's link to its node: 400 Gbit/s, 1 us.
     pub const RANK_DEFAULT: Self = Self { bandwidth: 400_000_000_000, latency: 1_000 };
 
+    /// The bandwidth in bytes per second, for estimates.
+    #[must_use]
+    pub fn bytes_per_second(self) -> f64 {
+        self.bandwidth as f64 / 8.0
+    }
+
     /// The bandwidth with a decimal unit, rounded down to three places: `500M`, `2.5G`.
     #[must_use]
     pub fn bandwidth_label(self) -> String {

@@ -1,4 +1,4 @@
-//! The bytes that a plan sends over each link of the topology.
+//! The bytes that a plan sends over each link of the topology, and its messages in a row.
 //!
 //! Owns the count, which uses the programs of all ranks and not a planner's model. Must not know latencies: it is for
 //! vectors whose time depends on bandwidth.
@@ -37,6 +37,7 @@ pub struct Busiest {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
     loads: Vec<Load>,
+    hops: u32,
 }
 
 impl Traffic {
@@ -44,10 +45,12 @@ impl Traffic {
     #[must_use]
     pub fn of(plan: &Plan, topology: &Topology, spec: ProgramSpec) -> Self {
         let mut loads = vec![Load::default(); topology.vertices().len()];
+        let mut hops = 0;
         for rank in 0..topology.world() {
             for step in plan.program(rank, spec).steps {
                 let Body::Send { peers, .. } = step.body else { continue };
                 let length = step.span.extent();
+                hops = hops.max(step.depth + 1);
                 for peer in peers {
                     let (from, to) = (topology.leaf(rank), topology.leaf(peer));
                     let top = topology.lowest_common_ancestor(from, to);
@@ -56,7 +59,13 @@ impl Traffic {
                 }
             }
         }
-        Self { loads }
+        Self { loads, hops }
+    }
+
+    /// Most messages in a row, each of which needs the one before it.
+    #[must_use]
+    pub fn hops(&self) -> u32 {
+        self.hops
     }
 
     /// The load of the uplink of `vertex`.
@@ -71,7 +80,7 @@ impl Traffic {
         let links = topology.vertices().iter().zip(&self.loads).enumerate().skip(1);
         let times = links.map(|(vertex, (of, load))| Busiest {
             vertex,
-            seconds_per_byte: load.larger() * 8.0 / of.uplink.bandwidth as f64,
+            seconds_per_byte: load.larger() / of.uplink.bytes_per_second(),
         });
         times.filter(|link| link.seconds_per_byte > 0.0).reduce(|first, next| {
             // The first of links that take equally long. The tolerance covers rounding in sums of fractions.

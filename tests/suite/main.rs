@@ -15,6 +15,7 @@ mod all_reduce;
 mod allocations;
 mod c_api;
 mod collectives;
+mod cost_model;
 mod descriptions;
 mod encryption;
 mod exchanges;

@@ -23,6 +23,7 @@
 
 use super::flexreduce::{even_share, with_shares};
 use crate::error::Result;
+use crate::plan::cost_model::tree::weighted_flexreduce;
 use crate::plan::fraction::Fraction;
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
@@ -46,7 +47,7 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
     let even: Vec<f64> = exact_even.iter().map(|share| share.to_f64()).collect();
 
     // Bisection between 0 and the time of even shares.
-    let (mut low, mut high) = (0.0, time(topology, &even));
+    let (mut low, mut high) = (0.0, weighted_flexreduce(topology, &even));
     let evenly = high;
     while high - low > CLOSE / 4.0 * high {
         let middle = f64::midpoint(low, high);
@@ -76,29 +77,13 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
     shares
 }
 
-/// The time of the slowest link with these shares, in seconds per bit of the vector.
-fn time(topology: &Topology, shares: &[f64]) -> f64 {
-    let vertices = topology.vertices();
-    let mut cost = vec![0.0; vertices.len()];
-    let mut slowest = 0.0f64;
-    for (id, vertex) in vertices.iter().enumerate().skip(1) {
-        let parent = vertex.parent.unwrap_or(0);
-        cost[id] = match vertices[parent].children.len() {
-            1 => cost[parent],
-            degree => 1.0 + shares[id] * (degree as f64 - 2.0 + cost[parent]),
-        };
-        slowest = slowest.max(cost[id] / vertex.uplink.bandwidth as f64);
-    }
-    slowest
-}
-
 /// By vertex, the capacity c of its link in this time, limited by the links below it; `None` if the time is too short.
 fn capacities(topology: &Topology, time: f64) -> Option<Vec<f64>> {
     let vertices = topology.vertices();
     let mut capacity = vec![0.0; vertices.len()];
     // Children come after their parents.
     for (id, vertex) in vertices.iter().enumerate().rev() {
-        let link = if id == 0 { f64::INFINITY } else { time * vertex.uplink.bandwidth as f64 };
+        let link = if id == 0 { f64::INFINITY } else { time * vertex.uplink.bytes_per_second() };
         let below = match vertex.children[..] {
             [] => f64::INFINITY,
             [only] => capacity[only],
@@ -219,7 +204,8 @@ mod tests {
             .iter()
             .map(|vertex| vertex.parent.map_or(1.0, |p| 1.0 / topology.vertices()[p].children.len() as f64))
             .collect();
-        let (ours, evenly) = (time(&topology, &as_floats), time(&topology, &even));
+        let (ours, evenly) =
+            (weighted_flexreduce(&topology, &as_floats), weighted_flexreduce(&topology, &even));
         assert!(ours < evenly * 0.97, "{ours} against {evenly}");
         // No other shares at the root, on a grid of 101, are faster.
         let racks = topology.vertices()[0].children.clone();
@@ -229,7 +215,11 @@ mod tests {
             for rack in &racks[..2] {
                 other[*rack] = (1.0 - other[racks[2]]) / 2.0;
             }
-            assert!(time(&topology, &other) >= ours * (1.0 - 1e-4), "slow rack owns {}", other[racks[2]]);
+            assert!(
+                weighted_flexreduce(&topology, &other) >= ours * (1.0 - 1e-4),
+                "slow rack owns {}",
+                other[racks[2]]
+            );
         }
     }
 }
