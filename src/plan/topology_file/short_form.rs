@@ -1,11 +1,17 @@
-//! The short form: `2+3`, `(2@1G+3)@10G+4`.
+//! The short form: `2+3`, `(2@1G+3)@10G+4`, `4x8x4`.
 //!
 //! Owns its grammar. Must not know defaults, or when switches form a tree.
 //!
 //! ```text
-//! sum  = part { "+" part }
-//! part = ( count | "(" sum ")" ) [ "@" bandwidth ]
+//! text    = sum | product
+//! sum     = part { "+" part }
+//! part    = ( count | "(" sum ")" ) [ "@" bandwidth ]
+//! product = factor "x" factor { "x" factor }
+//! factor  = count [ "@" bandwidth ]
 //! ```
+//!
+//! The product `4x8x4` is a symmetric tree: 4 ranks on a node, 8 nodes at a switch, 4 switches at the root. The bandwidth after
+//! a factor is that of the uplink of each node or switch that has this many branches.
 
 use super::super::topology::Topology;
 use super::draft::{Draft, DraftId, DraftVertex};
@@ -28,7 +34,8 @@ pub(super) fn is_recognized(text: &str) -> bool {
 /// Parses the short form.
 pub(super) fn read(text: &str) -> Result<Topology> {
     let mut parser = Parser { text, at: 0, draft: Draft::default(), open: Vec::new(), world: 0, nodes: 0 };
-    match parser.sum() {
+    let is_product = text.contains(['x', 'X']) && !text.contains(['+', '(', ')']);
+    match if is_product { parser.product() } else { parser.sum() } {
         // The grammar allows trees only, so this cannot fail and the name is never shown.
         Ok(()) => parser.draft.finish(FileContext { name: text }),
         Err(message) => {
@@ -85,6 +92,53 @@ impl Parser<'_> {
         }
     }
 
+    /// Parses a product, and adds its tree from the root down.
+    fn product(&mut self) -> std::result::Result<(), String> {
+        let mut factors = Vec::new();
+        loop {
+            let count = self.count()?;
+            self.world = self.world.max(1) * count;
+            factors.push((count, self.optional_bandwidth()?));
+            match self.peek() {
+                Some('x' | 'X') => self.at += 1,
+                None if factors.last().is_some_and(|(_, bandwidth)| bandwidth.is_some()) => {
+                    return Err(
+                        "expected no bandwidth after the last number: the root has no uplink".to_owned()
+                    );
+                }
+                None => break,
+                _ => return Err(self.expected("x or @")),
+            }
+            if factors.len() > MAX_DEPTH {
+                return Err(format!("expected at most {MAX_DEPTH} nested switches"));
+            }
+        }
+        let top = self.draft.add(DraftVertex::switch("switch", 0));
+        let (mut parents, mut first_rank) = (vec![top], 0);
+        for level in (0..factors.len() - 1).rev() {
+            let (branches, (count, bandwidth)) = (factors[level + 1].0, factors[level]);
+            let mut below = Vec::with_capacity(parents.len() * branches);
+            for parent in parents {
+                for _ in 0..branches {
+                    let vertex = if level == 0 {
+                        let ranks = (first_rank..first_rank + count).map(|rank| (rank, 0)).collect();
+                        first_rank += count;
+                        self.nodes += 1;
+                        DraftVertex::node(&format!("node {}", self.nodes - 1), 0, Some(ranks))
+                    } else {
+                        DraftVertex::switch(&format!("switch {}", self.draft.vertices.len()), 0)
+                    };
+                    let id = self.draft.add(vertex);
+                    self.draft.vertices[id].bandwidth = bandwidth;
+                    self.draft.attach(id, parent);
+                    below.push(id);
+                }
+            }
+            parents = below;
+        }
+        Ok(())
+    }
+
     fn open_switch(&mut self) -> std::result::Result<(), String> {
         if self.open.len() > MAX_DEPTH {
             return Err(format!("expected at most {MAX_DEPTH} nested switches"));
@@ -108,14 +162,7 @@ impl Parser<'_> {
     }
 
     fn node(&mut self) -> std::result::Result<(), String> {
-        self.peek();
-        let rest = &self.text[self.at..];
-        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        if digits == 0 {
-            return Err(self.expected("a number of ranks or ("));
-        }
-        // A number that does not fit an integer exceeds the limit below.
-        let count = rest[..digits].parse().unwrap_or(usize::MAX);
+        let (count, digits) = self.number("a number of ranks or (")?;
         if count == 0 {
             return Err("expected at least one rank on a node".to_owned());
         }
@@ -131,18 +178,47 @@ impl Parser<'_> {
         self.bandwidth(id)
     }
 
+    /// Parses a factor's count. The product of all is limited.
+    fn count(&mut self) -> std::result::Result<usize, String> {
+        let (count, digits) = self.number("a number")?;
+        if count == 0 {
+            return Err("expected a number from 1".to_owned());
+        }
+        if count > MAX_RANKS / self.world.max(1) {
+            return Err(format!("expected at most {MAX_RANKS} ranks in all"));
+        }
+        self.at += digits;
+        Ok(count)
+    }
+
+    /// The number at the next character and its length. One that does not fit an integer exceeds every limit.
+    fn number(&mut self, what: &str) -> std::result::Result<(usize, usize), String> {
+        self.peek();
+        let rest = &self.text[self.at..];
+        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        if digits == 0 {
+            return Err(self.expected(what));
+        }
+        Ok((rest[..digits].parse().unwrap_or(usize::MAX), digits))
+    }
+
     /// Parses the bandwidth of an uplink, if there is one.
     fn bandwidth(&mut self, id: DraftId) -> std::result::Result<(), String> {
+        self.draft.vertices[id].bandwidth = self.optional_bandwidth()?;
+        Ok(())
+    }
+
+    fn optional_bandwidth(&mut self) -> std::result::Result<Option<u64>, String> {
         if self.peek() != Some('@') {
-            return Ok(());
+            return Ok(None);
         }
         self.at += 1;
         self.peek();
         let rest = &self.text[self.at..];
-        let end = rest.find(['+', '@', '(', ')']).unwrap_or(rest.len());
-        self.draft.vertices[id].bandwidth = Some(units::bandwidth(rest[..end].trim())?);
+        let end = rest.find(['+', '@', '(', ')', 'x', 'X']).unwrap_or(rest.len());
+        let bandwidth = units::bandwidth(rest[..end].trim())?;
         self.at += end;
-        Ok(())
+        Ok(Some(bandwidth))
     }
 
     fn innermost(&self) -> DraftId {
@@ -230,6 +306,19 @@ mod tests {
     }
 
     #[test]
+    fn a_product_is_a_symmetric_tree() {
+        let topology = right("4x8x2");
+        assert_eq!((topology.world(), topology.nodes()), (64, 16));
+        assert_eq!(topology.dimensions().expect("symmetric"), [4, 8, 2]);
+        assert_eq!(topology.ranks_in_tree_order(), (0..64).collect::<Vec<_>>());
+        let topology = right("1@1G x 2@3G x 2");
+        let widths: Vec<u64> = links(&topology).iter().map(|link| link.2).collect();
+        assert_eq!(widths, [3 * G, 3 * G, G, G, G, G]);
+        assert_eq!(right("1x1000000").nodes(), MAX_RANKS);
+        assert!(read(&format!("1{}", "x1".repeat(MAX_DEPTH + 1))).is_err());
+    }
+
+    #[test]
     fn nesting_is_limited() {
         let nested = |depth: usize| format!("{}1{}", "(".repeat(depth), ")".repeat(depth));
         assert_eq!(right(&nested(MAX_DEPTH)).world(), 1);
@@ -269,6 +358,13 @@ mod tests {
             ("99999999999999999999999", 1, "expected at most 1000000 ranks in all"),
             ("1@+1", 3, "\"\" is not a bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
             ("1@1G@2G", 5, "expected + or @, found '@'"),
+            ("2x", 3, "expected a number, found the end"),
+            ("2xx3", 3, "expected a number, found 'x'"),
+            ("2x0", 3, "expected a number from 1"),
+            ("2x3y", 4, "expected x or @, found 'y'"),
+            ("1000x1001", 6, "expected at most 1000000 ranks in all"),
+            ("2x3@1G", 7, "expected no bandwidth after the last number: the root has no uplink"),
+            ("2@1Gx3@fast", 8, "\"fast\" is not a bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
             ("1@ 10GB+1", 4, "\"10GB\" is not a bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
             ("(1)@0", 5, "\"0\" is too low: expected at least 1 bit/s"),
             ("(1)@9999T+1", 5, "\"9999T\" is too high: expected at most 1000T"),
