@@ -189,9 +189,7 @@ impl Plans {
             root: checked.root,
             prescale,
             reproducible: self.reproducible && collective.reduces(),
-            by_wave: !one_shot
-                && !straight
-                && self.plan(kind).longest_shard() * bytes as f64 > self.subchunk as f64,
+            by_wave: !one_shot && !straight && self.plan(kind).moves_in_waves(bytes as u64, self.subchunk),
             one_shot,
             by_node,
         };

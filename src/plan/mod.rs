@@ -21,6 +21,7 @@ pub mod planner;
 pub mod program;
 pub mod schedule;
 pub mod selection;
+pub mod simulator;
 pub mod small_layout;
 mod span_map;
 pub mod topology;

@@ -31,6 +31,7 @@ mod python;
 mod reproducible;
 mod resource_leaks;
 mod shrink;
+mod simulator;
 mod split;
 mod tracing;
 mod waiting;

@@ -122,10 +122,10 @@ impl Plan {
         self.digest
     }
 
-    /// Length of the longest shard, as a part of the vector (0 to 1).
+    /// Whether shards of a vector of this many bytes are longer than a sub-chunk, so that calls move in waves.
     #[must_use]
-    pub fn longest_shard(&self) -> f64 {
-        self.longest_shard
+    pub fn moves_in_waves(&self, bytes: u64, subchunk: usize) -> bool {
+        self.longest_shard * bytes as f64 > subchunk as f64
     }
 
     /// The program of `rank`. The cost depends on the steps of that rank, not on the size of the world.

@@ -225,6 +225,12 @@ impl Pipeline {
         self.remaining == 0 && self.to_release.is_empty()
     }
 
+    /// Sub-chunks of combines and sends that are not complete.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
     /// The elements of a sub-chunk of a step, as a range of the vector.
     #[must_use]
     pub fn elements(&self, step: StepId, sub: u64) -> Range<u64> {

@@ -1,0 +1,123 @@
+//! The simulator runs the programs of all ranks in virtual time, over the links of a topology.
+//!
+//! Owns virtual time and what a job costs in it. Must not know algorithms, nor decide what moves next: each rank has the
+//! [`Pipeline`](crate::plan::pipeline::Pipeline) that the executor drives, with the executor's order, window and slots, so
+//! what is simulated is what runs.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `parameters` | what the simulated machines can do |
+//! | `event_queue` | the order of events |
+//! | `network` | the bandwidth of each transfer: max-min fair shares of the links on its way |
+//! | `channels` | the messages from one rank to another |
+//! | `rank_state` | a rank's pipeline, and the one thread that adds and copies |
+//! | `world` | the loop over events |
+//! | `activity` | what ranks and links did when, and the critical path |
+//! | `outcome` | the results |
+//!
+//! # What is modelled
+//!
+//! - A transfer uses the uplinks on its way, each with its bandwidth in each direction. Transfers that share a link share it
+//!   max-min fairly. The messages from one rank to another follow each other, as on one connection.
+//! - A message arrives when its last bit was sent and the latencies on its way have passed. Its memory can be overwritten when
+//!   the last bit was sent.
+//! - Within a node, the receiver reads a message where the sender has it, while it adds.
+//! - Additions and copies of a rank take place one after the other. They read and write memory at one rate.
+//!
+//! Virtual time is a whole number of picoseconds, rates are whole bits per second, and events at one time are handled in the
+//! order in which they were queued, so equal inputs give equal results.
+
+mod activity;
+mod channels;
+mod event_queue;
+mod network;
+mod outcome;
+mod parameters;
+mod rank_state;
+mod world;
+
+pub use activity::{ActivityKind, PathSummary, SimulatedActivity};
+pub use outcome::{LinkUse, SimulatedRun};
+pub use parameters::{PICOSECONDS, SimulationParameters};
+
+use super::lowering::Plan;
+use super::topology::Topology;
+use crate::error::{Error, Result};
+use world::SimulatedWorld;
+
+/// Most steps of the programs of all ranks: about 8 GB of memory.
+const MOST_STEPS: u64 = 20 << 20;
+
+/// Most activities that are recorded: about 200 MB.
+const MOST_ACTIVITIES: u64 = 4 << 20;
+
+/// Longest vector in bytes: 2^50, so that times stay far below the range of picoseconds.
+pub const LONGEST_VECTOR: u64 = 1 << 50;
+
+/// What to simulate.
+#[derive(Clone, Copy, Debug)]
+pub struct SimulationInput {
+    /// Bytes of the vector that each rank contributes to an all-reduce, from 1 to [`LONGEST_VECTOR`].
+    pub bytes: u64,
+    /// Whether to record what each rank and link does, for a timeline and the critical path. Without it memory does not grow
+    /// with the number of messages in flight over time.
+    pub records: bool,
+}
+
+/// Simulates an all-reduce. `progress` is called now and then with the number of sub-chunks that are done, and of all.
+///
+/// # Errors
+/// `InvalidSetting` if the vector is empty or too long, if the plan has another number of ranks than the topology, or if
+/// the job is too large: it says so before it starts.
+pub fn simulate(
+    plan: &Plan,
+    topology: &Topology,
+    call: SimulationInput,
+    parameters: &SimulationParameters,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<SimulatedRun> {
+    parameters.check()?;
+    let (planned, world) = (plan.schedule().world(), topology.world());
+    if planned != world {
+        let message = format!("the plan is for {planned} ranks, but the topology has {world}");
+        return Err(Error::invalid_setting(message));
+    }
+    if call.bytes == 0 || call.bytes > LONGEST_VECTOR {
+        let message = format!(
+            "a vector of {} bytes cannot be simulated: use 1 byte to {LONGEST_VECTOR} (1024 T)",
+            call.bytes
+        );
+        return Err(Error::invalid_setting(message));
+    }
+    let spec = parameters.spec(plan, call.bytes);
+    let layout = parameters.layout(world, call.bytes);
+    // Rank 0 is no exception in any schedule by more than a small factor.
+    let steps = plan.program(0, spec).steps.len() as u64 * world as u64;
+    let messages = sub_chunks(plan, call.bytes, parameters.subchunk).saturating_mul(world as u64);
+    let too_large = |what: &str, number: u64, most: u64, fix: &str| {
+        let message = format!(
+            "this simulation is too large: {world} ranks have about {number} {what}, at most {most} fit: {fix}"
+        );
+        Err(Error::invalid_setting(message))
+    };
+    if steps > MOST_STEPS {
+        return too_large(
+            "steps",
+            steps,
+            MOST_STEPS,
+            "use fewer ranks, or an algorithm with fewer steps per rank",
+        );
+    }
+    if call.records && messages > MOST_ACTIVITIES {
+        let fix =
+            "do not ask for a timeline or the critical path, or use a shorter vector or longer sub-chunks";
+        return too_large("messages to record", messages, MOST_ACTIVITIES, fix);
+    }
+    SimulatedWorld::new(plan, topology, spec, layout, parameters, call.records).run(progress)
+}
+
+/// About how many sub-chunks a rank sends and adds: two vectors in each direction.
+pub(super) fn sub_chunks(plan: &Plan, bytes: u64, subchunk: usize) -> u64 {
+    let shards = plan.schedule().shards().len() as u64;
+    4 * (bytes / subchunk as u64).max(shards)
+}

@@ -1,0 +1,106 @@
+//! What the simulated machines can do.
+//!
+//! Owns the parameters, and the layout that they give a call. Must not know events.
+
+use crate::call::Collective;
+use crate::error::{Error, Result};
+use crate::plan::call_layout::{CallFacts, CallLayout, LinkDelivery, link_profile, slots_per_link};
+use crate::plan::fraction::Span;
+use crate::plan::lowering::{Plan, ProgramSpec};
+use crate::plan::pipeline::{Binding, LinkProfile};
+use crate::plan::program::HeldSpans;
+
+/// Picoseconds of a second.
+pub const PICOSECONDS: u64 = 1_000_000_000_000;
+
+/// Machines and settings of a simulation. The speeds of links are those of the topology.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimulationParameters {
+    /// Bytes of an element, 1 to 8.
+    pub element_bytes: usize,
+    /// Whether input and output are the same memory.
+    pub in_place: bool,
+    /// Bytes of a sub-chunk (`FLEXRING_SUBCHUNK`), at least an element.
+    pub subchunk: usize,
+    /// Slots of a rank's pool (`FLEXRING_SLOTS`). Ranks with more links have one for each.
+    pub slots: usize,
+    /// Most messages in flight on a link, in each direction; at least 1. TCP links have 16, RDMA links 32.
+    pub window: usize,
+    /// Bytes per second that additions and copies read and write together; at least 1.
+    pub memory_bandwidth: u64,
+    /// Nanoseconds that each addition or copy takes besides.
+    pub job_nanoseconds: u64,
+}
+
+impl SimulationParameters {
+    /// Floats, out of place, with the default settings, over TCP, on a core that moves 20 GB/s. An addition of two vectors of
+    /// 128 KiB then takes 20 us.
+    pub const DEFAULT: Self = Self {
+        element_bytes: 4,
+        in_place: false,
+        subchunk: 128 << 10,
+        slots: 64,
+        window: 16,
+        memory_bandwidth: 20_000_000_000,
+        job_nanoseconds: 1_000,
+    };
+
+    /// Checks the ranges.
+    ///
+    /// # Errors
+    /// `InvalidSetting` with the parameter that is out of range.
+    pub fn check(&self) -> Result<()> {
+        let ranges = [
+            ("element size", self.element_bytes as u64, 1..=8),
+            ("sub-chunk", self.subchunk as u64, self.element_bytes as u64..=1 << 40),
+            ("number of slots", self.slots as u64, 1..=1 << 20),
+            ("window", self.window as u64, 1..=1 << 20),
+            ("memory bandwidth in bytes per second", self.memory_bandwidth, 1..=1 << 60),
+            ("time of a job in nanoseconds", self.job_nanoseconds, 0..=1_000_000_000),
+        ];
+        for (name, value, range) in ranges {
+            if !range.contains(&value) {
+                let (least, most) = (range.start(), range.end());
+                let message = format!("the {name} is {value}: use {least} to {most}");
+                return Err(Error::invalid_setting(message));
+            }
+        }
+        Ok(())
+    }
+
+    /// The variant of the program that a call of this length runs.
+    pub(super) fn spec(&self, plan: &Plan, bytes: u64) -> ProgramSpec {
+        ProgramSpec { by_wave: plan.moves_in_waves(bytes, self.subchunk), ..ProgramSpec::ALL_REDUCE }
+    }
+
+    /// What a call of this length binds the pipelines to.
+    pub(super) fn layout(&self, world: usize, bytes: u64) -> Binding {
+        let facts = CallFacts {
+            collective: Collective::AllReduce,
+            count: bytes.div_ceil(self.element_bytes as u64),
+            element_bytes: self.element_bytes,
+            world,
+            in_place: self.in_place,
+            on_gpu: false,
+            output_bytes: bytes as usize,
+            slot_bytes: self.subchunk,
+            gpu_slot_bytes: self.subchunk,
+        };
+        let held = HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
+        CallLayout::new(&facts, &held).binding
+    }
+
+    /// The links of a rank whose program has this many.
+    pub(super) fn link_profile(&self, links: usize, same_node: bool) -> LinkProfile {
+        let share = slots_per_link(self.slots, links).unwrap_or(1);
+        let delivery =
+            if same_node { LinkDelivery::InPlace } else { LinkDelivery::Posted { may_stage: false } };
+        link_profile(delivery, self.window, share)
+    }
+
+    /// Picoseconds of a job that reads and writes `bytes`.
+    pub(super) fn job_time(&self, bytes: u64) -> u64 {
+        let moving = u128::from(bytes) * u128::from(PICOSECONDS) / u128::from(self.memory_bandwidth);
+        moving as u64 + self.job_nanoseconds * 1_000
+    }
+}

@@ -1,0 +1,129 @@
+//! One rank: its pipeline and its thread.
+//!
+//! Owns what the thread does now, and the notifications that it has not handled. Must not know other ranks, links or time.
+
+use super::activity::ActivityId;
+use super::event_queue::FlowId;
+use super::parameters::SimulationParameters;
+use crate::plan::Rank;
+use crate::plan::pipeline::{Binding, Location, Pipeline, Staging};
+use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
+use crate::plan::topology::Topology;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What a rank's links tell it, as the events of a transport.
+#[derive(Clone, Copy, Debug)]
+pub enum Notification {
+    SendComplete { peer: Rank },
+    RecvReady { peer: Rank },
+    RecvComplete { peer: Rank },
+}
+
+/// An addition or copy in progress.
+#[derive(Debug)]
+pub struct RankJob {
+    pub step: StepId,
+    pub sub: u64,
+    pub stages: bool,
+    /// Whether the job only copies data of this rank, after which the executor looks at its links.
+    pub is_own_copy: bool,
+    /// Whether the rank's thread still works on it.
+    pub thread_works: bool,
+    /// Transfers from the memory of peers, which the job reads in place.
+    pub reads: Vec<FlowId>,
+    pub activity: ActivityId,
+}
+
+/// The state of one rank.
+#[derive(Debug)]
+pub struct RankState {
+    pub pipeline: Pipeline,
+    pub job: Option<RankJob>,
+    pub inbox: VecDeque<(Notification, ActivityId)>,
+    /// What the rank did or was notified of last.
+    pub cause: ActivityId,
+    pub done: bool,
+}
+
+/// A job that the pipeline asks for.
+pub struct RequestedJob {
+    /// Bytes of the result.
+    pub bytes: u64,
+    /// Bytes that this rank's thread reads and writes.
+    pub moved: u64,
+    /// The peers whose messages are read in place.
+    pub peers: Vec<Rank>,
+}
+
+impl RankState {
+    pub fn new(
+        program: Program,
+        topology: &Topology,
+        binding: Binding,
+        parameters: &SimulationParameters,
+    ) -> Self {
+        let (rank, links) = (program.rank, program.links.len());
+        let profile =
+            |peer: Rank| parameters.link_profile(links, topology.node_of(rank) == topology.node_of(peer));
+        let mut pipeline = Pipeline::new(Arc::new(program), profile);
+        pipeline.start(binding, |_| Staging::default());
+        Self { pipeline, job: None, inbox: VecDeque::new(), cause: ActivityId::NONE, done: false }
+    }
+
+    /// Bytes of a step's sub-chunk.
+    pub fn bytes(&self, step: StepId, sub: u64, element_bytes: u64) -> u64 {
+        let elements = self.pipeline.elements(step, sub);
+        (elements.end - elements.start) * element_bytes
+    }
+
+    /// What an addition takes; `None` if the result is already in its place.
+    pub fn combine(
+        &self,
+        step: StepId,
+        sub: u64,
+        in_place: bool,
+        element_bytes: u64,
+    ) -> Option<RequestedJob> {
+        let Body::Combine { operands, .. } = &self.pipeline.program().steps[step as usize].body else {
+            return None;
+        };
+        if let [OperandSource::Own { buffer, scaled: false }] = operands[..]
+            && (in_place || buffer == BufferKind::Output)
+        {
+            return None;
+        }
+        let bytes = self.bytes(step, sub, element_bytes);
+        let mut peers = Vec::new();
+        for part in 0..operands.len() {
+            if let Location::Peer { peer, .. } = self.pipeline.operand_location(step, part, sub) {
+                peers.push(peer);
+            }
+        }
+        Some(RequestedJob { bytes, moved: bytes * (operands.len() as u64 + 1), peers })
+    }
+
+    /// Reports the end of a job to the pipeline.
+    pub fn finish(&mut self, job: &RankJob) -> Result<(), String> {
+        if job.stages {
+            self.pipeline.stage_complete(job.step, job.sub);
+            return Ok(());
+        }
+        self.pipeline.combine_complete(job.step).map_err(|violation| violation.0)
+    }
+
+    /// Reports all notifications to the pipeline, in their order. Whether there were any.
+    pub fn poll(&mut self) -> Result<bool, String> {
+        let any = !self.inbox.is_empty();
+        while let Some((notification, cause)) = self.inbox.pop_front() {
+            self.cause = cause;
+            let handled = match notification {
+                Notification::SendComplete { peer } => self.pipeline.send_complete(peer),
+                Notification::RecvReady { peer } => self.pipeline.recv_ready(peer).map(drop),
+                Notification::RecvComplete { peer } => self.pipeline.recv_complete(peer),
+            };
+            handled.map_err(|violation| violation.0)?;
+        }
+        Ok(any)
+    }
+}

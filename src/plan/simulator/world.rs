@@ -1,0 +1,350 @@
+//! The loop over events: performs the actions of all pipelines and reports what happens to them.
+//!
+//! Owns the meaning of actions and events in virtual time. Must not decide what moves next: the pipelines do, and each rank
+//! performs actions and polls in the order of the executor's program path.
+
+use super::activity::{ActivityId, ActivityKind, Record};
+use super::channels::{Channels, WaitingMessage};
+use super::event_queue::{ChannelId, EventQueue, FlowId, SimulatedEvent, VirtualTime};
+use super::network::Network;
+use super::outcome::{LinkUse, SimulatedRun};
+use super::parameters::{PICOSECONDS, SimulationParameters};
+use super::rank_state::{Notification, RankJob, RankState};
+use crate::error::{Error, Result};
+use crate::plan::Rank;
+use crate::plan::lowering::{Plan, ProgramSpec};
+use crate::plan::pipeline::{Action, Binding};
+use crate::plan::program::StepId;
+use crate::plan::topology::Topology;
+
+/// Events between two calls of the progress function.
+const EVENTS_PER_REPORT: u64 = 1 << 16;
+
+/// What a flow transfers.
+#[derive(Clone, Copy, Debug)]
+enum FlowOwner {
+    /// A message of a channel.
+    Message(ChannelId),
+    /// The part of a rank's job that reads a peer's memory.
+    Read(Rank),
+}
+
+/// All ranks, the network between them, and the time.
+pub(super) struct SimulatedWorld<'a> {
+    topology: &'a Topology,
+    parameters: &'a SimulationParameters,
+    now: VirtualTime,
+    queue: EventQueue,
+    network: Network,
+    /// By flow.
+    owners: Vec<FlowOwner>,
+    channels: Channels,
+    ranks: Vec<RankState>,
+    record: Record,
+    messages: u64,
+    events: u64,
+    unfinished: usize,
+    /// When the last rank finished, and what it was notified of last.
+    finished: VirtualTime,
+    last: ActivityId,
+}
+
+impl<'a> SimulatedWorld<'a> {
+    pub(super) fn new(
+        plan: &Plan,
+        topology: &'a Topology,
+        spec: ProgramSpec,
+        binding: Binding,
+        parameters: &'a SimulationParameters,
+        records: bool,
+    ) -> Self {
+        let world = topology.world();
+        let rank = |rank| RankState::new(plan.program(rank, spec), topology, binding, parameters);
+        let ranks: Vec<RankState> = (0..world).map(rank).collect();
+        let programs = ranks.iter().map(|state| &**state.pipeline.program());
+        Self {
+            channels: Channels::new(programs, topology),
+            topology,
+            parameters,
+            now: 0,
+            queue: EventQueue::default(),
+            network: Network::new(topology),
+            owners: Vec::new(),
+            ranks,
+            record: Record::new(records),
+            messages: 0,
+            events: 0,
+            unfinished: world,
+            finished: 0,
+            last: ActivityId::NONE,
+        }
+    }
+
+    pub(super) fn run(mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<SimulatedRun> {
+        let total: u64 = self.ranks.iter().map(|state| state.pipeline.remaining()).sum();
+        for rank in 0..self.ranks.len() {
+            self.advance(rank)?;
+        }
+        self.network.share(self.now, &mut self.queue);
+        let mut next_report = EVENTS_PER_REPORT;
+        while let Some(time) = self.queue.next_time().filter(|_| self.unfinished > 0) {
+            self.now = time;
+            // Rates are computed once for all that happens at this time.
+            while let Some(event) = self.queue.pop_at(time) {
+                self.events += 1;
+                self.handle(event)?;
+            }
+            self.network.share(self.now, &mut self.queue);
+            if self.events >= next_report {
+                next_report += EVENTS_PER_REPORT;
+                progress(
+                    total - self.ranks.iter().map(|state| state.pipeline.remaining()).sum::<u64>(),
+                    total,
+                );
+            }
+        }
+        if self.unfinished > 0 {
+            let unfinished = self.unfinished;
+            return Err(Error::internal(format!(
+                "{unfinished} ranks wait forever in the simulation: please report this"
+            )));
+        }
+        Ok(self.into_run())
+    }
+
+    fn into_run(self) -> SimulatedRun {
+        let time = self.finished;
+        let vertices = self.topology.vertices();
+        let link_use = |vertex: usize| {
+            let carried = [Network::up(vertex), Network::down(vertex)].map(|link| self.network.carried(link));
+            let possible = vertices[vertex].uplink.bandwidth as f64 * time as f64 / PICOSECONDS as f64;
+            let larger = carried[0].max(carried[1]) as f64;
+            let [up, down] = carried.map(|bits| (bits / 8) as u64);
+            LinkUse { vertex, up, down, busy: if larger > 0.0 { larger / possible } else { 0.0 } }
+        };
+        SimulatedRun {
+            picoseconds: time,
+            links: (1..vertices.len()).map(link_use).collect(),
+            messages: self.messages,
+            events: self.events,
+            critical_path: self.record.path_to(self.last),
+            timeline: self.record.into_activities(),
+        }
+    }
+
+    fn handle(&mut self, event: SimulatedEvent) -> Result<()> {
+        match event {
+            SimulatedEvent::FlowEnds { flow, changes } => {
+                if !self.network.is_current(flow, changes) {
+                    return Ok(());
+                }
+                match self.owners[flow as usize] {
+                    FlowOwner::Message(channel) => self.message_left(channel, flow),
+                    FlowOwner::Read(rank) => {
+                        self.network.end(flow);
+                        if let Some(job) = &mut self.ranks[rank].job {
+                            job.reads.retain(|read| *read != flow);
+                        }
+                        self.job_may_end(rank)
+                    }
+                }
+            }
+            SimulatedEvent::JobEnds { rank } => {
+                let rank = rank as Rank;
+                if let Some(job) = &mut self.ranks[rank].job {
+                    job.thread_works = false;
+                }
+                self.job_may_end(rank)
+            }
+            SimulatedEvent::Arrives { channel } => {
+                let channel = self.channels.get(channel);
+                let transfer = channel.on_the_way.pop_front().unwrap_or(ActivityId::NONE);
+                if channel.posted == 0 {
+                    channel.early.push_back(transfer);
+                    return Ok(());
+                }
+                channel.posted -= 1;
+                let (peer, to) = (channel.from, channel.to);
+                self.notify(to, Notification::RecvComplete { peer }, transfer)
+            }
+            SimulatedEvent::Announced { channel } => {
+                let channel = self.channels.get(channel);
+                let cause = channel.on_the_way.pop_front().unwrap_or(ActivityId::NONE);
+                let (peer, to) = (channel.from, channel.to);
+                self.notify(to, Notification::RecvReady { peer }, cause)
+            }
+            SimulatedEvent::Released { channel } => {
+                let channel = self.channels.get(channel);
+                let cause = channel.releases.pop_front().unwrap_or(ActivityId::NONE);
+                let (peer, from) = (channel.to, channel.from);
+                self.notify(from, Notification::SendComplete { peer }, cause)
+            }
+        }
+    }
+
+    /// The last bit of a channel's message was sent.
+    fn message_left(&mut self, id: ChannelId, flow: FlowId) -> Result<()> {
+        let now = self.now;
+        let channel = self.channels.get(id);
+        let (from, peer, transfer) = (channel.from, channel.to, channel.transfer);
+        channel.on_the_way.push_back(transfer);
+        self.queue.add(now + channel.latency, SimulatedEvent::Arrives { channel: id });
+        self.record.end(transfer, now);
+        match channel.waiting.pop_front() {
+            Some(next) => {
+                let kind = ActivityKind::Transfer { from, to: peer };
+                channel.transfer = self.record.begin(kind, next.bytes, now, transfer);
+                self.network.follow(now, flow, next.bytes, &mut self.queue);
+            }
+            None => {
+                channel.flow = None;
+                self.network.end(flow);
+            }
+        }
+        self.notify(from, Notification::SendComplete { peer }, transfer)
+    }
+
+    /// Adds to a rank's notifications. An idle rank handles it at once.
+    fn notify(&mut self, rank: Rank, notification: Notification, cause: ActivityId) -> Result<()> {
+        let state = &mut self.ranks[rank];
+        state.inbox.push_back((notification, cause));
+        if state.job.is_some() { Ok(()) } else { self.advance(rank) }
+    }
+
+    /// Ends a rank's job if its thread and all its reads are done.
+    fn job_may_end(&mut self, rank: Rank) -> Result<()> {
+        let state = &mut self.ranks[rank];
+        let Some(job) = state.job.take_if(|job| !job.thread_works && job.reads.is_empty()) else {
+            return Ok(());
+        };
+        self.record.end(job.activity, self.now);
+        state.cause = job.activity;
+        state.finish(&job).map_err(bug)?;
+        if job.is_own_copy {
+            state.poll().map_err(bug)?;
+        }
+        self.advance(rank)
+    }
+
+    /// Performs actions and polls like the executor, until a job takes time or nothing is possible.
+    fn advance(&mut self, rank: Rank) -> Result<()> {
+        loop {
+            while let Some(action) = self.ranks[rank].pipeline.next_action() {
+                if !self.perform(rank, action)? {
+                    return Ok(());
+                }
+            }
+            let state = &mut self.ranks[rank];
+            if state.pipeline.is_done() && !std::mem::replace(&mut state.done, true) {
+                self.unfinished -= 1;
+                (self.finished, self.last) = (self.now, state.cause);
+            }
+            if !self.ranks[rank].poll().map_err(bug)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Performs one action. Whether the rank's thread is free afterwards.
+    fn perform(&mut self, rank: Rank, action: Action) -> Result<bool> {
+        let (now, element_bytes) = (self.now, self.parameters.element_bytes as u64);
+        let state = &mut self.ranks[rank];
+        match action {
+            Action::Release { peer } => {
+                let cause = state.cause;
+                let id = self.channels.between(peer, rank);
+                let channel = self.channels.get(id);
+                channel.releases.push_back(cause);
+                self.queue.add(now + channel.latency, SimulatedEvent::Released { channel: id });
+            }
+            Action::Send { peer, step, sub, .. } => {
+                let (bytes, cause) = (state.bytes(step, sub, element_bytes), state.cause);
+                self.send(rank, peer, WaitingMessage { bytes, cause });
+            }
+            Action::PostRecv { peer, .. } => {
+                let id = self.channels.between(peer, rank);
+                let channel = self.channels.get(id);
+                match channel.early.pop_front() {
+                    Some(transfer) => state.inbox.push_back((Notification::RecvComplete { peer }, transfer)),
+                    None => channel.posted += 1,
+                }
+            }
+            Action::Stage { step, sub, .. } => {
+                let bytes = state.bytes(step, sub, element_bytes);
+                self.start_job(rank, (step, sub), &action, (bytes, 2 * bytes), &[]);
+                return Ok(false);
+            }
+            Action::Combine { step, sub } => {
+                let Some(job) = state.combine(step, sub, self.parameters.in_place, element_bytes) else {
+                    state.pipeline.combine_complete(step).map_err(|violation| bug(violation.0))?;
+                    return Ok(true);
+                };
+                self.start_job(rank, (step, sub), &action, (job.bytes, job.moved), &job.peers);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn send(&mut self, from: Rank, to: Rank, message: WaitingMessage) {
+        self.messages += 1;
+        let now = self.now;
+        let id = self.channels.between(from, to);
+        let channel = self.channels.get(id);
+        if channel.in_place {
+            // The bytes move when the receiver reads them.
+            channel.on_the_way.push_back(message.cause);
+            self.queue.add(now + channel.latency, SimulatedEvent::Announced { channel: id });
+        } else if channel.flow.is_some() {
+            channel.waiting.push_back(message);
+        } else {
+            let kind = ActivityKind::Transfer { from, to };
+            channel.transfer = self.record.begin(kind, message.bytes, now, message.cause);
+            let flow = self.network.begin(now, &channel.path, message.bytes);
+            channel.flow = Some(flow);
+            self.own(flow, FlowOwner::Message(id));
+        }
+    }
+
+    /// Starts a job with bytes of its result and bytes that the thread moves. It reads messages of `peers` in place.
+    fn start_job(
+        &mut self,
+        rank: Rank,
+        (step, sub): (StepId, u64),
+        action: &Action,
+        (bytes, moved): (u64, u64),
+        peers: &[Rank],
+    ) {
+        let (now, cause) = (self.now, self.ranks[rank].cause);
+        let mut reads = Vec::with_capacity(peers.len());
+        for peer in peers {
+            let id = self.channels.between(*peer, rank);
+            let flow = self.network.begin(now, &self.channels.get(id).path, bytes);
+            self.own(flow, FlowOwner::Read(rank));
+            reads.push(flow);
+        }
+        let state = &mut self.ranks[rank];
+        state.job = Some(RankJob {
+            step,
+            sub,
+            stages: matches!(action, Action::Stage { .. }),
+            is_own_copy: state.pipeline.is_own_copy(action),
+            thread_works: true,
+            reads,
+            activity: self.record.begin(ActivityKind::Job { rank }, bytes, now, cause),
+        });
+        self.queue.job_ends(now + self.parameters.job_time(moved), rank);
+    }
+
+    fn own(&mut self, flow: FlowId, owner: FlowOwner) {
+        let at = flow as usize;
+        if at >= self.owners.len() {
+            self.owners.resize(at + 1, owner);
+        }
+        self.owners[at] = owner;
+    }
+}
+
+fn bug(message: String) -> Error {
+    Error::internal(format!("{message} in the simulation: please report this"))
+}

@@ -1,0 +1,181 @@
+//! The simulator beside the closed forms of the cost model, and beside the bytes that programs send.
+
+use crate::effort::cases;
+use crate::trees;
+use fastrand::Rng;
+use flexring::config::Lowering;
+use flexring::plan::cost_model::hierarchy::ring as ring_time;
+use flexring::plan::cost_model::lower_bound::lower_bound;
+use flexring::plan::lowering::{Plan, ProgramSpec};
+use flexring::plan::planner::{flexreduce, hierarchical, ring};
+use flexring::plan::simulator::{
+    LONGEST_VECTOR, SimulatedRun, SimulationInput, SimulationParameters, simulate,
+};
+use flexring::plan::topology::{Topology, TopologyBuilder, Uplink};
+use flexring::plan::topology_file::parse_short;
+use flexring::plan::traffic::Traffic;
+
+/// Machines whose additions take no time, so that links alone determine it.
+const FAST: SimulationParameters =
+    SimulationParameters { memory_bandwidth: 1 << 60, job_nanoseconds: 0, ..SimulationParameters::DEFAULT };
+
+fn run(plan: &Plan, topology: &Topology, bytes: u64, parameters: &SimulationParameters) -> SimulatedRun {
+    let call = SimulationInput { bytes, records: true };
+    simulate(plan, topology, call, parameters, &mut |_, _| {}).expect("it can be simulated")
+}
+
+/// Ranks on nodes of their own at one switch, with links of 1 GB/s. Latencies are in nanoseconds.
+fn switch(ranks: usize, latency: u64) -> Topology {
+    let mut builder = TopologyBuilder::new("switch");
+    for rank in 0..ranks {
+        let node = builder.node(0, "node", Uplink { bandwidth: 8_000_000_000, latency });
+        builder.rank(node, rank, Uplink { bandwidth: 400_000_000_000, latency: 0 });
+    }
+    builder.finish().expect("a rank on each node")
+}
+
+fn chained_ring(topology: &Topology) -> Plan {
+    Plan::on(ring::plan(topology), topology, Lowering::Chain)
+}
+
+fn short(topology: &str) -> Topology {
+    parse_short(topology).expect("short form").expect("valid")
+}
+
+#[test]
+fn a_ring_of_one_sub_chunk_per_rank_takes_what_the_formula_says() {
+    for ranks in [2, 3, 8, 21] {
+        let topology = switch(ranks, 5_000);
+        let bytes = (ranks * FAST.subchunk) as u64;
+        let time = run(&chained_ring(&topology), &topology, bytes, &FAST).seconds();
+        let formula = ring_time(bytes as f64, ranks, 10e-6, 1e-9, 1.0);
+        assert!((time / formula - 1.0).abs() < 1e-6, "{ranks} ranks: {time} s, the formula gives {formula}");
+    }
+}
+
+#[test]
+fn a_long_ring_takes_what_the_formula_says_and_at_most_the_filling_of_the_pipeline() {
+    for (ranks, sub_chunks) in [(2, 64), (5, 32), (8, 16), (16, 100)] {
+        let topology = switch(ranks, 2_000);
+        let bytes = (ranks * sub_chunks * FAST.subchunk) as u64;
+        let time = run(&chained_ring(&topology), &topology, bytes, &FAST).seconds();
+        let least = ring_time(bytes as f64, ranks, 0.0, 1e-9, 1.0);
+        let filling = 2.0 * (ranks as f64 - 1.0) * (4e-6 + FAST.subchunk as f64 * 1e-9);
+        assert!(
+            time >= least && time <= least + filling,
+            "{ranks} ranks: {time} s, not {least} plus {filling}"
+        );
+    }
+}
+
+#[test]
+fn transfers_over_a_shared_trunk_divide_its_bandwidth() {
+    let times = [("(1+1)@1G+(1+1)@1G", 8.0), ("(1+1)@500M+(1+1)@500M", 16.0), ("(1+1)@2G+(1+1)@2G", 4.0)];
+    for (topology, nanoseconds) in times {
+        let topology = short(topology);
+        let plan = Plan::on(hierarchical::plan(&topology, &[2, 2]).expect("4"), &topology, Lowering::Auto);
+        let bytes = 64 << 20;
+        let run = run(&plan, &topology, bytes, &FAST);
+        // Both pairs exchange halves over the trunks at the same time, so each trunk carries the vector once each way.
+        let ratio = run.seconds() / (bytes as f64 * nanoseconds * 1e-9);
+        assert!((1.0..1.05).contains(&ratio), "{ratio} times the time of the trunk");
+        let busiest = run.busiest().expect("something is sent");
+        assert!(busiest.busy > 0.95, "{busiest:?}");
+        assert_eq!((busiest.up, busiest.down), (bytes, bytes));
+    }
+}
+
+#[test]
+fn additions_take_the_time_of_the_memory() {
+    let topology = short("4");
+    let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Auto);
+    let parameters = SimulationParameters { memory_bandwidth: 1_000_000_000, job_nanoseconds: 0, ..FAST };
+    let time = run(&plan, &topology, 64 << 20, &parameters).seconds();
+    // Each rank adds 4 quarters onto 1 and copies 3, 11 quarters that are read or written.
+    let memory = 11.0 / 4.0 * f64::from(64 << 20) / 1e9;
+    assert!((1.0..1.02).contains(&(time / memory)), "{time} s, not {memory}");
+}
+
+#[test]
+fn equal_inputs_give_equal_results() {
+    let topology = short("2@1G+3@10G+4@2G");
+    let plan = Plan::on(flexreduce::plan(&topology).expect("small"), &topology, Lowering::Auto);
+    let first = run(&plan, &topology, 10_000_000, &SimulationParameters::DEFAULT);
+    assert_eq!(first, run(&plan, &topology, 10_000_000, &SimulationParameters::DEFAULT));
+}
+
+#[test]
+fn random_plans_end_after_the_lower_bound_and_send_what_their_programs_say() {
+    for seed in 0..cases(40) {
+        let mut random = Rng::with_seed(seed);
+        let topology = trees::tree(&mut random, 10, 4);
+        let count = 1 + random.usize(..100_000);
+        let bytes = 4 * count as u64;
+        let parameters = SimulationParameters {
+            // At most 30 sub-chunks, so that many worlds can be simulated.
+            subchunk: 4 * (1 + count / 30 + random.usize(..4_000)),
+            slots: 1 + random.usize(..20),
+            window: 1 + random.usize(..20),
+            in_place: random.bool(),
+            memory_bandwidth: 1 + random.usize(..1_000_000) as u64,
+            ..SimulationParameters::DEFAULT
+        };
+        for algorithm in trees::algorithms() {
+            let Some(schedule) = trees::plan(&mut random, algorithm, &topology) else { continue };
+            let lowering = [Lowering::Auto, Lowering::Chain, Lowering::Direct][random.usize(..3)];
+            let plan = Plan::on(schedule, &topology, lowering);
+            let run = run(&plan, &topology, bytes, &parameters);
+            let context = format!("seed {seed}, {}: {parameters:?}", algorithm.name());
+            let bound = lower_bound(&topology).map_or(0.0, |bound| bound.seconds_per_byte);
+            let rounding = 1.0 - 100.0 * topology.world() as f64 / bytes as f64;
+            assert!(run.seconds() >= bound * bytes as f64 * rounding, "{context}: {} s", run.seconds());
+            let traffic = Traffic::of(&plan, &topology, ProgramSpec::ALL_REDUCE);
+            for link in &run.links {
+                let load = traffic.load(link.vertex);
+                for (sent, load) in [(link.up, load.up), (link.down, load.down)] {
+                    let expected = load * bytes as f64;
+                    let tolerance = 128.0 * (topology.world() * topology.world()) as f64;
+                    assert!(
+                        (sent as f64 - expected).abs() <= tolerance,
+                        "{context}: {sent} bytes, not {expected}"
+                    );
+                }
+            }
+            assert!(run.links.iter().all(|link| (0.0..=1.0 + 1e-6).contains(&link.busy)), "{context}");
+        }
+    }
+}
+
+#[test]
+fn the_critical_path_accounts_for_the_whole_time() {
+    let topology = short("2@1G+3@10G+4@2G");
+    let plan = Plan::on(flexreduce::plan(&topology).expect("small"), &topology, Lowering::Auto);
+    let run = run(&plan, &topology, 10_000_000, &SimulationParameters::DEFAULT);
+    let summary = run.path_summary();
+    assert_eq!(summary.transfers + summary.jobs + summary.latency, run.picoseconds);
+    // The slow link determines the time.
+    assert!(summary.transfers > run.picoseconds / 2, "{summary:?} of {}", run.picoseconds);
+    assert!(run.critical_path.is_sorted_by_key(|activity| activity.end));
+    assert!(run.timeline.len() > run.critical_path.len());
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused_with_the_reason() {
+    let topology = switch(4, 0);
+    let refused = |bytes, parameters: &SimulationParameters| {
+        let call = SimulationInput { bytes, records: true };
+        let outcome = simulate(&chained_ring(&topology), &topology, call, parameters, &mut |_, _| {});
+        outcome.expect_err("refused").message().to_owned()
+    };
+    for bytes in [0, LONGEST_VECTOR + 1, 1 << 60, u64::MAX] {
+        let message = refused(bytes, &FAST);
+        assert!(message.contains(&format!("a vector of {bytes} bytes cannot be simulated")), "{message}");
+    }
+    assert!(refused(1 << 40, &FAST).contains("too large"));
+    let message = refused(1, &SimulationParameters { window: 0, ..FAST });
+    assert_eq!(message, "the window is 0: use 1 to 1048576");
+    let many = switch(100_000, 0);
+    let call = SimulationInput { bytes: 1 << 20, records: false };
+    let outcome = simulate(&chained_ring(&many), &many, call, &FAST, &mut |_, _| {});
+    assert!(outcome.expect_err("refused").message().contains("100000 ranks have about"));
+}
