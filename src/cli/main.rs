@@ -11,6 +11,7 @@ mod output;
 mod perf;
 mod plan;
 mod settings;
+mod simulate;
 mod status;
 mod trace;
 
@@ -34,6 +35,7 @@ struct Cli {
 enum Command {
     Perf(Box<perf::PerfOptions>),
     Plan(Box<plan::PlanOptions>),
+    Simulate(Box<simulate::SimulateOptions>),
     Doctor(doctor::DoctorOptions),
     Env(env::EnvOptions),
     Status(status::StatusOptions),
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Some(Command::Perf(options)) => perf::run(&options),
         Some(Command::Plan(options)) => plan::run(&options),
+        Some(Command::Simulate(options)) => simulate::run(&options),
         Some(Command::Doctor(options)) => doctor::run(&options),
         Some(Command::Env(options)) => env::run(&options),
         Some(Command::Status(options)) => status::run(&options),

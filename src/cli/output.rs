@@ -1,6 +1,6 @@
 //! Output helpers of the subcommands that print once and end.
 //!
-//! Owns writing to standard output, the JSON style, and singular and plural forms. Must not know what is printed.
+//! Owns writing to standard output, the JSON style, units of times, and singular and plural forms. Must not know what is printed.
 
 use crate::error::CommandError;
 use flexring::Error;
@@ -28,4 +28,23 @@ pub fn json(data: &impl Serialize) -> Result<String, CommandError> {
 /// A count with its noun: `1 rank`, `5 ranks`.
 pub fn counted(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// A time with the unit that fits: s, ms or us.
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
+        s => format!("{:.2} us", s * 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_the_unit_that_fits() {
+        assert_eq!([2.0, 0.0537, 0.000_012].map(duration), ["2.00 s", "53.70 ms", "12.00 us"]);
+    }
 }

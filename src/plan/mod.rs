@@ -9,6 +9,7 @@
 pub mod block_order;
 pub mod call_layout;
 pub mod captions;
+pub mod comparison;
 pub mod cost_model;
 pub mod drawing;
 pub mod fraction;

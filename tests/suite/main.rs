@@ -61,4 +61,6 @@ mod security;
 #[cfg(feature = "cli")]
 mod settings_docs;
 #[cfg(feature = "cli")]
+mod simulate_command;
+#[cfg(feature = "cli")]
 mod wheel;

@@ -247,6 +247,19 @@ fn an_explanation_contains_the_reason_and_the_loads_of_links() {
         ),
         "{text}"
     );
+    let text = printed("--topology 1@2G+1@2G+1@2G+1@1500M --explain --count 1M");
+    for line in [
+        "all schedules for 4M by predicted time (simulated)\n",
+        "\nweighted is ",
+        " faster than ",
+        ", because its busiest link, that of node ",
+        "no schedule takes less than 26.84 ms: the 4 links of switch send 6 vectors together\n",
+    ] {
+        assert!(text.contains(line), "{line:?} in\n{text}");
+    }
+    let text = printed("--topology 2x4x2 --explain --count 64K");
+    assert!(text.starts_with("hierarchical on 2x4x2: 16 ranks on 8 nodes\n"), "{text}");
+    assert!(text.contains("hierarchical, blueconnect "), "{text}");
     assert!(printed("--topology 4 --explain").contains("  rank 0       400G   1.500   1.500"));
     assert!(printed("--topology 1 --explain").contains("nothing is sent\n"));
 }

@@ -18,6 +18,7 @@ mod report;
 mod table;
 
 pub use options::PerfOptions;
+pub use progress_bar::Progress;
 
 use crate::error::CommandError;
 use crate::settings::warn_about_unknown_settings;

@@ -1,13 +1,17 @@
-//! The output of `flexring plan --explain`: the algorithm, the reason, and the load of each link.
+//! The output of `flexring plan --explain`: the algorithm, the reason, the load of each link, and all schedules by time.
 //!
-//! Owns the text. Must not know how algorithms are selected or loads are counted.
+//! Owns the text. Must not know how algorithms are selected, loads are counted or times are predicted.
 
 use super::planned::Planned;
+use crate::output::duration;
 use flexring::config::Size;
 use flexring::plan::captions::captions;
+use flexring::plan::comparison::Comparison;
+use flexring::plan::cost_model::lower_bound::Limit;
 use flexring::plan::lowering::{Plan, ProgramSpec};
-use flexring::plan::planner::ring;
+use flexring::plan::planner::{Details, ring};
 use flexring::plan::selection::{ShortPlan, short_plans};
+use flexring::plan::simulator::{LONGEST_VECTOR, SimulationParameters};
 use flexring::plan::topology::{Topology, VertexId, VertexKind};
 use flexring::plan::traffic::{Load, Traffic};
 
@@ -17,7 +21,7 @@ const DEFAULT_COUNT: u64 = 16 << 20;
 const ELEMENT: u64 = 4;
 
 /// The output: algorithm, reason, captions, exceptions and costs.
-pub fn text(planned: &Planned) -> String {
+pub fn text(planned: &Planned, count: Option<u64>) -> String {
     let Planned { topology, schedule, selection, .. } = planned;
     let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), selection.reason);
     for (number, caption) in captions(schedule, topology).iter().enumerate() {
@@ -26,7 +30,8 @@ pub fn text(planned: &Planned) -> String {
     for note in exceptions(planned) {
         text += &format!("{note}\n");
     }
-    text + "\n" + &costs(planned)
+    let count = count.unwrap_or(DEFAULT_COUNT);
+    text + "\n" + &costs(planned, count) + &comparison(planned, count)
 }
 
 /// Most ranks whose programs are counted. The work grows with the square of their number.
@@ -51,7 +56,7 @@ fn exceptions(planned: &Planned) -> Vec<String> {
 }
 
 /// The load and the time of each link, and the time in a ring.
-fn costs(planned: &Planned) -> String {
+fn costs(planned: &Planned, count: u64) -> String {
     let Planned { topology, config, .. } = planned;
     if topology.world() > MOST_RANKS {
         return format!("the loads of the links are counted for at most {MOST_RANKS} ranks\n");
@@ -59,7 +64,6 @@ fn costs(planned: &Planned) -> String {
     let ring = Plan::on(ring::plan(topology), topology, config.lowering);
     let [ours, rings] =
         [&planned.lowered(), &ring].map(|plan| Traffic::of(plan, topology, ProgramSpec::ALL_REDUCE));
-    let count = planned.count.unwrap_or(DEFAULT_COUNT);
     let bytes = count.saturating_mul(ELEMENT);
     let Some((busiest, of_ring)) = ours.busiest(topology).zip(rings.busiest(topology)) else {
         return "nothing is sent\n".to_owned();
@@ -97,6 +101,69 @@ fn costs(planned: &Planned) -> String {
     )
 }
 
+/// All schedules by their predicted time, and what no schedule can do better.
+fn comparison(planned: &Planned, count: u64) -> String {
+    let Planned { topology, config, .. } = planned;
+    if topology.world() > MOST_RANKS || topology.world() == 1 {
+        return String::new();
+    }
+    let bytes = count.saturating_mul(ELEMENT);
+    if bytes > LONGEST_VECTOR {
+        return format!("\ntimes are predicted for vectors of at most {}\n", amount(LONGEST_VECTOR));
+    }
+    let parameters = SimulationParameters {
+        subchunk: config.subchunk.0,
+        slots: config.slots,
+        ..SimulationParameters::DEFAULT
+    };
+    let details = Details::of(config);
+    let comparison = Comparison::new(topology, &details, config.lowering, bytes, &parameters);
+    let bound = comparison.bound.map_or(0.0, |bound| bound.seconds_per_byte * bytes as f64);
+    let vertices = topology.vertices();
+    let means = if comparison.simulated { "simulated" } else { "estimated from loads and latencies" };
+    let mut text = format!("\nall schedules for {} by predicted time ({means})\n", amount(bytes));
+    let width =
+        comparison.candidates.iter().map(|candidate| candidate.name().len()).max().unwrap_or(0).max(9);
+    text += &format!("  {:width$}        time  of bound  steps  busiest link\n", "algorithm");
+    for candidate in &comparison.candidates {
+        let link = candidate.busiest.map_or_else(String::new, |link| {
+            format!("{}: {}", vertices[link.vertex].name, rounded(link.bytes))
+        });
+        text += &format!(
+            "  {:width$}  {:>10}  {:>8.2}  {:>5}  {link}\n",
+            candidate.name(),
+            duration(candidate.seconds),
+            candidate.seconds / bound,
+            candidate.hops
+        );
+    }
+    for (algorithm, reason) in &comparison.refused {
+        text += &format!("  {}: not possible: {reason}\n", algorithm.name());
+    }
+    if let Some(reason) = comparison.reason(topology) {
+        text += &format!("{reason}\n");
+    }
+    let limit = comparison.bound.map_or_else(String::new, |bound| match bound.limit {
+        Limit::Link(vertex) => {
+            format!("the link of {} carries the vector once in each direction", vertices[vertex].name)
+        }
+        Limit::Vertex(vertex) => {
+            let branches = vertices[vertex].children.len() + usize::from(vertex > 0);
+            let vectors = 2 * (branches - 1);
+            format!("the {branches} links of {} send {vectors} vectors together", vertices[vertex].name)
+        }
+    });
+    text + &format!("no schedule takes less than {}: {limit}\n", duration(bound))
+}
+
+/// Bytes with a binary unit and one decimal place, for numbers that are not whole.
+fn rounded(bytes: f64) -> String {
+    let units = [("G", 30), ("M", 20), ("K", 10)];
+    let unit = units.into_iter().find(|(_, shift)| bytes >= f64::from(1 << shift));
+    let (unit, shift) = unit.unwrap_or(("", 0));
+    format!("{:.1}{unit}", bytes / f64::from(1 << shift))
+}
+
 /// The links of nodes and switches; with a single node, the links of its ranks.
 fn shown(topology: &Topology) -> Vec<VertexId> {
     let between = topology.nodes() > 1;
@@ -107,23 +174,4 @@ fn shown(topology: &Topology) -> Vec<VertexId> {
 
 fn amount(bytes: u64) -> String {
     usize::try_from(bytes).map_or_else(|_| bytes.to_string(), |bytes| Size(bytes).to_string())
-}
-
-/// A time with the unit that fits: s, ms or us.
-fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s >= 1.0 => format!("{s:.2} s"),
-        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
-        s => format!("{:.2} us", s * 1e6),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_have_the_unit_that_fits() {
-        assert_eq!([2.0, 0.0537, 0.000_012].map(duration), ["2.00 s", "53.70 ms", "12.00 us"]);
-    }
 }

@@ -6,35 +6,37 @@ mod explain;
 mod options;
 mod planned;
 mod proof;
+mod source;
 mod table;
 
 pub use options::PlanOptions;
+pub use planned::Planned;
+pub use source::PlanSource;
 
 use crate::error::CommandError;
 use crate::output;
 use flexring::Error;
 use flexring::plan::drawing::{self, Labels};
 use flexring::plan::plan_file;
-use planned::Planned;
 use std::path::Path;
 
 /// Runs the command.
 pub fn run(options: &PlanOptions) -> Result<(), CommandError> {
-    let planned = Planned::from_options(options)?;
+    let planned = Planned::new(&options.source)?;
     if let Some(path) = &options.write {
         write(path, &json(&planned, None)?)?;
     }
     if let Some(path) = &options.svg {
-        write(path, &draw(&planned)?)?;
+        write(path, &draw(&planned, options.count)?)?;
     }
     let mut text = String::new();
     if options.json {
-        text = json(&planned, planned.count)?;
+        text = json(&planned, options.count)?;
     } else if !options.explain && !options.verify && options.write.is_none() && options.svg.is_none() {
-        text = table::text(&planned);
+        text = table::text(&planned, options.count);
     }
     if options.explain {
-        text += &explain::text(&planned);
+        text += &explain::text(&planned, options.count);
     }
     if options.verify {
         let separator = if text.is_empty() { "" } else { "\n" };
@@ -59,7 +61,7 @@ fn json(planned: &Planned, count: Option<u64>) -> Result<String, CommandError> {
     Ok(plan_file::write(&planned.schedule, count) + "\n")
 }
 
-fn draw(planned: &Planned) -> Result<String, CommandError> {
+fn draw(planned: &Planned, count: Option<u64>) -> Result<String, CommandError> {
     let world = planned.schedule.world();
     if world > drawing::MOST_RANKS {
         let most = drawing::MOST_RANKS;
@@ -67,7 +69,7 @@ fn draw(planned: &Planned) -> Result<String, CommandError> {
             "{world} ranks are too many for a drawing: expected at most {most}"
         )));
     }
-    let labels = Labels { topology: &planned.called, count: planned.count };
+    let labels = Labels { topology: &planned.called, count };
     Ok(drawing::draw(&planned.schedule, &planned.topology, labels))
 }
 

@@ -1,8 +1,8 @@
 //! The flags of `flexring plan`.
 //!
-//! Owns their names and their mapping to settings. Must not know what a plan contains.
+//! Owns the flags for output. Must not know what a plan contains.
 
-use crate::settings;
+use super::source::PlanSource;
 use clap::Args;
 use flexring::config::Size;
 use std::path::PathBuf;
@@ -15,35 +15,14 @@ use std::path::PathBuf;
 /// Without a topology or an algorithm, those of the settings are used (see flexring env).
 #[derive(Args, Clone, Debug)]
 pub struct PlanOptions {
-    /// Where the ranks are: a short form such as 2+3 or 1@1G+1@500M, or a file; as FLEXRING_TOPOLOGY
-    #[arg(long, value_name = "TOPOLOGY")]
-    pub topology: Option<String>,
-
-    /// Which planner makes the schedule, as FLEXRING_ALGO
-    #[arg(long, value_name = "NAME", value_parser = |text: &str| settings::checked("FLEXRING_ALGO", text))]
-    pub algo: Option<String>,
-
-    /// Dimensions of the hierarchical ring, such as 4x2, as FLEXRING_DIMENSIONS
-    #[arg(long, value_name = "DIMS", value_parser = |text: &str| settings::checked("FLEXRING_DIMENSIONS", text))]
-    pub dims: Option<String>,
-
-    /// Ranks that are parameter servers, such as 0,3, as FLEXRING_SERVERS
-    #[arg(long, value_name = "RANKS", value_parser = |text: &str| settings::checked("FLEXRING_SERVERS", text))]
-    pub servers: Option<String>,
-
-    /// How groups become transfers, as FLEXRING_LOWERING
-    #[arg(long, value_name = "NAME", value_parser = |text: &str| settings::checked("FLEXRING_LOWERING", text))]
-    pub lowering: Option<String>,
-
-    /// Read the plan from this file instead of planning, as FLEXRING_PLAN_FILE
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["algo", "dims", "servers"])]
-    pub plan_file: Option<String>,
+    #[command(flatten)]
+    pub source: PlanSource,
 
     /// Show element ranges of a vector of N elements, and times for N floats
     #[arg(long, value_name = "N", value_parser = count)]
     pub count: Option<u64>,
 
-    /// Show the algorithm, the reason for its selection, and the load of each link
+    /// Show the algorithm, the reason for its selection, the load of each link, and all schedules by their predicted time
     #[arg(long)]
     pub explain: bool,
 
@@ -62,26 +41,6 @@ pub struct PlanOptions {
     /// Draw the plan to this file, as SVG
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-}
-
-impl PlanOptions {
-    /// The settings that flags replace, by the names of their variables.
-    pub fn settings(&self) -> Vec<(&'static str, String)> {
-        let all = [
-            ("FLEXRING_TOPOLOGY", &self.topology),
-            ("FLEXRING_ALGO", &self.algo),
-            ("FLEXRING_DIMENSIONS", &self.dims),
-            ("FLEXRING_SERVERS", &self.servers),
-            ("FLEXRING_LOWERING", &self.lowering),
-            ("FLEXRING_PLAN_FILE", &self.plan_file),
-        ];
-        all.into_iter().filter_map(|(name, value)| value.clone().map(|value| (name, value))).collect()
-    }
-
-    /// Whether a flag requests planning, so that a plan file in the settings is ignored.
-    pub fn plans(&self) -> bool {
-        self.algo.is_some() || self.dims.is_some() || self.servers.is_some()
-    }
 }
 
 fn count(text: &str) -> Result<u64, String> {
@@ -110,7 +69,7 @@ mod tests {
             ("FLEXRING_DIMENSIONS", "4x2"),
             ("FLEXRING_SERVERS", "0,3"),
         ];
-        assert_eq!(options.settings(), settings.map(|(name, value)| (name, value.to_owned())));
+        assert_eq!(options.source.settings(), settings.map(|(name, value)| (name, value.to_owned())));
         assert_eq!(parse("--count 1K").expect("valid").count, Some(1024));
     }
 

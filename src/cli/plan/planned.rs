@@ -2,7 +2,7 @@
 //!
 //! Owns the precedence of flags, settings and files. Must not know how plans are printed.
 
-use super::options::PlanOptions;
+use super::source::PlanSource;
 use crate::error::CommandError;
 use crate::output::counted;
 use crate::settings::warn_about_unknown_settings;
@@ -25,7 +25,6 @@ pub struct Planned {
     pub selection: AlgorithmSelection,
     /// The file that the plan was read from, if any.
     pub file: Option<String>,
-    pub count: Option<u64>,
 }
 
 impl Planned {
@@ -33,14 +32,14 @@ impl Planned {
     ///
     /// # Errors
     /// `Usage` if there is no topology or if it does not match the plan file; any error of reading or planning.
-    pub fn from_options(options: &PlanOptions) -> Result<Self, CommandError> {
+    pub fn new(source: &PlanSource) -> Result<Self, CommandError> {
         warn_about_unknown_settings();
-        let settings = options.settings();
+        let settings = source.settings();
         let mut config = Config::read(|name| {
             let flag = settings.iter().find(|(flag, _)| *flag == name).map(|(_, value)| value.clone());
             flag.or_else(|| environment(name))
         })?;
-        if options.plans() {
+        if source.plans() {
             config.plan_file = None;
         }
         let read = config.plan_file.as_deref().map(description::plan).transpose()?;
@@ -80,14 +79,14 @@ impl Planned {
             }
             None => {
                 let mut selection = selection::select_algorithm(config.algo, &topology, &details);
-                if let Some(flag) = options.algo.as_ref().filter(|_| config.algo != Algorithm::Auto) {
+                if let Some(flag) = source.algo.as_ref().filter(|_| config.algo != Algorithm::Auto) {
                     selection.reason = format!("--algo {flag} was given");
                 }
                 (planner::plan(selection.algorithm, &topology, &details)?, selection)
             }
         };
         let file = config.plan_file.clone();
-        Ok(Self { topology, called, schedule, selection, file, count: options.count, config })
+        Ok(Self { topology, called, schedule, selection, file, config })
     }
 
     /// The schedule with the lowering of the settings.

@@ -10,20 +10,20 @@ use flexring::plan::fraction::Span;
 use flexring::plan::schedule::{Group, Level, Shard};
 
 /// The output: a table for each level, and one of the owners.
-pub fn text(planned: &Planned) -> String {
-    let Planned { schedule, topology, count, .. } = planned;
+pub fn text(planned: &Planned, count: Option<u64>) -> String {
+    let Planned { schedule, topology, .. } = planned;
     let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), planned.selection.reason);
     let mut calls = 0;
     for (number, (level, caption)) in schedule.levels().iter().zip(captions(schedule, topology)).enumerate() {
-        text += &format!("\nlevel {number}: {caption}\n{}", table(level, *count));
+        text += &format!("\nlevel {number}: {caption}\n{}", table(level, count));
         calls += level.groups().iter().filter(|group| group.moves()).count();
     }
     text += "\nowners at the end\n";
     let row = |shard: &Shard| {
         let owner = shard.owner.to_string();
-        cells(*count, &shard.span.to_string(), &elements(shard.span, *count), &[&owner])
+        cells(count, &shard.span.to_string(), &elements(shard.span, count), &[&owner])
     };
-    text += &rows(cells(*count, "span", "elements", &["rank"]), schedule.shards(), "shard", row);
+    text += &rows(cells(count, "span", "elements", &["rank"]), schedule.shards(), "shard", row);
     let levels = schedule.levels().len();
     let average = calls as f64 / (levels * schedule.world()).max(1) as f64;
     text + &format!(

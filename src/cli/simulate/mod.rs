@@ -1,0 +1,80 @@
+//! `flexring simulate`: how long an all-reduce takes on a described cluster, in virtual time.
+//!
+//! Owns the order of simulations. Must not know how they are done, or how results are printed.
+
+mod options;
+mod report;
+
+pub use options::SimulateOptions;
+
+use crate::error::CommandError;
+use crate::output;
+use crate::perf::Progress;
+use crate::plan::Planned;
+use flexring::config::Lowering;
+use flexring::plan::cost_model::lower_bound::lower_bound;
+use flexring::plan::lowering::Plan;
+use flexring::plan::selection::short_plans;
+use flexring::plan::simulator::{SimulationInput, SimulationParameters, simulate};
+use report::{Report, SimulatedSize};
+use std::time::{Duration, Instant};
+
+/// Simulations that take longer have a progress bar.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// Steps of the progress bar.
+const STEPS: u64 = 1000;
+
+/// Runs the command.
+pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
+    let planned = Planned::new(&options.source)?;
+    let parameters = options.parameters(&planned.config);
+    let main = planned.lowered();
+    let short = if planned.file.is_some() || options.source.plans() {
+        Vec::new()
+    } else {
+        short_plans(&planned.config, &planned.topology)
+    };
+    let mut sizes = Vec::new();
+    for bytes in &options.sizes {
+        let kind = short.iter().find(|(_, longest)| *bytes <= *longest as u64).map(|(kind, _)| *kind);
+        let short =
+            kind.map(|kind| Plan::on(kind.schedule(&planned.topology), &planned.topology, Lowering::Direct));
+        let plan = short.as_ref().unwrap_or(&main);
+        let call = SimulationInput { bytes: *bytes, records: !options.no_path };
+        let run = simulated(plan, &planned, call, &parameters)?;
+        sizes.push(SimulatedSize { bytes: *bytes, schedule: plan.schedule().name().to_owned(), run });
+    }
+    let bound = lower_bound(&planned.topology).map_or(0.0, |bound| bound.seconds_per_byte);
+    let report = Report { planned: &planned, parameters, sizes, seconds_per_byte_at_least: bound };
+    let text = match (options.json, options.csv) {
+        (true, _) => report.json()?,
+        (_, true) => report.csv(),
+        _ => report.text(),
+    };
+    output::print(&text)
+}
+
+fn simulated(
+    plan: &Plan,
+    planned: &Planned,
+    call: SimulationInput,
+    parameters: &SimulationParameters,
+) -> Result<flexring::plan::simulator::SimulatedRun, CommandError> {
+    let begun = Instant::now();
+    let mut bar = None;
+    let mut shown = 0;
+    let mut progress = |done: u64, total: u64| {
+        let now = Instant::now();
+        if now.duration_since(begun) < SHORT {
+            return;
+        }
+        let bar = bar.get_or_insert_with(|| Progress::new(STEPS, None));
+        let steps = (u128::from(done) * u128::from(STEPS) / u128::from(total.max(1))) as u64;
+        while shown < steps {
+            shown += 1;
+            bar.step(now, || format!("{done} of {total} sub-chunks"));
+        }
+    };
+    Ok(simulate(plan, &planned.topology, call, parameters, &mut progress)?)
+}

@@ -1,0 +1,183 @@
+//! The results of `flexring simulate`, as text, CSV or JSON.
+//!
+//! Owns the three formats. Must not know how times come about.
+
+use crate::error::CommandError;
+use crate::output::{self, duration};
+use crate::plan::Planned;
+use flexring::config::Size;
+use flexring::plan::simulator::{SimulatedRun, SimulationParameters};
+use flexring::plan::topology::{Topology, VertexKind};
+use serde_json::{Value, json};
+
+/// A simulated size.
+pub struct SimulatedSize {
+    pub bytes: u64,
+    /// The name of the schedule.
+    pub schedule: String,
+    pub run: SimulatedRun,
+}
+
+/// All results.
+pub struct Report<'a> {
+    pub planned: &'a Planned,
+    pub parameters: SimulationParameters,
+    pub sizes: Vec<SimulatedSize>,
+    /// The lower bound of any schedule.
+    pub seconds_per_byte_at_least: f64,
+}
+
+/// Most links that are listed; the rest are those of nodes and switches like the listed ones.
+const MOST_LINKS: usize = 32;
+
+impl Report<'_> {
+    /// A table of sizes; for a single size also the links and the critical path.
+    pub fn text(&self) -> String {
+        let Planned { topology, .. } = self.planned;
+        let mut text = format!("{}\n{}\n\n", self.planned.place(), self.planned.selection.reason);
+        text += &format!(
+            "  {:>10}  {:<16}  {:>10}  {:>8}  {:>10}  {:>8}  busiest link\n",
+            "size", "schedule", "time", "of bound", "messages", "GB/s"
+        );
+        for size in &self.sizes {
+            let SimulatedSize { bytes, schedule, run } = size;
+            let link = run.busiest().map_or_else(
+                || "none".to_owned(),
+                |link| format!("{}, busy {:.0} %", topology.vertices()[link.vertex].name, 100.0 * link.busy),
+            );
+            text += &format!(
+                "  {:>10}  {schedule:<16}  {:>10}  {:>8}  {:>10}  {:>8.2}  {link}\n",
+                amount(*bytes),
+                duration(run.seconds()),
+                self.of_bound(size).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
+                run.messages,
+                *bytes as f64 / run.seconds().max(1e-12) / 1e9,
+            );
+        }
+        match &self.sizes[..] {
+            [only] => text + "\n" + &links(topology, &only.run) + &path(&only.run),
+            _ => text,
+        }
+    }
+
+    /// A line for each size, after a line with the names of the columns.
+    pub fn csv(&self) -> String {
+        let mut text =
+            "topology,schedule,ranks,bytes,seconds,bound_seconds,messages,busiest_link,busy\n".to_owned();
+        let quoted = |field: &str| format!("\"{}\"", field.replace('"', "\"\""));
+        for SimulatedSize { bytes, schedule, run } in &self.sizes {
+            let link = run.busiest();
+            let name = link.map_or("", |link| &self.planned.topology.vertices()[link.vertex].name);
+            text += &format!(
+                "{},{},{},{bytes},{:.12},{:.12},{},{},{:.6}\n",
+                quoted(&self.planned.called),
+                quoted(schedule),
+                self.planned.topology.world(),
+                run.seconds(),
+                self.seconds_per_byte_at_least * *bytes as f64,
+                run.messages,
+                quoted(name),
+                link.map_or(0.0, |link| link.busy),
+            );
+        }
+        text
+    }
+
+    /// All results with their links, and the parameters.
+    pub fn json(&self) -> Result<String, CommandError> {
+        let topology = &self.planned.topology;
+        let results = self.sizes.iter().map(|SimulatedSize { bytes, schedule, run }| {
+            let links = run.links.iter().map(|link| {
+                let vertex = &topology.vertices()[link.vertex];
+                json!({"link": vertex.name, "up": link.up, "down": link.down, "busy": link.busy})
+            });
+            let path = run.path_summary();
+            let path = (!run.critical_path.is_empty()).then(|| {
+                json!({
+                    "transfers_ps": path.transfers, "jobs_ps": path.jobs, "latency_ps": path.latency,
+                    "messages": path.hops,
+                })
+            });
+            json!({
+                "bytes": bytes, "schedule": schedule, "picoseconds": run.picoseconds,
+                "bound_seconds": self.seconds_per_byte_at_least * *bytes as f64,
+                "messages": run.messages, "critical_path": path, "links": links.collect::<Vec<Value>>(),
+            })
+        });
+        let SimulationParameters {
+            element_bytes,
+            in_place,
+            subchunk,
+            slots,
+            window,
+            memory_bandwidth,
+            job_nanoseconds,
+        } = self.parameters;
+        output::json(&json!({
+            "topology": self.planned.called,
+            "ranks": topology.world(),
+            "parameters": {
+                "element_bytes": element_bytes, "in_place": in_place, "subchunk": subchunk, "slots": slots,
+                "window": window, "memory_bandwidth": memory_bandwidth, "job_nanoseconds": job_nanoseconds,
+            },
+            "results": results.collect::<Vec<Value>>(),
+        }))
+    }
+
+    /// The time as a multiple of the lower bound; `None` with one rank.
+    fn of_bound(&self, size: &SimulatedSize) -> Option<f64> {
+        let bound = self.seconds_per_byte_at_least * size.bytes as f64;
+        (bound > 0.0).then(|| size.run.seconds() / bound)
+    }
+}
+
+/// The links of nodes and switches; with a single node, those of its ranks.
+fn links(topology: &Topology, run: &SimulatedRun) -> String {
+    let between = topology.nodes() > 1;
+    let shown = run
+        .links
+        .iter()
+        .filter(|link| matches!(topology.vertices()[link.vertex].kind, VertexKind::Rank(_)) != between);
+    let shown: Vec<_> = shown.collect();
+    let names = shown.iter().take(MOST_LINKS).map(|link| &topology.vertices()[link.vertex].name);
+    let width = names.map(|name| name.chars().count()).max().unwrap_or(0).max(4);
+    let mut text = format!("  {:width$}  bandwidth          up        down    busy\n", "link");
+    for link in shown.iter().take(MOST_LINKS) {
+        let vertex = &topology.vertices()[link.vertex];
+        text += &format!(
+            "  {:width$}  {:>9}  {:>10}  {:>10}  {:>4.0} %\n",
+            vertex.name,
+            vertex.uplink.bandwidth_label(),
+            link.up,
+            link.down,
+            100.0 * link.busy
+        );
+    }
+    match shown.len().saturating_sub(MOST_LINKS) {
+        0 => text,
+        more => text + &format!("  ... {more} more ...\n"),
+    }
+}
+
+/// What determined the time.
+fn path(run: &SimulatedRun) -> String {
+    if run.critical_path.is_empty() {
+        return String::new();
+    }
+    let path = run.path_summary();
+    let part = |picoseconds: u64| {
+        let percent = 100.0 * picoseconds as f64 / run.picoseconds.max(1) as f64;
+        format!("{} ({percent:.0} %)", duration(picoseconds as f64 * 1e-12))
+    };
+    format!(
+        "\nthe critical path: {} messages take {}, additions and copies {}, latency and waiting {}\n",
+        path.hops,
+        part(path.transfers),
+        part(path.jobs),
+        part(path.latency)
+    )
+}
+
+fn amount(bytes: u64) -> String {
+    usize::try_from(bytes).map_or_else(|_| bytes.to_string(), |bytes| Size(bytes).to_string())
+}
