@@ -200,19 +200,63 @@ impl InterNodeSetup<'_> {
         Ok(Err(self.rdma_obstacle(&self.rails()).unwrap_or_else(without)))
     }
 
-    /// Makes the RDMA links. All ranks take each step together and exchange its outcome. Returns the same reason on all ranks if
-    /// RDMA cannot be used.
+    /// Makes the RDMA links. All ranks take each step together and exchange its outcome. A rail that does not work on some rank is left out
+    /// by all, and they begin again. Returns the same reason on all ranks if RDMA cannot be used.
     ///
     /// # Errors
     /// Those of the exchange.
     #[cfg(feature = "verbs")]
     fn verbs(&self, pool: Piece) -> Result<Result<InterNodeTransport>> {
-        use crate::transport::Transport;
-        use crate::transport::verbs::{ConnectInfo, LinkDirectory, UnconnectedVerbs, VerbsOptions};
-        let rails = self.rails();
-        if let Some(error) = self.rdma_obstacle(&rails) {
-            return Ok(Err(error));
+        use crate::transport::verbs::{rails_to_drop, remove_rails};
+        let mut rails = self.rails();
+        loop {
+            if let Some(error) = self.rdma_obstacle(&rails) {
+                return Ok(Err(error));
+            }
+            let faults = match self.link_rails(rails.clone(), pool)? {
+                LinkAttempt::Linked(linked) => return Ok(Ok(linked)),
+                LinkAttempt::Failed(error) => return Ok(Err(error)),
+                LinkAttempt::Faults(faults) => faults,
+            };
+            let dropped = rails_to_drop(&faults);
+            for dropped in &dropped {
+                let host = &self.infos[dropped.rank].host;
+                let Some(rail) = rails.get(dropped.rank).and_then(|rails| rails.get(dropped.rail)) else {
+                    let message =
+                        format!("rank {} on {host} reports a rail that it does not have", dropped.rank);
+                    return Ok(Err(Error::disagreement(message)));
+                };
+                let what =
+                    format!("rank {} on {host} does not use {}:{}", dropped.rank, rail.device, rail.port);
+                let level = if self.me == 0 { log::Level::Warn } else { log::Level::Debug };
+                log::log!(
+                    level,
+                    "verbs: {what}, nor does any rank connect to it: {}",
+                    dropped.cause.message()
+                );
+            }
+            remove_rails(&mut rails, &dropped);
+            let without = dropped.iter().find(|dropped| rails[dropped.rank].is_empty());
+            if let Some(dropped) =
+                without.or_else(|| dropped.first().filter(|_| self.rdma_obstacle(&rails).is_some()))
+            {
+                let host = &self.infos[dropped.rank].host;
+                let error = dropped.cause.clone().context(format_args!("rank {} on {host}", dropped.rank));
+                return Ok(Err(error));
+            }
         }
+    }
+
+    /// Makes the RDMA links over these rails, by rank.
+    ///
+    /// # Errors
+    /// Those of the exchange.
+    #[cfg(feature = "verbs")]
+    fn link_rails(&self, rails: Vec<Vec<Rail>>, pool: Piece) -> Result<LinkAttempt> {
+        use crate::transport::Transport;
+        use crate::transport::verbs::{
+            ConnectInfo, LinkDirectory, SetupFailure, UnconnectedVerbs, VerbsOptions,
+        };
         let mine = &rails[self.me];
         for Rail { device, port, network, distance, .. } in mine {
             log::debug!("verbs: rank {} uses {device}:{port}, {distance}, in {network}", self.me);
@@ -234,23 +278,27 @@ impl InterNodeSetup<'_> {
             let info = unconnected.connect_info()?;
             Ok((unconnected, info))
         });
-        let (mine, unconnected) = match opened {
-            Ok((unconnected, info)) => (Ok(info), Some(unconnected)),
-            Err(error) => (Err(error), None),
-        };
-        let infos: Vec<ConnectInfo> = match self.exchange("queue pairs", &mine)? {
+        let (unconnected, info) =
+            opened.map_or_else(|failure| (None, Err(failure)), |(some, info)| (Some(some), Ok(info)));
+        let infos: Vec<ConnectInfo> = match self.exchange_step("queue pairs", info)? {
             Ok(infos) => infos,
-            Err(error) => return Ok(Err(error)),
+            Err(attempt) => return Ok(attempt),
         };
         let unconnected = unconnected.ok_or_else(unreported)?;
         let registrar = unconnected.registrar();
         let link_infos =
             unconnected.send_links().and_then(|()| unconnected.receive_links(self.deadline, self.fault));
-        let connected =
-            link_infos.and_then(|link_infos| unconnected.connect(&infos, &link_infos, self.fault));
-        let (outcome, connected) = split(connected);
-        if let Err(error) = self.exchange("connections", &outcome)? {
-            return Ok(Err(error));
+        let connected = link_infos
+            .map_err(SetupFailure::from)
+            .and_then(|link_infos| unconnected.connect(&infos, &link_infos, self.fault));
+        let (connected, outcome) =
+            connected.map_or_else(|failure| (None, Err(failure)), |verbs| (Some(verbs), Ok(())));
+        if let Err(attempt) = self.exchange_step("connections", outcome)? {
+            if let Some(mut verbs) = connected {
+                // No goodbyes: the peers may have no queue pairs.
+                verbs.abort();
+            }
+            return Ok(attempt);
         }
         let mut verbs = connected.ok_or_else(unreported)?;
         let handshake = verbs.handshake(self.deadline.min(Instant::now() + HANDSHAKE_TIMEOUT));
@@ -259,11 +307,46 @@ impl InterNodeSetup<'_> {
             verbs.abort();
         }
         if let Err(error) = handshakes? {
-            return Ok(Err(error));
+            return Ok(LinkAttempt::Failed(error));
         }
         log::debug!("verbs: rank {} uses {}", self.me, verbs.summary());
         let rails = Arc::clone(verbs.counters());
-        Ok(Ok(InterNodeTransport { transport: Box::new(verbs), registrar: Some(registrar), rails }))
+        Ok(LinkAttempt::Linked(InterNodeTransport {
+            transport: Box::new(verbs),
+            registrar: Some(registrar),
+            rails,
+        }))
+    }
+
+    /// Exchanges the outcome of a step in which rails may prove unusable. The inner result has the values of all ranks, or what all of
+    /// them make of the failures.
+    ///
+    /// # Errors
+    /// Those of the exchange itself.
+    #[cfg(feature = "verbs")]
+    fn exchange_step<T>(
+        &self,
+        step: &str,
+        mine: std::result::Result<T, crate::transport::verbs::SetupFailure>,
+    ) -> Result<std::result::Result<Vec<T>, LinkAttempt>>
+    where
+        T: serde::Serialize + serde::de::DeserializeOwned,
+    {
+        use crate::transport::verbs::{RailFault, SetupFailure};
+        let mine: Result<std::result::Result<T, Vec<RailFault>>> = match mine {
+            Ok(value) => Ok(Ok(value)),
+            Err(SetupFailure::Rails(faults)) => Ok(Err(faults)),
+            Err(SetupFailure::Other(error)) => Err(error),
+        };
+        let outcomes = match self.exchange(step, &mine)? {
+            Ok(outcomes) => outcomes,
+            Err(error) => return Ok(Err(LinkAttempt::Failed(error))),
+        };
+        if outcomes.iter().all(std::result::Result::is_ok) {
+            return Ok(Ok(outcomes.into_iter().flatten().collect()));
+        }
+        let faults = outcomes.into_iter().map(|outcome| outcome.err().unwrap_or_default());
+        Ok(Err(LinkAttempt::Faults(faults.collect())))
     }
 
     /// Exchanges the outcome of a step. The inner result has the values of all ranks, or the error of the first rank that failed,
@@ -286,6 +369,15 @@ impl InterNodeSetup<'_> {
         };
         Ok(results.into_iter().enumerate().map(named).collect())
     }
+}
+
+/// How an attempt to make RDMA links ended, on all ranks.
+#[cfg(feature = "verbs")]
+enum LinkAttempt {
+    Linked(InterNodeTransport),
+    Failed(Error),
+    /// By rank: the rails that cannot be used.
+    Faults(Vec<Vec<crate::transport::verbs::RailFault>>),
 }
 
 /// What the keys of links are derived from.
@@ -338,15 +430,6 @@ fn fall_back(choice: TransportChoice, offering: Option<(Rank, &str)>, why_not: &
         (_, Some(_)) => Ok(log::Level::Warn),
         // Nothing that works is left unused.
         (_, None) => Ok(log::Level::Debug),
-    }
-}
-
-/// The part of a result that can be sent to other ranks, and the value.
-#[cfg(feature = "verbs")]
-fn split<T>(result: Result<T>) -> (Result<()>, Option<T>) {
-    match result {
-        Ok(value) => (Ok(()), Some(value)),
-        Err(error) => (Err(error), None),
     }
 }
 

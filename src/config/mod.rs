@@ -213,6 +213,8 @@ settings! {
         "Time that an RDMA device waits for an acknowledgement before it retransmits: 4.096 microseconds times two to this power. Unset: 20, which is 4.3 s; for software devices 14, which is 67 ms.";
     ib_retries: usize = "FLEXRING_IB_RETRIES", 7, 0..=7,
         "Number of retransmissions before an RDMA device reports the link as broken. Software devices take 7 as unlimited; flexring uses 6 there.";
+    ib_reconnect: Duration = "FLEXRING_IB_RECONNECT_MS", Duration::from_secs(10), AnyValue,
+        "Time that a rank waits for a rail when no rail to a peer works, before the peer counts as lost. Broken rails are connected again in the background as long as the communicator exists.";
     ib_register: Registration = "FLEXRING_IB_REGISTER", Registration::Auto, AnyValue,
         "How RDMA devices reach memory that is not registered. subchunk: each sub-chunk is registered as a stage of the pipeline. stage: each sub-chunk is copied through a registered slot. auto: the faster one, measured when the communicator is created.";
     ib_relaxed_ordering: Switch = "FLEXRING_IB_RELAXED_ORDERING", Switch(true), AnyValue,

@@ -300,6 +300,32 @@ def sums_are_right_when_a_rail_goes_down(machines):
     check(any(warning in result.output for result in results), "no rank warns that a rail went down", *results)
 
 
+RETURNING = "flexring perf -b 64K -e 64K -w 1 -n 500"  # long enough for a rail to go down and come back
+
+
+@scenario
+def a_rail_that_comes_back_is_used_again(machines):
+    one, two = machines
+    jobs = running(machines, RETURNING)
+    rail_down(two, 1)
+    check(jobs[0].wait_for("broke"), "rank 0 does not notice that a rail went down")
+    rail_up(two, 1)
+    check(jobs[0].wait_for("works again", LASTING_LIMIT), "the rail is not connected again")
+    before = sent(one)
+    wait_until(lambda: all(now > then + 200 for now, then in zip(sent(one), before)), "a rail carries nothing again")
+    measured(finish(jobs, LASTING_LIMIT))
+
+
+@scenario
+def sums_are_right_when_all_rails_go_down_and_one_comes_back(machines):
+    jobs = running(machines, RETURNING, FLEXRING_IB_RECONNECT_MS=90000, FLEXRING_TIMEOUT_MS=120000)
+    for rail in range(RAILS):
+        rail_down(machines[1], rail)
+    check(jobs[0].wait_for("the last queue pair"), "rank 0 does not notice that all rails went down")
+    rail_up(machines[1], 1)
+    measured(finish(jobs, LASTING_LIMIT))
+
+
 @scenario
 def sums_are_right_when_the_first_rail_goes_down(machines):
     jobs = running(machines, LASTING)
@@ -309,7 +335,7 @@ def sums_are_right_when_the_first_rail_goes_down(machines):
 
 @scenario
 def every_rank_names_its_peer_when_all_rails_are_down(machines):
-    jobs = running(machines)
+    jobs = running(machines, FLEXRING_IB_RECONNECT_MS=2000)
     for rail in range(RAILS):
         rail_down(machines[1], rail)
     results = named_within(jobs, 30)
@@ -352,6 +378,21 @@ def a_rank_without_usable_devices_is_an_error_unless_tcp_is_allowed(machines):
     check("use tcp, not RDMA devices: rank 1 on" in results[0].output, "no rank reports why RDMA is not used", *results)
     check("ip link set" in results[0].output, "no rank reports the fix", *results)
     named_within(launch(machines, ONCE, FLEXRING_TRANSPORT="verbs"), 30, "rank 1 on", "ip link set")
+
+
+@scenario
+def a_rail_that_cannot_be_connected_is_left_out_and_named(machines):
+    one, two = machines
+    must(two, "ip link set eth1 arp off")
+    must(one, "ip neigh flush dev eth1")
+    try:
+        before = sent(one)
+        results = both(machines, "flexring perf -b 64 -e 64K -f 64 -n 3 -w 1", FLEXRING_TRANSPORT="verbs")
+        measured(results)
+        check("does not use rxe1:1" in results[0].output, "the rail is not named", *results)
+        check(sent(one)[0] > before[0] + 20, "the other rail was not used", *results)
+    finally:
+        must(two, "ip link set eth1 arp on")
 
 
 @scenario

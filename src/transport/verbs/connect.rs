@@ -15,6 +15,7 @@ use super::options::VerbsOptions;
 use super::peer::Peer;
 use super::port_selection::Rail;
 use super::rail_counters::RailCounters;
+use super::rail_faults::{RailFault, SetupFailure};
 use super::registry::MemoryRegistry;
 use super::shared_device::SharedDevice;
 use super::transport::Verbs;
@@ -44,16 +45,33 @@ impl UnconnectedVerbs {
     /// Opens the devices of this rank's rails, and creates the queue pairs of links to these peers.
     ///
     /// # Errors
-    /// `System` if libibverbs cannot be opened, or, naming verb, device and cause, if a device refuses.
-    pub(crate) fn open(directory: LinkDirectory, peers: &[Rank], options: VerbsOptions) -> Result<Self> {
+    /// The rails whose devices cannot be opened or whose ports are down; `System` if libibverbs cannot be opened, or, naming verb, device
+    /// and cause, if a device refuses anything else.
+    pub(crate) fn open(
+        directory: LinkDirectory,
+        peers: &[Rank],
+        options: VerbsOptions,
+    ) -> std::result::Result<Self, SetupFailure> {
         let library = Library::open(options.library.as_deref())?;
-        let mut devices = Vec::new();
-        for rail in directory.rails[directory.me].iter().take(MAX_RAILS) {
+        let open = |rail: &Rail| {
             let device = SharedDevice::open(library, &rail.device, &options.shim)?;
             let port = device.context().port(rail.port)?;
-            devices.push((device, port));
+            if port.active {
+                return Ok((device, port));
+            }
+            Err(Error::system(format!("port {} of {} is down", rail.port, rail.device)))
+        };
+        let (mut devices, mut faults) = (Vec::new(), Vec::new());
+        for (rail, at) in directory.rails[directory.me].iter().take(MAX_RAILS).zip(0..) {
+            match open(rail) {
+                Ok(opened) => devices.push(opened),
+                Err(cause) => faults.push(RailFault { rail: at, other_end: None, cause }),
+            }
         }
-        Self::over(devices, directory, peers, options)
+        if !faults.is_empty() {
+            return Err(SetupFailure::Rails(faults));
+        }
+        Ok(Self::over(devices, directory, peers, options)?)
     }
 
     /// [`open`](Self::open), with the devices of this rank's rails.
@@ -162,33 +180,42 @@ impl UnconnectedVerbs {
     /// Connects to all peers. `connect_info` is what the ranks published, by rank; `link_infos` what the peers sent.
     ///
     /// # Errors
-    /// `System` if a device refuses; `Disagreement` if what a peer published does not fit this rank's links.
+    /// The rails that cannot be connected; `Disagreement` if what a peer published does not fit this rank's links.
     pub(crate) fn connect(
         self,
         connect_info: &[ConnectInfo],
         link_infos: &BTreeMap<Rank, LinkConnectInfo>,
         fault: &Arc<Fault>,
-    ) -> Result<Verbs> {
+    ) -> std::result::Result<Verbs, SetupFailure> {
         let Self { links, batch, devices, rails, registry, directory, options } = self;
         let counter = |device: &RailDevice| RailCounters::new(device.context.name(), device.port);
         let counters: Arc<[RailCounters]> = devices.iter().map(counter).collect();
-        let mut peers = Vec::new();
+        let (mut peers, mut faults) = (Vec::new(), Vec::new());
         for (index, link) in links.into_iter().enumerate() {
             let peer = link.peer;
             let published = connect_info.get(peer).zip(link_infos.get(&peer));
             let Some((info, link_info)) = published else {
-                return Err(Error::internal(format!("rank {peer} published no queue pairs")));
+                return Err(Error::internal(format!("rank {peer} published no queue pairs")).into());
             };
             let paths = directory.paths(peer, &link.rails, &rails, &options, (info, link_info))?;
             let state =
                 Link::new(peer, link.control, &link.rails).with_key(directory.me, &(directory.key)(peer));
-            let mut peer = Peer::new(index, state, link.control, &link.controls, &counters);
-            peer.connect(link.qps, &paths, (info, link_info))?;
+            let peer = Peer::new(index, state, link.control, &link.controls, &counters);
+            let mut peer = peer.with_reconnects(options.reconnect);
+            if let Err((qp, cause)) = peer.connect(link.qps, &paths, (info, link_info)) {
+                let (rail, theirs) = link.rails[qp];
+                faults.push(RailFault { rail, other_end: Some((link.peer, theirs)), cause });
+                continue;
+            }
             // All ranks compare the outcomes of this step before any of them writes.
-            peer.set_ready();
+            peer.set_ready()?;
             peers.push(peer);
         }
-        Verbs::new(peers, devices, rails, registry, options, Arc::clone(fault), (directory, batch, counters))
+        if !faults.is_empty() {
+            return Err(SetupFailure::Rails(faults));
+        }
+        let parts = (directory, batch, counters);
+        Ok(Verbs::new(peers, devices, rails, registry, options, Arc::clone(fault), parts)?)
     }
 
     /// The registrar of the memory that devices may access.

@@ -35,9 +35,25 @@ pub(super) enum LinkMessage {
     /// This rank's end of a link that is made when the communicator is created.
     Planned(LinkConnectInfo),
     /// This rank's end of a link that is made because a call needs it.
-    OnDemand(ConnectInfo, LinkConnectInfo),
+    /// Also the queue pairs of rails that may have failed, by bit.
+    OnDemand(ConnectInfo, LinkConnectInfo, u64),
     /// The queue pairs of a link that a call needs are connected at this end, so that they accept writes.
     Ready,
+    /// About a queue pair that is connected again.
+    Rail(RailMessage),
+}
+
+/// A message about a broken queue pair. Generations are those of `link::reconnection`.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) enum RailMessage {
+    /// The sender's end of the next generation, which takes the place of the broken one.
+    Offer { qp: u8, generation: u32, end: Endpoint },
+    /// The sender's end of this generation is connected to the receiver's, so that it accepts writes.
+    Connected { qp: u8, generation: u32 },
+    /// The sender's recovery state of this generation, as no queue pair can carry it.
+    Broken { qp: u8, generation: u32, state: Vec<u8> },
+    /// The sender has aborted its links.
+    Aborted,
 }
 
 impl LinkMessage {
@@ -102,7 +118,7 @@ mod tests {
         let planned = LinkMessage::Planned(link.clone()).encode().expect("encodes");
         assert!(planned.len() <= 40, "{} bytes for each peer that plans use", planned.len());
         for message in
-            [LinkMessage::Planned(link.clone()), LinkMessage::OnDemand(info, link), LinkMessage::Ready]
+            [LinkMessage::Planned(link.clone()), LinkMessage::OnDemand(info, link, 2), LinkMessage::Ready]
         {
             let bytes = message.encode().expect("encodes");
             assert_eq!(LinkMessage::decode(3, &bytes).expect("the same version"), message);

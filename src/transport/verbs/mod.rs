@@ -20,8 +20,10 @@
 //! | `registry` | which memory is registered, and for how long |
 //! | `link` | the protocol of one link over one or more queue pairs, without I/O |
 //! | `peer` | one link together with its queue pairs |
+//! | `peer/reconnect` | connecting queue pairs in the place of broken ones |
 //! | `connect_info` | what ranks send each other to connect queue pairs |
 //! | `link_batch` | the devices of the rails; memory and completion queues that several links share |
+//! | `rail_faults` | which rails are left out because they do not work on some rank |
 //! | `link_directory` | which rails of two ranks are connected, and over which paths |
 //! | `transport` | all links of a rank |
 //! | `transport/on_demand` | links that a call needs and that do not exist yet |
@@ -57,6 +59,8 @@ pub mod probe;
 #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "a build without RDMA has no rails"))]
 mod rail_counters;
 #[cfg(feature = "verbs")]
+mod rail_faults;
+#[cfg(feature = "verbs")]
 mod registry;
 #[cfg(feature = "verbs")]
 mod shared_device;
@@ -81,3 +85,5 @@ pub(crate) use link_directory::LinkDirectory;
 pub(crate) use options::VerbsOptions;
 pub(crate) use rail_counters::RailCounters;
 pub use rail_counters::RailStatistics;
+#[cfg(feature = "verbs")]
+pub(crate) use rail_faults::{RailFault, SetupFailure, rails_to_drop, remove_rails};

@@ -31,6 +31,8 @@ pub(crate) struct VerbsOptions {
     pub timeout: Option<u8>,
     /// Retransmissions before a queue pair breaks, 0 to 7.
     pub retries: u8,
+    /// How long a rank waits for a rail while none to a peer works. Zero: broken queue pairs stay unused.
+    pub reconnect: Duration,
     /// Queue pairs for each connected pair of rails.
     pub qps_per_rail: usize,
     /// What is done with memory that the user did not register.
@@ -56,6 +58,7 @@ impl VerbsOptions {
             traffic_class: config.ib_tc as u8,
             timeout: config.ib_timeout.map(|timeout| timeout as u8),
             retries: config.ib_retries as u8,
+            reconnect: config.ib_reconnect,
             qps_per_rail: config.ib_qps_per_rail,
             registration: config.ib_register,
             relaxed_ordering: config.ib_relaxed_ordering.0,

@@ -2,15 +2,15 @@
 //!
 //! Owns the path of a request to a device and of a completion back. Must not know other peers.
 
+mod reconnect;
+mod slot;
 #[cfg(test)]
 mod tests;
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;
-use super::link::{Link, LinkRequest, Payload, QpState, SEND_DEPTH};
-use super::objects::{
-    Completion, Connected, Destruction, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest,
-};
+use super::link::{Link, LinkRequest, Payload, SEND_DEPTH};
+use super::objects::{Completion, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
 use super::rail_counters::RailCounters;
 use super::registry::RegisteredMemory;
 use super::wire::MAX_RAILS;
@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::transport::Events;
 use memmap2::MmapMut;
+use slot::PeerQp;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,38 +42,6 @@ struct ControlTarget {
     keys: [u32; MAX_RAILS],
 }
 
-/// How long a device may take to flush a broken queue pair, before the queue pair is destroyed. Devices that work need milliseconds.
-const FLUSH_DEADLINE: Duration = Duration::from_secs(10);
-
-/// A queue pair, or what is left of it.
-struct PeerQp {
-    /// `None` once it is destroyed.
-    connected: Option<QueuePair<Connected>>,
-    /// When it was first found broken and not flushed.
-    unflushed_since: Option<Instant>,
-    destruction: Option<Destruction>,
-    /// Whether its destruction was over at an earlier look, so that its last completions were polled since.
-    destroyed: bool,
-}
-
-impl PeerQp {
-    fn new(connected: QueuePair<Connected>) -> Self {
-        Self { connected: Some(connected), unflushed_since: None, destruction: None, destroyed: false }
-    }
-
-    fn destroy(&mut self) {
-        if let Some(connected) = self.connected.take() {
-            self.destruction = Some(connected.destroy_in_background());
-        }
-    }
-
-    /// The calls since the last call of this. Only for a queue pair without a device.
-    #[cfg(test)]
-    fn recorded_calls(&mut self) -> super::objects::RecordedCalls {
-        self.connected.as_mut().map(QueuePair::recorded_calls).unwrap_or_default()
-    }
-}
-
 /// After this many requests without a completion, one is requested anyway, so that the device's send queue empties.
 const UNSIGNALLED: u32 = SEND_DEPTH as u32 / 4;
 
@@ -94,11 +63,15 @@ pub(super) struct Peer {
     batches: Vec<Vec<WriteRequest>>,
     /// By rail.
     counters: Arc<[RailCounters]>,
+    /// How long this rank waits for a rail while no queue pair works, how long it has waited, and its last look.
+    patience: Duration,
+    waited: Duration,
+    last_look: Option<Instant>,
     /// Whether the peer is in the run queue.
     pub scheduled: bool,
 }
 
-/// The work request identifier for a peer's queue pair: of its receives, or of one of its writes by serial.
+/// The work request identifier for a peer's queue pair: of its receives by generation, or of one of its writes by serial.
 fn wr_id(index: usize, qp: usize, receive: bool, serial: u32) -> u64 {
     (index as u64) << 40 | (qp as u64) << 33 | u64::from(receive) << 32 | u64::from(serial)
 }
@@ -128,6 +101,9 @@ impl Peer {
             qps: Vec::new(),
             control,
             counters: Arc::clone(counters),
+            patience: Duration::ZERO,
+            waited: Duration::ZERO,
+            last_look: None,
             scheduled: false,
         }
     }
@@ -135,28 +111,36 @@ impl Peer {
     /// Connects the queue pairs to their ends at the peer over these paths. The peer has published `info` and `link_info`.
     ///
     /// # Errors
-    /// `System` if a device refuses.
+    /// The index of the first queue pair that its device refuses to connect, and why.
     pub(super) fn connect(
         &mut self,
         fresh: Vec<QueuePair<Fresh>>,
         paths: &[(Endpoint, PathAttributes)],
         (info, link_info): (&ConnectInfo, &LinkConnectInfo),
-    ) -> Result<()> {
-        let index = self.index;
-        let connect =
-            |(number, (qp, (end, path))): (usize, (QueuePair<Fresh>, &(Endpoint, PathAttributes)))| {
-                qp.connect(wr_id(index, number, true, 0), *end, path).map(PeerQp::new)
-            };
-        self.qps = fresh.into_iter().zip(paths).enumerate().map(connect).collect::<Result<_>>()?;
+    ) -> std::result::Result<(), (usize, Error)> {
+        let mut qps = Vec::with_capacity(fresh.len());
+        for (number, (qp, (end, path))) in fresh.into_iter().zip(paths).enumerate() {
+            let connected = qp.connect(wr_id(self.index, number, true, 0), *end, path);
+            qps.push(PeerQp::new(connected.map_err(|error| (number, error))?, *path));
+        }
+        self.qps = qps;
         // A wrong address is refused by the peer's device, as the keys are those of its control buffers only.
         self.target.address = info.address.wrapping_add(link_info.offset);
         self.target.keys = info.keys;
         Ok(())
     }
 
-    /// The queue pairs are connected at the peer's end, too.
-    pub(super) fn set_ready(&mut self) {
+    /// The queue pairs are connected at the peer's end, too. Queue pairs of rails that may have failed begin with a hello.
+    ///
+    /// # Errors
+    /// Those of posting.
+    pub(super) fn set_ready(&mut self) -> Result<()> {
         self.is_ready = true;
+        for qp in self.link.suspected() {
+            let hello = self.link.hello(qp)?;
+            self.post_now(&hello)?;
+        }
+        Ok(())
     }
 
     /// Whether this rank may write.
@@ -182,7 +166,9 @@ impl Peer {
             // The queue pair was destroyed by `abort`.
             return Ok(());
         }
-        if self.link.qps[qp].is_settled() {
+        let state = &self.link.qps[qp];
+        let is_current = if receive { serial == state.generation } else { state.is_current(serial) };
+        if state.is_settled() || !is_current {
             // It was destroyed, and the peer has heard what was polled before.
             return Ok(());
         }
@@ -199,7 +185,14 @@ impl Peer {
                 }
                 self.link.received(qp, imm, len)?;
             }
-            Ok(None) => self.link.write_completed(qp, serial),
+            Ok(None) => {
+                let was_proven = self.link.qps[qp].is_proven();
+                self.link.write_completed(qp, serial);
+                let state = &self.link.qps[qp];
+                if !was_proven && state.is_proven() && state.generation > 0 {
+                    self.counters[state.rail].reconnected();
+                }
+            }
             Err(status) => {
                 let request = if receive { "receive" } else { "write" };
                 let ends = self.qps[qp].connected.as_ref().map(QueuePair::ends).unwrap_or_default();
@@ -254,36 +247,6 @@ impl Peer {
         }
     }
 
-    /// Whether a queue pair is broken and not flushed, so that [`check_flushes`](Self::check_flushes) must be called from time to time.
-    pub(super) fn is_flushing(&self) -> bool {
-        self.link.qps.iter().any(QpState::is_draining)
-    }
-
-    /// Destroys the queue pairs that their devices have not flushed in time. All completions must have been polled.
-    pub(super) fn check_flushes(&mut self, now: Instant) {
-        for (number, slot) in self.qps.iter_mut().enumerate() {
-            if !self.link.qps[number].is_draining() {
-                slot.unflushed_since = None;
-                continue;
-            }
-            let since = *slot.unflushed_since.get_or_insert(now);
-            if let Some(connected) = &slot.connected
-                && now.duration_since(since) > FLUSH_DEADLINE
-            {
-                log::warn!(
-                    "verbs: a queue pair is destroyed, as its device does not flush it; {}",
-                    connected.ends()
-                );
-                slot.destroy();
-            }
-            if slot.destruction.as_ref().is_some_and(Destruction::is_over)
-                && std::mem::replace(&mut slot.destroyed, true)
-            {
-                self.link.destroyed(number);
-            }
-        }
-    }
-
     /// Fails the link and moves all queue pairs to the error state, so that the peer notices too.
     fn break_all(&mut self, cause: &Error) {
         self.link.mark_unreachable(cause);
@@ -319,7 +282,10 @@ impl Peer {
         }
         let before = events.len();
         let moved = self.post_due()?;
-        self.link.report(events)?;
+        // While no queue pair works, the call may have to wait, and what arrived before waits, too.
+        if self.link.is_announced() {
+            self.link.report(events)?;
+        }
         self.link.check_if_needed()?;
         Ok(moved || events.len() > before)
     }

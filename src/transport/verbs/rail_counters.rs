@@ -73,7 +73,6 @@ impl RailCounters {
     }
 
     /// A connection over this rail was made again.
-    #[allow(dead_code, reason = "broken queue pairs are not reconnected yet")]
     pub(super) fn reconnected(&self) {
         self.reconnections.fetch_add(1, Ordering::Relaxed);
     }

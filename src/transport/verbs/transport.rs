@@ -3,6 +3,7 @@
 //! Owns the order in which links are polled, aborted and closed. Must not know the protocol of a link.
 
 mod on_demand;
+mod port_states;
 
 use super::gpu::{FlushQueue, Flusher};
 use super::link_batch::{LinkBatch, RailDevice, watch};
@@ -21,6 +22,7 @@ use crate::memory::Piece;
 use crate::process;
 use crate::transport::{Events, PostedTransport, Rank, Transport};
 use on_demand::{LinkSet, OnDemand};
+use port_states::PortStates;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -69,6 +71,8 @@ pub(crate) struct Verbs {
     on_demand: OnDemand,
     /// Sequence number of the current call.
     sequence: u64,
+    /// Which ports of the rails work.
+    ports: PortStates,
     /// When the next look at broken queue pairs is due, if any are broken.
     next_look: Option<Instant>,
     /// When idle queue pairs were last probed.
@@ -112,6 +116,7 @@ impl Verbs {
             options,
             on_demand: OnDemand::new(directory, batch),
             sequence: 0,
+            ports: PortStates::default(),
             next_look: None,
             last_probe: Instant::now(),
             aborted: false,
@@ -141,6 +146,8 @@ impl Verbs {
                 })
             };
             self.poll(&mut events)?;
+            // While a link is made, nothing is known to come back.
+            self.peers.iter_mut().for_each(|peer| peer.link.give_up());
             self.peers.iter().try_for_each(|peer| peer.link.check())?;
             if !self.peers.iter().any(is_pending) {
                 return Ok(());
@@ -154,6 +161,7 @@ impl Verbs {
                             peer.break_qp(qp, &Error::peer_lost(message));
                         }
                     }
+                    peer.link.give_up();
                     peer.link.check()?;
                 }
                 return Ok(());
@@ -236,6 +244,7 @@ impl Verbs {
             epoll: &self.epoll,
             armed: &mut self.armed,
             sequence: self.sequence,
+            ports: &mut self.ports,
         };
         (&mut self.on_demand, links)
     }
@@ -272,16 +281,21 @@ impl Verbs {
                 let device = &self.devices[rail];
                 let name = device.context.name();
                 match event {
-                    AsyncEvent::PortDown(port) if port == device.port => log::warn!(
-                        "verbs: port {port} of {name} went down; writes in flight there are retried for a while"
-                    ),
+                    AsyncEvent::PortDown(port) if port == device.port => {
+                        self.ports.set_down(rail, true);
+                        log::warn!(
+                            "verbs: port {port} of {name} went down; writes in flight there are retried for a while"
+                        );
+                    }
                     AsyncEvent::PortUp(port) if port == device.port => {
+                        self.ports.set_down(rail, false);
                         log::info!("verbs: port {port} of {name} came up");
                     }
                     AsyncEvent::PortDown(_) | AsyncEvent::PortUp(_) => {}
                     AsyncEvent::Other(what) => log::info!("verbs: {name}: {what}"),
                     AsyncEvent::Fatal(what) => {
                         let error = Error::system(format!("{name}: {what}"));
+                        self.ports.set_failed(rail);
                         self.break_rail(rail, &error);
                     }
                     AsyncEvent::QueueOverran(number) => {
@@ -294,6 +308,7 @@ impl Verbs {
                         // The device has queues of other communicators, too.
                         if number.is_none_or(is_mine) {
                             let error = Error::system(format!("{name}: its completion queue overran"));
+                            self.ports.set_failed(rail);
                             self.break_rail(rail, &error);
                         }
                     }
@@ -309,9 +324,15 @@ impl Verbs {
             return;
         }
         self.next_look = None;
-        let Self { peers, run_queue, .. } = self;
-        for peer in peers.iter_mut().filter(|peer| peer.is_flushing()) {
-            peer.check_flushes(now);
+        if self.on_demand.cannot_connect() {
+            self.peers.iter_mut().for_each(|peer| peer.link.stop_reconnecting());
+        }
+        self.ports.refresh(&self.devices, now);
+        let Self { peers, run_queue, on_demand, ports, .. } = self;
+        let mut messages = Vec::new();
+        for peer in peers.iter_mut().filter(|peer| peer.needs_look()) {
+            peer.look(now, &|rail| ports.works(rail), &mut messages);
+            on_demand.send_rail_messages(peer, &mut messages);
             peer.schedule(run_queue);
             self.next_look = Some(now + BROKEN_INTERVAL);
         }
@@ -466,7 +487,7 @@ impl Transport for Verbs {
             let peer = &mut self.peers[index];
             peer.scheduled = false;
             moved |= peer.progress(events)?;
-            if peer.is_flushing() && self.next_look.is_none() {
+            if peer.needs_look() && self.next_look.is_none() {
                 self.next_look = Some(Instant::now() + BROKEN_INTERVAL);
             }
             if peer.link.has_left() && peer.link.needs_peer() {
@@ -523,7 +544,7 @@ impl Transport for Verbs {
     /// separate thread destroys the queue pairs; it owns everything that must outlive them.
     fn abort(&mut self) {
         self.aborted = true;
-        self.on_demand.abort();
+        self.on_demand.abort(if self.sequence > 0 { &self.peers } else { &[] });
         let reason = aborted();
         let mut peers = std::mem::take(&mut self.peers);
         peers.iter_mut().for_each(|peer| peer.abort(&reason));

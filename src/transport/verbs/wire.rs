@@ -41,6 +41,9 @@ const EAGER_STRIDE: usize = CALL_STRIDE + MAX_EAGER_BYTES;
 /// Message numbers in immediate data are modulo this; windows are far smaller.
 pub(super) const MESSAGE_NUMBERS: u64 = 1 << 27;
 
+/// Generations of a queue pair are modulo this: how often it was connected again.
+pub(super) const GENERATIONS: u32 = 1 << 20;
+
 /// What a write is about, as its immediate data says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ImmKind {
@@ -54,8 +57,8 @@ pub(super) enum ImmKind {
     Cts(u64),
     /// The message with this number is where its CTS entry says.
     Data(u64),
-    /// The sender's recovery state for this queue pair, which is broken, is in the control buffer.
-    Recovery(usize),
+    /// The sender's recovery state for this queue pair, whose connection of this number is broken, is in the control buffer.
+    Recovery(usize, u32),
     /// The sender can write over this queue pair, and knows the key of the link, from which this tag is derived.
     Hello(u64),
     /// The sender makes no more calls.
@@ -80,7 +83,7 @@ impl ImmData {
             ImmKind::Eager(number) => (2, number),
             ImmKind::Cts(number) => (3, number),
             ImmKind::Data(number) => (4, number),
-            ImmKind::Recovery(qp) => (5, qp as u64),
+            ImmKind::Recovery(qp, generation) => (5, qp as u64 | u64::from(generation) << 7),
             ImmKind::Hello(tag) => (6, tag),
             ImmKind::Goodbye => (7, 0),
         };
@@ -96,7 +99,7 @@ impl ImmData {
             2 => ImmKind::Eager(number),
             3 => ImmKind::Cts(number),
             4 => ImmKind::Data(number),
-            5 => ImmKind::Recovery(number as usize),
+            5 => ImmKind::Recovery(number as usize & 0x7f, (number >> 7) as u32),
             6 => ImmKind::Hello(number),
             _ => ImmKind::Goodbye,
         };
@@ -258,7 +261,8 @@ mod tests {
             ImmKind::Eager(3),
             ImmKind::Cts(MESSAGE_NUMBERS - 1),
             ImmKind::Data(77),
-            ImmKind::Recovery(63),
+            ImmKind::Recovery(63, 0),
+            ImmKind::Recovery(127, GENERATIONS - 1),
             ImmKind::Hello(1 << 26),
             ImmKind::Goodbye,
         ] {

@@ -15,6 +15,7 @@
 //! | `mod` | sending, and what the caller sees |
 //! | `receive` | what an arrived write means |
 //! | `recovery` | broken queue pairs, and ranks that leave |
+//! | `reconnection` | broken queue pairs that are connected again |
 //! | `send_state`, `recv_state` | one epoch's messages in each direction |
 //! | `carried` | which queue pair carried which write |
 //! | `qp_state` | one queue pair's requests in flight |
@@ -23,6 +24,7 @@
 mod carried;
 mod qp_state;
 mod receive;
+mod reconnection;
 mod recovery;
 mod recv_state;
 mod request;
@@ -30,7 +32,7 @@ mod send_state;
 #[cfg(test)]
 mod tests;
 
-pub(super) use qp_state::{QpState, RECV_DEPTH, SEND_DEPTH};
+pub(super) use qp_state::{RECV_DEPTH, SEND_DEPTH};
 pub(super) use request::{LinkRequest, Payload};
 
 use super::control_buffer::ControlBuffer;
@@ -42,6 +44,7 @@ use crate::memory::Piece;
 use crate::rank::Rank;
 use crate::secret::SecretKey;
 use crate::transport::{Event, Events};
+use qp_state::QpState;
 use recv_state::RecvState;
 use request::RequestKind;
 use send_state::{OutgoingMessage, SendState, is_eager};
@@ -69,10 +72,16 @@ pub(super) struct Link {
     /// Queue pairs over which the peer's hello arrived, by bit.
     hellos: u64,
     tags: HelloTags,
+    /// Whether this rank makes no more calls.
+    is_leaving: bool,
     /// Whether the goodbye of this rank must be sent.
     goodbye_due: bool,
     /// How often this rank found something missing since the peer's goodbye arrived; `None` before.
     polls_since_goodbye: Option<u32>,
+    /// Whether broken queue pairs are connected again.
+    reconnects: bool,
+    /// Why the last queue pair broke, if none works.
+    isolation: Option<Error>,
     /// Why the link is unusable.
     failure: Option<Error>,
 }
@@ -106,8 +115,11 @@ impl Link {
             retransmits: VecDeque::with_capacity(SEND_DEPTH),
             hellos: 0,
             tags: HelloTags::default(),
+            is_leaving: false,
             goodbye_due: false,
             polls_since_goodbye: None,
+            reconnects: false,
+            isolation: None,
             failure: None,
         }
     }
@@ -127,6 +139,11 @@ impl Link {
     pub(super) fn begin(&mut self, sequence: u64) {
         self.sequence = sequence;
         self.announced = false;
+    }
+
+    /// Whether this rank's current call was written to the peer, if it uses this link.
+    pub(super) fn is_announced(&self) -> bool {
+        !self.announced || self.send_states[parity(self.epoch)].call_posted
     }
 
     /// Whether messages are in flight, so that the link holds memory of the caller.
@@ -194,6 +211,12 @@ impl Link {
             }
             return self.request(qp, kind).map(Some);
         }
+        if self.is_leaving
+            && let Some(qp) = self.qps.iter().position(|qp| qp.needs_probe() && !qp.is_idle())
+        {
+            // Nothing else says that what was written there has arrived.
+            return self.request(qp, RequestKind::Probe).map(Some);
+        }
         if !self.announced {
             return Ok(None);
         }
@@ -256,10 +279,10 @@ impl Link {
     }
 
     /// The queue pair for a request, if it has room. Messages use the one with the fewest bytes in flight, so that
-    /// each rail carries what it can, and alternate between equals. Everything else uses the first that is alive, so
+    /// each rail carries what it can, and alternate between equals. Everything else uses the first that works, so
     /// that it stays in order.
     fn qp_for(&self, kind: RequestKind) -> Option<usize> {
-        let mut alive = self.qps.iter().enumerate().filter(|(_, qp)| qp.is_alive());
+        let mut alive = self.qps.iter().enumerate().filter(|(_, qp)| qp.is_proven());
         let chosen = match kind {
             RequestKind::Data { .. } => alive.min_by_key(|(_, qp)| (qp.bytes, qp.carried)),
             _ => alive.next(),
@@ -298,7 +321,7 @@ impl Link {
             RequestKind::Recovery { qp } => {
                 let state = self.qps[qp].local_state.expect("a recovery state is sent once it is recorded");
                 let range = self.control.write_recovery(qp, state);
-                (Some(ImmKind::Recovery(qp)), 0, Payload::Control(range))
+                (Some(ImmKind::Recovery(qp, self.qps[qp].generation)), 0, Payload::Control(range))
             }
             RequestKind::Hello => (Some(ImmKind::Hello(self.tags.mine)), 0, Payload::Empty),
             RequestKind::Goodbye => (Some(ImmKind::Goodbye), 0, Payload::Empty),
@@ -325,6 +348,9 @@ impl Link {
     pub(super) fn write_completed(&mut self, qp: usize, serial: u32) {
         while let Some(kind) = self.qps[qp].pop_completed(serial) {
             self.complete(kind);
+            if kind == RequestKind::Hello {
+                self.prove(qp);
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! One queue pair of a link, as the protocol sees it: what is in flight on it, and how far its end is known.
 
-use super::super::wire::{EAGER_MESSAGES, RecoveryState, WINDOW};
+use super::super::wire::{EAGER_MESSAGES, GENERATIONS, RecoveryState, WINDOW};
 use super::request::RequestKind;
 use std::collections::VecDeque;
 
@@ -22,8 +22,24 @@ pub(in super::super) struct QpState {
     pub bytes: u64,
     /// Bytes of messages posted since the beginning.
     pub carried: u64,
-    /// Whether it is not broken.
+    /// How often it was connected again, modulo [`GENERATIONS`].
+    pub(in super::super) generation: u32,
+    /// Whether it is connected at this end, and not broken.
     pub(super) alive: bool,
+    /// Whether it carries what the link writes. One that was connected again, or whose rail is suspected to have failed, first has to
+    /// carry a hello.
+    pub(super) proven: bool,
+    /// Whether the whole of what was written over it is known to have arrived or was queued again.
+    pub(super) recovered: bool,
+    /// Whether the peer must get this rank's recovery state by another way than a queue pair, because none works.
+    pub(super) state_due: bool,
+    /// The peer's recovery state of the next generation, if it arrived before this end was connected.
+    pub(super) early_state: Option<RecoveryState>,
+    /// `carried` when it was first connected again.
+    #[cfg(test)]
+    carried_before: Option<u64>,
+    /// The first serial of this generation.
+    first_serial: u32,
     /// This rank's recovery state when the queue pair was flushed. Sent to the peer, again if it may have been lost.
     pub(super) local_state: Option<RecoveryState>,
     /// The peer's recovery state when the queue pair was flushed at its end.
@@ -56,7 +72,15 @@ impl QpState {
             peer_rail,
             bytes: 0,
             carried: 0,
+            generation: 0,
             alive: true,
+            proven: true,
+            recovered: false,
+            state_due: false,
+            early_state: None,
+            #[cfg(test)]
+            carried_before: None,
+            first_serial: 0,
             local_state: None,
             peer_state: None,
             serial: 0,
@@ -69,6 +93,44 @@ impl QpState {
     /// Whether it is not broken.
     pub(in super::super) fn is_alive(&self) -> bool {
         self.alive
+    }
+
+    /// Whether it carries what the link writes.
+    pub(in super::super) fn is_proven(&self) -> bool {
+        self.alive && self.proven
+    }
+
+    /// Whether a request of this serial was posted since it was connected last.
+    pub(in super::super) fn is_current(&self, serial: u32) -> bool {
+        is_from(serial, self.first_serial)
+    }
+
+    /// The generation after the current one.
+    pub(in super::super) fn next_generation(&self) -> u32 {
+        (self.generation + 1) % GENERATIONS
+    }
+
+    /// Bytes of messages posted since it was connected again.
+    #[cfg(test)]
+    pub(in super::super) fn carried_again(&self) -> u64 {
+        self.carried - self.carried_before.unwrap_or(self.carried)
+    }
+
+    /// It is connected again at this end.
+    pub(super) fn restart(&mut self) {
+        self.generation = self.next_generation();
+        (self.alive, self.proven, self.recovered) = (true, false, false);
+        (self.local_state, self.peer_state) = (None, self.early_state.take());
+        self.first_serial = self.serial.wrapping_add(1);
+        self.receives = RECV_DEPTH;
+        #[cfg(test)]
+        self.carried_before.get_or_insert(self.carried);
+    }
+
+    /// Whether the recovery state of this queue pair is in flight on this one, or was.
+    pub(super) fn has_recovery_of(&self, qp: usize) -> bool {
+        let kind = RequestKind::Recovery { qp };
+        self.lost.contains(&kind) || self.in_flight.iter().any(|write| write.kind == kind)
     }
 
     /// Whether no request is in flight.
@@ -107,7 +169,9 @@ impl QpState {
 
     /// Whether it is alive and no pending completion would reveal the loss of the peer.
     pub(super) fn needs_probe(&self) -> bool {
-        self.alive && self.has_room() && !self.in_flight.iter().any(|write| write.kind.needs_completion())
+        self.is_proven()
+            && self.has_room()
+            && !self.in_flight.iter().any(|write| write.kind.needs_completion())
     }
 
     /// Whether everything posted on it has arrived, or will over another queue pair.

@@ -17,10 +17,10 @@ impl Link {
                 return Err(self.disagree("does not belong to this job: its hello has another tag"));
             }
             ImmKind::Goodbye => self.polls_since_goodbye = self.polls_since_goodbye.or(Some(0)),
-            ImmKind::Recovery(broken) if len as usize == RECOVERY_BYTES => {
-                return self.received_recovery_state(broken);
+            ImmKind::Recovery(broken, generation) if len as usize == RECOVERY_BYTES => {
+                return self.received_recovery_state(broken, generation, None);
             }
-            ImmKind::Recovery(_) => return Err(self.protocol_violation()),
+            ImmKind::Recovery(..) => return Err(self.protocol_violation()),
             ImmKind::Call | ImmKind::EagerCall | ImmKind::Eager(_) | ImmKind::Cts(_) | ImmKind::Data(_) => {
                 // Nothing arrives twice, and this rank left the epoch before when all of it had arrived.
                 let ahead = low.wrapping_sub(self.epoch) % 4;
@@ -58,7 +58,7 @@ impl Link {
                 }
                 true
             }
-            ImmKind::Recovery(_) | ImmKind::Hello(_) | ImmKind::Goodbye => true,
+            ImmKind::Recovery(..) | ImmKind::Hello(_) | ImmKind::Goodbye => true,
         };
         if valid { Ok(()) } else { Err(self.protocol_violation()) }
     }

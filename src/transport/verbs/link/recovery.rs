@@ -62,27 +62,47 @@ impl Link {
         if !std::mem::replace(&mut self.qps[qp].alive, false) {
             return false;
         }
-        let alive = self.qps.iter().filter(|qp| qp.alive).count();
-        if alive == 0 {
+        let was_proven = std::mem::replace(&mut self.qps[qp].proven, false);
+        let working = self.qps.iter().filter(|qp| qp.is_proven()).count();
+        let (peer, cause_text, of) = (self.peer, cause.message(), self.qps.len());
+        if working == 0 && !self.reconnects {
             self.mark_unreachable(cause);
-        } else if self.failure.is_none() {
+        } else if self.failure.is_some() {
+        } else if !was_proven {
+            log::debug!("verbs: a queue pair to rank {peer} does not work yet ({cause_text})");
+        } else if working == 0 {
             log::warn!(
-                "verbs: a queue pair to rank {} broke ({}); {alive} of {} remain, and what was in flight is sent again",
-                self.peer,
-                cause.message(),
-                self.qps.len()
+                "verbs: the last queue pair to rank {peer} broke ({cause_text}); it is connected again if its rail comes back"
             );
+        } else {
+            log::warn!(
+                "verbs: a queue pair to rank {peer} broke ({cause_text}); {working} of {of} remain, and what was in flight is sent again"
+            );
+        }
+        if working == 0 && was_proven {
+            self.isolation = Some(cause.clone());
         }
         true
     }
 
     /// The peer's recovery state for a queue pair that is broken at its end has arrived.
-    pub(super) fn received_recovery_state(&mut self, qp: usize) -> Result<()> {
-        let state = match self.qps.get_mut(qp) {
-            Some(broken) => &mut broken.peer_state,
-            None => return Err(self.protocol_violation()),
+    /// `state` is what the peer sent by another way; otherwise it is in the control buffer.
+    pub(super) fn received_recovery_state(
+        &mut self,
+        qp: usize,
+        generation: u32,
+        state: Option<RecoveryState>,
+    ) -> Result<()> {
+        let Some(broken) = self.qps.get_mut(qp) else { return Err(self.protocol_violation()) };
+        let place = if generation == broken.generation {
+            &mut broken.peer_state
+        } else if generation == broken.next_generation() {
+            &mut broken.early_state
+        } else {
+            // It was sent again, because the queue pair that carried it broke after it had arrived.
+            return Ok(());
         };
-        state.get_or_insert_with(|| self.control.read_recovery(qp));
+        place.get_or_insert_with(|| state.unwrap_or_else(|| self.control.read_recovery(qp)));
         Ok(())
     }
 
@@ -115,7 +135,10 @@ impl Link {
                 self.qps[number].local_state = Some(self.recovery_state());
                 self.retransmits.push_back(RequestKind::Recovery { qp: number });
             }
-            if let QpState { local_state: Some(_), peer_state: Some(state), .. } = self.qps[number] {
+            if let QpState { local_state: Some(_), peer_state: Some(state), recovered: false, .. } =
+                self.qps[number]
+            {
+                self.qps[number].recovered = true;
                 self.recover_completed(number, &state);
                 for kind in std::mem::take(&mut self.qps[number].lost) {
                     // Sent after everything else that was lost.
@@ -127,6 +150,9 @@ impl Link {
                     }
                 }
             }
+        }
+        if self.is_isolated() {
+            self.send_states_by_another_way();
         }
     }
 
@@ -185,7 +211,7 @@ impl Link {
 
     /// This rank makes no more calls. The peer is notified once it has received, or will receive, everything before.
     pub(in super::super) fn goodbye(&mut self) {
-        self.goodbye_due = true;
+        (self.is_leaving, self.goodbye_due) = (true, true);
     }
 
     /// The goodbye, if it can be sent now.

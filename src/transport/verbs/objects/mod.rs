@@ -41,7 +41,9 @@ pub(super) use memory_region::{AccessFlags, MemoryRegion};
 pub(super) use protection_domain::ProtectionDomain;
 #[cfg(test)]
 pub(super) use queue_pair::RecordedCalls;
-pub(super) use queue_pair::{Connected, Depth, Destruction, Endpoint, Fresh, PathAttributes, QueuePair};
+pub(super) use queue_pair::{
+    Connected, Depth, Destruction, Endpoint, Fresh, PathAttributes, QueuePair, QueuePairSpec,
+};
 #[cfg(test)]
 pub(super) use shim::ModifiedQp;
 pub(super) use shim::Shim;

@@ -90,6 +90,27 @@ pub(crate) struct QueuePair<S> {
     state: S,
 }
 
+/// What a queue pair is created from, to create one in its place.
+#[derive(Clone)]
+pub(crate) struct QueuePairSpec {
+    pd: Arc<ProtectionDomain>,
+    queue: Arc<CompletionQueue>,
+    depth: Depth,
+    /// The port's number and the index of the partition key.
+    port: (u8, u16),
+    peer: Rank,
+}
+
+impl QueuePairSpec {
+    /// Creates a queue pair, as [`QueuePair::new`].
+    ///
+    /// # Errors
+    /// `System` if the device has none left.
+    pub(crate) fn create(&self, psn: u32) -> Result<QueuePair<Fresh>> {
+        QueuePair::new(&self.pd, &self.queue, self.depth, self.port, self.peer, psn)
+    }
+}
+
 /// A queue pair that another thread destroys.
 #[derive(Debug)]
 pub(crate) struct Destruction(Weak<()>);
@@ -119,8 +140,10 @@ struct Inner {
     endpoint: Endpoint,
     site: CallSite,
     context: Arc<Context>,
-    _queue: Arc<CompletionQueue>,
-    _pd: Arc<ProtectionDomain>,
+    /// The index of the partition key.
+    pkey_index: u16,
+    queue: Arc<CompletionQueue>,
+    pd: Arc<ProtectionDomain>,
     #[cfg(test)]
     recorded: std::cell::RefCell<RecordedCalls>,
 }
@@ -200,6 +223,20 @@ impl Drop for Inner {
 fn zeroed_attributes() -> ibv_qp_attr {
     // SAFETY: ibv_qp_attr consists of integers and of unions of them, for which zeros are valid.
     unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+impl<S> QueuePair<S> {
+    /// What it was created from.
+    pub(crate) fn spec(&self) -> QueuePairSpec {
+        let Inner { site, pkey_index, queue, pd, depth, .. } = &self.inner;
+        QueuePairSpec {
+            pd: Arc::clone(pd),
+            queue: Arc::clone(queue),
+            depth: *depth,
+            port: (site.port.unwrap_or(1), *pkey_index),
+            peer: site.peer.unwrap_or_default(),
+        }
+    }
 }
 
 impl QueuePair<Fresh> {
@@ -286,8 +323,9 @@ impl QueuePair<Fresh> {
                 endpoint: Endpoint { qpn, psn },
                 site,
                 context,
-                _queue: Arc::clone(queue),
-                _pd: Arc::clone(pd),
+                pkey_index,
+                queue: Arc::clone(queue),
+                pd: Arc::clone(pd),
                 #[cfg(test)]
                 recorded: std::cell::RefCell::default(),
             },

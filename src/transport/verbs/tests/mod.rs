@@ -18,6 +18,7 @@ use super::inventory::{Affinity, Inventory};
 use super::objects::Shim;
 use super::options::VerbsOptions;
 use super::port_selection::{Rail, select};
+use super::rail_faults::SetupFailure;
 use super::transport::Verbs;
 use crate::call::Call;
 use crate::config::{Config, Registration};
@@ -99,6 +100,8 @@ impl LinkSetup {
 
     fn options(&self, me: Rank) -> VerbsOptions {
         VerbsOptions {
+            // These tests count what a fault costs.
+            reconnect: Duration::ZERO,
             qps_per_rail: self.qps_per_rail,
             registration: self.registration,
             subchunk: SUBCHUNK,
@@ -120,7 +123,7 @@ impl LinkSetup {
                 out_of_band: Box::new(ends.next().expect("one for each rank")),
             };
             let peers: Vec<Rank> = (0..self.ranks).filter(|peer| self.planned && *peer != me).collect();
-            UnconnectedVerbs::open(directory, &peers, self.options(me))
+            UnconnectedVerbs::open(directory, &peers, self.options(me)).map_err(SetupFailure::into_error)
         };
         let prepared: Vec<_> = (0..self.ranks).map(open).collect::<Result<_>>()?;
         let connect_info: Vec<_> =
@@ -129,7 +132,8 @@ impl LinkSetup {
         let connect = |(me, prepared): (Rank, UnconnectedVerbs)| {
             let registrar = prepared.registrar();
             let link_infos = prepared.receive_links(Instant::now() + Duration::from_secs(20), &faults[me])?;
-            let verbs = prepared.connect(&connect_info, &link_infos, &faults[me])?;
+            let verbs = prepared.connect(&connect_info, &link_infos, &faults[me]);
+            let verbs = verbs.map_err(SetupFailure::into_error)?;
             Ok(ConnectedRank {
                 me,
                 ranks: self.ranks,

@@ -11,9 +11,10 @@
 #[cfg(test)]
 mod tests;
 
+use super::port_states::PortStates;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-use crate::transport::verbs::connect_info::LinkMessage;
+use crate::transport::verbs::connect_info::{LinkMessage, RailMessage};
 use crate::transport::verbs::link::Link;
 use crate::transport::verbs::link_batch::{LinkBatch, LinkResources, RailDevice, watch};
 use crate::transport::verbs::link_directory::LinkDirectory;
@@ -26,6 +27,7 @@ use crate::transport::verbs::registry::MemoryRegistry;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Links for which a batch has room at most, if there are as many links already.
 const MOST_IN_BATCH: usize = 256;
@@ -60,9 +62,33 @@ impl OnDemand {
         self.is_closed = true;
     }
 
-    /// Gives up the links that are not ready. No peer writes over their queue pairs that are not connected.
-    pub(super) fn abort(&mut self) {
+    /// Gives up the links that are not ready. No peer writes over their queue pairs that are not connected. The peers of the others wait
+    /// for no rail of this rank.
+    pub(super) fn abort(&mut self, peers: &[Peer]) {
         self.pending.clear();
+        let aborted = LinkMessage::Rail(RailMessage::Aborted).encode().unwrap_or_default();
+        let peers = peers.iter().filter(|peer| peer.is_ready() && peer.link.reconnects());
+        let messages: Vec<_> = peers.map(|peer| (peer.rank(), aborted.clone())).collect();
+        if !messages.is_empty()
+            && let Err(error) = self.directory.out_of_band.send(&messages)
+        {
+            log::debug!("verbs: {}", error.message());
+        }
+    }
+
+    /// Whether ranks cannot send each other what is needed to connect queue pairs.
+    pub(super) fn cannot_connect(&self) -> bool {
+        self.directory.out_of_band.check().is_err()
+    }
+
+    /// Sends a peer messages about its queue pairs.
+    pub(super) fn send_rail_messages(&self, peer: &mut Peer, messages: &mut Vec<RailMessage>) {
+        for message in messages.drain(..) {
+            if let Err(error) = self.send(peer.rank(), &LinkMessage::Rail(message)) {
+                log::debug!("verbs: {}", error.message());
+                peer.link.stop_reconnecting();
+            }
+        }
     }
 
     fn send(&self, peer: Rank, message: &LinkMessage) -> Result<()> {
@@ -87,12 +113,15 @@ impl OnDemand {
         let batch = self.batches.last_mut().expect("there is a batch");
         let link = batch.add(links.devices, |rail| &rails[rail].0, peer, &pairs, qps_per_rail)?;
         let info = batch.connect_info(rails.iter().map(|(_, port)| port))?;
-        self.send(peer, &LinkMessage::OnDemand(info, link.link_info()))?;
+        let suspects = links.suspects(&link.rails);
+        self.send(peer, &LinkMessage::OnDemand(info, link.link_info(), suspects))?;
         let index = links.peers.len();
         let me = self.directory.me;
         let mut state = Link::new(peer, link.control, &link.rails).with_key(me, &(self.directory.key)(peer));
         state.begin(links.sequence);
-        links.peers.push(Peer::new(index, state, link.control, &link.controls, links.counters));
+        state.suspect(suspects);
+        let peer_state = Peer::new(index, state, link.control, &link.controls, links.counters);
+        links.peers.push(peer_state.with_reconnects(links.options.reconnect));
         self.pending.push(PendingLink { index, rails: link.rails, fresh: Some(link.qps) });
         links.index_of_rank[peer] = Some(index);
         log::debug!("verbs: rank {me} connects to rank {peer}, which its plans do not use");
@@ -117,7 +146,7 @@ impl OnDemand {
             Error::disagreement(format!("rank {from} {message}")).with_suspect(from)
         };
         match LinkMessage::decode(from, message)? {
-            LinkMessage::OnDemand(info, link_info) => {
+            LinkMessage::OnDemand(info, link_info, suspects) => {
                 let index = match links.index_of_rank.get(from) {
                     Some(Some(index)) => *index,
                     Some(None) if self.is_closed => return Ok(()),
@@ -131,7 +160,8 @@ impl OnDemand {
                 let fresh = link.fresh.take().ok_or_else(unexpected)?;
                 let published = (&info, &link_info);
                 let paths = self.directory.paths(from, &link.rails, links.rails, links.options, published)?;
-                links.peers[index].connect(fresh, &paths, published)?;
+                links.peers[index].link.suspect(suspects);
+                links.peers[index].connect(fresh, &paths, published).map_err(|(_, error)| error)?;
                 self.send(from, &LinkMessage::Ready)?;
             }
             LinkMessage::Ready => {
@@ -139,7 +169,17 @@ impl OnDemand {
                 let is_connected = |link: &PendingLink| Some(link.index) == index && link.fresh.is_none();
                 let link = self.pending.iter().position(is_connected).ok_or_else(unexpected)?;
                 let peer = &mut links.peers[self.pending.swap_remove(link).index];
-                peer.set_ready();
+                peer.set_ready()?;
+                peer.schedule(links.run_queue);
+            }
+            LinkMessage::Rail(message) => {
+                let index = links.index_of_rank.get(from).copied().flatten().ok_or_else(unexpected)?;
+                let (peer, ports) = (&mut links.peers[index], &mut *links.ports);
+                let now = Instant::now();
+                ports.refresh(links.devices, now);
+                let mut answers = Vec::new();
+                peer.on_rail_message(message, now, &|rail| ports.works(rail), &mut answers)?;
+                self.send_rail_messages(peer, &mut answers);
                 peer.schedule(links.run_queue);
             }
             LinkMessage::Planned(_) => return Err(unexpected()),
@@ -154,8 +194,11 @@ impl OnDemand {
             self.pending.swap_remove(link);
             let error = Error::peer_lost(format!("rank {rank} closed its communicator"));
             links.peers[index].link.abort(error.with_suspect(rank));
-            links.peers[index].schedule(links.run_queue);
+        } else {
+            // Nothing of it comes back.
+            links.peers[index].link.stop_reconnecting();
         }
+        links.peers[index].schedule(links.run_queue);
     }
 }
 
@@ -178,9 +221,22 @@ pub(super) struct LinkSet<'a> {
     pub armed: &'a mut bool,
     /// Sequence number of the current call.
     pub sequence: u64,
+    /// Which ports of the rails work.
+    pub ports: &'a mut PortStates,
 }
 
 impl LinkSet<'_> {
+    /// By queue pair of a link over these rails (this rank's, the peer's), by bit: whether its rail may have failed, as its port is down or
+    /// a queue pair to another peer does not work.
+    fn suspects(&self, rails: &[(usize, usize)]) -> u64 {
+        let is_suspect = |rail: usize| {
+            let mut qps = self.peers.iter().flat_map(|peer| &peer.link.qps);
+            !self.ports.works(rail) || qps.any(|qp| qp.rail == rail && !qp.is_proven())
+        };
+        let bit = |(number, (rail, _)): (usize, &(usize, usize))| u64::from(is_suspect(*rail)) << number;
+        rails.iter().enumerate().map(bit).sum()
+    }
+
     /// Makes room for further links.
     fn add_batch(&mut self, room: LinkResources) -> Result<LinkBatch> {
         let batch = LinkBatch::new(self.devices, self.registry, room)?;

@@ -37,7 +37,7 @@ fn writes_of_a_hostile_rank() {
         .concat(),
         [
             words((layout.recovery(0) / 8) as u16, &[1, 1, u64::MAX, 3, 1, u64::MAX, 1]).as_slice(),
-            &write(ImmKind::Recovery(0), 0, RECOVERY_BYTES),
+            &write(ImmKind::Recovery(0, 0), 0, RECOVERY_BYTES),
             &[5, 0, 4, 6, 4],
         ]
         .concat(),

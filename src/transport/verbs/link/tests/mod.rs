@@ -268,8 +268,8 @@ fn a_recovery_state_lost_on_a_broken_queue_pair_is_sent_again() {
     // Each end has broken one of the first two queue pairs, and reports it over the other, with its call.
     ends.break_end(0, 0);
     ends.break_end(1, 1);
-    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0), ImmKind::EagerCall]);
-    assert_eq!(kinds(&ends.requests(1)), [ImmKind::Recovery(1), ImmKind::Call]);
+    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0, 0), ImmKind::EagerCall]);
+    assert_eq!(kinds(&ends.requests(1)), [ImmKind::Recovery(1, 0), ImmKind::Call]);
     ends.break_end(0, 1);
     ends.break_end(1, 0);
     for me in [0, 1, 0] {
@@ -295,7 +295,7 @@ fn an_unacknowledged_write_that_arrived_is_not_repeated() {
     );
     ends.transfer(0);
     ends.break_other_ends(1);
-    assert_eq!(kinds(&ends.requests(1)), [ImmKind::Recovery(0)]);
+    assert_eq!(kinds(&ends.requests(1)), [ImmKind::Recovery(0, 0)]);
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn the_goodbye_is_sent_after_lost_writes_are_repeated() {
     assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0)]);
     ends.break_end(0, 0);
     ends.links[0].goodbye();
-    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0)]);
+    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0, 0)]);
     assert!(!ends.links[0].is_drained());
     ends.break_end(1, 0);
     ends.transfer(1);
@@ -330,7 +330,7 @@ fn a_lost_goodbye_is_repeated_after_all_other_lost_writes() {
         ends.break_end(me, 0);
     }
     ends.transfer(1);
-    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0), ImmKind::Eager(0), ImmKind::Goodbye]);
+    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0, 0), ImmKind::Eager(0), ImmKind::Goodbye]);
 }
 
 #[test]

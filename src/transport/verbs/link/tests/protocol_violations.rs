@@ -40,8 +40,8 @@ fn invalid_writes_are_a_disagreement() {
         (ImmKind::Data(0), 2, LONG as u32),
         (ImmKind::Data(1), 1, 10),
         (ImmKind::Data(2), 1, 10),
-        (ImmKind::Recovery(2), 0, RECOVERY),
-        (ImmKind::Recovery(0), 0, RECOVERY - 8),
+        (ImmKind::Recovery(2, 0), 0, RECOVERY),
+        (ImmKind::Recovery(0, 0), 0, RECOVERY - 8),
     ] {
         let mut ends = receiver();
         let imm = ImmData { kind, epoch }.pack();

@@ -51,6 +51,8 @@ struct SimulatedQp {
     /// Receives posted and not completed.
     receives: usize,
     broken: bool,
+    /// How often it was connected again.
+    generation: u32,
     destroyed: bool,
     rail: usize,
 }
@@ -88,7 +90,10 @@ impl Fabric {
 
     /// Whether some connection is intact at both ends.
     pub(super) fn connects(&self) -> bool {
-        self.qps.iter().any(|ends| ends.iter().all(|end| !end.broken))
+        let connects = |ends: &[SimulatedQp; 2]| {
+            ends.iter().all(|end| !end.broken) && ends[0].generation == ends[1].generation
+        };
+        self.qps.iter().any(connects)
     }
 
     /// Whether a device of this rank may still read from this memory.
@@ -104,7 +109,7 @@ impl Fabric {
         }
         let end = &mut self.qps[qp][rank];
         if end.broken {
-            let flushed = Completion { id: wr_id(0, qp, true, 0), outcome: Err(FLUSHED) };
+            let flushed = Completion { id: wr_id(0, qp, true, end.generation), outcome: Err(FLUSHED) };
             if self.stuck != Some(rank) {
                 self.queues[rank][end.rail].extend(std::iter::repeat_n(flushed, recorded.receives));
             }
@@ -134,7 +139,8 @@ impl Fabric {
     pub(super) fn deliver(&mut self, from: usize, qp: usize, allows: impl FnOnce(&WriteRequest)) {
         let [low, high] = &mut self.qps[qp];
         let (sender, receiver) = if from == 0 { (low, high) } else { (high, low) };
-        if receiver.broken {
+        if receiver.broken || receiver.generation != sender.generation {
+            // A queue pair drops what was sent to another.
             sender.on_the_wire.clear();
             return;
         }
@@ -154,7 +160,8 @@ impl Fabric {
         receiver.receives -= 1;
         self.max_queued = self.max_queued.max(RECV_DEPTH - receiver.receives);
         let outcome = Ok(Some((immediate, request.len)));
-        self.queues[1 - from][receiver.rail].push_back(Completion { id: wr_id(0, qp, true, 0), outcome });
+        let id = wr_id(0, qp, true, receiver.generation);
+        self.queues[1 - from][receiver.rail].push_back(Completion { id, outcome });
     }
 
     /// Acknowledges the oldest write that was delivered.
@@ -174,7 +181,8 @@ impl Fabric {
     /// Breaks this end if the other end is broken and a write of this end waits for an acknowledgement.
     pub(super) fn time_out(&mut self, rank: usize, qp: usize, random: &mut Rng) {
         let ends = &self.qps[qp];
-        if ends[1 - rank].broken && !ends[rank].in_flight.is_empty() {
+        let is_lost = ends[1 - rank].broken || ends[0].generation != ends[1].generation;
+        if is_lost && !ends[rank].in_flight.is_empty() {
             self.break_end(rank, qp, RETRY_EXCEEDED, random);
         }
     }
@@ -188,10 +196,11 @@ impl Fabric {
         let queue = &mut self.queues[rank][end.rail];
         let before = queue.len();
         let on_the_wire = random.usize(..end.in_flight.len() - end.delivered + 1);
+        let receive = wr_id(0, qp, true, end.generation);
         let mut status = first;
         for (number, mut write) in end.in_flight.drain(..).enumerate() {
             while end.receives > 0 && random.usize(..4) == 0 {
-                queue.push_back(Completion { id: wr_id(0, qp, true, 0), outcome: Err(FLUSHED) });
+                queue.push_back(Completion { id: receive, outcome: Err(FLUSHED) });
                 end.receives -= 1;
             }
             queue.push_back(Completion { id: write.request.id, outcome: Err(status) });
@@ -203,11 +212,20 @@ impl Fabric {
         }
         end.delivered = 0;
         for _ in 0..std::mem::take(&mut end.receives) {
-            queue.push_back(Completion { id: wr_id(0, qp, true, 0), outcome: Err(FLUSHED) });
+            queue.push_back(Completion { id: receive, outcome: Err(FLUSHED) });
         }
         if self.stuck == Some(rank) {
             // The first failure is reported, and nothing else.
             queue.truncate(before + 1);
+        }
+    }
+
+    /// Puts a new queue pair in the place of a broken one, unless that was done for this generation.
+    pub(super) fn connect_end(&mut self, rank: usize, qp: usize, generation: u32) {
+        let end = &mut self.qps[qp][rank];
+        if end.generation != generation {
+            assert!(end.broken, "a queue pair that works is not replaced");
+            *end = SimulatedQp { rail: end.rail, generation, ..SimulatedQp::default() };
         }
     }
 

@@ -25,11 +25,14 @@ struct Summary {
     failed: u64,
     /// The most writes that ever waited on one queue pair to be polled.
     max_queued: usize,
+    /// How often ends of queue pairs were connected again, and bytes of messages that these carried.
+    reconnected: u64,
+    carried_again: u64,
 }
 
 /// Runs the scenarios of this many seeds. A seed that panics is printed.
 fn run_all(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Summary {
-    let mut summary = Summary { failed: 0, max_queued: 0 };
+    let mut summary = Summary { failed: 0, max_queued: 0, reconnected: 0, carried_again: 0 };
     for seed in 0..seeds {
         let outcome = catch_unwind(AssertUnwindSafe(|| Simulation::new(scenario(seed)).run()));
         let outcome = outcome.unwrap_or_else(|panic| {
@@ -37,6 +40,9 @@ fn run_all(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Summary {
             resume_unwind(panic)
         });
         summary.failed += u64::from(outcome.failed.iter().any(Option::is_some));
+        let rails = outcome.rails.iter().flatten();
+        summary.reconnected += rails.map(|rail| rail.reconnections).sum::<u64>();
+        summary.carried_again += outcome.carried_again;
         summary.max_queued = summary.max_queued.max(outcome.max_queued);
     }
     summary
@@ -82,7 +88,7 @@ fn counters_of_rails_contain_every_byte_that_is_sent_and_received() {
 #[test]
 fn enough_receives_are_posted_for_a_peer_that_does_not_poll() {
     let lens = |long: bool| vec![if long { 5_000 } else { 10 }; 70];
-    let Summary { failed, max_queued } = run_all(cases(400), |seed| {
+    let Summary { failed, max_queued, .. } = run_all(cases(400), |seed| {
         let calls = (0..3).map(|call| {
             let lens = [lens(call != 1), lens(call != 1)];
             ScenarioCall { uses_link: true, lens }
@@ -131,6 +137,35 @@ fn a_queue_pair_that_is_never_flushed_is_destroyed_and_costs_its_rail_only() {
     assert!(failed < seeds / 4, "{failed} of {seeds} simulations failed");
 }
 
+/// All queue pairs may be broken at the same time, as often as not.
+#[test]
+fn broken_queue_pairs_are_connected_again_and_carry_messages() {
+    let seeds = cases(1_000);
+    let summary = run_all(seeds, |seed| {
+        let scenario = Scenario::new(seed, 12);
+        Scenario { unbroken: None, reconnects: true, ..scenario }
+    });
+    assert_eq!(summary.failed, 0, "rails always come back");
+    let Summary { reconnected, carried_again, .. } = summary;
+    assert!(
+        reconnected > seeds && carried_again > 1000 * seeds,
+        "{reconnected} times, {carried_again} bytes"
+    );
+}
+
+#[test]
+fn a_device_that_refuses_to_connect_a_queue_pair_again_costs_an_attempt() {
+    let seeds = cases(400);
+    let summary = run_all(seeds, |seed| {
+        let scenario = Scenario::new(seed, 6);
+        let at_first = scenario.rails.len() as u64;
+        let verb = [Verb::CreateQp, Verb::ModifyQpToRtr, Verb::ModifyQpToRts][seed as usize % 3];
+        let shims = [(), ()].map(|()| Shim::failing(verb, at_first + seed % 4, Errno::IO.raw_os_error()));
+        Scenario { unbroken: None, reconnects: true, shims, ..scenario }
+    });
+    assert_eq!(summary.failed, 0, "later attempts succeed");
+}
+
 /// Two ranks with two queue pairs, right after the hellos are posted.
 fn after_hellos(shim: Shim) -> Simulation {
     let rails = vec![(0, 0), (1, 1)];
@@ -143,6 +178,7 @@ fn after_hellos(shim: Shim) -> Simulation {
         unbroken: None,
         shims,
         stuck: None,
+        reconnects: false,
         stepwise: false,
     })
 }
@@ -166,6 +202,11 @@ fn flush(peer: &mut Peer, receives: usize, recorded: &RecordedCalls) {
     }
 }
 
+/// Looks at broken queue pairs. Nothing is sent to the peer.
+fn look(peer: &mut Peer, now: Instant) {
+    peer.look(now, &|_| true, &mut Vec::new());
+}
+
 /// What is posted to the peer over queue pair 1 now.
 fn posted_kinds(peer: &mut Peer) -> Vec<ImmKind> {
     peer.progress(&mut Events::new()).expect("a queue pair is alive");
@@ -183,7 +224,7 @@ fn a_recovery_state_is_sent_once_all_receives_and_requests_are_flushed() {
     flush(peer, RECV_DEPTH - 2, &recorded);
     assert_eq!(posted_kinds(peer), []);
     flush(peer, 1, &RecordedCalls::default());
-    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0)]);
+    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0, 0)]);
 }
 
 #[test]
@@ -198,18 +239,18 @@ fn unsignalled_requests_do_not_delay_the_recovery_of_a_broken_queue_pair() {
     let recorded = peer.qps[0].recorded_calls();
     assert_eq!(recorded.posted.len(), 1, "the drain marker");
     flush(peer, RECV_DEPTH, &recorded);
-    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0)]);
+    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0, 0)]);
 }
 
 #[test]
 fn a_receive_that_could_not_be_posted_does_not_delay_the_recovery() {
-    let mut simulation = after_hellos(failing(Verb::PostRecv, 2 * RECV_DEPTH));
+    let mut simulation = after_hellos(failing(Verb::PostRecv, 2));
     let peer = simulation.peer(0);
     received(peer, Ok(Some((ImmData { kind: ImmKind::Hello(0), epoch: 0 }.pack(), 0))));
     let recorded = peer.qps[0].recorded_calls();
     assert!(recorded.in_error);
     flush(peer, RECV_DEPTH - 1, &recorded);
-    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0)]);
+    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0, 0)]);
 }
 
 #[test]
@@ -235,10 +276,10 @@ fn a_queue_pair_that_cannot_be_moved_to_the_error_state_is_destroyed() {
     let peer = simulation.peer(0);
     received(peer, Err(WcStatus::FLUSHED));
     assert!(peer.qps[0].connected.is_none(), "the peer may not write over it any more");
-    peer.check_flushes(Instant::now());
+    look(peer, Instant::now());
     assert_eq!(posted_kinds(peer), [], "its last completions are polled first");
-    peer.check_flushes(Instant::now());
-    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0)]);
+    look(peer, Instant::now());
+    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0, 0)]);
     received(peer, Ok(Some((ImmData { kind: ImmKind::Call, epoch: 1 }.pack(), 40))));
     assert_eq!(posted_kinds(peer), [], "what completes later does not count");
     peer.link.check().expect("the other rail is alive");
@@ -251,7 +292,7 @@ fn a_queue_pair_has_ten_seconds_to_be_flushed() {
     let began = Instant::now();
     received(peer, Err(WcStatus::FLUSHED));
     for (seconds, is_destroyed) in [(0, false), (10, false), (11, true)] {
-        peer.check_flushes(began + Duration::from_secs(seconds));
+        look(peer, began + Duration::from_secs(seconds));
         assert_eq!(peer.qps[0].connected.is_none(), is_destroyed, "after {seconds} s");
     }
 }
@@ -266,5 +307,5 @@ fn requests_of_a_refused_chain_are_recovered_over_another_queue_pair() {
     let recorded = peer.qps[0].recorded_calls();
     assert!(recorded.in_error);
     flush(peer, RECV_DEPTH, &recorded);
-    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0)], "the call waits for the peer's recovery state");
+    assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0, 0)], "the call waits for the peer's recovery state");
 }

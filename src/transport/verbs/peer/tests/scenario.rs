@@ -22,6 +22,8 @@ pub(super) struct Scenario {
     pub shims: [Shim; 2],
     /// The rank whose devices do not flush broken queue pairs, if there is one.
     pub stuck: Option<usize>,
+    /// Whether broken queue pairs are connected again.
+    pub reconnects: bool,
     /// Whether ranks poll after each action, and then do nothing for long.
     pub stepwise: bool,
 }
@@ -49,6 +51,7 @@ impl Scenario {
             unbroken: (random.usize(..4) != 0).then(|| random.usize(..qps)),
             shims: [Shim::none(), Shim::none()],
             stuck: None,
+            reconnects: false,
             stepwise: false,
         }
     }

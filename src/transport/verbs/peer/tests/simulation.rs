@@ -7,6 +7,7 @@ use super::scenario::{LONGEST, Scenario, content};
 use crate::error::{Error, ErrorKind};
 use crate::memory::Piece;
 use crate::transport::fixtures::{call, piece};
+use crate::transport::verbs::connect_info::RailMessage;
 use crate::transport::verbs::control_buffer::ControlBuffer;
 use crate::transport::verbs::link::{Link, RECV_DEPTH, SEND_DEPTH};
 use crate::transport::verbs::objects::{
@@ -36,6 +37,8 @@ pub(super) struct SimulationOutcome {
     pub max_queued: usize,
     /// By rank: what its rails have carried.
     pub rails: [Vec<RailStatistics>; 2],
+    /// Bytes of messages over queue pairs that were connected again.
+    pub carried_again: u64,
 }
 
 fn bytes_of(piece: Piece) -> &'static [u8] {
@@ -96,6 +99,8 @@ pub(super) struct Simulation {
     ranks: [SimulatedRank; 2],
     breaks: usize,
     began: Instant,
+    /// By rank: the messages about queue pairs that it has not read, in their order.
+    messages: [VecDeque<RailMessage>; 2],
 }
 
 impl SimulatedRank {
@@ -136,9 +141,11 @@ impl SimulatedRank {
             _memory: memmap2::MmapMut::map_anon(1).expect("a page"),
         };
         let counters: Arc<[_]> = pds.iter().map(|_| RailCounters::new("inert", 1)).collect();
-        let mut peer = Peer::new(0, link, control, &Arc::new(control_memory), &counters);
+        let patience = if scenario.reconnects { Duration::MAX } else { Duration::ZERO };
+        let peer = Peer::new(0, link, control, &Arc::new(control_memory), &counters);
+        let mut peer = peer.with_reconnects(patience);
         peer.connect(fresh.collect(), &paths, (&info, &link_info)).expect("inert");
-        peer.set_ready();
+        peer.set_ready().expect("nothing is suspected");
         Self {
             peer,
             counters,
@@ -209,7 +216,15 @@ impl Simulation {
             }
             execute(&mut fabric, me, rank, &mut random);
         }
-        Self { breaks: scenario.breaks, scenario, random, fabric, ranks, began: Instant::now() }
+        Self {
+            breaks: scenario.breaks,
+            scenario,
+            random,
+            fabric,
+            ranks,
+            began: Instant::now(),
+            messages: Default::default(),
+        }
     }
 
     /// One rank's end, for tests that simulate the device themselves.
@@ -267,13 +282,17 @@ impl Simulation {
     fn is_over(&self, me: usize) -> bool {
         let rank = &self.ranks[me];
         let link = &rank.peer.link;
+        let connects = self.fabric.connects() || self.scenario.reconnects;
         rank.failed.is_some()
-            || (rank.leaving && (!self.fabric.connects() || (link.is_drained() && link.has_left())))
+            || (rank.leaving && self.scenario.reconnects && self.ranks[1 - me].destroyed)
+            || (rank.leaving && (!connects || (link.is_drained() && link.has_left())))
     }
 
     fn finish(self) -> SimulationOutcome {
         let rails =
             self.ranks.each_ref().map(|rank| rank.counters.iter().map(RailCounters::statistics).collect());
+        let qps = self.ranks.iter().flat_map(|rank| &rank.peer.link.qps);
+        let carried_again = qps.map(|qp| qp.carried_again()).sum();
         let failed = self.ranks.map(|rank| {
             let SimulatedRank { peer, held_memory, failed, memory, .. } = rank;
             // An aborted link keeps its memory registered until it is destroyed.
@@ -284,7 +303,7 @@ impl Simulation {
             assert!(memory.len() > 2, "memory is kept to the end");
             failed
         });
-        SimulationOutcome { failed, max_queued: self.fabric.max_queued, rails }
+        SimulationOutcome { failed, max_queued: self.fabric.max_queued, rails, carried_again }
     }
 
     /// A rank acts: it begins the next call, sends, or posts a receive.
@@ -358,7 +377,7 @@ impl Simulation {
 
     /// A rank polls its completion queues, posts what is due, and handles events.
     fn poll(&mut self, me: usize) {
-        let Self { random, fabric, ranks, began, .. } = self;
+        let Self { random, fabric, ranks, began, messages, .. } = self;
         let rank = &mut ranks[me];
         // Ranks do not poll between calls.
         if rank.destroyed || !(rank.leaving || rank.current.is_some()) {
@@ -384,7 +403,17 @@ impl Simulation {
             }
         }
         rank.polls += 1;
-        rank.peer.check_flushes(*began + POLL_TIME * rank.polls);
+        let (now, mut answers) = (*began + POLL_TIME * rank.polls, Vec::new());
+        // Ports come and go.
+        let works = random.usize(..3) != 0;
+        if random.bool() {
+            while let Some(message) = messages[me].pop_front() {
+                outcome =
+                    outcome.and_then(|()| rank.peer.on_rail_message(message, now, &|_| works, &mut answers));
+            }
+        }
+        rank.peer.look(now, &|_| works, &mut answers);
+        messages[1 - me].extend(answers);
         execute(fabric, me, rank, random);
         let outcome = outcome.and_then(|()| rank.peer.progress(&mut events).map(drop));
         execute(fabric, me, rank, random);
@@ -463,7 +492,9 @@ impl Simulation {
 
 /// Makes the fabric execute what a rank's queue pairs recorded.
 fn execute(fabric: &mut Fabric, me: usize, rank: &mut SimulatedRank, random: &mut Rng) {
+    let generations: Vec<u32> = rank.peer.link.qps.iter().map(|qp| qp.generation).collect();
     for (number, qp) in rank.peer.qps.iter_mut().enumerate() {
+        fabric.connect_end(me, number, generations[number]);
         fabric.execute(me, number, qp.recorded_calls(), random);
         if qp.connected.is_none() {
             fabric.destroy_end(me, number, random);

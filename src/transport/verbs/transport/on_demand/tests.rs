@@ -14,6 +14,7 @@ use crate::transport::verbs::connect_info::{ConnectInfo, LinkConnectInfo, OutOfB
 use crate::transport::verbs::objects::{Endpoint, PortAttributes, Shim, Verb};
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::Rail;
+use crate::transport::verbs::rail_faults::SetupFailure;
 use crate::transport::verbs::shared_device::SharedDevice;
 use crate::transport::verbs::tests::out_of_band::MemoryMessages;
 use crate::transport::verbs::wire::{CALL_BYTES, ImmData, ImmKind, MAX_RAILS};
@@ -57,7 +58,7 @@ fn world(
     let connect = |unconnected: UnconnectedVerbs| {
         let fault = Arc::new(Fault::new());
         let links = unconnected.receive_links(Instant::now() + Duration::from_secs(20), &fault)?;
-        unconnected.connect(&infos, &links, &fault)
+        unconnected.connect(&infos, &links, &fault).map_err(SetupFailure::into_error)
     };
     Ok((prepared.into_iter().map(connect).collect::<Result<_>>()?, other))
 }
@@ -165,6 +166,49 @@ fn what_a_peer_writes_before_the_link_is_ready_is_reported_afterwards() {
 }
 
 #[test]
+fn a_link_made_after_a_rail_failed_begins_on_the_others() {
+    let (mut ranks, _) = unlinked(3);
+    enter(&mut ranks[0], 1);
+    for me in [1, 0, 1] {
+        poll(&mut ranks[me]).expect("no failure");
+    }
+    ranks[0].peers[0].break_qp(0, &Error::peer_lost("the cable is disconnected"));
+    ranks[0].announce(2, &call(1)).expect("no failure");
+    for me in [2, 0, 2] {
+        poll(&mut ranks[me]).expect("no failure");
+    }
+    // Rank 2 has heard of it, and each end has sent a hello over the suspected rail.
+    for (me, index) in [(0, 1), (2, 0)] {
+        let qps = &ranks[me].peers[index].link.qps;
+        assert_eq!([qps[0].is_proven(), qps[1].is_proven()], [false, true], "at rank {me}");
+        assert!(qps[0].is_alive() && !qps[0].is_idle(), "at rank {me}");
+    }
+    let to_2 = &mut ranks[0].peers[1];
+    assert!(!to_2.link.qps[1].is_idle(), "the call is written over the other rail");
+    to_2.link.write_completed(0, 1);
+    assert!(to_2.link.qps[0].is_proven(), "the hello was acknowledged");
+    finish(ranks);
+}
+
+#[test]
+fn messages_about_queue_pairs_that_no_rank_has_are_disagreements() {
+    let state = vec![0; 3];
+    for message in
+        [RailMessage::Connected { qp: 2, generation: 1 }, RailMessage::Broken { qp: 0, generation: 0, state }]
+    {
+        let (mut ranks, messages) = unlinked(2);
+        enter(&mut ranks[0], 1);
+        for me in [1, 0] {
+            poll(&mut ranks[me]).expect("no failure");
+        }
+        messages.deliver(1, 0, LinkMessage::Rail(message).encode().expect("encodes"));
+        let error = poll(&mut ranks[0]).expect_err("no rank sends this");
+        assert_eq!((error.kind(), error.suspect()), (ErrorKind::Disagreement, Some(1)), "{error}");
+        finish(ranks);
+    }
+}
+
+#[test]
 fn a_rank_that_leaves_makes_no_link() {
     let (mut ranks, _) = unlinked(2);
     let [one, other] = &mut ranks[..] else { unreachable!() };
@@ -219,7 +263,7 @@ fn the_departure_of_other_ranks_concerns_no_link() {
 fn messages_that_no_rank_sends_are_disagreements() {
     let info = ConnectInfo { mtus: vec![5; 2], address: 0, keys: [0; MAX_RAILS] };
     let link = |qps| LinkConnectInfo { endpoints: vec![Endpoint { qpn: 1, psn: 1 }; qps], offset: 0 };
-    let on_demand = |qps| LinkMessage::OnDemand(info.clone(), link(qps));
+    let on_demand = |qps| LinkMessage::OnDemand(info.clone(), link(qps), 0);
     let encode = |message: LinkMessage| message.encode().expect("encodes");
     let none = ConnectInfo { mtus: Vec::new(), ..info.clone() };
     for (from, messages) in [
@@ -228,7 +272,7 @@ fn messages_that_no_rank_sends_are_disagreements() {
         (1, vec![encode(LinkMessage::Planned(link(2)))]),
         (1, vec![encode(on_demand(3))]),
         (1, vec![encode(on_demand(0))]),
-        (1, vec![encode(LinkMessage::OnDemand(none, link(2)))]),
+        (1, vec![encode(LinkMessage::OnDemand(none, link(2), 0))]),
         (1, vec![encode(on_demand(2)), encode(on_demand(2))]),
         (1, vec![encode(on_demand(2)), encode(LinkMessage::Ready), encode(LinkMessage::Ready)]),
         (0, vec![encode(on_demand(2))]),
@@ -267,7 +311,7 @@ fn a_device_that_refuses_a_further_link_fails_the_call_that_needs_it() {
         verbs.begin(1);
         let info = ConnectInfo { mtus: vec![5; 2], address: 0, keys: [0; MAX_RAILS] };
         let link = LinkConnectInfo { endpoints: vec![Endpoint { qpn: 1, psn: 1 }; 2], offset: 0 };
-        let message = LinkMessage::OnDemand(info, link).encode().expect("encodes");
+        let message = LinkMessage::OnDemand(info, link, 0).encode().expect("encodes");
         let failed = verbs.announce(1, &call(1)).and_then(|()| {
             messages.send(&[]).expect("in memory");
             messages.deliver(1, 0, message);
