@@ -31,6 +31,7 @@ BINARIES = [
     ("lib", "transport::verbs::tests::contract::"),
     ("lib", "transport::verbs::tests::faults::"),
     ("lib", "transport::verbs::tests::forks::"),
+    ("lib", "transport::verbs::tests::sharing::"),
     ("lib", "transport::verbs::gpu::"),
     ("suite", "all_reduce::"),
     ("suite", "collectives::"),
