@@ -150,7 +150,7 @@ impl RegisteredMemory {
 struct RegistryEntry {
     region: Arc<RegisteredMemory>,
     /// By rail: what lets other communicators use the registration of host memory.
-    _shared: Vec<Arc<SharedRegion>>,
+    shared: Vec<Arc<SharedRegion>>,
     /// Registrations that are not reverted yet, at least 1.
     count: usize,
 }
@@ -231,6 +231,13 @@ impl MemoryRegistry {
     /// Sets what other communicators of this process have registered, by rail.
     pub(super) fn with_shared_regions(self, shared_regions: Vec<Arc<SharedRegions>>) -> Self {
         Self { shared_regions, ..self }
+    }
+
+    /// Ends the sharing of registrations with other communicators: the one that has declared that this memory stays as it is ends. Buffers of the
+    /// user may keep the registry longer.
+    pub(super) fn end_sharing(&self) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        entries.iter_mut().for_each(|entry| entry.shared.clear());
     }
 
     /// Sets the registrar of GPU memory, in place of CUDA's driver, for tests.
@@ -328,7 +335,7 @@ impl MemoryRegistry {
                 });
                 self.flush_source.get_or_init(|| source);
             }
-            entries.push(RegistryEntry { region, _shared: Vec::new(), count: 1 });
+            entries.push(RegistryEntry { region, shared: Vec::new(), count: 1 });
         }
         Ok(mode)
     }
@@ -418,7 +425,7 @@ impl Registrar for MemoryRegistry {
         }
         let region = RegisteredMemory::new(&self.pds, piece, self.writable());
         let shared = region.share(piece, &self.shared_regions)?;
-        entries.push(RegistryEntry { region: Arc::new(region), _shared: shared, count: 1 });
+        entries.push(RegistryEntry { region: Arc::new(region), shared, count: 1 });
         Ok(())
     }
 
@@ -541,6 +548,10 @@ mod tests {
         one.register(all).expect("inert");
         assert_eq!(registered(), 4);
         drop(in_flight);
+        // A buffer of the user keeps the registry of a communicator that has ended, whose memory may be other memory by now.
+        one.end_sharing();
+        other.register(all).expect("inert");
+        assert_eq!(registered(), 5);
     }
 
     #[test]

@@ -613,5 +613,6 @@ impl Drop for Verbs {
             log::debug!("verbs: closing the links failed: {}", error.message());
         }
         destroy_deferred(std::mem::take(&mut self.peers));
+        self.registry.end_sharing();
     }
 }
