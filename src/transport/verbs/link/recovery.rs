@@ -214,9 +214,13 @@ impl Link {
         (self.is_leaving, self.goodbye_due) = (true, true);
     }
 
-    /// The goodbye, if it can be sent now.
+    /// The goodbye, if it can be sent now: everything before has arrived, or goes over the same queue pair. The goodbye must not overtake
+    /// what another one carries, as the first one that works may have begun to work a moment ago.
     pub(super) fn next_goodbye(&self) -> Option<RequestKind> {
-        let resolved = self.qps.iter().all(|qp| qp.alive || qp.is_resolved());
+        let carrier = self.qp_for(RequestKind::Goodbye);
+        let is_before =
+            |(number, qp): (usize, &QpState)| qp.is_resolved() || (qp.alive && Some(number) == carrier);
+        let resolved = self.qps.iter().enumerate().all(is_before);
         (self.goodbye_due && resolved).then_some(RequestKind::Goodbye)
     }
 

@@ -161,7 +161,9 @@ impl Peer {
                 if generation == self.link.qps[qp].next_generation() {
                     let attempt = &mut self.qps[qp].reconnection;
                     (attempt.offered, attempt.due) = (Some(end), Some(now));
-                    self.look(now, works, messages);
+                    if self.link.is_replaceable(qp) {
+                        self.reconnect(qp, now, works, messages);
+                    }
                 }
             }
             RailMessage::Connected { generation, .. } => {
