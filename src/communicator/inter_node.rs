@@ -231,7 +231,8 @@ impl InterNodeSetup<'_> {
                 let level = if self.me == 0 { log::Level::Warn } else { log::Level::Debug };
                 log::log!(
                     level,
-                    "verbs: {what}, nor does any rank connect to it: {}",
+                    "verbs: {what}, nor does any rank connect to it: rank {}: {}",
+                    dropped.reporter,
                     dropped.cause.message()
                 );
             }
@@ -240,8 +241,9 @@ impl InterNodeSetup<'_> {
             if let Some(dropped) =
                 without.or_else(|| dropped.first().filter(|_| self.rdma_obstacle(&rails).is_some()))
             {
-                let host = &self.infos[dropped.rank].host;
-                let error = dropped.cause.clone().context(format_args!("rank {} on {host}", dropped.rank));
+                let reporter = dropped.reporter;
+                let host = &self.infos[reporter].host;
+                let error = dropped.cause.clone().context(format_args!("rank {reporter} on {host}"));
                 return Ok(Err(error));
             }
         }

@@ -54,6 +54,8 @@ pub(crate) struct DroppedRail {
     pub rank: Rank,
     /// Its position in the rank's list.
     pub rail: usize,
+    /// The rank that found the cause: this one, or one that was to connect to it.
+    pub reporter: Rank,
     pub cause: Error,
 }
 
@@ -79,8 +81,8 @@ pub(crate) fn rails_to_drop(faults: &[Vec<RailFault>]) -> Vec<DroppedRail> {
         })
     {
         let explained = |ends: &[RailOfRank]| ends.contains(&(rank, rail));
-        if let Some((_, fault)) = open.iter().find(|(ends, _)| explained(ends)) {
-            dropped.push(DroppedRail { rank, rail, cause: fault.cause.clone() });
+        if let Some((ends, fault)) = open.iter().find(|(ends, _)| explained(ends)) {
+            dropped.push(DroppedRail { rank, rail, reporter: ends[0].0, cause: fault.cause.clone() });
         }
         open.retain(|(ends, _)| !explained(ends));
     }
