@@ -141,6 +141,15 @@ impl Comparison {
                 percent(gain),
                 percent(saved)
             )
+        } else if first.hops < second.hops && saved <= -CLOSE {
+            format!(
+                "{one} is {} faster than {other}, although its busiest link, that of {link}, needs {} more time, because it sends {} \
+                 messages in a row instead of {}",
+                percent(gain),
+                percent(-saved),
+                first.hops,
+                second.hops
+            )
         } else if first.hops < second.hops {
             format!(
                 "{one} is {} faster than {other}: their busiest links need as much time, but it sends {} messages in a row \

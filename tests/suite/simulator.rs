@@ -105,19 +105,32 @@ fn equal_inputs_give_equal_results() {
 }
 
 #[test]
+fn times_beyond_what_picoseconds_can_express_are_refused() {
+    for (topology, memory_bandwidth) in [("1@10+1@10", 1 << 40), ("1+1", 1)] {
+        let topology = short(topology);
+        let parameters = SimulationParameters { memory_bandwidth, ..SimulationParameters::DEFAULT };
+        let call = SimulationInput { bytes: 64 << 20, records: false };
+        let plan = chained_ring(&topology);
+        let error = simulate(&plan, &topology, call, &parameters, &mut |_, _| {}).expect_err("too long");
+        assert!(error.message().contains("check the bandwidths of the links and of memory"), "{error}");
+    }
+}
+
+#[test]
 fn random_plans_end_after_the_lower_bound_and_send_what_their_programs_say() {
     for seed in 0..cases(40) {
         let mut random = Rng::with_seed(seed);
         let topology = trees::tree(&mut random, 10, 4);
-        let count = 1 + random.usize(..100_000);
+        // Some links send one bit per second, and no more than 100 days can be simulated.
+        let count = 1 + random.usize(..5_000);
         let bytes = 4 * count as u64;
         let parameters = SimulationParameters {
             // At most 30 sub-chunks, so that many worlds can be simulated.
-            subchunk: 4 * (1 + count / 30 + random.usize(..4_000)),
+            subchunk: 4 * (1 + count / 30 + random.usize(..200)),
             slots: 1 + random.usize(..20),
             window: 1 + random.usize(..20),
             in_place: random.bool(),
-            memory_bandwidth: 1 + random.usize(..1_000_000) as u64,
+            memory_bandwidth: 1_000_000 + random.usize(..1_000_000_000) as u64,
             ..SimulationParameters::DEFAULT
         };
         for algorithm in trees::algorithms() {

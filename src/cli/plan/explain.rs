@@ -147,10 +147,9 @@ fn comparison(planned: &Planned, count: u64) -> String {
         Limit::Link(vertex) => {
             format!("the link of {} carries the vector once in each direction", vertices[vertex].name)
         }
-        Limit::Vertex(vertex) => {
-            let branches = vertices[vertex].children.len() + usize::from(vertex > 0);
+        Limit::Vertex { id, branches } => {
             let vectors = 2 * (branches - 1);
-            format!("the {branches} links of {} send {vectors} vectors together", vertices[vertex].name)
+            format!("the {branches} links of {} send {vectors} vectors together", vertices[id].name)
         }
     });
     text + &format!("no schedule takes less than {}: {limit}\n", duration(bound))

@@ -23,8 +23,13 @@ pub struct LowerBound {
 pub enum Limit {
     /// The uplink of this vertex, which carries the vector once each way.
     Link(VertexId),
-    /// All links of this vertex together, which carry 2 (d - 1) vectors.
-    Vertex(VertexId),
+    /// All links of this vertex that separate ranks, d `branches`, which carry 2 (d - 1) vectors together.
+    Vertex {
+        /// The vertex.
+        id: VertexId,
+        /// Number of its links that separate ranks.
+        branches: usize,
+    },
 }
 
 /// The lower bound on this tree; `None` if there is one rank only, so that nothing needs to move.
@@ -48,7 +53,8 @@ pub fn lower_bound(topology: &Topology) -> Option<LowerBound> {
             vertex.children.iter().copied().chain([id]).filter(|branch| separates(*branch)).collect();
         let together: f64 = branches.iter().map(|branch| speed(*branch)).sum();
         let seconds_per_byte = 2.0 * (branches.len() as f64 - 1.0) / together;
-        (branches.len() > 1).then_some(LowerBound { seconds_per_byte, limit: Limit::Vertex(id) })
+        let limit = Limit::Vertex { id, branches: branches.len() };
+        (branches.len() > 1).then_some(LowerBound { seconds_per_byte, limit })
     });
     // The first of bounds that are equal but for rounding: a link is the simpler reason.
     links.chain(joints).reduce(|first, next| {
@@ -71,8 +77,8 @@ mod tests {
     fn the_sends_of_d_equal_nodes_are_divided_among_their_links() {
         // At 10 Gbit/s a byte takes 0.8 ns.
         assert_eq!(bound("1+1"), (0.8, Limit::Link(1)));
-        assert_eq!(bound("1+1+1+1"), (1.2, Limit::Vertex(0)));
-        assert_eq!(bound("3+3+4"), (1.067, Limit::Vertex(0)));
+        assert_eq!(bound("1+1+1+1"), (1.2, Limit::Vertex { id: 0, branches: 4 }));
+        assert_eq!(bound("3+3+4"), (1.067, Limit::Vertex { id: 0, branches: 3 }));
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub use outcome::{LinkUse, SimulatedRun};
 pub use parameters::{PICOSECONDS, SimulationParameters};
 
 use super::lowering::Plan;
-use super::topology::Topology;
+use super::topology::{Topology, Uplink};
 use crate::error::{Error, Result};
 use world::SimulatedWorld;
 
@@ -51,7 +51,13 @@ const MOST_STEPS: u64 = 20 << 20;
 /// Most activities that are recorded: about 200 MB.
 const MOST_ACTIVITIES: u64 = 4 << 20;
 
-/// Longest vector in bytes: 2^50, so that times stay far below the range of picoseconds.
+/// Most messages of all ranks: some days of work.
+const MOST_MESSAGES: u64 = 1 << 33;
+
+/// Longest simulated time in seconds: half of what picoseconds in 64 bits can express.
+const LONGEST_TIME: f64 = (u64::MAX / parameters::PICOSECONDS / 2) as f64;
+
+/// Longest vector in bytes: 2^50.
 pub const LONGEST_VECTOR: u64 = 1 << 50;
 
 /// What to simulate.
@@ -113,7 +119,31 @@ pub fn simulate(
             "do not ask for a timeline or the critical path, or use a shorter vector or longer sub-chunks";
         return too_large("messages to record", messages, MOST_ACTIVITIES, fix);
     }
+    if messages > MOST_MESSAGES {
+        let fix = "use a shorter vector or longer sub-chunks";
+        return too_large("messages", messages, MOST_MESSAGES, fix);
+    }
+    if longest_time(topology, call.bytes, messages, parameters) > LONGEST_TIME {
+        let message = format!(
+            "this simulation may take more than {LONGEST_TIME:.0} s of virtual time, its longest: check the bandwidths of the links \
+             and of memory, and the latencies"
+        );
+        return Err(Error::invalid_setting(message));
+    }
     SimulatedWorld::new(plan, topology, spec, layout, parameters, call.records).run(progress)
+}
+
+/// An upper bound of the time in seconds: all ranks send and add their data one after the other, over the slowest link.
+fn longest_time(topology: &Topology, bytes: u64, messages: u64, parameters: &SimulationParameters) -> f64 {
+    let uplinks = || topology.vertices().iter().skip(1).map(|vertex| vertex.uplink);
+    let slowest = uplinks().map(Uplink::bytes_per_second).fold(f64::INFINITY, f64::min);
+    let latencies: f64 = uplinks().map(|uplink| uplink.latency as f64 / 1e9).fold(0.0, f64::max);
+    // Two vectors in each direction. A message takes as long as on the slowest of its links. An addition reads two operands and writes one.
+    let sent = 4.0 * bytes as f64 * topology.world() as f64;
+    let hops = topology.vertices().len() as f64;
+    sent / slowest
+        + 3.0 * sent / parameters.memory_bandwidth as f64
+        + messages as f64 * (hops.min(64.0) * latencies + parameters.job_nanoseconds as f64 / 1e9)
 }
 
 /// About how many sub-chunks a rank sends and adds: two vectors in each direction.
