@@ -241,7 +241,7 @@ settings! {
         "Instruction set of reductions on the host.";
     #[shared yes]
     trace: Option<String> = "FLEXRING_TRACE", None, AnyValue,
-        "File of a timeline: each rank writes what it did when, as Chrome trace events, with `.rank` and its number before the extension, when its communicator ends. `flexring trace` merges these files.";
+        "File of a timeline: each rank writes what it did when, as Chrome trace events, with `.rank` and its number before the extension `.json`, when its communicator ends. `flexring trace` merges these files.";
     trace_events: usize = "FLEXRING_TRACE_EVENTS", 1 << 18, 1024..=1 << 24,
         "Number of spans that a rank keeps for its timeline, of about 90 bytes each. Further ones replace the oldest.";
     log: LogLevel = "FLEXRING_LOG", LogLevel::Warn, AnyValue,

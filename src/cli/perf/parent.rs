@@ -56,16 +56,16 @@ pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> std::result:
     }
     drop(exited);
     let failures = processes.wait_all(&exits);
-    if let Some(setting) = &options.trace {
-        merge_trace(setting, ranks, failures.is_empty())?;
-    }
     if failures.is_empty() {
-        return Ok(());
+        return options.trace.as_ref().map_or(Ok(()), |setting| merge_trace(setting, ranks, true));
     }
     let lines = summary(&failures);
     lines.iter().for_each(|line| print_line(line));
     if let Some(path) = &options.json {
         ReportFile::new(path).amend(&lines.join("; "))?;
+    }
+    if let Some(setting) = &options.trace {
+        merge_trace(setting, ranks, false)?;
     }
     Err(CommandError::Reported)
 }
