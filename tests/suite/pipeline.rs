@@ -126,14 +126,16 @@ fn plan(random: &mut Rng) -> (Topology, Plan, ProgramSpec) {
         Collective::ALL[random.usize(..Collective::ALL.len())]
     };
     let one_shot = collective == Collective::AllReduce && random.usize(..8) == 0;
+    let by_wave = random.bool();
     let spec = ProgramSpec {
         collective,
         root: if collective.has_root() { random.usize(..topology.world()) } else { 0 },
         prescale: collective.reduces() && !one_shot && random.usize(..4) == 0,
         reproducible: collective.reduces() && random.usize(..4) == 0,
-        by_wave: random.bool(),
+        by_wave,
         one_shot,
-        by_node: collective == Collective::AllToAll && random.bool(),
+        // Blocks move in no waves.
+        by_node: collective == Collective::AllToAll && !by_wave && random.bool(),
     };
     (topology, plan, spec)
 }
