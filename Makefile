@@ -22,8 +22,9 @@ VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute
 # runs, after the packages came.
 RDMA_SYS = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo yes)
 
-# cargo-nextest runs each test in a process of its own; without it, cargo test runs them in one.
-NEXTEST = $(shell command -v cargo-nextest >/dev/null && echo nextest run || echo test)
+# cargo-nextest runs each test in a process of its own; without it, cargo test runs them in one. Many tests wait for a time-out:
+# with one more test than two processors the suite took 390 s instead of 456.
+NEXTEST = $(shell command -v cargo-nextest >/dev/null && echo nextest run --test-threads $$(( ($$(nproc) * 3 + 1) / 2 )) || echo test)
 # What precedes names of tests.
 FILTERS = $(if $(findstring nextest,$(NEXTEST)),,--)
 # The libraries, the command, tests/suite and nccl/tests, in one build.
@@ -31,10 +32,8 @@ TESTS = --lib --bins --test suite --test nccl
 
 # cust is linked to libcuda.so and looks for it in the folder lib64 of this one: the simulated driver's.
 CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
-# Feature sets beside the main one share its dependencies; flexring itself is compiled without the optimizer for them.
-QUICK = --config profile.test.opt-level=0
-# For a tenth of the random cases, less of the optimizer costs less than it saves.
-LIGHT = --config profile.test.opt-level=1
+# For ten times as many random cases the optimizer saves more than it costs.
+OPTIMIZED = --config profile.test.opt-level=2
 
 .PHONY: all build check lint test test-long bench bench-lab bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny msrv aarch64 \
@@ -48,8 +47,8 @@ build:
 # The quick loop: needs nothing but Rust, installs nothing. Property tests run with a tenth of their cases.
 check: fmt
 	$(CARGO) clippy --all-targets -- -D warnings
-	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(LIGHT) --lib --bins
-	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(LIGHT) --test suite $(FILTERS) pipeline:: planners:: imports::
+	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) --lib --bins
+	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) --test suite $(FILTERS) pipeline:: planners:: imports::
 
 # What CI runs. Each word is a target below; the time of each is printed at the end, with what was skipped and why.
 lint:
@@ -105,7 +104,7 @@ test-rust:
 	$(CARGO) $(NEXTEST) $(TESTS)
 
 test-rust-long:
-	FLEXRING_TEST_EFFORT=10 $(CARGO) $(NEXTEST) $(if $(findstring nextest,$(NEXTEST)),--profile long) $(TESTS)
+	FLEXRING_TEST_EFFORT=10 $(CARGO) $(NEXTEST) $(OPTIMIZED) $(if $(findstring nextest,$(NEXTEST)),--profile long) $(TESTS)
 
 # Each fuzz target under libFuzzer, for FLEXRING_FUZZ_SECONDS (600).
 fuzz:
@@ -135,7 +134,7 @@ test-torch: $(WHEEL)
 # is embedded, and NVRTC compiles it when it is needed.
 test-nvrtc:
 	LD_LIBRARY_PATH=target/cuda-toolkit/nvidia/cuda_nvrtc/lib:$$LD_LIBRARY_PATH XDG_CACHE_HOME=$(CURDIR)/target/nvrtc/cache \
-	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test -p flexring $(QUICK) --no-default-features --features cuda --lib what_is_embedded
+	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test -p flexring --no-default-features --features cuda --lib what_is_embedded
 
 # Vectors on GPUs on the simulated driver: no GPU is needed. On a machine with one, tests/gpu/run does more.
 test-gpu:
@@ -149,7 +148,7 @@ gpu-bundle: setup
 # one: their names do not depend on features.
 test-cust: $(CUST)
 	@if [ -d $(CUST)/lib64 ]; then set -x; \
-	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test -p flexring $(QUICK) --features cust --test cust; \
+	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test -p flexring --features cust --test cust; \
 	else echo "skipped: no g++ for the simulated CUDA driver, which cust is linked to"; fi
 
 .PHONY: $(CUST)
@@ -162,7 +161,7 @@ $(CUST):
 LOOM = --config 'profile.test.package."*".opt-level=0' --config profile.test.package.loom.opt-level=2 \
 	--config profile.test.package.generator.opt-level=2
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test -p flexring $(QUICK) $(LOOM) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup:: engine_model::
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p flexring $(LOOM) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup:: engine_model::
 
 # On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
 test-verbs:

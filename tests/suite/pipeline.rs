@@ -410,7 +410,7 @@ fn plans_of_random_worlds_are_proved_by_the_verifier() {
 
 #[test]
 fn random_orders_of_completion_end_in_the_right_sums() {
-    let seeds = cases(100_000);
+    let seeds = cases(40_000);
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
     std::thread::scope(|scope| {
         for thread in 0..threads {

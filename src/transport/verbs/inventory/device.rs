@@ -160,9 +160,9 @@ impl Inventory {
         self.netdevs.iter().find(|netdev| netdev.name == name)
     }
 
-    /// Whether the GID is that of an interface of another network namespace, such as that of another container with a virtual function of
-    /// the same adapter. False if no interface of any port is in this namespace: then the kernel does not say, or this is a container that
-    /// uses the adapters of its host.
+    /// Whether the GID belongs to an interface of another network namespace, such as that of another container with a virtual function of
+    /// this adapter. False if no interface of any port is in this namespace: the kernel has no such information, or this container uses the
+    /// adapters of its host.
     #[must_use]
     pub fn is_elsewhere(&self, gid: &Gid) -> bool {
         let is_here = |netdev: &Netdev| netdev.mtu.is_some() || netdev.state.is_some();

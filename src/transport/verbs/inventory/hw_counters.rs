@@ -5,8 +5,7 @@
 use super::sysfs::number;
 use std::path::Path;
 
-/// Counters of packets or requests that a device has sent again, or of the events that made it do so. No driver has two that count
-/// the same event.
+/// Counters of retransmissions, or of the events that cause one. Each driver counts an event in one of these counters only.
 const RETRANSMISSIONS: &[&str] = &[
     // mlx5, mlx4
     "local_ack_timeout_err",

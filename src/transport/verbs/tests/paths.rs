@@ -36,7 +36,7 @@ fn rail_of(describe: impl FnOnce(&FakeMachine), config: &Config) -> Rail {
     select(&inventory, config, &Affinity::default()).expect("a port").rails.swap_remove(0)
 }
 
-/// What the device is told when a rail is connected with another.
+/// The attributes given to `ibv_modify_qp` when a rail is connected to another.
 fn connect(
     mine: &Rail,
     theirs: &Rail,
