@@ -60,7 +60,7 @@ impl BlockOrder {
     /// The rank of a node that exchanges one message in each direction with the other node. The other nodes are divided equally among
     /// the ranks.
     #[must_use]
-    pub fn carrier(&self, node: usize, other: usize) -> Rank {
+    pub fn leader(&self, node: usize, other: usize) -> Rank {
         let nodes = self.nodes.len();
         let distance = (other + nodes - node - 1) % nodes;
         self.nodes[node][distance % self.nodes[node].len()]
@@ -169,9 +169,9 @@ mod tests {
         let order = BlockOrder::by_node(&Topology::from_names(&names));
         for node in 0..7 {
             let others = (0..7).filter(|other| *other != node);
-            let carriers: Vec<Rank> = others.map(|other| order.carrier(node, other)).collect();
-            assert_eq!(carriers.iter().filter(|carrier| **carrier == 2 * node).count(), 3);
-            assert!(carriers.iter().all(|carrier| order.node_of(*carrier) == node));
+            let leaders: Vec<Rank> = others.map(|other| order.leader(node, other)).collect();
+            assert_eq!(leaders.iter().filter(|leader| **leader == 2 * node).count(), 3);
+            assert!(leaders.iter().all(|leader| order.node_of(*leader) == node));
         }
     }
 }

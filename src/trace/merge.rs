@@ -4,6 +4,7 @@
 
 use super::events::{EventArguments, TraceEvent};
 use super::file::{TraceFile, TraceSummary, TracedRank};
+use super::recording::TraceOrigin;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 
@@ -32,7 +33,7 @@ pub struct RankTotals {
 /// Merges the files of ranks. Each rank of each communicator becomes a process of the timeline.
 ///
 /// # Errors
-/// `InvalidArgument` if there are no files, or two are of the same rank.
+/// `InvalidArgument` if there are no files, two are of the same rank, or they are of worlds of different sizes.
 pub fn merge(files: Vec<TraceFile>) -> Result<TraceFile> {
     let mut ranks: Vec<TracedRank> = Vec::new();
     let mut events = Vec::new();
@@ -42,14 +43,7 @@ pub fn merge(files: Vec<TraceFile>) -> Result<TraceFile> {
         let [rank] = &file.other_data.ranks[..] else {
             return Err(Error::invalid_argument("a file of several ranks is merged already"));
         };
-        let origin = &rank.origin;
-        let same = |other: &TracedRank| {
-            (&other.origin.communicator, other.origin.rank) == (&origin.communicator, origin.rank)
-        };
-        if ranks.iter().any(same) {
-            let message = format!("two files are of rank {}: are they of one job?", origin.rank);
-            return Err(Error::invalid_argument(message));
-        }
+        check_same_job(&ranks, &rank.origin)?;
         let pid = ranks.len() as u32;
         for mut event in file.trace_events {
             event.pid = pid;
@@ -77,6 +71,26 @@ pub fn merge(files: Vec<TraceFile>) -> Result<TraceFile> {
         other_data: TraceSummary { ranks },
         trace_events: events,
     })
+}
+
+/// Files of an earlier job may still lie beside those of this one.
+fn check_same_job(ranks: &[TracedRank], new: &TraceOrigin) -> Result<()> {
+    let members =
+        ranks.iter().map(|rank| &rank.origin).filter(|other| other.communicator == new.communicator);
+    for other in members {
+        let difference = if other.rank == new.rank {
+            format!("two files are of rank {}", new.rank)
+        } else if other.world != new.world {
+            let TraceOrigin { rank, world, .. } = other;
+            format!("rank {} is one of {} ranks, but rank {rank} one of {world}", new.rank, new.world)
+        } else {
+            continue;
+        };
+        return Err(Error::invalid_argument(format!(
+            "the files are of several jobs: {difference}; remove those of earlier jobs"
+        )));
+    }
+    Ok(())
 }
 
 /// The message that an event sends or receives.
@@ -134,7 +148,7 @@ pub fn totals(merged: &TraceFile) -> Vec<RankTotals> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ClockAlignment, TraceOrigin};
+    use super::super::ClockAlignment;
     use super::*;
 
     fn event(name: &str, ts: f64, dur: f64, peer: u32) -> TraceEvent {
@@ -193,6 +207,10 @@ mod tests {
         let error = merge(vec![file(1, vec![]), file(1, vec![])]).expect_err("one rank twice");
         assert!(error.message().contains("two files are of rank 1"), "{error}");
         assert!(merge(Vec::new()).is_err());
+        let mut of_four_ranks = file(3, vec![]);
+        of_four_ranks.other_data.ranks[0].origin.world = 4;
+        let error = merge(vec![file(0, vec![]), of_four_ranks]).expect_err("worlds of 2 and 4 ranks");
+        assert!(error.message().contains("rank 3 is one of 4 ranks, but rank 0 one of 2"), "{error}");
         let merged = merge(vec![file(0, vec![]), file(1, vec![])]).expect("two ranks");
         assert!(merge(vec![merged]).is_err());
     }

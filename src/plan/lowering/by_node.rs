@@ -2,8 +2,8 @@
 //!
 //! Owns the three hops of a block between nodes. Must not know how blocks are numbered, nor what other collectives do.
 //!
-//! For each other node, one rank of a node is the carrier. It collects the blocks of its node for that node, exchanges them with the
-//! other node's carrier in one message, and distributes what it gets. Blocks within a node go straight.
+//! For each other node, one rank of a node is the leader. It collects the blocks of its node for that node, exchanges them with the
+//! other node's leader in one message, and distributes what it gets. Blocks within a node go straight.
 
 use super::segment::Segment;
 use super::transfers::{RankLowering, Transfer, TransferOp};
@@ -11,11 +11,11 @@ use crate::plan::Rank;
 use crate::plan::block_order::BlockOrder;
 use crate::plan::fraction::Span;
 
-/// Blocks of a node for another one are collected at its carrier, or go straight to their destination on the node.
+/// Blocks of a node for another one are collected at its leader, or go straight to their destination on the node.
 const COLLECT: u32 = 0;
-/// The carriers exchange them.
+/// The leaders exchange them.
 const CARRY: u32 = 1;
-/// Each of them goes from the carrier to its destination.
+/// Each of them goes from the leader to its destination.
 const DISTRIBUTE: u32 = 2;
 
 impl RankLowering<'_> {
@@ -33,17 +33,17 @@ impl RankLowering<'_> {
             push(COLLECT, blocks.block(peer, rank), TransferOp::Copy(peer));
         }
         for (other, there) in blocks.nodes().iter().enumerate().filter(|(other, _)| *other != node) {
-            let carrier = blocks.carrier(node, other);
-            if carrier != rank {
+            let leader = blocks.leader(node, other);
+            if leader != rank {
                 for span in rows(blocks, rank, there) {
-                    push(COLLECT, span, TransferOp::Send(vec![carrier]));
+                    push(COLLECT, span, TransferOp::Send(vec![leader]));
                 }
                 for from in there {
-                    push(DISTRIBUTE, blocks.block(*from, rank), TransferOp::Copy(carrier));
+                    push(DISTRIBUTE, blocks.block(*from, rank), TransferOp::Copy(leader));
                 }
                 continue;
             }
-            let peer = blocks.carrier(other, node);
+            let peer = blocks.leader(other, node);
             for from in neighbours {
                 for span in rows(blocks, *from, there) {
                     push(COLLECT, span, TransferOp::PassOn((*from != rank).then_some(*from)));
