@@ -45,13 +45,16 @@ struct ControlTarget {
 /// After this many requests without a completion, one is requested anyway, so that the device's send queue empties.
 const UNSIGNALLED: u32 = SEND_DEPTH as u32 / 4;
 
+/// How long an aborted link waits for the devices to flush all requests and receives.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// One peer of a connected rank.
 pub(super) struct Peer {
     /// Index among the rank's peers.
     index: usize,
     /// Whether the queue pairs of both ends are connected, so that this rank may write.
     is_ready: bool,
-    /// Empty until they are connected, and once they were destroyed. Dropped before the link, which holds memory regions:
+    /// Empty until they are connected. Dropped before the link, which holds memory regions:
     /// deregistering one may wait in the driver until no queue pair uses it.
     qps: Vec<PeerQp>,
     pub link: Link,
@@ -67,6 +70,8 @@ pub(super) struct Peer {
     patience: Duration,
     waited: Duration,
     last_look: Option<Instant>,
+    /// Whether the peer was sent a message that this end of the link has failed.
+    is_failure_sent: bool,
     /// Whether the peer is in the run queue.
     pub scheduled: bool,
 }
@@ -104,6 +109,7 @@ impl Peer {
             patience: Duration::ZERO,
             waited: Duration::ZERO,
             last_look: None,
+            is_failure_sent: false,
             scheduled: false,
         }
     }
@@ -136,9 +142,11 @@ impl Peer {
     /// Those of posting.
     pub(super) fn set_ready(&mut self) -> Result<()> {
         self.is_ready = true;
-        for qp in self.link.suspected() {
-            let hello = self.link.hello(qp)?;
-            self.post_now(&hello)?;
+        for qp in 0..self.link.qps.len() {
+            let generation = self.link.qps[qp].generation;
+            if let Some(hello) = self.link.peer_connected(qp, generation)? {
+                self.post_now(&hello)?;
+            }
         }
         Ok(())
     }
@@ -163,7 +171,7 @@ impl Peer {
         let Completion { id, outcome } = *completion;
         let (qp, receive, serial) = ((id >> 33 & 0x7f) as usize, id >> 32 & 1 == 1, id as u32);
         if qp >= self.qps.len() {
-            // The queue pair was destroyed by `abort`.
+            // The queue pairs are not connected.
             return Ok(());
         }
         let state = &self.link.qps[qp];
@@ -247,21 +255,27 @@ impl Peer {
         }
     }
 
-    /// Fails the link and moves all queue pairs to the error state, so that the peer notices too.
+    /// Fails the link and breaks all queue pairs, so that the peer notices too.
     fn break_all(&mut self, cause: &Error) {
         self.link.mark_unreachable(cause);
-        for (number, qp) in self.qps.iter_mut().enumerate() {
-            if self.link.break_qp(number, cause)
-                && let Some(connected) = &mut qp.connected
-                && let Err(error) = connected.move_to_error()
-            {
-                log::warn!("verbs: {}", error.message());
-            }
+        (0..self.qps.len()).for_each(|qp| self.break_qp(qp, cause));
+    }
+
+    /// Continues the recovery of broken queue pairs. If the link has failed, for example because something was lost for good, breaks those
+    /// that work: otherwise the peer would wait for what never comes.
+    fn recover(&mut self) {
+        self.link.recover();
+        if let Err(error) = self.link.check() {
+            self.break_all(&error);
         }
     }
 
-    /// Moves all queue pairs of a rail to the error state.
-    pub(super) fn break_rail(&mut self, rail: usize, cause: &Error) {
+    /// The device of a rail has failed for this reason: breaks the queue pairs of the rail. If the devices of all rails of the link have
+    /// failed, no rail can come back, and the link fails at once.
+    pub(super) fn fail_rail(&mut self, rail: usize, cause: &Error, has_failed: &dyn Fn(usize) -> bool) {
+        if self.link.qps.iter().all(|qp| has_failed(qp.rail)) {
+            self.link.mark_unreachable(cause);
+        }
         for qp in 0..self.qps.len() {
             if self.link.qps[qp].rail == rail {
                 self.break_qp(qp, cause);
@@ -304,7 +318,7 @@ impl Peer {
                 log::debug!("verbs: {}", error.message());
             }
         }
-        self.link.recover();
+        self.recover();
         let mut any = false;
         while let Some(request) = self.link.next_request()? {
             any = true;
@@ -380,20 +394,20 @@ impl Peer {
     }
 
     /// Aborts the link: moves all queue pairs to the error state, so that their devices execute no more writes of the
-    /// peer. If one cannot be moved, all are destroyed, which may take long.
+    /// peer. One that cannot be moved is destroyed, which may take long. Over once [`is_aborted`](Self::is_aborted).
     pub(super) fn abort(&mut self, reason: &Error) {
         self.link.abort(reason.clone());
-        for qp in 0..self.qps.len() {
-            if self.link.break_qp(qp, reason) && self.begin_drain(qp).is_err() {
-                self.qps.clear();
-                return;
-            }
-        }
+        (0..self.qps.len()).for_each(|qp| self.break_qp(qp, reason));
     }
 
-    /// Whether devices have flushed all requests and receives.
-    pub(super) fn is_flushed(&self) -> bool {
-        self.qps.is_empty() || self.link.qps.iter().all(|qp| qp.is_flushed())
+    /// Whether devices write no more to memory of this rank, this long after [`abort`](Self::abort). They have some time to flush what
+    /// they may still read. Destroying a queue pair has no limit: until that is over, its device may execute writes of the peer.
+    pub(super) fn is_aborted(&self, waited: Duration) -> bool {
+        let is_flushed = |(number, slot): (usize, &PeerQp)| {
+            slot.destruction.is_some() || self.link.qps[number].is_flushed()
+        };
+        self.qps.iter().all(PeerQp::is_stopped)
+            && (waited > FLUSH_TIMEOUT || self.qps.iter().enumerate().all(is_flushed))
     }
 
     /// The rank of the peer.
@@ -401,7 +415,7 @@ impl Peer {
         self.link.peer
     }
 
-    /// Number of queue pairs over which this rank may write; 0 once they were destroyed.
+    /// Number of queue pairs over which this rank may write.
     pub(super) fn qp_count(&self) -> usize {
         if self.is_ready { self.qps.len() } else { 0 }
     }

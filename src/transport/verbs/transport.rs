@@ -8,7 +8,7 @@ mod port_states;
 use super::gpu::{FlushQueue, Flusher};
 use super::link_batch::{LinkBatch, RailDevice, watch};
 use super::link_directory::LinkDirectory;
-use super::objects::{AsyncEvent, PortAttributes};
+use super::objects::{AsyncEvent, Destruction, PortAttributes};
 use super::options::VerbsOptions;
 use super::peer::{Peer, peer_index_of};
 use super::port_selection::Rail;
@@ -19,7 +19,6 @@ use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::fault::{Fault, FaultWatch};
 use crate::memory::Piece;
-use crate::process;
 use crate::transport::{Events, PostedTransport, Rank, Transport};
 use on_demand::{LinkSet, OnDemand};
 use port_states::PortStates;
@@ -39,8 +38,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a polling rank looks at broken queue pairs.
 const BROKEN_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long `abort` waits for the devices to flush all requests and receives.
-const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long `abort` sleeps between polls.
+const FLUSH_PAUSE: Duration = Duration::from_micros(100);
 
 /// A rank's links over RDMA devices.
 pub(crate) struct Verbs {
@@ -293,11 +292,7 @@ impl Verbs {
                     }
                     AsyncEvent::PortDown(_) | AsyncEvent::PortUp(_) => {}
                     AsyncEvent::Other(what) => log::info!("verbs: {name}: {what}"),
-                    AsyncEvent::Fatal(what) => {
-                        let error = Error::system(format!("{name}: {what}"));
-                        self.ports.set_failed(rail);
-                        self.break_rail(rail, &error);
-                    }
+                    AsyncEvent::Fatal => self.fail_rail(rail, "the device failed"),
                     AsyncEvent::QueueOverran(number) => {
                         let mut mine = device.queues.iter().map(|queue| queue.number());
                         let flushes = self.flushes.as_ref();
@@ -307,9 +302,7 @@ impl Verbs {
                         };
                         // The device has queues of other communicators, too.
                         if number.is_none_or(is_mine) {
-                            let error = Error::system(format!("{name}: its completion queue overran"));
-                            self.ports.set_failed(rail);
-                            self.break_rail(rail, &error);
+                            self.fail_rail(rail, "its completion queue overran");
                         }
                     }
                 }
@@ -338,10 +331,14 @@ impl Verbs {
         }
     }
 
-    fn break_rail(&mut self, rail: usize, error: &Error) {
-        for index in 0..self.peers.len() {
-            self.peers[index].break_rail(rail, error);
-            self.schedule(index);
+    /// The device of a rail has failed: its rail is not used any more.
+    fn fail_rail(&mut self, rail: usize, what: &str) {
+        let error = Error::system(format!("{}: {what}", self.devices[rail].context.name()));
+        self.ports.set_failed(rail);
+        let Self { peers, run_queue, ports, .. } = self;
+        for peer in peers {
+            peer.fail_rail(rail, &error, &|rail| ports.has_failed(rail));
+            peer.schedule(run_queue);
         }
     }
 
@@ -541,7 +538,9 @@ impl Transport for Verbs {
 
     /// Once a queue pair is in the error state, its device executes no more writes of the peer, and soon has flushed
     /// all requests. Destroying it can take much longer: a driver may wait for packets that cannot be sent. So a
-    /// separate thread destroys the queue pairs; it owns everything that must outlive them.
+    /// separate thread destroys the queue pairs; it owns everything that must outlive them. Queue pairs that are being
+    /// destroyed are waited for, as their devices refused the error state or did not flush them: until then, the peer may write over them to
+    /// memory of the caller.
     fn abort(&mut self) {
         self.aborted = true;
         self.on_demand.abort(if self.sequence > 0 { &self.peers } else { &[] });
@@ -549,7 +548,7 @@ impl Transport for Verbs {
         let mut peers = std::mem::take(&mut self.peers);
         peers.iter_mut().for_each(|peer| peer.abort(&reason));
         let began = Instant::now();
-        while !peers.iter().all(Peer::is_flushed) && began.elapsed() < FLUSH_TIMEOUT {
+        while !peers.iter().all(|peer| peer.is_aborted(began.elapsed())) {
             for queue in self.devices.iter().flat_map(|device| &device.queues) {
                 let polled = queue.poll(|completion| match peers.get_mut(peer_index_of(completion.id)) {
                     Some(peer) => peer.handle_completion(&completion).or(Ok(())),
@@ -559,9 +558,9 @@ impl Transport for Verbs {
                     break;
                 }
             }
-            std::thread::yield_now();
+            std::thread::sleep(FLUSH_PAUSE);
         }
-        destroy_deferred(peers);
+        Destruction::begin(peers);
     }
 }
 
@@ -596,14 +595,6 @@ fn aborted() -> Error {
     Error::peer_lost("the verbs links were aborted")
 }
 
-/// Destroys queue pairs in a thread, so that the caller does not wait. Without a thread, destroys them at once.
-fn destroy_deferred(peers: Vec<Peer>) {
-    let builder = std::thread::Builder::new().name("flexring-drop".to_owned());
-    if let Err(cause) = process::spawn(builder, || drop(peers)) {
-        log::debug!("verbs: queue pairs are destroyed without a thread: {cause}");
-    }
-}
-
 impl Drop for Verbs {
     fn drop(&mut self) {
         if !self.aborted
@@ -612,7 +603,7 @@ impl Drop for Verbs {
         {
             log::debug!("verbs: closing the links failed: {}", error.message());
         }
-        destroy_deferred(std::mem::take(&mut self.peers));
+        Destruction::begin(std::mem::take(&mut self.peers));
         self.registry.end_sharing();
     }
 }

@@ -166,7 +166,7 @@ impl Inventory {
     #[must_use]
     pub fn is_elsewhere(&self, gid: &Gid) -> bool {
         let is_here = |netdev: &Netdev| netdev.mtu.is_some() || netdev.state.is_some();
-        let netdev = self.netdevs.iter().find(|netdev| gid.netdev.as_ref() == Some(&netdev.name));
+        let netdev = gid.netdev.as_ref().and_then(|name| self.netdev(name));
         netdev.is_some_and(|netdev| !is_here(netdev)) && self.netdevs.iter().any(is_here)
     }
 

@@ -155,10 +155,7 @@ impl QpState {
 
     /// The queue pair was destroyed. What has no completion by now never gets one.
     pub(super) fn destroyed(&mut self) {
-        for write in self.in_flight.drain(..) {
-            self.bytes -= write.bytes;
-            self.lost.extend(Some(write.kind).filter(|kind| kind.must_arrive()));
-        }
+        self.lose_after(0);
         self.receives = 0;
     }
 
@@ -213,6 +210,11 @@ impl QpState {
     pub(super) fn lose_from(&mut self, serial: u32) {
         let late = |write: &PostedWrite| is_from(write.serial, serial);
         let at = self.in_flight.iter().position(late).unwrap_or(self.in_flight.len());
+        self.lose_after(at);
+    }
+
+    /// Removes all requests in flight but the `at` oldest ones, and notes them as lost.
+    fn lose_after(&mut self, at: usize) {
         for write in self.in_flight.drain(at..) {
             self.bytes -= write.bytes;
             self.lost.extend(Some(write.kind).filter(|kind| kind.must_arrive()));

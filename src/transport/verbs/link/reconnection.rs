@@ -42,6 +42,11 @@ impl Link {
         self.reconnects && self.failure.is_none()
     }
 
+    /// Whether the peer may wait for rails of this rank while no queue pair works.
+    pub(in super::super) fn peer_may_wait(&self) -> bool {
+        self.reconnects
+    }
+
     /// Whether no queue pair works at present, and one may later.
     pub(in super::super) fn is_isolated(&self) -> bool {
         self.failure.is_none() && !self.qps.iter().any(QpState::is_proven)
@@ -55,12 +60,6 @@ impl Link {
     /// Queue pairs of rails that may have failed, by bit, first have to carry a hello. For a link that is not in use yet.
     pub(in super::super) fn suspect(&mut self, qps: u64) {
         self.qps.iter_mut().enumerate().for_each(|(number, qp)| qp.proven &= qps >> number & 1 == 0);
-    }
-
-    /// Queue pairs that have to carry a hello.
-    pub(in super::super) fn suspected(&self) -> impl Iterator<Item = usize> + use<> {
-        let suspected = |(number, qp): (usize, &QpState)| (qp.alive && !qp.proven).then_some(number);
-        self.qps.iter().enumerate().filter_map(suspected).collect::<Vec<_>>().into_iter()
     }
 
     /// Whether a new queue pair may take the place of this one: it is broken, and nothing of it is left.
@@ -80,7 +79,7 @@ impl Link {
         self.qps[qp].restart();
     }
 
-    /// The peer's end of a queue pair is connected. Returns the hello that proves that it works, unless it broke since.
+    /// The peer's end of a queue pair is connected. Returns the hello that proves that it works, unless it broke since or needs none.
     pub(in super::super) fn peer_connected(
         &mut self,
         qp: usize,

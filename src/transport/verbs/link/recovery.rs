@@ -117,7 +117,7 @@ impl Link {
     }
 
     /// Whether a device may still access memory for a queue pair that has broken.
-    pub(super) fn is_draining(&self) -> bool {
+    pub(in super::super) fn is_draining(&self) -> bool {
         self.qps.iter().any(QpState::is_draining)
     }
 
@@ -139,6 +139,7 @@ impl Link {
                 self.qps[number]
             {
                 self.qps[number].recovered = true;
+                self.repeat_recovery_states(number);
                 self.recover_completed(number, &state);
                 for kind in std::mem::take(&mut self.qps[number].lost) {
                     // Sent after everything else that was lost.
@@ -153,6 +154,17 @@ impl Link {
         }
         if self.is_isolated() {
             self.send_states_by_another_way();
+        }
+    }
+
+    /// Sends the recovery states of other broken queue pairs again: if the peer's device acknowledged them over this one, they may be
+    /// lost with it. The peer ignores those that it has.
+    fn repeat_recovery_states(&mut self, carrier: usize) {
+        for qp in (0..self.qps.len()).filter(|qp| *qp != carrier) {
+            let recovery = RequestKind::Recovery { qp };
+            if self.qps[qp].is_settled() && !self.retransmits.contains(&recovery) {
+                self.retransmits.push_back(recovery);
+            }
         }
     }
 
@@ -217,11 +229,14 @@ impl Link {
     /// The goodbye, if it can be sent now: everything before has arrived, or goes over the same queue pair. The goodbye must not overtake
     /// what another one carries, as the first one that works may have begun to work a moment ago.
     pub(super) fn next_goodbye(&self) -> Option<RequestKind> {
+        if !self.goodbye_due {
+            return None;
+        }
         let carrier = self.qp_for(RequestKind::Goodbye);
         let is_before =
             |(number, qp): (usize, &QpState)| qp.is_resolved() || (qp.alive && Some(number) == carrier);
         let resolved = self.qps.iter().enumerate().all(is_before);
-        (self.goodbye_due && resolved).then_some(RequestKind::Goodbye)
+        resolved.then_some(RequestKind::Goodbye)
     }
 
     /// An empty write over a queue pair without a pending completion: it fails if the peer is unreachable. A peer that

@@ -45,7 +45,6 @@ impl SendState {
     pub(super) fn restart(&mut self, call: Call) {
         (self.call, self.call_posted) = (Some(call), false);
         (self.queued, self.posted, self.reported) = (0, 0, 0);
-        self.carried = CarriedWrites::default();
     }
 
     /// Whether the call of this epoch is on a GPU.

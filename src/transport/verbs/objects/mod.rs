@@ -17,11 +17,13 @@
 //! | `memory_region` | registered memory and its access flags |
 //! | `completion` | a completion queue and its completion channel |
 //! | `queue_pair` | a reliable connection, its states as types |
+//! | `destruction` | destroying queue pairs in a thread |
 //! | `work_request` | RDMA writes and reads, and their libibverbs form |
 
 mod bindings;
 mod completion;
 mod context;
+mod destruction;
 mod fork_protection;
 mod handle;
 mod library;
@@ -36,14 +38,13 @@ mod work_request;
 pub(super) use completion::WcStatus;
 pub(super) use completion::{Completion, CompletionQueue};
 pub(super) use context::{AsyncEvent, Context, PortAttributes};
+pub(super) use destruction::Destruction;
 pub(super) use library::Library;
 pub(super) use memory_region::{AccessFlags, MemoryRegion};
 pub(super) use protection_domain::ProtectionDomain;
 #[cfg(test)]
 pub(super) use queue_pair::RecordedCalls;
-pub(super) use queue_pair::{
-    Connected, Depth, Destruction, Endpoint, Fresh, PathAttributes, QueuePair, QueuePairSpec,
-};
+pub(super) use queue_pair::{Connected, Depth, Endpoint, Fresh, PathAttributes, QueuePair, QueuePairSpec};
 #[cfg(test)]
 pub(super) use shim::ModifiedQp;
 pub(super) use shim::Shim;

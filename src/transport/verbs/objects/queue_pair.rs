@@ -14,17 +14,17 @@ use super::bindings::{
 };
 use super::completion::CompletionQueue;
 use super::context::Context;
+use super::destruction::Destruction;
 use super::handle::VerbsHandle;
 use super::library::{ibv_post_recv, ibv_post_send};
 use super::protection_domain::ProtectionDomain;
 use super::verb::{CallSite, Verb, errno, failed};
 use super::work_request::{Chain, ReadRequest, WriteRequest};
 use crate::error::{Error, Result};
-use crate::process;
 use crate::rank::Rank;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// The capacity of a queue pair.
 #[derive(Clone, Copy, Debug)]
@@ -108,17 +108,6 @@ impl QueuePairSpec {
     /// `System` if the device has none left.
     pub(crate) fn create(&self, psn: u32) -> Result<QueuePair<Fresh>> {
         QueuePair::new(&self.pd, &self.queue, self.depth, self.port, self.peer, psn)
-    }
-}
-
-/// A queue pair that another thread destroys.
-#[derive(Debug)]
-pub(crate) struct Destruction(Weak<()>);
-
-impl Destruction {
-    /// Whether the device accesses no memory for the queue pair any more.
-    pub(crate) fn is_over(&self) -> bool {
-        self.0.strong_count() == 0
     }
 }
 
@@ -483,23 +472,9 @@ impl QueuePair<Connected> {
         self.move_to(IBV_QPS_RESET, Verb::ModifyQpToReset)
     }
 
-    /// Destroys the queue pair in a thread of its own: a driver may wait for packets that cannot be sent. Without a thread,
-    /// destroys it at once.
+    /// Destroys the queue pair in a thread of its own.
     pub(crate) fn destroy_in_background(self) -> Destruction {
-        let unfinished = Arc::new(());
-        let destruction = Destruction(Arc::downgrade(&unfinished));
-        if self.inner.handle.raw().is_none() {
-            return destruction;
-        }
-        let destroy = move || {
-            drop(self);
-            drop(unfinished);
-        };
-        let builder = std::thread::Builder::new().name("flexring-drop".to_owned());
-        if let Err(cause) = process::spawn(builder, destroy) {
-            log::debug!("verbs: a queue pair is destroyed without a thread: {cause}");
-        }
-        destruction
+        if self.inner.handle.raw().is_none() { Destruction::default() } else { Destruction::begin(self) }
     }
 
     /// Moves the queue pair to a state that needs no other attribute.

@@ -28,8 +28,14 @@ impl Peer {
 
     /// Whether [`look`](Self::look) must be called from time to time: a queue pair is broken.
     pub(in super::super) fn needs_look(&self) -> bool {
-        let is_draining = self.link.qps.iter().any(|qp| qp.is_draining());
-        is_draining || (self.is_ready && self.link.reconnects() && !self.link.is_whole())
+        let has_news = self.link.check().is_err() && self.owes_failure();
+        !self.link.is_whole()
+            && (self.link.is_draining() || (self.is_ready && self.link.reconnects()) || has_news)
+    }
+
+    /// Whether the peer must be sent a message if this end of the link fails: it may wait for rails of this rank, and has not been sent one.
+    pub(in super::super) fn owes_failure(&self) -> bool {
+        self.is_ready && !self.is_failure_sent && self.link.peer_may_wait()
     }
 
     /// Takes the next steps for broken queue pairs, and appends what the peer must hear. `works` says whether the port of a rail
@@ -41,7 +47,7 @@ impl Peer {
         messages: &mut Vec<RailMessage>,
     ) {
         self.check_flushes(now);
-        self.link.recover();
+        self.recover();
         while let Some((qp, generation, state)) = self.link.take_due_state() {
             messages.push(RailMessage::Broken { qp: qp as u8, generation, state: state.as_bytes().to_vec() });
         }
@@ -61,6 +67,10 @@ impl Peer {
             if self.waited > self.patience {
                 self.link.give_up();
             }
+        }
+        if self.link.check().is_err() && self.owes_failure() {
+            self.is_failure_sent = true;
+            messages.push(RailMessage::Aborted);
         }
     }
 

@@ -48,6 +48,11 @@ impl PeerQp {
         }
     }
 
+    /// Whether the device executes no more writes of the peer: not if it is being destroyed, as it may not be in the error state.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.destruction.as_ref().is_none_or(Destruction::is_over)
+    }
+
     /// The calls since the last call of this. Only for a queue pair without a device.
     #[cfg(test)]
     pub(super) fn recorded_calls(&mut self) -> crate::transport::verbs::objects::RecordedCalls {

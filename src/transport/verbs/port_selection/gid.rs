@@ -33,8 +33,7 @@ pub(super) fn choose<'a>(
         return chosen(gid, format!("set by FLEXRING_IB_GID_INDEX={index}: {}", describe(gid)));
     }
     if port.layer == LinkLayer::InfiniBand {
-        let routed = |gid: &&Gid| usize::from(gid.index) == config.ib_flid_gid_index && gid.flid() != 0;
-        if let Some(gid) = port.gids.iter().find(routed) {
+        if let Some(gid) = port.gids.iter().find(|gid| flid(gid, config) != 0) {
             return chosen(gid, format!("its FLID {:#x} is reached from other subnets", gid.flid()));
         }
         let gid =
@@ -48,16 +47,15 @@ pub(super) fn choose<'a>(
         Family::Ipv4 => gid.ip().is_ipv4(),
         Family::Ipv6 => gid.ip().is_ipv6(),
     };
-    // If all interfaces are elsewhere, this may be a container that uses those of its host.
-    let all_elsewhere = port.gids.iter().filter(fits).all(|gid| inventory.is_elsewhere(gid));
-    let is_here = |gid: &&Gid| all_elsewhere || !inventory.is_elsewhere(gid);
-    let best = port.gids.iter().filter(fits).filter(is_here).min_by_key(|gid| {
+    let best = port.gids.iter().filter(fits).min_by_key(|gid| {
+        // If all interfaces are elsewhere, this may be a container that uses those of its host.
+        let elsewhere = inventory.is_elsewhere(gid);
         // An address that this network namespace does not have may belong to another container. If it belongs to the
         // host of this container, there is no better one. In both cases, it is preferred to a link-local address, which
         // routers do not forward.
         let class = class(gid);
         let foreign = inventory.address(gid).is_none();
-        (gid.kind != wanted(config), class == LINK_LOCAL, foreign, class, gid.index)
+        (elsewhere, gid.kind != wanted(config), class == LINK_LOCAL, foreign, class, gid.index)
     });
     let gid = best.ok_or_else(|| none_fits(port, config))?;
     let mut why = describe(gid);
@@ -69,6 +67,11 @@ pub(super) fn choose<'a>(
         why += ", the first by version, family and index";
     }
     chosen(gid, why)
+}
+
+/// The FLID of a port on InfiniBand with this GID; 0 if the GID has none, or is not the one that the settings take it from.
+pub(super) fn flid(gid: &Gid, config: &Config) -> u16 {
+    if usize::from(gid.index) == config.ib_flid_gid_index { gid.flid() } else { 0 }
 }
 
 fn wanted(config: &Config) -> GidKind {

@@ -2,6 +2,7 @@
 //!
 //! Owns what ranks exchange about their rails. Must not know why a port was selected.
 
+use super::gid::flid;
 use crate::config::Config;
 use crate::transport::verbs::inventory::{
     Gid, GidKind, Inventory, LinkLayer, PciDistance, RdmaDevice, RdmaPort,
@@ -60,8 +61,7 @@ impl Rail {
         config: &Config,
     ) -> Self {
         let is_infiniband = port.layer == LinkLayer::InfiniBand;
-        let flid =
-            if is_infiniband && usize::from(gid.index) == config.ib_flid_gid_index { gid.flid() } else { 0 };
+        let flid = if is_infiniband { flid(gid, config) } else { 0 };
         let pkey_index = u16::try_from(config.ib_pkey).unwrap_or_default();
         let key = port.pkeys.iter().find(|(index, _)| *index == pkey_index);
         let network = match port.layer {

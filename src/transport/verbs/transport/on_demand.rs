@@ -67,7 +67,7 @@ impl OnDemand {
     pub(super) fn abort(&mut self, peers: &[Peer]) {
         self.pending.clear();
         let aborted = LinkMessage::Rail(RailMessage::Aborted).encode().unwrap_or_default();
-        let peers = peers.iter().filter(|peer| peer.is_ready() && peer.link.reconnects());
+        let peers = peers.iter().filter(|peer| peer.owes_failure());
         let messages: Vec<_> = peers.map(|peer| (peer.rank(), aborted.clone())).collect();
         if !messages.is_empty()
             && let Err(error) = self.directory.out_of_band.send(&messages)

@@ -40,6 +40,11 @@ impl PortStates {
         self.has_failed[rail] = true;
     }
 
+    /// Whether the device of a rail does not work any more.
+    pub(super) fn has_failed(&self, rail: usize) -> bool {
+        self.has_failed[rail]
+    }
+
     /// Whether the port of a rail works.
     pub(super) fn works(&self, rail: usize) -> bool {
         !self.is_down[rail] && !self.has_failed[rail]

@@ -9,9 +9,10 @@ use crate::error::{Error, ErrorKind};
 use crate::test_effort::cases;
 use crate::transport::Events;
 use crate::transport::fixtures::call;
+use crate::transport::verbs::connect_info::RailMessage;
 use crate::transport::verbs::link::RECV_DEPTH;
-use crate::transport::verbs::objects::{Completion, RecordedCalls, Shim, Verb, WcStatus};
-use crate::transport::verbs::wire::{ImmData, ImmKind, WINDOW};
+use crate::transport::verbs::objects::{Completion, Destruction, RecordedCalls, Shim, Verb, WcStatus};
+use crate::transport::verbs::wire::{ImmData, ImmKind, RECOVERY_BYTES, WINDOW};
 use fastrand::Rng;
 use rustix::io::Errno;
 use scenario::{Scenario, ScenarioCall};
@@ -168,7 +169,12 @@ fn a_device_that_refuses_to_connect_a_queue_pair_again_costs_an_attempt() {
 
 /// Two ranks with two queue pairs, right after the hellos are posted.
 fn after_hellos(shim: Shim) -> Simulation {
-    let rails = vec![(0, 0), (1, 1)];
+    after_hellos_over(2, false, shim)
+}
+
+/// Two ranks with this many queue pairs, which may be connected again, right after the hellos are posted.
+fn after_hellos_over(qps: usize, reconnects: bool, shim: Shim) -> Simulation {
+    let rails = (0..qps).map(|rail| (rail, rail)).collect();
     let shims = [shim, Shim::none()];
     Simulation::new(Scenario {
         seed: 0,
@@ -178,7 +184,7 @@ fn after_hellos(shim: Shim) -> Simulation {
         unbroken: None,
         shims,
         stuck: None,
-        reconnects: false,
+        reconnects,
         stepwise: false,
     })
 }
@@ -190,12 +196,22 @@ fn failing(verb: Verb, k: usize) -> Shim {
 
 /// Completes a receive over queue pair 0 with this outcome.
 fn received(peer: &mut Peer, outcome: std::result::Result<Option<(u32, u32)>, WcStatus>) {
-    peer.handle_completion(&Completion { id: wr_id(0, 0, true, 0), outcome }).expect("a valid write");
+    received_over(peer, 0, outcome);
+}
+
+/// Completes a receive over a queue pair with this outcome.
+fn received_over(peer: &mut Peer, qp: usize, outcome: std::result::Result<Option<(u32, u32)>, WcStatus>) {
+    peer.handle_completion(&Completion { id: wr_id(0, qp, true, 0), outcome }).expect("a valid write");
 }
 
 /// Flushes this many receives of queue pair 0, and the recorded requests.
 fn flush(peer: &mut Peer, receives: usize, recorded: &RecordedCalls) {
-    (0..receives).for_each(|_| received(peer, Err(WcStatus::FLUSHED)));
+    flush_over(peer, 0, receives, recorded);
+}
+
+/// Flushes this many receives of a queue pair, and the recorded requests.
+fn flush_over(peer: &mut Peer, qp: usize, receives: usize, recorded: &RecordedCalls) {
+    (0..receives).for_each(|_| received_over(peer, qp, Err(WcStatus::FLUSHED)));
     for request in &recorded.posted {
         let completion = Completion { id: request.id, outcome: Err(WcStatus::FLUSHED) };
         peer.handle_completion(&completion).expect("flushes are no protocol violation");
@@ -210,7 +226,12 @@ fn look(peer: &mut Peer, now: Instant) {
 /// What is posted to the peer over queue pair 1 now.
 fn posted_kinds(peer: &mut Peer) -> Vec<ImmKind> {
     peer.progress(&mut Events::new()).expect("a queue pair is alive");
-    let posted = peer.qps[1].recorded_calls().posted.into_iter();
+    kinds(&peer.qps[1].recorded_calls())
+}
+
+/// What these requests write.
+fn kinds(recorded: &RecordedCalls) -> Vec<ImmKind> {
+    let posted = recorded.posted.iter();
     posted.filter_map(|request| request.immediate).map(|imm| ImmData::unpack(imm).kind).collect()
 }
 
@@ -308,4 +329,103 @@ fn requests_of_a_refused_chain_are_recovered_over_another_queue_pair() {
     assert!(recorded.in_error);
     flush(peer, RECV_DEPTH, &recorded);
     assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0, 0)], "the call waits for the peer's recovery state");
+}
+
+#[test]
+fn an_aborted_link_waits_for_a_queue_pair_that_is_being_destroyed() {
+    let mut simulation = after_hellos(failing(Verb::ModifyQpToErr, 0));
+    let peer = simulation.peer(0);
+    received(peer, Err(WcStatus::FLUSHED));
+    let (destruction, unfinished) = Destruction::unfinished();
+    peer.qps[0].destruction = Some(destruction);
+    peer.abort(&Error::peer_lost("the call failed"));
+    let recorded = peer.qps[1].recorded_calls();
+    assert!(recorded.in_error);
+    flush_over(peer, 1, RECV_DEPTH, &recorded);
+    let (at_once, much_later) = (Duration::ZERO, Duration::from_secs(3600));
+    assert!(!peer.is_aborted(much_later), "the device may still execute a write of the peer");
+    drop(unfinished);
+    assert!(peer.is_aborted(at_once), "nothing else is waited for");
+}
+
+#[test]
+fn an_aborted_link_does_not_wait_long_for_a_device_that_does_not_flush() {
+    let mut simulation = after_hellos(Shim::none());
+    let peer = simulation.peer(0);
+    peer.abort(&Error::peer_lost("the call failed"));
+    assert!(!peer.is_aborted(Duration::from_millis(400)));
+    assert!(peer.is_aborted(Duration::from_millis(600)), "in the error state, the device executes no write");
+}
+
+#[test]
+fn a_link_that_fails_destroys_queue_pairs_that_cannot_be_moved_to_the_error_state() {
+    let mut simulation = after_hellos(failing(Verb::ModifyQpToErr, 1));
+    let peer = simulation.peer(0);
+    received(peer, Err(WcStatus { code: 4, vendor_err: 0x51 }));
+    peer.link.check().expect_err("what arrived is unknown");
+    assert!(peer.qps[0].recorded_calls().in_error);
+    assert!(peer.qps[1].connected.is_none(), "the peer may not write over it any more");
+}
+
+/// The peer's device acknowledged the state, and then was destroyed before the peer had polled it.
+#[test]
+fn a_recovery_state_that_may_be_lost_with_a_destroyed_queue_pair_is_sent_again() {
+    let mut simulation = after_hellos_over(3, false, Shim::none());
+    let peer = simulation.peer(0);
+    received(peer, Err(WcStatus::FLUSHED));
+    let recorded = peer.qps[0].recorded_calls();
+    flush(peer, RECV_DEPTH - 1, &recorded);
+    peer.progress(&mut Events::new()).expect("a queue pair is alive");
+    let recorded = peer.qps[1].recorded_calls();
+    assert_eq!(kinds(&recorded), [ImmKind::Recovery(0, 0)]);
+    for request in recorded.posted {
+        peer.handle_completion(&Completion { id: request.id, outcome: Ok(None) }).expect("acknowledged");
+    }
+    let broken = ImmData { kind: ImmKind::Recovery(1, 0), epoch: 0 }.pack();
+    received_over(peer, 2, Ok(Some((broken, RECOVERY_BYTES as u32))));
+    peer.progress(&mut Events::new()).expect("a queue pair is alive");
+    let recorded = peer.qps[1].recorded_calls();
+    assert!(recorded.in_error, "it is broken at the peer's end");
+    flush_over(peer, 1, RECV_DEPTH, &recorded);
+    peer.progress(&mut Events::new()).expect("a queue pair is alive");
+    let posted = kinds(&peer.qps[2].recorded_calls());
+    assert_eq!(posted, [ImmKind::Recovery(1, 0), ImmKind::Recovery(0, 0)]);
+}
+
+/// As when a message is found to be lost for good after the call that sent it.
+#[test]
+fn a_link_that_fails_at_one_end_is_reported_to_the_other() {
+    let mut simulation = after_hellos_over(2, true, Shim::none());
+    let peer = simulation.peer(0);
+    peer.link.mark_unreachable(&Error::peer_lost("a message was lost"));
+    peer.progress(&mut Events::new()).expect("no call needs the link");
+    assert!((0..2).all(|qp| peer.qps[qp].recorded_calls().in_error), "so the peer notices");
+    assert!(peer.needs_look());
+    let mut messages = Vec::new();
+    let now = Instant::now();
+    peer.look(now, &|_| true, &mut messages);
+    peer.look(now, &|_| true, &mut messages);
+    assert!(matches!(messages[..], [RailMessage::Aborted]), "once: {messages:?}");
+    let other = simulation.peer(1);
+    for qp in 0..2 {
+        other.break_qp(qp, &Error::peer_lost("no acknowledgement"));
+    }
+    other.link.check().expect("a rail may come back");
+    other.on_rail_message(RailMessage::Aborted, now, &|_| true, &mut Vec::new()).expect("a valid message");
+    other.link.check().expect_err("no rail comes back");
+}
+
+#[test]
+fn a_link_whose_devices_have_all_failed_does_not_wait_for_a_rail() {
+    let mut simulation = after_hellos_over(2, true, Shim::none());
+    let peer = simulation.peer(0);
+    let cause = |rail| Error::system(format!("inert{rail}: the device failed"));
+    peer.fail_rail(0, &cause(0), &|rail| rail == 0);
+    peer.link.check().expect("the other rail is alive");
+    peer.break_qp(1, &Error::peer_lost("no acknowledgement"));
+    peer.link.check().expect("its rail may come back");
+    peer.fail_rail(1, &cause(1), &|_| true);
+    let error = peer.link.check().expect_err("no rail comes back");
+    assert_eq!(error.kind(), ErrorKind::PeerLost);
+    assert!(error.message().contains("inert1: the device failed"), "{error}");
 }

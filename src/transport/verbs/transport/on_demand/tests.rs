@@ -322,3 +322,18 @@ fn a_device_that_refuses_a_further_link_fails_the_call_that_needs_it() {
         finish(ranks);
     }
 }
+
+#[test]
+fn a_call_ends_at_once_with_the_event_of_the_only_device() {
+    let shim = Shim::none();
+    let (mut ranks, _) = world(2, 1, |me| vec![1 - me], &shim).expect("inert");
+    enter(&mut ranks[0], 1);
+    poll(&mut ranks[0]).expect("the device works");
+    // IBV_EVENT_DEVICE_FATAL. Asynchronous events are read after a sleep.
+    let _shim = shim.with_event(8);
+    ranks[0].clear_need_wakeup();
+    let error = poll(&mut ranks[0]).expect_err("no rail comes back");
+    assert_eq!(error.kind(), ErrorKind::PeerLost);
+    assert!(error.message().contains("inert0: the device failed"), "{error}");
+    finish(ranks);
+}
