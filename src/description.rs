@@ -1,4 +1,4 @@
-//! Reads topologies and plans from files.
+//! Reads topologies, plans and tuning profiles from files.
 //!
 //! Owns the file access for `plan`, which does no I/O, and the longest files. Must not know the formats.
 
@@ -6,7 +6,7 @@ use crate::config::Size;
 use crate::error::{Error, Result};
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
-use crate::plan::{plan_file, topology_file};
+use crate::plan::{plan_file, topology_file, tuning};
 use std::fs::File;
 use std::io::{self, Read};
 
@@ -55,6 +55,19 @@ pub fn plan(path: &str) -> Result<Schedule> {
     plan_file::parse(path, &text)
 }
 
+/// The text of the tuning profile with this name.
+///
+/// # Errors
+/// `InvalidSetting`, naming the file.
+pub fn tuning_profile(path: &str) -> Result<String> {
+    text_of(path, Size(tuning::LONGEST_FILE)).map_err(|cause| {
+        let message = format!(
+            "FLEXRING_TUNING={path} cannot be read on the node of rank 0: {cause}: `flexring tune -o FILE` writes a tuning profile"
+        );
+        Error::invalid_setting(message).with_source(cause)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +95,8 @@ mod tests {
         assert!(error.message().ends_with("cannot be read as a file: it is longer than 64M"), "{error}");
         let error = plan("/dev/zero").expect_err("it has no end");
         assert_eq!(error.message(), "the plan /dev/zero cannot be read: it is longer than 512M");
+        let error = tuning_profile("/dev/zero").expect_err("it has no end");
+        assert!(error.message().contains("it is longer than 2M"), "{error}");
     }
 
     #[test]

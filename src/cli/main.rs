@@ -7,6 +7,7 @@
 mod doctor;
 mod env;
 mod error;
+mod local_ranks;
 mod output;
 mod perf;
 mod plan;
@@ -14,6 +15,7 @@ mod settings;
 mod simulate;
 mod status;
 mod trace;
+mod tune;
 
 use clap::{Parser, Subcommand};
 use error::{CommandError, ERROR_PREFIX};
@@ -40,6 +42,7 @@ enum Command {
     Env(env::EnvOptions),
     Status(status::StatusOptions),
     Trace(trace::TraceOptions),
+    Tune(tune::TuneOptions),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Some(Command::Env(options)) => env::run(&options),
         Some(Command::Status(options)) => status::run(&options),
         Some(Command::Trace(options)) => trace::run(&options),
+        Some(Command::Tune(options)) => tune::run(&options),
         None => output::print(&format!("flexring {}{}", env!("CARGO_PKG_VERSION"), env::kernels_line())),
     };
     match outcome {

@@ -9,6 +9,7 @@ use super::runner::CallRunner;
 use crate::bootstrap::ShrinkService;
 use crate::config::{Config, Servers};
 use crate::plan::topology::Topology;
+use crate::plan::tuning::ClusterIdentity;
 use crate::rank::Rank;
 use std::sync::Arc;
 
@@ -41,8 +42,10 @@ pub(super) struct Blueprint {
     pub config: Config,
     /// Identifies the control connection, for communicators that are opened over it. `None` if the ranks are threads.
     pub carrier: Option<OfferKey>,
-    /// The topology, if the settings describe one. Otherwise it follows from the ranks' nodes.
-    pub topology: Option<Topology>,
+    pub topology: Topology,
+    /// Whether the settings or a tuning profile describe the topology. Otherwise it follows from the ranks' nodes.
+    pub is_described: bool,
+    pub cluster: ClusterIdentity,
     /// Answers ranks that shrink this communicator. `None` if there are no other ranks, or if they are threads.
     pub service: Option<Arc<ShrinkService>>,
     /// The services of the communicators that this one was shrunk from. While they answer, a rank that was left out does not
@@ -56,15 +59,17 @@ impl Blueprint {
     /// The settings of a world of `members`, the ranks of this one in their new order.
     pub(super) fn for_members(&self, members: &[Rank]) -> WorldSpec {
         let mut config = self.config.clone();
-        // A plan and dimensions are for a number of ranks, and the planners make new ones.
+        // A plan and dimensions are for a number of ranks, and the planners make new ones. What a tuning profile says of links
+        // and settings is in the topology and in these settings already; its choices are for all ranks.
         config.plan_file = None;
+        config.tuning = None;
         config.dimensions = None;
         config.servers = config.servers.and_then(|Servers(servers)| {
             let position = |server: Rank| members.iter().position(|member| *member == server);
             let kept: Vec<Rank> = servers.into_iter().filter_map(position).collect();
             (!kept.is_empty()).then_some(Servers(kept))
         });
-        let topology = self.topology.as_ref().map(|topology| topology.restricted_to(members));
+        let topology = self.is_described.then(|| self.topology.restricted_to(members));
         let ancestors = self.ancestors.iter().chain(&self.service).map(Arc::clone).collect();
         WorldSpec { config, topology, is_derived: true, ancestors }
     }

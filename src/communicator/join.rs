@@ -19,7 +19,10 @@ use super::plans::Plans;
 use super::runner::CallRunner;
 use super::runner_builder::{CallRunnerBuilder, region_layout};
 use super::timeline::{self, Timeline};
-use crate::bootstrap::{ControlConnection, Identity, RendezvousPoint, ShrinkService, ShrinkServiceParams};
+use super::tuning;
+use crate::bootstrap::{
+    ControlConnection, Identity, RendezvousPoint, ShrinkService, ShrinkServiceParams, host_name,
+};
 use crate::config::{Algorithm, Config, TransportChoice};
 use crate::description;
 use crate::descriptor_limit;
@@ -27,11 +30,15 @@ use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::plan::topology::Topology;
+use crate::plan::tuning::{ClusterIdentity, TuningProfile};
 use crate::rank::Rank;
 use crate::secret::random_bytes;
 use crate::transport::shm::{Mailbox, NodeMemory, OwnMemory, Region, RegionAddress, RegionOfRank, Shm};
 use crate::transport::{AnyTransport, local};
 use std::sync::Arc;
+
+/// The transport of worlds whose ranks all share memory, in tuning profiles.
+const SHARED_MEMORY: &str = "memory";
 
 impl Communicator {
     /// Joins the world that `identity` names, with the settings in `config`.
@@ -73,22 +80,38 @@ impl Communicator {
 
     /// Makes the links among ranks that know each other.
     fn join_introduced(
-        spec: WorldSpec,
+        mut spec: WorldSpec,
         introduction: Introduction,
         (carrier, connection): &(OfferKey, Arc<ControlConnection>),
         fault: Arc<Fault>,
     ) -> Result<Self> {
         let Introduction { deadline, descriptors, listener, shrink_listener, memories, infos, .. } =
             introduction;
-        let config = &spec.config;
         let (me, world) = (connection.rank(), connection.world());
         let same_node: Vec<bool> = infos.iter().map(|info| info.node == infos[me].node).collect();
         let node: Vec<Rank> = (0..world).filter(|rank| same_node[*rank]).collect();
         let topology = match &spec.topology {
             Some(topology) => topology.clone(),
-            None => topology(config, &infos)?,
+            None => topology(&spec.config, &infos)?,
         };
-        let plans = plans(&spec, &topology, me)?;
+        let hosts: Vec<&str> = infos.iter().map(|info| info.topology_name.as_str()).collect();
+        let mut cluster = ClusterIdentity::new(&topology, &hosts, SHARED_MEMORY);
+        let profile = match &spec.config.tuning {
+            Some(path) => {
+                let profile = tuning::agree(path, connection)?;
+                tuning::check_cluster(path, &profile, &cluster)?;
+                Some(profile)
+            }
+            None => None,
+        };
+        let is_described = spec.topology.is_some() || spec.config.topology.is_some() || profile.is_some();
+        let topology =
+            profile.as_ref().map_or_else(|| topology.clone(), |profile| profile.topology(&topology));
+        let plans = plans(&spec, &topology, me, profile.as_ref())?;
+        if let Some(profile) = &profile {
+            spec.config = profile.configure(&spec.config);
+        }
+        let config = &spec.config;
         check_equal(&connection.all_gather("plans", &plans.digest().to_le_bytes())?)?;
         reach(FaultPoint::JoinComparedPlans);
         let intra_node: Vec<Rank> = if descriptors.is_some() { node.clone() } else { vec![me] };
@@ -163,8 +186,12 @@ impl Communicator {
                 fault: &fault,
             };
             let linked = setup.link(listener, region.layout().pool().piece(region.arena()))?;
+            cluster.transport = linked.transport.name().to_owned();
             transports.push(AnyTransport::Posted(linked.transport));
             (registrar, rails) = (linked.registrar, linked.rails);
+        }
+        if let Some((path, profile)) = config.tuning.as_ref().zip(profile.as_ref()) {
+            tuning::check_transport(path, profile, &cluster.transport)?;
         }
         let threads: Vec<Rank> =
             (0..world).filter(|rank| infos[*rank].process == infos[me].process).collect();
@@ -212,13 +239,20 @@ impl Communicator {
         connection.all_gather("links", &[])?;
         runner.lock_state().executor.settle_sharing();
         reach(FaultPoint::JoinEnds);
-        let is_described = spec.topology.is_some() || config.topology.is_some();
         let WorldSpec { config, ancestors, .. } = spec;
-        let topology = is_described.then_some(topology);
         let is_traced = config.trace.is_some();
         let comm = Self::new(
             runner,
-            Blueprint { config, carrier: Some(*carrier), topology, service, ancestors, gathering: None },
+            Blueprint {
+                config,
+                carrier: Some(*carrier),
+                topology,
+                is_described,
+                cluster,
+                service,
+                ancestors,
+                gathering: None,
+            },
         );
         if is_traced {
             timeline::align(&comm, connection)?;
@@ -239,18 +273,32 @@ impl Communicator {
 
     /// The ranks of a world of threads, in their order.
     pub(super) fn local_ranks(spec: &WorldSpec, world: usize) -> Result<Vec<LocalRank>> {
-        let config = &spec.config;
         if world == 0 {
             return Err(Error::invalid_argument("a world has at least one rank"));
         }
         descriptor_limit::raise();
         let fault = Arc::new(Fault::new());
         let group = LocalGroup::new(world, Arc::clone(&fault));
-        let topology = match (&spec.topology, &config.topology) {
+        let topology = match (&spec.topology, &spec.config.topology) {
             (Some(topology), _) => topology.clone(),
             (None, Some(text)) => configured_topology(text, world, None)?,
             (None, None) => Topology::from_names(&vec!["here"; world]),
         };
+        let cluster = ClusterIdentity::new(
+            &topology,
+            &vec![spec.config.node.clone().unwrap_or_else(host_name); world],
+            SHARED_MEMORY,
+        );
+        let profile = spec.config.tuning.as_deref().map(tuning::read).transpose()?;
+        if let Some((path, profile)) = spec.config.tuning.as_ref().zip(profile.as_ref()) {
+            tuning::check_cluster(path, profile, &cluster)?;
+            tuning::check_transport(path, profile, &cluster.transport)?;
+        }
+        let is_described = spec.topology.is_some() || spec.config.topology.is_some() || profile.is_some();
+        let topology =
+            profile.as_ref().map_or_else(|| topology.clone(), |profile| profile.topology(&topology));
+        let config =
+            &profile.as_ref().map_or_else(|| spec.config.clone(), |profile| profile.configure(&spec.config));
         let layout = region_layout(config, world, world);
         let key: [u8; 16] = random_bytes()?;
         let timeline = Timeline::of(config, spec.is_derived, &key);
@@ -272,7 +320,7 @@ impl Communicator {
                 nodes: topology.nodes(),
                 world,
                 me,
-                plans: plans(spec, &topology, me)?,
+                plans: plans(spec, &topology, me, profile.as_ref())?,
                 memory: Arc::new(memory),
                 region,
                 transports: vec![AnyTransport::InPlace(Box::new(shm))],
@@ -295,12 +343,13 @@ impl Communicator {
         // Each rank has published its GPU memory; each opens that of the others; then all know who has opened whose.
         runners.iter().for_each(|runner| runner.lock_state().executor.open_neighbours());
         runners.iter().for_each(|runner| runner.lock_state().executor.settle_sharing());
-        let is_described = spec.topology.is_some() || config.topology.is_some();
         let gathering = Arc::new(LocalGathering::new());
         let blueprint = || Blueprint {
             config: config.clone(),
             carrier: None,
-            topology: is_described.then(|| topology.clone()),
+            topology: topology.clone(),
+            is_described,
+            cluster: cluster.clone(),
             service: None,
             ancestors: Vec::new(),
             gathering: Some(Arc::clone(&gathering)),
@@ -310,16 +359,16 @@ impl Communicator {
 }
 
 /// The plans for `topology`. If an algorithm that the user named cannot be used on what is left of a world, selects one.
-fn plans(spec: &WorldSpec, topology: &Topology, me: Rank) -> Result<Plans> {
+fn plans(spec: &WorldSpec, topology: &Topology, me: Rank, profile: Option<&TuningProfile>) -> Result<Plans> {
     let config = &spec.config;
-    match Plans::new(config, topology, me) {
+    match Plans::new(config, topology, me, profile) {
         Err(error) if spec.is_derived && config.algo != Algorithm::Auto => {
             log::warn!(
                 "{} cannot be used for the ranks of a new communicator ({error}): using auto",
                 config.algo.name()
             );
             let config = Config { algo: Algorithm::Auto, ..config.clone() };
-            Plans::new(&config, topology, me)
+            Plans::new(&config, topology, me, profile)
         }
         plans => plans,
     }

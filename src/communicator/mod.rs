@@ -38,6 +38,7 @@ mod scale;
 mod shrink;
 mod split;
 mod timeline;
+mod tuning;
 mod user_memory;
 mod worker;
 mod worker_pool;
@@ -54,6 +55,8 @@ use crate::config::{Config, environment};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
+use crate::plan::topology::Topology;
+use crate::plan::tuning::ClusterIdentity;
 use crate::plan::verifier::VerifiedPlan;
 use crate::process::CreatorProcess;
 use crate::rank::Rank;
@@ -141,6 +144,19 @@ impl Communicator {
     #[must_use]
     pub fn summary(&self) -> &str {
         &self.runner.summary
+    }
+
+    /// The topology that plans are made for: the nodes of the ranks, below the switches that the settings describe. With a tuning
+    /// profile its links have the measured bandwidths and latencies.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        &self.blueprint.topology
+    }
+
+    /// The ranks, hosts and switches, and what links the nodes, as tuning profiles identify a cluster.
+    #[must_use]
+    pub fn cluster(&self) -> &ClusterIdentity {
+        &self.blueprint.cluster
     }
 
     /// What each rail of this rank has carried, in the order of the rails. Empty if it sends nothing over RDMA devices. May be called

@@ -14,6 +14,7 @@ use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
 use crate::plan::selection::{self, AlgorithmSelection, ShortPlan};
 use crate::plan::topology::Topology;
+use crate::plan::tuning::{TunedPlan, TuningProfile};
 use crate::plan::verifier::VerifiedPlan;
 use crate::rank::Rank;
 use std::collections::{BTreeSet, HashMap};
@@ -28,12 +29,13 @@ const MAX_VERIFIED_RANKS: usize = 16;
 pub(super) struct Plans {
     rank: Rank,
     main: Arc<Plan>,
-    /// The plans for short vectors, each with the longest vector in bytes that uses it, in ascending order.
-    short: Vec<(ShortPlan, usize, Arc<Plan>)>,
+    /// The plans for shorter vectors, in ascending order of their longest vectors.
+    sized: Vec<SizedPlan>,
     /// Most bytes that a rank may receive if every rank reduces a vector itself.
     direct_limit: usize,
     /// Largest vector, in bytes, that every rank reduces itself.
     small: usize,
+    /// Bytes of a sub-chunk of calls that use the main plan.
     subchunk: usize,
     /// Longest block of an all-to-all, in bytes, that goes by node.
     longest_by_node: usize,
@@ -50,6 +52,17 @@ enum PlanKind {
     Main,
     /// For short vectors, whose time depends on the number of messages.
     Short(ShortPlan),
+    /// The choice with this number of a tuning profile.
+    Tuned(usize),
+}
+
+/// The plan of vectors up to a length.
+struct SizedPlan {
+    kind: PlanKind,
+    /// Longest vector in bytes.
+    longest: usize,
+    subchunk: usize,
+    plan: Arc<Plan>,
 }
 
 impl PlanKind {
@@ -66,20 +79,36 @@ pub(super) struct Installed {
     pub path: CallPath,
     /// The digest by which ranks check that they run the same program: equal on all ranks that do.
     pub digest: u64,
+    /// Longest sub-chunk in bytes.
+    pub subchunk: usize,
 }
 
 impl Plans {
-    /// Makes the plans for `topology` according to the settings.
-    pub(super) fn new(config: &Config, topology: &Topology, rank: Rank) -> Result<Self> {
-        let (main, selection) = match &config.plan_file {
-            Some(path) => (
+    /// Makes the plans for `topology` according to the settings of the user, and to the tuning profile if there is one.
+    pub(super) fn new(
+        config: &Config,
+        topology: &Topology,
+        rank: Rank,
+        profile: Option<&TuningProfile>,
+    ) -> Result<Self> {
+        let mut tuned = profile.map_or(Ok(Vec::new()), |profile| profile.plans(config, topology))?;
+        let longest_vectors = tuned.pop();
+        let is_tuned = longest_vectors.is_some();
+        let mut subchunk = config.subchunk.0;
+        let (main, selection) = match (&config.plan_file, longest_vectors, profile) {
+            (None, Some(TunedPlan { choice, plan }), Some(profile)) => {
+                subchunk = choice.subchunk.0;
+                let reason = format!("measured on {}: FLEXRING_TUNING", profile.date);
+                (Arc::new(plan), AlgorithmSelection { algorithm: choice.algorithm, reason })
+            }
+            (Some(path), ..) => (
                 from_file(path, config, topology)?,
                 AlgorithmSelection {
                     algorithm: Algorithm::Auto,
                     reason: format!("FLEXRING_PLAN_FILE={path} was given"),
                 },
             ),
-            None => {
+            (None, ..) => {
                 let details = Details::of(config);
                 let selection = selection::select_algorithm(config.algo, topology, &details);
                 let schedule = planner::plan(selection.algorithm, topology, &details)?;
@@ -89,18 +118,32 @@ impl Plans {
         // Tests verify the planners. Debug builds, where speed does not matter, verify each plan, too.
         if cfg!(debug_assertions) && topology.world() <= MAX_VERIFIED_RANKS {
             VerifiedPlan::new(Plan::clone(&main))?;
+            tuned.iter().try_for_each(|tuned| VerifiedPlan::new(tuned.plan.clone()).map(drop))?;
         }
-        let short = |(kind, longest): (ShortPlan, usize)| {
-            (kind, longest, Arc::new(Plan::on(kind.schedule(topology), topology, Lowering::Direct)))
+        // Profiles have no choices for vectors of which only the number of messages counts.
+        let most = if is_tuned { config.small.0 } else { usize::MAX };
+        let short = |(kind, longest): (ShortPlan, usize)| SizedPlan {
+            kind: PlanKind::Short(kind),
+            longest: longest.min(most),
+            subchunk,
+            plan: Arc::new(Plan::on(kind.schedule(topology), topology, Lowering::Direct)),
         };
-        let short = selection::short_plans(config, topology).into_iter().map(short).collect();
+        let mut sized: Vec<SizedPlan> =
+            selection::short_plans(config, topology).into_iter().map(short).collect();
+        sized.dedup_by_key(|sized| sized.longest);
+        sized.extend(tuned.into_iter().enumerate().map(|(number, tuned)| SizedPlan {
+            kind: PlanKind::Tuned(number),
+            longest: tuned.choice.up_to.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX),
+            subchunk: tuned.choice.subchunk.0,
+            plan: Arc::new(tuned.plan),
+        }));
         Ok(Self {
             rank,
             main,
-            short,
+            sized,
             direct_limit: config.direct.0,
             small: config.small.0,
-            subchunk: config.subchunk.0,
+            subchunk,
             longest_by_node: selection::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
             installed: HashMap::new(),
@@ -115,19 +158,25 @@ impl Plans {
 
     /// Equal on all ranks that have the same plans and sub-chunk size.
     pub(super) fn digest(&self) -> u64 {
-        let combine = |digest: u64, (_, _, plan): &(_, _, Arc<Plan>)| (digest ^ plan.digest()).rotate_left(1);
+        let combine = |digest: u64, sized: &SizedPlan| {
+            let bounds = [sized.longest as u64, sized.subchunk as u64];
+            let bounds = bounds.iter().fold(0, |digest: u64, bound| xxh3_64(&(digest ^ bound).to_le_bytes()));
+            (digest ^ sized.plan.digest() ^ bounds).rotate_left(1)
+        };
         self.main.digest()
-            ^ self.short.iter().fold(0, combine)
+            ^ self.sized.iter().fold(0, combine)
             ^ xxh3_64(&(self.subchunk as u64).to_le_bytes())
     }
 
     /// The programs of all-reduces without a factor.
     fn usual_programs(&self) -> Vec<ProgramKey> {
         let mut programs = vec![(PlanKind::Main, true, false), (PlanKind::Main, false, false)];
-        for (short, ..) in &self.short {
-            programs.push((PlanKind::Short(*short), false, false));
-            if *short == ShortPlan::Direct {
-                programs.push((PlanKind::DIRECT, false, true));
+        for SizedPlan { kind, .. } in &self.sized {
+            programs.push((*kind, false, false));
+            match kind {
+                PlanKind::Tuned(_) => programs.push((*kind, true, false)),
+                kind if *kind == PlanKind::DIRECT => programs.push((*kind, false, true)),
+                _ => {}
             }
         }
         let reproducible = self.reproducible;
@@ -153,7 +202,7 @@ impl Plans {
     /// Uses another plan for all later calls. The first call of each kind installs its program.
     pub(super) fn replace(&mut self, plan: &VerifiedPlan, executor: &mut Executor) {
         self.main = Arc::clone(plan.plan());
-        self.short.clear();
+        self.sized.clear();
         self.installed.clear();
         executor.uninstall_all();
     }
@@ -168,10 +217,11 @@ impl Plans {
         };
         let straight = collective.is_straight();
         let bytes = checked.count as usize * checked.dtype.size();
-        let short = self.short.iter().find(|(_, longest, _)| bytes <= *longest);
+        let sized = self.sized.iter().find(|sized| bytes <= sized.longest);
         // What goes straight depends on no plan, and the ranks of an all-to-all have different counts.
-        let short = short.filter(|_| !straight);
-        let kind = short.map_or(PlanKind::Main, |(short, ..)| PlanKind::Short(*short));
+        let sized = sized.filter(|_| !straight);
+        let (kind, subchunk) =
+            sized.map_or((PlanKind::Main, self.subchunk), |sized| (sized.kind, sized.subchunk));
         // In a one-shot all-reduce a rank receives every other rank's vector, so the limit must hold for
         // their total length.
         let received = bytes.saturating_mul(self.main.schedule().world() - 1);
@@ -189,7 +239,7 @@ impl Plans {
             root: checked.root,
             prescale,
             reproducible: self.reproducible && collective.reduces(),
-            by_wave: !one_shot && !straight && self.plan(kind).moves_in_waves(bytes as u64, self.subchunk),
+            by_wave: !one_shot && !straight && self.plan(kind).moves_in_waves(bytes as u64, subchunk),
             one_shot,
             by_node,
         };
@@ -200,8 +250,11 @@ impl Plans {
     }
 
     fn plan(&self, kind: PlanKind) -> &Plan {
-        let PlanKind::Short(kind) = kind else { return &self.main };
-        self.short.iter().find(|(short, ..)| *short == kind).map_or(&self.main, |(_, _, plan)| plan)
+        self.sized(kind).map_or(&self.main, |sized| &sized.plan)
+    }
+
+    fn sized(&self, kind: PlanKind) -> Option<&SizedPlan> {
+        self.sized.iter().find(|sized| sized.kind == kind)
     }
 
     fn install(&mut self, key: ProgramKey, executor: &mut Executor) -> Result<Installed> {
@@ -211,7 +264,8 @@ impl Plans {
         // would cancel out.
         let both = u128::from(self.digest()) << 64 | u128::from(program.digest);
         let digest = xxh3_64(&both.to_le_bytes());
-        let installed = Installed { digest, path: executor.install(program)? };
+        let subchunk = self.sized(kind).map_or(self.subchunk, |sized| sized.subchunk);
+        let installed = Installed { digest, path: executor.install(program)?, subchunk };
         self.installed.insert(key, installed);
         Ok(installed)
     }

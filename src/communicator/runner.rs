@@ -195,7 +195,7 @@ impl CallRunner {
         if let Some(messages) = &checked.messages {
             return self.attempt_group(checked, Arc::clone(messages), state);
         }
-        let Installed { path, digest: program } = self.path(checked, state)?;
+        let Installed { path, digest: program, subchunk } = self.path(checked, state)?;
         let call = Call {
             sequence: state.sequence,
             collective: checked.collective,
@@ -219,6 +219,7 @@ impl CallRunner {
             arithmetic: checked.arithmetic(),
             average: checked.op == ReduceOp::Avg,
             prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
+            subchunk,
             blocks: checked.blocks.clone(),
         };
         let scratch_bytes = state.executor.scratch_bytes(&bound, path);
@@ -261,7 +262,7 @@ impl CallRunner {
     fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<Installed> {
         if self.is_small(checked) {
             let digest = state.plans.digest();
-            return Ok(Installed { path: CallPath::Small, digest });
+            return Ok(Installed { path: CallPath::Small, digest, subchunk: self.small });
         }
         state.plans.path(checked, &mut state.executor)
     }

@@ -150,6 +150,9 @@ settings! {
     plan_file: Option<String> = "FLEXRING_PLAN_FILE", None, AnyValue,
         "JSON file of a schedule, as written by `flexring plan --write`. It is verified, and then used for all calls.";
     #[shared yes]
+    tuning: Option<String> = "FLEXRING_TUNING", None, AnyValue,
+        "File of a tuning profile, as written by `flexring tune` on this cluster. Rank 0 reads it. Its links replace those of the topology, and auto selects plans, sub-chunks, slots and sockets per link from it where other settings have their defaults.";
+    #[shared yes]
     reproducible: Switch = "FLEXRING_REPRODUCIBLE", Switch(false), AnyValue,
         "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";
     #[shared yes]

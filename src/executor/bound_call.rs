@@ -27,6 +27,8 @@ pub struct BoundCall {
     pub average: bool,
     /// Whether contributions are multiplied by the call's factor.
     pub prescale: bool,
+    /// Longest sub-chunk in bytes, equal on all ranks. Not longer than a slot where it is.
+    pub subchunk: usize,
     /// The lengths of the blocks of an all-to-all; `None` for other collectives.
     pub blocks: Option<BlockCounts>,
 }

@@ -442,7 +442,7 @@ fn facts_of(resources: &Resources, bound: &BoundCall) -> CallFacts {
         in_place: bound.in_place,
         on_gpu: call.on_gpu,
         output_bytes: bound.output.len(),
-        slot_bytes: resources.slots.slot_bytes(),
+        slot_bytes: resources.slots.slot_bytes().min(bound.subchunk),
         gpu_slot_bytes: resources.slots.gpu_slot_bytes(),
     }
 }

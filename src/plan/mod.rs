@@ -12,6 +12,7 @@ pub mod captions;
 pub mod comparison;
 pub mod cost_model;
 pub mod drawing;
+mod file_context;
 pub mod fraction;
 #[cfg(test)]
 mod fuzz;
@@ -28,6 +29,7 @@ mod span_map;
 pub mod topology;
 pub mod topology_file;
 pub mod traffic;
+pub mod tuning;
 pub mod verifier;
 
 pub use crate::rank::Rank;

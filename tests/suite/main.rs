@@ -63,4 +63,6 @@ mod settings_docs;
 #[cfg(feature = "cli")]
 mod simulate_command;
 #[cfg(feature = "cli")]
+mod tune_command;
+#[cfg(feature = "cli")]
 mod wheel;

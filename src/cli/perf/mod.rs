@@ -21,10 +21,11 @@ pub use options::PerfOptions;
 pub use progress_bar::Progress;
 
 use crate::error::CommandError;
+use crate::local_ranks::no_job;
 use crate::settings::warn_about_unknown_settings;
 use flexring::bootstrap::{identity, is_alone};
 use flexring::config::{Config, environment};
-use flexring::{Error, ErrorKind, description};
+use flexring::{Error, description};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -76,17 +77,6 @@ fn ranks(
         }
         _ => Ok(None),
     }
-}
-
-/// Adds the next step to the error of a process that finds no job to join.
-fn no_job(error: Error) -> CommandError {
-    if error.kind() != ErrorKind::Rendezvous {
-        return error.into();
-    }
-    CommandError::Usage(format!(
-        "give --ranks N to start N ranks on this machine; without it, {}",
-        error.message()
-    ))
 }
 
 /// Executes this command again with `settings` in its environment, because a process cannot safely change its own

@@ -10,13 +10,13 @@ use super::options::{PerfOptions, VectorDevice};
 use super::progress_output::ProgressOutput;
 use super::redop::RedOp;
 use super::report::{RankGpu, RankInfo};
+use crate::local_ranks::die_with_parent;
 use flexring::bootstrap::{Identity, host_name, identity};
 use flexring::communicator::RailStatistics;
 use flexring::config::{Config, Size, environment};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Boolean, Communicator, DType, Error, ReduceOp, Result};
 use half::{bf16, f16};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 /// Length in bytes of a host or GPU name as ranks exchange it; longer names are cut.
 const NAME_BYTES: usize = 64;
@@ -199,15 +199,4 @@ fn gather_cut_texts(comm: &Communicator, text: &str, most: usize) -> Result<Vec<
     comm.all_reduce(&mut all, ReduceOp::Sum)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
     Ok(all.chunks(most).map(text).collect())
-}
-
-/// Makes the kernel kill this process when its parent ends for any reason.
-fn die_with_parent(parent: i32) -> Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|cause| Error::io("cannot set the parent-death signal", cause))?;
-    // The parent may have ended before the signal was set.
-    if getppid().map(Pid::as_raw_nonzero).is_none_or(|pid| pid.get() != parent) {
-        return Err(Error::aborted("the process that started this rank is gone"));
-    }
-    Ok(())
 }

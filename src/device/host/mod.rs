@@ -19,12 +19,12 @@ mod kernel;
 mod lane;
 mod number;
 
-use super::{Arithmetic, Device, Finish, Job, Submitted};
+use super::{Arithmetic, Device, Finish, Job, Operand, Submitted};
 use crate::config::Simd;
 use crate::dtype::{Boolean, DType};
 use crate::error::{Error, Result};
 use crate::float8::{F8E4M3, F8E5M2};
-use crate::memory::Piece;
+use crate::memory::{Loan, Piece};
 use compiled::Compiled;
 use half::{bf16, f16};
 use lane::Lane;
@@ -135,6 +135,24 @@ impl Host {
                 simd.name()
             ))
         })
+    }
+
+    /// Writes the sums of the floats of `one` and `other` to `into`, for measurements.
+    ///
+    /// # Errors
+    /// `Internal` if the three are not equally long.
+    pub fn sum(&mut self, into: &mut [f32], one: &[f32], other: &[f32]) -> Result<()> {
+        let (into, operands) = (Loan::of_mut(into), [Loan::of(one), Loan::of(other)]);
+        let operands = operands.map(|loan| Operand { piece: loan.piece(), factor: None });
+        let job = Job {
+            dtype: DType::F32,
+            arithmetic: Arithmetic::Sum,
+            into: into.piece(),
+            operands: &operands,
+            finish: Finish::Keep,
+            streaming: false,
+        };
+        self.submit(&job, 0).map(drop)
     }
 
     /// The instruction set in use, never `auto`.

@@ -5,9 +5,9 @@
 
 use super::super::Rank;
 use super::super::topology::{Topology, TopologyBuilder, Uplink};
-use super::file_context::FileContext;
 use super::limits::MAX_DEPTH;
 use crate::error::{Error, Result};
+use crate::plan::file_context::FileContext;
 
 pub(super) type DraftId = usize;
 

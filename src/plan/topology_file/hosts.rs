@@ -5,9 +5,9 @@
 
 use super::super::Rank;
 use super::draft::{Draft, DraftId, DraftKind};
-use super::file_context::FileContext;
 use super::limits::MAX_RANKS;
 use crate::error::Result;
+use crate::plan::file_context::FileContext;
 use std::collections::HashMap;
 
 /// Assigns every rank of the world to a node. Rank numbers in the description take precedence over names; nodes without

@@ -11,7 +11,7 @@
 //! | `draft` | switches and nodes before they form a tree |
 //! | `hosts` | which rank is on which node |
 //! | `units` | bandwidths and latencies |
-//! | `file_context`, `limits` | errors with file and line; the largest sizes |
+//! | `limits` | the largest sizes |
 //!
 //! In all formats, links without a bandwidth or latency have the defaults
 //! [`Uplink::NODE_DEFAULT`](super::topology::Uplink::NODE_DEFAULT) and
@@ -19,7 +19,6 @@
 //! of its children's bandwidths, so that a switch is a bottleneck only if the description says so.
 
 mod draft;
-mod file_context;
 mod hostlist;
 mod hosts;
 mod limits;
@@ -28,9 +27,9 @@ mod slurm;
 mod toml_format;
 mod units;
 
+use super::file_context::FileContext;
 use super::topology::Topology;
 use crate::error::Result;
-use file_context::FileContext;
 
 /// The topology that `text` describes in TOML or as Slurm's `topology.conf`; the content decides which. `name` is the
 /// file's name, for errors. `hosts` are the host names of the ranks, by rank, for descriptions that name machines. Without

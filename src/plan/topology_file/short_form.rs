@@ -15,10 +15,10 @@
 
 use super::super::topology::Topology;
 use super::draft::{Draft, DraftId, DraftVertex};
-use super::file_context::FileContext;
 use super::limits::{MAX_DEPTH, MAX_RANKS};
 use super::units;
 use crate::error::{Error, Result};
+use crate::plan::file_context::FileContext;
 
 /// Whether `text` is meant as the short form, even if it is malformed. Names of files contain a directory or an extension,
 /// or start with another character.

@@ -6,10 +6,10 @@
 //! at one more switch, because all ranks of a world must reach each other.
 
 use super::draft::{Draft, DraftId, DraftVertex};
-use super::file_context::FileContext;
 use super::limits::MAX_RANKS;
 use super::{hostlist, units};
 use crate::error::Result;
+use crate::plan::file_context::FileContext;
 use std::collections::HashMap;
 
 /// Whether `text` is this format and not TOML: a line sets `SwitchName`.

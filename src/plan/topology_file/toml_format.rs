@@ -5,9 +5,9 @@
 use super::super::Rank;
 use super::super::topology::Uplink;
 use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
-use super::file_context::FileContext;
 use super::units;
 use crate::error::Result;
+use crate::plan::file_context::{FileContext, Lines};
 use serde::de::{Deserializer, Unexpected, Visitor};
 use std::collections::HashMap;
 use std::fmt;
@@ -111,33 +111,10 @@ impl<'de> serde::Deserialize<'de> for RankNumber {
     }
 }
 
-/// The offsets of newlines, to find the line of an offset.
-struct Lines(Vec<usize>);
-
-impl Lines {
-    fn of(text: &str) -> Self {
-        Self(text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect())
-    }
-
-    fn at(&self, offset: usize) -> usize {
-        self.0.partition_point(|newline| *newline < offset) + 1
-    }
-
-    fn of_value<T>(&self, value: &Spanned<T>) -> usize {
-        self.at(value.span().start)
-    }
-}
-
 /// Parses the file.
 pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
     let lines = Lines::of(text);
-    let parsed: TopologyToml = toml::from_str(text).map_err(|error| {
-        let message = error.message().trim().replace('\n', ", ");
-        match error.span() {
-            Some(span) => file.refuse(lines.at(span.start), message),
-            None => file.refuse_all(message),
-        }
-    })?;
+    let parsed: TopologyToml = file.parse_toml(text, &lines)?;
     if parsed.node.is_empty() {
         return Err(file.refuse_all("there are no nodes: expected [[node]] tables"));
     }

@@ -1,0 +1,36 @@
+//! `flexring tune`: measures the links and devices of a running job, and which plans are fast on them.
+//!
+//! Owns the decision whether this process starts ranks or is a rank. Must not know how anything is measured.
+
+mod choices;
+mod devices;
+mod links;
+mod options;
+mod profile_output;
+mod rank;
+mod session;
+
+pub use options::TuneOptions;
+
+use crate::error::CommandError;
+use crate::local_ranks::{self, no_job};
+use crate::settings::warn_about_unknown_settings;
+use flexring::bootstrap::identity;
+use flexring::config::{Config, environment};
+
+/// Runs the command.
+pub fn run(options: &TuneOptions) -> Result<(), CommandError> {
+    if options.rank_of.is_none() {
+        // All settings are validated before any rank starts.
+        let config = Config::from_env()?;
+        if let Some(ranks) = options.ranks {
+            warn_about_unknown_settings();
+            let failures = local_ranks::run(&config, ranks.get(), &[])?;
+            return if failures.is_empty() { Ok(()) } else { Err(CommandError::Reported) };
+        }
+        if identity(&config, environment).map_err(no_job)?.rank == 0 {
+            warn_about_unknown_settings();
+        }
+    }
+    Ok(rank::run(options)?)
+}

@@ -1,0 +1,62 @@
+//! One rank of a tuning run: it joins the world and measures; rank 0 also writes and prints.
+//!
+//! Owns the order of measurements, which is the same on all ranks. Must not know which process started it.
+
+use super::options::TuneOptions;
+use super::profile_output::ProfileOutput;
+use super::session::TuningSession;
+use super::{choices, devices, links};
+use crate::local_ranks::die_with_parent;
+use flexring::Result;
+use flexring::bootstrap::identity;
+use flexring::config::{Algorithm, Config, Lowering, environment};
+use flexring::plan::tuning::{MeasuredNode, TuningProfile};
+
+/// Measures as the rank that the environment names.
+///
+/// # Errors
+/// Any error of joining or of a call; `System` if rank 0 cannot write its output.
+pub fn run(options: &TuneOptions) -> Result<()> {
+    if let Some(parent) = options.rank_of {
+        die_with_parent(parent)?;
+    }
+    let config = Config::from_env()?;
+    let identity = identity(&config, environment)?;
+    // Settings that name a plan are left out: those are what is measured.
+    let config = Config {
+        algo: Algorithm::Auto,
+        lowering: Lowering::Auto,
+        plan_file: None,
+        dimensions: None,
+        tuning: None,
+        ..config
+    };
+    // A path that cannot be written fails before anything is measured.
+    let output = (identity.rank == 0).then(|| ProfileOutput::new(&options.output)).transpose()?;
+    let mut session = TuningSession::new(options, config, &identity, |nodes| {
+        devices::STEPS + links::steps(nodes) + choices::steps(options.sizes().len())
+    })?;
+    let rates = devices::measure(&mut session)?;
+    let links = links::measure(&mut session)?;
+    let rates = rates.copy.into_iter().zip(rates.reduce);
+    let nodes = links.uplinks.into_iter().zip(rates);
+    let mut profile = TuningProfile {
+        date: jiff::Timestamp::from_second(jiff::Timestamp::now().as_second())
+            .unwrap_or_default()
+            .to_string(),
+        cluster: session.comm.cluster().clone(),
+        nodes: nodes.map(|(uplink, (copy, reduce))| MeasuredNode { uplink, copy, reduce }).collect(),
+        classes: links.classes,
+        slots: session.config.slots,
+        sockets_per_link: session.config.sockets_per_link,
+        choices: Vec::new(),
+    };
+    let measured = choices::measure(&mut session, &profile, &options.sizes())?;
+    profile.choices = choices::choices(&measured.fastest);
+    profile.slots = measured.slots;
+    profile.sockets_per_link = measured.sockets_per_link;
+    match output {
+        Some(output) => output.close(&profile, &measured.fastest, &session),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,132 @@
+//! What a profile makes of the settings, the topology and the plans of a communicator.
+//!
+//! Owns the precedence: what the user has set wins over what was measured. Must not know how plans are run.
+
+use super::links;
+use super::profile::{MeasuredChoice, TuningProfile};
+use crate::config::{Algorithm, Config, Lowering};
+use crate::error::Result;
+use crate::plan::lowering::Plan;
+use crate::plan::planner::{self, Details};
+use crate::plan::simulator::SimulationParameters;
+use crate::plan::topology::Topology;
+
+/// A plan that a profile chooses.
+#[derive(Clone, Debug)]
+pub struct TunedPlan {
+    /// The choice that it is for.
+    pub choice: MeasuredChoice,
+    /// The plan.
+    pub plan: Plan,
+}
+
+impl TuningProfile {
+    /// The settings of a communicator on this cluster: those of the profile where `config` has the defaults.
+    #[must_use]
+    pub fn configure(&self, config: &Config) -> Config {
+        let defaults = Config::default();
+        let mut tuned = config.clone();
+        if config.slots == defaults.slots {
+            tuned.slots = self.slots;
+        }
+        if config.sockets_per_link == defaults.sockets_per_link {
+            tuned.sockets_per_link = self.sockets_per_link;
+        }
+        if config.subchunk == defaults.subchunk && Self::is_free(config) {
+            let longest = self.choices.iter().map(|choice| choice.subchunk).max();
+            tuned.subchunk = longest.unwrap_or(config.subchunk);
+        }
+        tuned
+    }
+
+    /// What the simulator assumes on this cluster, with these settings.
+    #[must_use]
+    pub fn parameters(&self, config: &Config) -> SimulationParameters {
+        let rate = self.nodes.iter().map(|node| node.reduce.min(node.copy)).min();
+        let defaults = SimulationParameters::DEFAULT;
+        SimulationParameters {
+            subchunk: config.subchunk.0,
+            slots: config.slots,
+            memory_bandwidth: rate.unwrap_or(defaults.memory_bandwidth),
+            ..defaults
+        }
+    }
+
+    /// The topology with the measured uplinks of nodes. The nodes of both are in the same order.
+    #[must_use]
+    pub fn topology(&self, topology: &Topology) -> Topology {
+        links::measured(topology, self)
+    }
+
+    /// The plans of the choices on `topology`, which has the measured links. Empty if the settings name a plan, or if there are
+    /// no choices. `config` is what the user has set.
+    ///
+    /// # Errors
+    /// `InvalidSetting` if a planner does not support the topology.
+    pub fn plans(&self, config: &Config, topology: &Topology) -> Result<Vec<TunedPlan>> {
+        if !Self::is_free(config) {
+            return Ok(Vec::new());
+        }
+        let fixed = Some(config.subchunk).filter(|subchunk| *subchunk != Config::default().subchunk);
+        let details = Details::of(config);
+        let plan = |choice: &MeasuredChoice| {
+            let schedule = planner::plan(choice.algorithm, topology, &details);
+            let schedule = schedule.map_err(|error| {
+                error.context(format_args!("the tuning profile chooses {}", choice.algorithm.name()))
+            })?;
+            let choice = MeasuredChoice { subchunk: fixed.unwrap_or(choice.subchunk), ..*choice };
+            Ok(TunedPlan { choice, plan: Plan::on(schedule, topology, choice.lowering) })
+        };
+        self.choices.iter().map(plan).collect()
+    }
+
+    /// Whether the settings leave the plan to flexring.
+    fn is_free(config: &Config) -> bool {
+        config.algo == Algorithm::Auto
+            && config.lowering == Lowering::Auto
+            && config.plan_file.is_none()
+            && config.dimensions.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Size;
+    use crate::plan::tuning::parse;
+
+    fn profile() -> TuningProfile {
+        parse("f", include_str!("../../../tests/data/tuning.toml")).expect("a profile")
+    }
+
+    #[test]
+    fn settings_of_the_user_win_over_the_profile() {
+        let (profile, defaults) = (profile(), Config::default());
+        let tuned = profile.configure(&defaults);
+        assert_eq!((tuned.subchunk, tuned.slots, tuned.sockets_per_link), (Size(256 << 10), 128, 2));
+        let set = Config { subchunk: Size(64 << 10), slots: 32, sockets_per_link: 4, ..defaults.clone() };
+        assert_eq!(profile.configure(&set), set);
+        let ring = Config { algo: Algorithm::Ring, ..defaults };
+        assert_eq!(profile.configure(&ring).subchunk, ring.subchunk);
+    }
+
+    #[test]
+    fn choices_become_plans_unless_the_settings_name_one() {
+        let (profile, config) = (profile(), Config::default());
+        let topology = profile.topology(&Topology::from_names(&["a", "a", "b", "c"]));
+        let plans = profile.plans(&config, &topology).expect("plans");
+        let names: Vec<&str> = plans.iter().map(|tuned| tuned.plan.schedule().name()).collect();
+        assert_eq!(names, ["ring", "weighted"]);
+        assert_eq!(plans[0].choice.up_to, Some(64 << 10));
+        let set = Config { subchunk: Size(64 << 10), ..config.clone() };
+        let plans = profile.plans(&set, &topology).expect("plans");
+        assert!(plans.iter().all(|tuned| tuned.choice.subchunk == Size(64 << 10)));
+        let ring = Config { algo: Algorithm::Ring, ..config };
+        assert!(profile.plans(&ring, &topology).expect("no plans").is_empty());
+    }
+
+    #[test]
+    fn the_slowest_rank_determines_the_rate_of_the_model() {
+        assert_eq!(profile().parameters(&Config::default()).memory_bandwidth, 7_000_000_000);
+    }
+}

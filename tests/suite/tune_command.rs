@@ -1,0 +1,140 @@
+//! `flexring tune` as a process, and profiles in jobs.
+
+use flexring::config::{Config, Size};
+use flexring::plan::tuning::{TuningProfile, parse, write};
+use flexring::{Communicator, ReduceOp};
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Runs the command with `arguments`, separated by white space, and `variables` as its whole environment, in `folder`.
+fn run(folder: &Path, arguments: &str, variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flexring"));
+    command.args(arguments.split_whitespace()).env_clear().envs(variables.iter().copied());
+    command.current_dir(folder).output().expect("the command can be started")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The profile that `flexring tune` writes for these ranks, in a short form of the measurement.
+fn tuned(folder: &Path, ranks: usize, variables: &[(&str, &str)]) -> TuningProfile {
+    let flags = format!("tune --ranks {ranks} -o profile.toml --sizes 16K,256K --time-ms 1");
+    let output = run(folder, &flags, variables);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!((output.status.code(), &*err), (Some(0), ""), "{out}");
+    assert!(out.contains("wrote profile.toml after ") && out.contains("all-reduces of 16K: "), "{out}");
+    let written = std::fs::read_to_string(folder.join("profile.toml")).expect("the profile was written");
+    assert!(!folder.join("profile.toml.unfinished").exists());
+    parse("profile.toml", &written).expect("the profile can be read")
+}
+
+#[test]
+fn a_profile_of_four_ranks_is_written_and_loaded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let profile = tuned(folder.path(), 4, &[]);
+    assert_eq!((profile.cluster.world(), &*profile.cluster.transport), (4, "memory"));
+    assert_eq!(profile.classes.len(), 1);
+    assert!(profile.choices.last().is_some_and(|choice| choice.up_to.is_none()));
+    let perf = |ranks: usize| {
+        let flags = format!("perf --ranks {ranks} -b 16K -e 1M -f 64 -n 1 -w 1");
+        run(folder.path(), &flags, &[("FLEXRING_TUNING", "profile.toml")])
+    };
+    let output = perf(4);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && out.contains("# Out of bounds values : 0 OK"), "{out}\n{err}");
+    assert!(out.contains(&format!("(measured on {}: FLEXRING_TUNING)", profile.date)), "{out}");
+    let output = perf(2);
+    let err = text(&output.stderr);
+    assert!(!output.status.success());
+    // One line for both ranks: the error is the same.
+    assert!(
+        err.contains("ranks 0 and 1: ")
+            && err.contains("FLEXRING_TUNING=profile.toml is the profile of another cluster: ")
+            && err.contains("it is for 4 ranks, but the job has 2: run `flexring tune` on this one"),
+        "{err}"
+    );
+}
+
+#[test]
+fn a_profile_over_tcp_is_refused_in_shared_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let profile = tuned(folder.path(), 2, &[("FLEXRING_TRANSPORT", "tcp")]);
+    assert_eq!(profile.cluster.transport, "tcp");
+    let perf = run(folder.path(), "perf --ranks 2 -b 1K -e 1K", &[("FLEXRING_TUNING", "profile.toml")]);
+    let err = text(&perf.stderr);
+    assert!(
+        !perf.status.success() && err.contains("it was measured over tcp, but the job uses memory"),
+        "{err}"
+    );
+}
+
+#[test]
+fn an_unusable_profile_is_refused_on_all_ranks_with_file_line_cause_and_fix() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let example = include_str!("../data/tuning.toml");
+    std::fs::write(folder.path().join("nan.toml"), example.replace("slots = 128", "slots = nan"))
+        .expect("a file");
+    for (file, words) in [
+        (
+            "nan.toml",
+            "nan.toml:7: invalid type: floating point `NaN`, expected a whole number from 2 to 65536",
+        ),
+        ("missing.toml", "FLEXRING_TUNING=missing.toml cannot be read on the node of rank 0: "),
+    ] {
+        let perf = run(folder.path(), "perf --ranks 2 -b 1K -e 1K", &[("FLEXRING_TUNING", file)]);
+        let err = text(&perf.stderr);
+        assert!(!perf.status.success() && err.contains("ranks 0 and 1: ") && err.contains(words), "{err}");
+    }
+}
+
+#[test]
+fn flags_of_tune_are_checked_before_anything_is_measured() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (flags, words) in [
+        ("--ranks 2 --sizes 0", "expected a number of bytes from 4 to 1G in multiples of 4"),
+        ("--ranks 2 --time-ms 0", "0 is not in 1..=10000"),
+        ("--sizes 4K", "give --ranks N to start N ranks on this machine"),
+        ("--ranks 1 -o /nowhere/profile.toml", "cannot create /nowhere/profile.toml.unfinished"),
+    ] {
+        let output = run(folder.path(), &format!("tune {flags}"), &[]);
+        let err = text(&output.stderr);
+        assert!(!output.status.success() && err.contains(words), "{flags}: {err}");
+    }
+}
+
+#[test]
+fn calls_use_the_plan_and_the_sub_chunk_of_their_length() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("profile.toml");
+    let ranks = |config: &Config| Communicator::local_with(config, 3).expect("three ranks");
+    let example = parse("f", include_str!("../data/tuning.toml")).expect("a profile");
+    let here = ranks(&Config::default());
+    let node = flexring::plan::tuning::MeasuredNode { uplink: None, ..example.nodes[0] };
+    let profile = TuningProfile { cluster: here[0].cluster().clone(), nodes: vec![node], ..example };
+    drop(here);
+    std::fs::write(&path, write(&profile)).expect("the profile is written");
+    let tuning = Some(path.to_str().expect("a name in Unicode").to_owned());
+    let ranks = ranks(&Config { tuning, ..Config::default() });
+    assert!(ranks[0].summary().contains("128 sub-chunks of 256K"), "{}", ranks[0].summary());
+    std::thread::scope(|scope| {
+        for comm in &ranks {
+            scope.spawn(move || {
+                for count in [1usize, 1 << 12, 1 << 14, (1 << 14) + 1, 1 << 18, (1 << 19) + 3] {
+                    let mut vector: Vec<u32> = (0..count as u32).collect();
+                    comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+                    assert!(
+                        vector.iter().zip(0..).all(|(sum, index): (_, u32)| *sum == 3 * index),
+                        "{count}"
+                    );
+                }
+                // Ranks of the profile's cluster that go on without one of them select by the shape again.
+                let color = i32::from(comm.rank() == 2);
+                let part = comm.split(color, 0).expect("a part").expect("a member");
+                assert!(!part.summary().contains("FLEXRING_TUNING"), "{}", part.summary());
+            });
+        }
+    });
+    let set = Config { subchunk: Size(64 << 10), ..Config::default() };
+    assert_eq!(profile.configure(&set).subchunk, Size(64 << 10));
+}
