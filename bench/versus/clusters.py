@@ -104,7 +104,7 @@ def measure(options):
     place = Place(len(nodes), "lab", nodes, cluster.topology())
     bounds = {size: 1e6 * cluster.bound(size, wire) for size in options["sizes"]}
     result = setting(cluster.name, place, "f32", options["sizes"], bounds)
-    peers = [peer for peer in fitting(present(options["folder"])[0], place, "f32") if peer.name in options["peers"]]
+    peers = fitting(present(options["folder"], options["peers"])[0], place, "f32")
     turns = Turns(options["loop"], end)
     longest = 0
     for number in range(options["rounds"]):

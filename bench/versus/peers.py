@@ -189,10 +189,12 @@ def all_peers():
     ]
 
 
-def present(folder):
-    """The libraries that are here, built, and why each of the others is not."""
+def present(folder, names):
+    """Those of the named libraries that are here, built, and why each of the others is not."""
     here, skipped = [], elsewhere()
     for peer in all_peers():
+        if peer.name not in names:
+            continue
         if reason := peer.missing():
             skipped[peer.name] = reason
         else:

@@ -198,8 +198,7 @@ def main():
         "left_out": [],
     }
     with tempfile.TemporaryDirectory() as folder:
-        peers, results["skipped"] = present(folder)
-        peers = [peer for peer in peers if peer.name in options.peers]
+        peers, results["skipped"] = present(folder, options.peers)
         if not peers:
             sys.exit("there is no library to measure: run cargo build --release")
         if "clusters" in options.only and (reason := missing_for_clusters()):
