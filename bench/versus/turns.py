@@ -32,7 +32,8 @@ def record(result):
 
 def in_order(peers, number):
     """Another library comes first in each round."""
-    return peers[number % len(peers):] + peers[:number % len(peers)]
+    first = number % max(1, len(peers))
+    return peers[first:] + peers[:first]
 
 
 def fitting(peers, place, dtype):

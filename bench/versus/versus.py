@@ -120,7 +120,7 @@ def measure_clusters(options, bounds, peers, folder, end, found, wire, failures,
         if left < 10:
             left_out.append(f"clusters: {', '.join(options.clusters[number:])}")
             return
-        # Another library comes first in each cluster: if the time is short, not the same ones are left out.
+        # Another library comes first in each cluster, after flexring: if the time is short, not the same ones are left out.
         arguments = {"cluster": name, "first": number, "folder": str(folder), "peers": [peer.name for peer in peers], "sizes": bounds.cluster_sizes,
                      "rounds": bounds.rounds, "loop": bounds.cluster_loop, "iperf3_seconds": bounds.iperf3_seconds,
                      "wire": wire, "seconds": min(left, max(share, options.cluster_seconds or 0))}
