@@ -11,7 +11,7 @@ set -euo pipefail
 
 words=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do words+=("$1"); shift; done
-[ ${#words[@]} -gt 0 ] && [ "${1-}" = -- ] && [ $# -gt 1 ] || { sed -n 's/^# \{0,1\}//;4,11p' "$0"; exit 2; }
+[ ${#words[@]} -gt 0 ] && [ "${1-}" = -- ] && [ $# -gt 1 ] || { sed -n 's/^# \{0,1\}//;4,9p' "$0"; exit 2; }
 shift
 [ "$(id -u)" -eq 0 ] || { echo "skipped: network namespaces need root"; exit 0; }
 
