@@ -16,6 +16,7 @@ NCCL_ABI = 2
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
 TEST_PACKAGES = gcc g++ pkg-config iproute2 openmpi-bin libopenmpi-dev mpich slurm-wlm munge python3 python3-torch mypy \
 	gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+VERSUS_PACKAGES = gcc libc6-dev libopenmpi-dev openmpi-bin libmpich-dev mpich python3-torch python3-matplotlib iproute2 iperf3 python3
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3
 
 # rdma-sys, with which the bindings of libibverbs are compared, can be built where its libraries are. Evaluated when a recipe
@@ -173,14 +174,14 @@ test-verbs-long:
 bench: build
 	bench/run.sh
 
-# Clusters of network namespaces, beside Gloo, Open MPI and what the links allow; needs root, takes some minutes.
+# The clusters alone, beside the other libraries and what the links allow; needs root.
 bench-lab: build
-	@bench/setup.sh gcc libopenmpi-dev openmpi-bin python3-torch iproute2 iperf3 python3
-	bench/lab_compare.py --out bench/out/lab.json
+	@bench/setup.sh $(VERSUS_PACKAGES)
+	bench/versus/versus.py --only clusters --out bench/out/lab
 
 # flexring beside other libraries, on one node and on clusters of namespaces; ARGS=--short takes 5 minutes instead of 60.
 versus: build
-	@bench/setup.sh gcc libc6-dev libopenmpi-dev openmpi-bin libmpich-dev mpich python3-torch python3-matplotlib iproute2 iperf3 python3
+	@bench/setup.sh $(VERSUS_PACKAGES)
 	bench/versus/versus.py $(ARGS)
 
 # RDMA beside perftest, in a virtual machine; and rails beside what each of them can carry.

@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,19 @@ def run(command, **kwargs):
 def need_flexring():
     if not FLEXRING.exists():
         sys.exit(f"{FLEXRING} does not exist: run cargo build --release")
+
+
+def exit_on_signals():
+    """Makes the script end on these signals as on an error, so that what it started is removed. Further ones do not disturb that."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def leave(number, _):
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, leave)
 
 
 def build_ompi(folder):

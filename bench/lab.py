@@ -3,13 +3,11 @@
 import contextlib
 import json
 import os
-import shlex
 import subprocess
 import tempfile
 import time
-from collections import Counter
 
-from common import FLEXRING, ROOT
+from common import FLEXRING
 
 NODES = os.environ.get("LAB_NODES", "").split()
 ADDRESSES = os.environ.get("LAB_ADDRESSES", "").split()
@@ -17,7 +15,11 @@ SUBNET = "198.18.0.0/24"
 
 
 class Failure(Exception):
-    """A measurement failed or exceeded its time limit."""
+    """A measurement failed or exceeded its time limit. `printed` is what its first process printed before."""
+
+    def __init__(self, reason, printed=""):
+        super().__init__(reason)
+        self.printed = printed
 
 
 def inside(node):
@@ -40,10 +42,11 @@ def together(commands, limit):
     Kills all of them if one fails or `limit` seconds pass.
     """
     processes = []
-    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+", errors="replace") as errors:
         def fail(reason):
             errors.seek(0)
-            raise Failure("\n".join([reason, *errors.read().splitlines()[-10:]]))
+            printed.seek(0)
+            raise Failure("\n".join([reason, *errors.read().splitlines()[-10:]]), printed.read())
 
         try:
             for command, environment in commands:
@@ -55,7 +58,7 @@ def together(commands, limit):
                 if any(states):
                     break
                 if time.monotonic() > deadline:
-                    fail(f"not done after {limit} s")
+                    fail(f"not done after {limit:.0f} s")
                 time.sleep(0.05)
             if any(states):
                 number = next(number for number, state in enumerate(states) if state)
@@ -110,43 +113,3 @@ def flexring(places, arguments, limit, **settings):
             commands.append((command, {**world, "FLEXRING_RANK": str(rank)}))
         together(commands, limit)
         return json.load(open(file.name))["rows"][0]
-
-
-def gloo(places, python, size, iterations, limit):
-    environment = {
-        "MASTER_ADDR": ADDRESSES[places[0]],
-        "MASTER_PORT": "29500",
-        "GLOO_SOCKET_IFNAME": "up0",
-        "OMP_NUM_THREADS": "1",
-    }
-    namespaces = [NODES[place] for place in places]
-    command = [python, ROOT / "bench/peers/gloo_ranks.py", *namespaces, "--", size, iterations, 0, "--each"]
-    return measured(together([(command, environment)], limit))
-
-
-def open_mpi(places, program, size, iterations, limit):
-    options = {
-        "plm_rsh_agent": ROOT / "bench/peers/ompi_rsh.sh",
-        "plm_rsh_no_tree_spawn": 1,
-        "orte_leave_session_attached": 1,
-        "oob_tcp_if_include": SUBNET,
-        "btl_tcp_if_include": SUBNET,
-        "pml": "ob1",
-        "btl": "self,vader,tcp",
-    }
-    hosts = ",".join(f"{NODES[place]}:{ranks}" for place, ranks in sorted(Counter(places).items()))
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", len(places), "--host", hosts]
-    for option, value in options.items():
-        mpirun += ["--mca", option, value]
-    mpirun += [program, size, iterations, 0, "in", "each"]
-    # Start mpirun on the node of rank 0, by the same script that starts its daemons.
-    command = [options["plm_rsh_agent"], NODES[places[0]], "exec " + shlex.join(str(word) for word in mpirun)]
-    return measured(together([(command, {})], limit))
-
-
-def measured(printed):
-    """Parses the last line that a peer printed, and fails if it reports wrong elements."""
-    result = json.loads(printed.strip().splitlines()[-1])
-    if result["wrong"]:
-        raise Failure(f"{result['library']}: {result['wrong']} elements are wrong")
-    return result

@@ -1,22 +1,25 @@
-/* Times all-reduces of f32 sums in place, in the same loop for each library. bench/versus compiles it once for each:
+/* Times all-reduces of sums in place, in the same loop for each library. bench/versus compiles it once for each:
  *
  *     mpicc -O2 -DPEER_MPI bench/peers/allreduce.c                      MPI_Allreduce of Open MPI or MPICH
  *     mpicc -O2 -DPEER_BAIDU bench/peers/allreduce.c                    Baidu's ring, over MPI
  *     cc -O2 -DPEER_FLEXRING -Iinclude bench/peers/allreduce.c libflexring.a -lpthread -ldl -lm
  *
- *     allreduce pool|heap SECONDS MOST BYTES...
+ *     allreduce pool|heap f32|bf16 SECONDS MOST BYTES...
  *
  * For each length, after a barrier the time of one call is taken; the time of an iteration is that of the slowest rank. The number
- * of iterations is as many as fit into SECONDS by the time of the third call, from 3 to MOST. Rank 0 prints a line of JSON for each length:
+ * of iterations is as many as fit into SECONDS by the time of the second call, from 3 to MOST. Rank 0 prints a line of JSON for each length:
  * `first_us` is the first call, whose result is checked, and `times_us` are the iterations. `pool` is memory that the
- * library allocates for its calls, where it has such a function.
+ * library allocates for its calls, where it has such a function. Only flexring has bf16 here: MPI 4.0 has no such type.
  */
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 static int rank, world;
+/* Elements are bf16 instead of f32. */
+static int is_bf16;
 
 static void fail(const char *what, const char *why) {
     fprintf(stderr, "rank %d: %s: %s\n", rank, what, why);
@@ -40,8 +43,8 @@ static void start(int *argc, char ***argv) {
     MUST(flexring_comm_size(comm, &world));
 }
 static void barrier(void) { MUST(flexring_barrier(comm)); }
-static void all_reduce(float *data, size_t count) {
-    MUST(flexring_all_reduce(data, data, count, FLEXRING_FLOAT32, FLEXRING_SUM, comm, NULL));
+static void all_reduce(void *data, size_t count) {
+    MUST(flexring_all_reduce(data, data, count, is_bf16 ? FLEXRING_BFLOAT16 : FLEXRING_FLOAT32, FLEXRING_SUM, comm, NULL));
 }
 static void maximum(double *data, size_t count) {
     MUST(flexring_all_reduce(data, data, count, FLEXRING_FLOAT64, FLEXRING_MAX, comm, NULL));
@@ -88,7 +91,8 @@ static size_t chunk_start(size_t count, int chunk) {
     return each * before + (before < longer ? before : longer);
 }
 
-static void all_reduce(float *data, size_t count) {
+static void all_reduce(void *memory, size_t count) {
+    float *data = memory;
     int next = (rank + 1) % world, previous = (rank + world - 1) % world;
     size_t longest = count / (size_t)world + 1;
     if (received_count < longest) {
@@ -115,7 +119,7 @@ static void all_reduce(float *data, size_t count) {
 static void library(char *name, size_t size) { snprintf(name, size, "Baidu's ring over MPI"); }
 
 #else
-static void all_reduce(float *data, size_t count) {
+static void all_reduce(void *data, size_t count) {
     MPI_Allreduce(MPI_IN_PLACE, data, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 static void library(char *name, size_t size) {
@@ -137,8 +141,23 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+/* The value of an element. The upper half of an f32 is the same number in bf16 if the lower half is zero. */
+static float element(const void *data, size_t i) {
+    if (!is_bf16) return ((const float *)data)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)data)[i] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static void set_element(void *data, size_t i, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (is_bf16) ((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
+    else ((float *)data)[i] = value;
+}
+
 /* Seconds of one call on this rank, after a barrier. */
-static double timed(float *data, size_t count) {
+static double timed(void *data, size_t count) {
     barrier();
     double begun = seconds();
     all_reduce(data, count);
@@ -146,23 +165,22 @@ static double timed(float *data, size_t count) {
 }
 
 static void measure(const char *memory, size_t bytes, double limit, long most) {
-    size_t count = bytes / sizeof(float);
-    float *data = allocate(bytes, strcmp(memory, "pool") == 0);
+    size_t count = bytes / (is_bf16 ? 2 : 4);
+    void *data = allocate(bytes, strcmp(memory, "pool") == 0);
     double *times = malloc((size_t)most * sizeof *times);
     if (!data || !times) fail("memory", "not enough");
-    for (size_t i = 0; i < count; i++) data[i] = (float)(rank + (int)(i % 7));
+    for (size_t i = 0; i < count; i++) set_element(data, i, (float)(rank + (int)(i % 7)));
     double first = timed(data, count);
     size_t wrong = 0;
-    for (size_t i = 0; i < count; i++) wrong += data[i] != (float)(world * (world - 1) / 2 + world * (int)(i % 7));
+    for (size_t i = 0; i < count; i++) wrong += element(data, i) != (float)(world * (world - 1) / 2 + world * (int)(i % 7));
     double failed = wrong > 0;
     maximum(&failed, 1);
 
     /* Sum zeros, so that repeated sums do not overflow. */
     memset(data, 0, bytes);
-    timed(data, count);
-    double third = timed(data, count);
-    maximum(&third, 1);
-    double fits = limit / (third > 1e-7 ? third : 1e-7);
+    double second = timed(data, count);
+    maximum(&second, 1);
+    double fits = limit / (second > 1e-7 ? second : 1e-7);
     long iterations = fits > (double)most ? most : fits < 3 ? 3 : (long)fits;
     for (long i = 0; i < iterations; i++) times[i] = timed(data, count);
     maximum(times, (size_t)iterations);
@@ -170,8 +188,8 @@ static void measure(const char *memory, size_t bytes, double limit, long most) {
     if (rank == 0) {
         char name[256];
         library(name, sizeof name);
-        printf("{\"library\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"memory\": \"%s\", \"wrong\": %d, \"first_us\": %.2f, \"times_us\": [",
-               name, world, bytes, memory, failed > 0, first * 1e6);
+        printf("{\"library\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"dtype\": \"%s\", \"memory\": \"%s\", \"wrong\": %d, \"first_us\": %.2f, \"times_us\": [",
+               name, world, bytes, is_bf16 ? "bf16" : "f32", memory, failed > 0, first * 1e6);
         for (long i = 0; i < iterations; i++) printf("%s%.2f", i ? ", " : "", times[i] * 1e6);
         printf("]}\n");
         fflush(stdout);
@@ -183,13 +201,19 @@ static void measure(const char *memory, size_t bytes, double limit, long most) {
 
 int main(int argc, char **argv) {
     start(&argc, &argv);
-    long most = argc > 4 ? atol(argv[3]) : 0;
-    double limit = argc > 4 ? atof(argv[2]) : 0;
-    if (argc < 5 || most < 3 || limit <= 0 || (strcmp(argv[1], "pool") && strcmp(argv[1], "heap"))) {
-        fprintf(stderr, "usage: %s pool|heap SECONDS MOST BYTES...\n", argv[0]);
+    long most = argc > 5 ? atol(argv[4]) : 0;
+    double limit = argc > 5 ? atof(argv[3]) : 0;
+    is_bf16 = argc > 5 && strcmp(argv[2], "bf16") == 0;
+    if (argc < 6 || most < 3 || limit <= 0 || (strcmp(argv[1], "pool") && strcmp(argv[1], "heap")) || (!is_bf16 && strcmp(argv[2], "f32"))) {
+        fprintf(stderr, "usage: %s pool|heap f32|bf16 SECONDS MOST BYTES...\n", argv[0]);
         exit(2);
     }
-    for (int i = 4; i < argc; i++) {
+#ifndef PEER_FLEXRING
+    if (is_bf16) fail(argv[2], "MPI has no such type");
+#endif
+    /* Integers up to 256 are exact in bf16. */
+    if (is_bf16 && world * (world - 1) / 2 + 6 * world > 256) fail(argv[2], "the sums of so many ranks are not exact");
+    for (int i = 5; i < argc; i++) {
         long long bytes = atoll(argv[i]);
         if (bytes < 4 || bytes % 4 || bytes / 4 > 0x7fffffff) fail(argv[i], "is no length of f32 that MPI can count");
         measure(argv[1], (size_t)bytes, limit, most);

@@ -1,15 +1,25 @@
 """The loop of allreduce.c over Gloo through torch.distributed, with the same lines of JSON.
 
-    RANK=R WORLD_SIZE=N MASTER_ADDR=A MASTER_PORT=P gloo_loop.py heap SECONDS MOST BYTES...
+    gloo_loop.py RANKS|NAMESPACE... -- f32|bf16 SECONDS MOST BYTES...
+
+Starts that many ranks, or one in each of the network namespaces. They are forked from one process that has loaded torch, because
+loading it takes longer than a few all-reduces, and exit without unloading it. MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME are
+those of torch.distributed.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
+import traceback
 
 import torch
 import torch.distributed as dist
+
+CLONE_NEWNET = 0x40000000
+PR_SET_PDEATHSIG = 1
 
 
 def timed(tensor):
@@ -27,36 +37,65 @@ def slowest(times):
     return times.tolist()
 
 
-def measure(size, limit, most):
+def measure(dtype, size, limit, most):
     rank, world = dist.get_rank(), dist.get_world_size()
-    pattern = torch.arange(size // 4, dtype=torch.int32) % 7
-    tensor = (pattern + rank).float()
+    element = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    pattern = torch.arange(size // torch.tensor([], dtype=element).element_size(), dtype=torch.int32) % 7
+    tensor = (pattern + rank).to(element)
     first = timed(tensor)
     wrong = bool((tensor != pattern * world + world * (world - 1) // 2).any())
     [first, wrong] = slowest([first, float(wrong)])
     # Sum zeros, so that repeated sums do not overflow.
     tensor.zero_()
-    timed(tensor)
-    [third] = slowest([timed(tensor)])
-    iterations = max(3, min(most, int(limit / max(third, 1e-7))))
+    [second] = slowest([timed(tensor)])
+    iterations = max(3, min(most, int(limit / max(second, 1e-7))))
     times = slowest([timed(tensor) for _ in range(iterations)])
     if rank == 0:
-        result = {"library": f"Gloo of torch {torch.__version__}", "ranks": world, "bytes": size, "memory": "heap",
+        result = {"library": f"Gloo of torch {torch.__version__}", "ranks": world, "bytes": size, "dtype": dtype, "memory": "heap",
                   "wrong": int(wrong), "first_us": round(1e6 * first, 2),
                   "times_us": [round(1e6 * seconds, 2) for seconds in times]}
         print(json.dumps(result), flush=True)
 
 
-def main():
-    limit, most, sizes = float(sys.argv[2]), int(sys.argv[3]), [int(size) for size in sys.argv[4:]]
+def run_rank(rank, namespace, arguments):
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if namespace and libc.setns(os.open(f"/run/netns/{namespace}", os.O_RDONLY), CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+    os.environ["RANK"] = str(rank)
+    dtype, limit, most, sizes = arguments[0], float(arguments[1]), int(arguments[2]), [int(size) for size in arguments[3:]]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for size in sizes:
-        measure(size, limit, most)
+        measure(dtype, size, limit, most)
     sys.stdout.flush()
-    # Unloading torch takes long, and may fail after the measurement is over.
+    # Rank 0 serves the others' barrier.
     dist.barrier()
-    os._exit(0)
+
+
+def main():
+    split = sys.argv.index("--")
+    where, arguments = sys.argv[1:split], sys.argv[split + 1:]
+    namespaces = [None] * int(where[0]) if where[0].isdigit() else where
+    os.environ["WORLD_SIZE"] = str(len(namespaces))
+    running = set()
+    for rank, namespace in enumerate(namespaces):
+        if (pid := os.fork()) == 0:
+            try:
+                run_rank(rank, namespace, arguments)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+        running.add(pid)
+    while running:
+        pid, status = os.wait()
+        running.discard(pid)
+        if status:
+            for other in running:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
 
 
 main()

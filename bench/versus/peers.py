@@ -4,32 +4,64 @@ All run the loop of bench/peers/allreduce.c, and print its lines of JSON.
 """
 
 import os
+import shlex
 import shutil
+import socket
 import subprocess
+from collections import Counter
 from pathlib import Path
 
+import lab
 from common import ROOT, run
 
 LOOP = ROOT / "bench/peers/allreduce.c"
 LIBRARY = ROOT / "target/release/libflexring.a"
+# Starts a command on a node of the lab for MPI's launchers.
+LAUNCH = ROOT / "bench/peers/netns_rsh.sh"
 # Ends a process when the one that started it ends in any way.
 LEASH = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+
+
+class Place:
+    """Where ranks run: `ranks` on this machine over shared memory ("shm") or loopback ("tcp"), or on the nodes of the lab ("lab")."""
+
+    def __init__(self, ranks, transport, nodes=(), topology=None):
+        self.ranks, self.transport = ranks, transport
+        # For the lab: the node of each rank, and flexring's short form if links differ.
+        self.nodes, self.topology = nodes, topology
+
+    def master(self):
+        """An address of rank 0 and a port that is free there."""
+        if self.nodes:
+            return lab.ADDRESSES[self.nodes[0]], "29400"
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return "127.0.0.1", str(server.getsockname()[1])
+
+    def slots(self):
+        """The nodes' names with the number of their ranks, as MPI's launchers want them."""
+        return ",".join(f"{lab.NODES[node]}:{ranks}" for node, ranks in sorted(Counter(self.nodes).items()))
+
+    def launched(self, command, environment):
+        """An MPI launcher as one command. In the lab it runs on the node of rank 0."""
+        if not self.nodes:
+            return [([*LEASH, *command], environment)]
+        return [([LAUNCH, lab.NODES[self.nodes[0]], "exec " + shlex.join(str(word) for word in command)], environment)]
 
 
 class Peer:
     """A library with one kind of memory, which is one column of the tables."""
 
-    def __init__(self, name, colour, memory="heap", transports=("shm", "tcp")):
-        self.name, self.colour, self.memory, self.transports = name, colour, memory, transports
+    def __init__(self, name, colour, memory="heap", transports=("shm", "tcp", "lab"), dtypes=("f32",)):
+        self.name, self.colour, self.memory, self.transports, self.dtypes = name, colour, memory, transports, dtypes
 
     def missing(self):
         """Why it cannot run here, or None."""
         return None
 
     def build(self, folder):
-        """Compiles what it needs into `folder`."""
+        """Compiles what it needs into `folder`, unless that was done before."""
 
-    def commands(self, ranks, transport, arguments):
+    def commands(self, place, dtype, arguments):
         """The commands to start, each with its environment. The first one prints the results."""
         raise NotImplementedError
 
@@ -45,11 +77,19 @@ class Flexring(Peer):
         if not self.program.exists():
             run(["cc", "-O2", "-DPEER_FLEXRING", f"-I{ROOT}/include", LOOP, LIBRARY, "-lpthread", "-ldl", "-lm", "-o", self.program])
 
-    def commands(self, ranks, transport, arguments):
-        environment = {"FLEXRING_WORLD_SIZE": str(ranks), "FLEXRING_MASTER_ADDR": "127.0.0.1", "FLEXRING_MASTER_PORT": "29600",
-                       "FLEXRING_TRANSPORT": transport, "FLEXRING_SOCKET_IFNAME": "lo"}
-        command = [*LEASH, self.program, self.memory, *arguments]
-        return [(command, {**environment, "FLEXRING_RANK": str(rank)}) for rank in range(ranks)]
+    def commands(self, place, dtype, arguments):
+        address, port = place.master()
+        environment = {"FLEXRING_WORLD_SIZE": str(place.ranks), "FLEXRING_MASTER_ADDR": address, "FLEXRING_MASTER_PORT": port}
+        if place.transport != "lab":
+            environment |= {"FLEXRING_TRANSPORT": place.transport, "FLEXRING_SOCKET_IFNAME": "lo"}
+        if place.topology:
+            environment["FLEXRING_TOPOLOGY"] = place.topology
+        commands = []
+        for rank in range(place.ranks):
+            inside = lab.inside(place.nodes[rank]) if place.nodes else []
+            command = [*inside, *LEASH, self.program, self.memory, dtype, *arguments]
+            commands.append((command, {**environment, "FLEXRING_RANK": str(rank)}))
+        return commands
 
 
 class Mpi(Peer):
@@ -72,56 +112,95 @@ class Mpi(Peer):
 
     def build(self, folder):
         self.program = Path(folder) / f"{self.define}-{self.compiler}"
-        run([self.compiler, "-O2", f"-D{self.define}", LOOP, "-o", self.program])
+        if not self.program.exists():
+            run([self.compiler, "-O2", f"-D{self.define}", LOOP, "-o", self.program])
+
+    def loop(self, dtype, arguments):
+        return [*LEASH, self.program, self.memory, dtype, *arguments]
 
 
 class OpenMpi(Mpi):
     def __init__(self, name, colour, define):
         super().__init__(name, colour, define, ["mpicc.openmpi", "mpicc"], ["mpirun.openmpi", "mpirun"], "libopenmpi-dev openmpi-bin")
 
-    def commands(self, ranks, transport, arguments):
-        options = ["--mca", "pml", "ob1", "--mca", "btl", "self,vader" if transport == "shm" else "self,tcp"]
-        if transport == "tcp":
-            options += ["--mca", "btl_tcp_if_include", "lo"]
-        launch = [self.launcher, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", ranks, *options]
-        return [([*LEASH, *launch, *LEASH, self.program, self.memory, *arguments], {})]
+    def commands(self, place, dtype, arguments):
+        btl = {"shm": "self,vader", "tcp": "self,tcp", "lab": "self,vader,tcp"}[place.transport]
+        settings = {"pml": "ob1", "btl": btl}
+        options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", place.ranks]
+        if place.transport == "tcp":
+            settings["btl_tcp_if_include"] = "lo"
+        if place.nodes:
+            settings |= {"plm_rsh_agent": LAUNCH, "plm_rsh_no_tree_spawn": 1, "orte_leave_session_attached": 1,
+                         "oob_tcp_if_include": lab.SUBNET, "btl_tcp_if_include": lab.SUBNET}
+            options += ["--host", place.slots()]
+        for name, value in settings.items():
+            options += ["--mca", name, value]
+        return place.launched([self.launcher, *options, *self.loop(dtype, arguments)], {})
 
 
 class Mpich(Mpi):
+    """MPICH with UCX, as Debian builds it. Within a node it has a shared memory of its own, so UCX is for TCP alone."""
+
     def __init__(self, name, colour):
         super().__init__(name, colour, "PEER_MPI", ["mpicc.mpich"], ["mpiexec.mpich", "mpiexec.hydra"], "libmpich-dev mpich")
 
-    def commands(self, ranks, transport, arguments):
-        environment = {} if transport == "shm" else {"MPIR_CVAR_NOLOCAL": "1", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo"}
-        return [([*LEASH, self.launcher, "-n", ranks, *LEASH, self.program, self.memory, *arguments], environment)]
+    def commands(self, place, dtype, arguments):
+        environment, options = {}, ["-n", place.ranks]
+        if place.transport != "shm":
+            environment = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "up0" if place.nodes else "lo"}
+        if place.transport == "tcp":
+            environment["MPIR_CVAR_NOLOCAL"] = "1"
+        if place.nodes:
+            options += ["-launcher", "ssh", "-launcher-exec", LAUNCH, "-iface", "up0", "-hosts", place.slots()]
+        return place.launched([self.launcher, *options, *self.loop(dtype, arguments)], environment)
 
 
 class Gloo(Peer):
-    """Gloo has no other transport than TCP here, and is shown beside the shared memory of the others, too."""
-
     def missing(self):
-        find = "import importlib.util as util; exit(not util.find_spec('torch'))"
-        here = (python for python in ("python3", "/usr/bin/python3") if shutil.which(python))
-        self.python = next((python for python in here if subprocess.run([python, "-c", find]).returncode == 0), None)
+        self.python = python_with("torch")
         return None if self.python else "not installed: python3-torch"
 
-    def commands(self, ranks, transport, arguments):
-        environment = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29700", "GLOO_SOCKET_IFNAME": "lo",
+    def commands(self, place, dtype, arguments):
+        address, port = place.master()
+        environment = {"MASTER_ADDR": address, "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "up0" if place.nodes else "lo",
                        "OMP_NUM_THREADS": "1"}
-        command = [*LEASH, self.python, ROOT / "bench/peers/gloo_loop.py", self.memory, *arguments]
-        return [(command, {**environment, "RANK": str(rank)}) for rank in range(ranks)]
+        ranks = [lab.NODES[node] for node in place.nodes] or [place.ranks]
+        command = [*LEASH, self.python, ROOT / "bench/peers/gloo_loop.py", *ranks, "--", dtype, *arguments]
+        return [(command, environment)]
+
+
+def python_with(module):
+    """A Python interpreter that has the module, or None. /usr/bin/python3 is tried too, because it has Debian's packages."""
+    find = f"import importlib.util as util; exit(not util.find_spec('{module}'))"
+    here = (python for python in ("python3", "/usr/bin/python3") if shutil.which(python))
+    return next((python for python in here if subprocess.run([python, "-c", find]).returncode == 0), None)
 
 
 def all_peers():
     """flexring first, with which the others are compared."""
     return [
-        Flexring("flexring, pool memory", "#1b7bb8", memory="pool"),
-        Flexring("flexring, ordinary memory", "#7fb8de"),
+        Flexring("flexring, pool memory", "#1b7bb8", memory="pool", transports=("shm", "tcp"), dtypes=("f32", "bf16")),
+        Flexring("flexring, ordinary memory", "#7fb8de", dtypes=("f32", "bf16")),
         OpenMpi("Open MPI", "#d95f02", "PEER_MPI"),
         Mpich("MPICH", "#e6ab02"),
         OpenMpi("Baidu's ring", "#66a61e", "PEER_BAIDU"),
-        Gloo("Gloo", "#7570b3"),
+        # Gloo has no other transport than TCP here; torch 1.13's has no bf16.
+        Gloo("Gloo", "#7570b3", transports=("tcp", "lab")),
     ]
+
+
+def present(folder, names):
+    """Those of the named libraries that are here, built, and why each of the others is not."""
+    here, skipped = [], elsewhere()
+    for peer in all_peers():
+        if peer.name not in names:
+            continue
+        if reason := peer.missing():
+            skipped[peer.name] = reason
+        else:
+            peer.build(folder)
+            here.append(peer)
+    return here, skipped
 
 
 def elsewhere():

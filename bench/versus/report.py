@@ -1,9 +1,23 @@
-"""The report of `make versus`: a Markdown table for each setting, and pictures."""
+#!/usr/bin/env python3
+"""The report of `make versus`: versus.md and pictures beside the versus.json of a folder.
 
+    bench/versus/report.py FOLDER
+
+Pictures need matplotlib.
+"""
+
+import json
 import statistics
+import sys
+from pathlib import Path
+
+
+# Settings of each part whose single calls are shown.
+SPREADS = 4
 
 
 def human(size):
+    size = int(size)
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor:
             return f"{size / factor:g} {unit}"
@@ -11,106 +25,105 @@ def human(size):
 
 
 def duration(us):
-    if us < 1e3:
-        return f"{us:.3g} us"
-    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
-
-
-def quantile(times, part):
-    ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+    for unit, factor in (("us", 1), ("ms", 1e3)):
+        if us < 999.5 * factor:
+            return f"{us / factor:.3g} {unit}"
+    return f"{us / 1e6:.3g} s"
 
 
 def summary(rounds):
-    """Statistics of one library at one length: medians of its rounds' medians and 95th percentiles."""
-    medians = [statistics.median(times) for times in rounds]
+    """Statistics of one library at one length from the records of its rounds: medians of the rounds' medians and 95th percentiles."""
+    records = list(rounds.values())
     return {
-        "median_us": statistics.median(medians),
-        "least_us": min(medians),
-        "most_us": max(medians),
-        "p95_us": statistics.median(quantile(times, 0.95) for times in rounds),
-        "calls": sum(len(times) for times in rounds),
+        "median_us": statistics.median(record["median_us"] for record in records),
+        "least_us": min(record["median_us"] for record in records),
+        "most_us": max(record["median_us"] for record in records),
+        "p95_us": statistics.median(record["p95_us"] for record in records),
     }
 
 
-def ratios(ours, theirs):
-    """Their time by ours, of the rounds that both have."""
-    pairs = [(statistics.median(theirs[number]), statistics.median(ours[number])) for number in ours if number in theirs]
-    return [their / our for their, our in pairs if our > 0]
+def ratios(theirs, ours):
+    """Their median by ours, for the rounds that both have."""
+    return [theirs[number]["median_us"] / ours[number]["median_us"] for number in ours if number in theirs]
 
 
-def heading(setting):
-    where = {"shm": "shared memory", "tcp": "TCP on loopback"}[setting["transport"]]
-    return f"{setting['ranks']} ranks, {where}"
+def measured(setting, name, size):
+    """The records of a library at a length by round, or None."""
+    return setting["times"].get(name, {}).get(str(size))
 
 
-def table(setting, peers):
-    """Rows by length; each cell has the median, 95th percentile by median, and the median ratio to the fastest flexring column."""
+def fastest_column(setting, size):
+    """The flexring column with the least median at a length, or None."""
+    ours = [name for name in setting["times"] if name.startswith("flexring") and measured(setting, name, size)]
+    return min(ours, key=lambda name: summary(measured(setting, name, size))["median_us"], default=None)
+
+
+def cell(setting, name, size, best):
+    records = measured(setting, name, size)
+    if not records:
+        return "-"
+    numbers = summary(records)
+    text = f"{duration(numbers['median_us'])} ({numbers['p95_us'] / numbers['median_us']:.2f})"
+    compared = ratios(records, measured(setting, best, size)) if best and not name.startswith("flexring") else []
+    if compared:
+        text += f" **{statistics.median(compared):.2f}x**"
+        if len(compared) > 1:
+            text += f" [{min(compared):.2f}, {max(compared):.2f}]"
+    return text
+
+
+def bound_cell(setting, size, best):
+    bound = setting["bound_us"].get(str(size))
+    if not bound:
+        return "-"
+    part = f", {100 * bound / summary(measured(setting, best, size))['median_us']:.0f} %" if best else ""
+    return duration(bound) + part
+
+
+def table(setting, peers, heading):
+    """Rows by length, a column for each library."""
     names = [name for name in peers if name in setting["times"]]
-    ours = [name for name in names if name.startswith("flexring")]
-    lines = [f"## {heading(setting)}", "", "| length | " + " | ".join(names) + " | bound |", "|---|" + "---|" * (len(names) + 1)]
+    lines = [heading, "", "| length | " + " | ".join(names) + " | bound |", "|---|" + "---|" * (len(names) + 1)]
     for size in setting["sizes"]:
-        measured = {name: setting["times"][name].get(size) for name in names}
-        here = [name for name in ours if measured[name]]
-        best = min(here, key=lambda name: summary(list(measured[name].values()))["median_us"], default=None)
-        cells = []
-        for name in names:
-            if not measured[name]:
-                cells.append("-")
-                continue
-            numbers = summary(list(measured[name].values()))
-            cell = f"{duration(numbers['median_us'])} ({numbers['p95_us'] / numbers['median_us']:.2f})"
-            if best and name not in ours and (compared := ratios(measured[best], measured[name])):
-                cell += f" **{statistics.median(compared):.2f}x**"
-                if len(compared) > 1:
-                    cell += f" [{min(compared):.2f}, {max(compared):.2f}]"
-            cells.append(cell)
-        bound = setting["bound_us"].get(size)
-        if bound and best:
-            part = 100 * bound / summary(list(measured[best].values()))["median_us"]
-            cells.append(f"{duration(bound)}, {part:.0f} %")
-        else:
-            cells.append("-")
-        lines.append(f"| {human(size)} | " + " | ".join(cells) + " |")
+        best = fastest_column(setting, size)
+        cells = [human(size), *(cell(setting, name, size, best) for name in names), bound_cell(setting, size, best)]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def clusters_table(rows):
-    lines = ["## Clusters of network namespaces, links of 1 Gbit/s, 64 MiB", "",
-             "| ranks of each node | bound | flexring | Gloo | Open MPI |", "|---|---|---|---|---|"]
-    for row in rows:
-        ours = row["flexring"] and row["flexring"]["median"]
-        cells = [f"{row['bound_ms']:.0f} ms", f"{ours / 1e3:.0f} ms, {row['bound_ms'] * 1e5 / ours:.1f} %" if ours else "failed"]
-        for name in ("gloo", "open_mpi"):
-            theirs = row.get(name) and row[name]["each"]["median_us"]
-            ratio = f" **{theirs / ours:.2f}x**" if theirs and ours else ""
-            cells.append(f"{theirs / 1e3:.0f} ms{ratio}" if theirs else "-")
-        lines.append(f"| {row['cluster']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def markdown(results, pictures):
+def markdown(about, pictures):
+    results = about["results"]
+    wire = ", ".join(f"{bits / 1e6:.0f} Mbit/s where {rate} are set" for rate, bits in results["wire"].items())
     parts = ["# flexring beside other libraries\n"]
     parts.append(
-        f"{results['cores']} cores of {results['cpu']}, {results['date']}, at {results['commit']}; the load was {results['load_before']:.1f} before and "
-        f"{results['load_after']:.1f} at the end. All-reduces of f32 sums in place, each after a barrier; the time of a call is that of its slowest rank. The "
-        "libraries take turns, round by round. Cells have the median of the rounds' medians, in parentheses the 95th percentile by the median, in bold "
-        "how many times the better flexring column's time a peer takes (median of the ratios in each round), and in brackets the least and the largest of "
-        "these ratios. The bound of the largest vectors follows from the memory traffic that all cores together reach in copies "
-        f"({results['memory_traffic'] / 1e9:.1f} GB/s read and written): each element of p ranks is read p times and written once in the reduction, and "
-        "then copied p - 1 times.\n")
-    parts += [f"Skipped: {name}: {reason}.\n" for name, reason in results["skipped"].items()]
-    parts += [f"Failed: {failure}\n" for failure in results["failures"]]
-    parts += [f"![{name}]({name})\n" for name in pictures]
-    peers = results["peers"]
-    parts += [table(setting, peers) for setting in results["settings"] if setting["times"]]
+        f"{about['cores']} cores of {about['cpu']}, Linux {about['kernel']}, {about['date']}, at {results['commit']}; {results['minutes']} minutes; the load "
+        f"was {results['load_before']:.1f} before and {about['load_at_end']:.1f} at the end. All-reduces of sums in place, each after a barrier; the time "
+        "of a call is that of its slowest rank. The libraries take turns, round by round. Cells have the median of the rounds' medians, in parentheses the "
+        "95th percentile by the median, in bold how many times the better flexring column's time a peer takes (median of the ratios in each round), and in "
+        "brackets the least and the largest of these ratios. The last column has the time that the hardware needs at least, and what percentage of the better flexring "
+        "column's time that is.\n")
+    parts.append(
+        f"On one node the bound follows from the memory traffic that all cores together reach in copies ({results['memory_traffic'] / 1e9:.1f} GB/s read and written): "
+        "each element of p ranks is read p times and written once in the reduction, and then copied p - 1 times. It is given from 16 MiB on, where caches do not keep "
+        "the vectors. " + (f"On clusters it follows from what iperf3 moves over a link: {wire}. " if wire else "") + "\n")
+    parts += [f"- skipped: {name}: {reason}" for name, reason in results["skipped"].items()]
+    parts += [f"- failed: {failure}" for failure in results["failures"]]
+    parts += [f"- left out, because the time was over: {what}" for what in results["left_out"]]
+    parts.append("")
+    parts += [f"![{words}]({name})\n" for name, words in pictures]
+    if any(setting["times"] for setting in results["node"]):
+        parts.append("## One node\n")
+    parts += [table(setting, results["peers"], f"### {setting['title']}") for setting in results["node"] if setting["times"]]
     if results["clusters"]:
-        parts.append(clusters_table(results["clusters"]))
+        parts.append("## Clusters of network namespaces\n")
+        parts.append("`2+3` are two nodes with 2 and 3 ranks at one switch, with links of 1 Gbit/s; `1@500M` is a node whose link has 500 Mbit/s; nodes in "
+                     "parentheses are at a switch of their own.\n")
+    parts += [table(setting, results["peers"], f"### {setting['title']}") for setting in results["clusters"] if setting["times"]]
     return "\n".join(parts)
 
 
-def draw(results, colours, folder):
-    """Draws the pictures into `folder`, and returns their names. None without matplotlib."""
+def draw(results, folder):
+    """Draws the pictures into `folder`, and returns their names and descriptions. None without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -118,77 +131,137 @@ def draw(results, colours, folder):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    pictures = []
+    plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "versus"})
+    colours, pictures = results["peers"], []
+    node = [setting for setting in results["node"] if setting["times"]]
+    clusters = [setting for setting in results["clusters"] if setting["times"]]
 
-    def save(figure, name):
-        figure.tight_layout()
-        figure.savefig(folder / name)
-        plt.close(figure)
-        pictures.append(name)
-
-    settings = [setting for setting in results["settings"] if setting["times"]]
-    if settings:
+    def grid(settings, draw_one, name, description):
         columns = min(2, len(settings))
         rows = -(-len(settings) // columns)
-        for name, draw_one in (("versus-times.svg", curves), ("versus-spread.svg", spread)):
-            figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 3.8 * rows), squeeze=False)
-            for at, setting in zip(axes.flat, settings):
-                draw_one(at, setting, colours)
-                at.set_title(heading(setting), fontsize=9)
-            for at in list(axes.flat)[len(settings):]:
-                at.set_visible(False)
-            axes.flat[0].legend(fontsize=7, frameon=False)
-            save(figure, name)
-    if results["clusters"]:
-        figure, axes = plt.subplots(figsize=(1.2 + 1.1 * len(results["clusters"]), 3.6))
-        bars(axes, results["clusters"], colours)
-        save(figure, "versus-clusters.svg")
+        figure, axes = plt.subplots(rows, columns, figsize=(5.2 * columns, 3.4 * rows + 0.6), squeeze=False)
+        for at in list(axes.flat)[len(settings):]:
+            at.set_visible(False)
+        for at, setting in zip(axes.flat, settings):
+            draw_one(at, setting, colours)
+            at.set_title(setting["title"], fontsize=10)
+        save(figure, name, description, axes.flat)
+
+    def save(figure, name, description, axes):
+        # One legend for all, above them.
+        entries = {label: handle for at in axes for handle, label in zip(*at.get_legend_handles_labels())}
+        order = list(dict.fromkeys(label for label in [*colours, *entries] if label in entries))
+        columns = 4 if figure.get_figwidth() > 8 else 3
+        legend_inches = 0.1 + 0.2 * -(-len(order) // columns)
+        figure.tight_layout(rect=(0, 0, 1, 1 - legend_inches / figure.get_figheight()))
+        figure.legend([entries[label] for label in order], order, loc="upper center", ncol=columns, frameon=False)
+        figure.savefig(folder / name, metadata={"Date": None}, facecolor="white")
+        plt.close(figure)
+        pictures.append((name, description))
+
+    if node:
+        grid(node, curves, "times.svg", "Time of a call by length on one node")
+    if clusters:
+        # At most nine clusters beside each other.
+        rows = [clusters[start:start + 9] for start in range(0, len(clusters), 9)]
+        figure, axes = plt.subplots(len(rows), 1, figsize=(max(7, 2 + 1.2 * len(rows[0])), 3.8 * len(rows) + 0.6), squeeze=False)
+        for at, row in zip(axes.flat, rows):
+            bars(at, row, colours)
+        save(figure, "clusters.svg", "Time of a call on clusters, by the bound of their links", axes.flat)
+    largest = [setting for part in (node, clusters) for setting in [each for each in part if kept_calls(each)][:SPREADS]]
+    if largest:
+        grid(largest, spread, "spread.svg", "Spread of single calls")
     return pictures
 
 
 def curves(axes, setting, colours):
+    """Medians by length, with the range of the rounds' medians."""
     for name, by_size in setting["times"].items():
-        sizes = [size for size in setting["sizes"] if by_size.get(size)]
-        numbers = [summary(list(by_size[size].values())) for size in sizes]
+        sizes = [size for size in setting["sizes"] if by_size.get(str(size))]
+        numbers = [summary(by_size[str(size)]) for size in sizes]
         axes.plot(sizes, [number["median_us"] for number in numbers], marker="o", markersize=3, color=colours[name], label=name)
         axes.fill_between(sizes, [number["least_us"] for number in numbers], [number["most_us"] for number in numbers],
                           color=colours[name], alpha=0.2, linewidth=0)
-    if setting["bound_us"]:
-        sizes = sorted(setting["bound_us"])
-        axes.plot(sizes, [setting["bound_us"][size] for size in sizes], color="black", linestyle=":", label="bound by memory traffic")
+    if bounds := setting["bound_us"]:
+        axes.plot([int(size) for size in bounds], list(bounds.values()), color="black", linestyle=":", marker="_", markersize=9,
+                  label="bound of the hardware")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    ticks = setting["sizes"][:: max(1, len(setting["sizes"]) // 6)]
-    axes.set_xticks(ticks, [human(size) for size in ticks], fontsize=7)
-    axes.tick_params(axis="y", labelsize=7)
-    axes.set_ylabel("microseconds", fontsize=8)
-    axes.grid(alpha=0.3)
+    axes.set_xticks(setting["sizes"], [human(size) for size in setting["sizes"]], fontsize=8, rotation=30)
+    axes.minorticks_off()
+    axes.set_xlabel("length of the vector")
+    axes.set_ylabel("time of a call (us)")
+
+
+def kept_calls(setting):
+    """The longest length of which single calls were kept, and these by library: the first call, then the others."""
+    size = max((int(size) for by_size in setting["times"].values() for size, rounds in by_size.items()
+                if any("times_us" in record for record in rounds.values())), default=0)
+    calls = {}
+    for name in setting["times"]:
+        rounds = measured(setting, name, size) or {}
+        calls[name] = [(record["first_us"], record["times_us"]) for record in rounds.values()]
+    return {"size": size, **calls} if size else {}
 
 
 def spread(axes, setting, colours):
-    """Every call of the largest length, in the order in which they ran."""
-    size = setting["sizes"][-1]
-    for name, by_size in setting["times"].items():
-        times = [time / 1e3 for number in sorted(by_size.get(size, {})) for time in by_size[size][number]]
-        axes.plot(times, ".", markersize=3, color=colours[name], label=name)
-    axes.set_yscale("log")
-    axes.set_xlabel(f"calls of {human(size)}", fontsize=8)
-    axes.set_ylabel("milliseconds", fontsize=8)
-    axes.tick_params(labelsize=7)
-    axes.grid(alpha=0.3)
+    """A column for each library: single calls by the library's median, and each round's first call."""
+    kept = kept_calls(setting)
+    size, names = kept.pop("size"), [name for name in colours if kept.get(name)]
+    for column, name in enumerate(names):
+        calls = [time for _, times in kept[name] for time in times]
+        middle = statistics.median(calls)
+        shifts = [column + 0.5 * (index / max(1, len(calls) - 1) - 0.5) for index in range(len(calls))]
+        axes.plot(shifts, [time / middle for time in calls], ".", markersize=4, color=colours[name], label=name)
+        firsts = [first / middle for first, _ in kept[name]]
+        axes.plot([column + 0.38] * len(firsts), firsts, "x", markersize=5, color="black", label="first call of a process")
+    axes.axhspan(0.97, 1.03, color="black", alpha=0.1, linewidth=0, label="3 %")
+    axes.set_yscale("log", base=2)
+    low, high = axes.get_ylim()
+    low, high = min(low, 0.7), max(high, 1.5)
+    axes.set_ylim(low, high)
+    ticks = [tick for tick in (0.25, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 32, 64) if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xticks([])
+    axes.set_xlabel(f"calls of {human(size)}, in their order")
+    axes.set_ylabel("time by the library's median")
 
 
 def bars(axes, clusters, colours):
-    names = {"flexring": "flexring, ordinary memory", "gloo": "Gloo", "open_mpi": "Open MPI"}
-    for offset, (key, name) in enumerate(names.items()):
-        values = []
-        for row in clusters:
-            found = row.get(key)
-            us = (found["median"] if key == "flexring" else found["each"]["median_us"]) if found else 0
-            values.append(us / 1e3)
-        axes.bar([index + 0.27 * offset for index in range(len(clusters))], values, 0.25, color=colours[name], label=key)
-    for index, row in enumerate(clusters):
-        axes.hlines(row["bound_ms"], index - 0.15, index + 0.7, color="black", linewidth=1, label="bound" if index == 0 else None)
-    axes.set_xticks([index + 0.27 for index in range(len(clusters))], [row["cluster"] for row in clusters], fontsize=8)
-    axes.set_ylabel("milliseconds for 64 MiB", fontsize=8)
-    axes.legend(fontsize=7, frameon=False)
+    """Times of the longest length that all clusters have, by the bound: 1 is what the links allow."""
+    size = max(set.intersection(*(set(setting["sizes"]) for setting in clusters)))
+    names = [name for name in colours if any(measured(setting, name, size) for setting in clusters)]
+    width = 0.8 / max(1, len(names))
+    for offset, name in enumerate(names):
+        for index, setting in enumerate(clusters):
+            records = measured(setting, name, size)
+            if not records:
+                continue
+            numbers, bound = summary(records), setting["bound_us"][str(size)]
+            x, height = index + width * (offset - (len(names) - 1) / 2), numbers["median_us"] / bound
+            axes.bar(x, height, width * 0.92, color=colours[name], label=name)
+            axes.vlines(x, numbers["least_us"] / bound, numbers["most_us"] / bound, color="black", linewidth=0.8)
+            axes.text(x, height, f" {height:.2f}", rotation=90, ha="center", va="bottom", fontsize=7)
+    axes.axhline(1, color="black", linewidth=1, linestyle=":", label="bound of the links")
+    axes.set_xticks(range(len(clusters)), [setting["title"].replace("+(", "\n+(").replace(")@500M+", ")@500M\n+") for setting in clusters])
+    axes.grid(axis="x", visible=False)
+    axes.margins(y=0.18)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(f"time of {human(size)} by the bound")
+    axes.set_xlabel("cluster: ranks of each node; 1 Gbit/s, or the rate given")
+
+
+def main():
+    folder = Path(sys.argv[1])
+    about = json.loads((folder / "versus.json").read_text())
+    pictures = draw(about["results"], folder)
+    if pictures is None:
+        print("no pictures: matplotlib is not installed (python3-matplotlib)")
+    text = markdown(about, pictures or [])
+    (folder / "versus.md").write_text(text)
+    print(f"\n{text}\nwritten to {folder}")
+
+
+if __name__ == "__main__":
+    main()

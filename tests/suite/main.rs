@@ -13,6 +13,7 @@ mod trees;
 
 mod all_reduce;
 mod allocations;
+mod benchmarks;
 mod c_api;
 mod collectives;
 mod cost_model;

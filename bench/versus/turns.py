@@ -1,0 +1,90 @@
+"""Runs the libraries by turns in one setting, and keeps what they measured.
+
+A setting is a dictionary, as it stands in versus.json: where the ranks are, the lengths, and for each library, length and round a record.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import lab
+
+# Single calls are kept for vectors from this length on, and so many of each round: the picture of the spread shows them.
+KEPT_FROM, KEPT = 1 << 20, 50
+
+
+def setting(title, place, dtype, sizes, bounds):
+    """`bounds` are microseconds by length that the hardware needs at least."""
+    return {"title": title, "ranks": place.ranks, "transport": place.transport, "dtype": dtype, "sizes": sizes,
+            "bound_us": {str(size): bound for size, bound in bounds.items()}, "times": {}, "failed": {}, "left_out": []}
+
+
+def record(result):
+    """What is kept of one line of the loop."""
+    ordered = sorted(result["times_us"])
+    kept = {"calls": len(ordered), "median_us": round(statistics.median(ordered), 2), "least_us": ordered[0], "most_us": ordered[-1],
+            "p95_us": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], "first_us": result["first_us"]}
+    if result["bytes"] >= KEPT_FROM:
+        kept["times_us"] = result["times_us"][:KEPT]
+    return kept
+
+
+def in_order(peers, number):
+    """Another library comes first in each round."""
+    first = number % max(1, len(peers))
+    return peers[first:] + peers[:first]
+
+
+def fitting(peers, place, dtype):
+    """The libraries that have this transport and type."""
+    return [peer for peer in peers if place.transport in peer.transports and dtype in peer.dtypes]
+
+
+class Turns:
+    """Measures until `end`, a time of time.monotonic()."""
+
+    def __init__(self, loop, end):
+        # Seconds of the loop for each length, the most calls, and seconds that a process may take in all.
+        self.seconds, self.most_calls, self.limit = loop
+        self.end = end
+
+    def over(self):
+        return time.monotonic() >= self.end
+
+    def take(self, peer, place, setting, number):
+        """Runs one library for one round. After a failure, it is not run in this setting any more."""
+        if peer.name in setting["failed"]:
+            return
+        left = self.end - time.monotonic()
+        if left <= 1:
+            setting["left_out"].append(f"{peer.name} in round {number + 1}")
+            return
+        printed = ""
+        try:
+            commands = peer.commands(place, setting["dtype"], [self.seconds, self.most_calls, *setting["sizes"]])
+            printed = lab.together(commands, min(self.limit, left))
+        except (lab.Failure, OSError) as failure:
+            printed = getattr(failure, "printed", "")
+            if left < self.limit and "not done after" in str(failure):
+                setting["left_out"].append(f"{peer.name} in round {number + 1}")
+            else:
+                self.failed(peer, setting, failure)
+        # A library that was killed has measured the lengths before.
+        last = "-"
+        for line in printed.splitlines():
+            # Libraries print warnings, too.
+            if line.startswith("{") and line.endswith("}"):
+                result = json.loads(line)
+                if result["wrong"]:
+                    self.failed(peer, setting, f"sums of {result['bytes']} bytes are wrong")
+                    break
+                times = setting["times"].setdefault(peer.name, {}).setdefault(str(result["bytes"]), {})
+                times[str(number)] = record(result)
+                last = f"{result['bytes']} B {times[str(number)]['median_us'] / 1e3:.3f} ms"
+        print(f"  round {number + 1}, {setting['title']}, {peer.name}: {last}", file=sys.stderr, flush=True)
+
+    def failed(self, peer, setting, failure):
+        lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+        setting["failed"][peer.name] = "; ".join(dict.fromkeys(lines[:1] + lines[-1:]))
+        print(f"failed: {setting['title']}, {peer.name}: {setting['failed'][peer.name]}", file=sys.stderr, flush=True)
