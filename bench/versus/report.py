@@ -2,6 +2,8 @@
 
 import statistics
 
+from pictures import Pictures
+
 
 def human(size):
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
@@ -112,20 +114,10 @@ def markdown(results, pictures):
 def draw(results, colours, folder):
     """Draws the pictures into `folder`, and returns their names. None without matplotlib."""
     try:
-        import matplotlib
+        pictures = Pictures(folder)
     except ImportError:
         return None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    pictures = []
-
-    def save(figure, name):
-        figure.tight_layout()
-        figure.savefig(folder / name)
-        plt.close(figure)
-        pictures.append(name)
-
+    plt, save = pictures.plt, pictures.save
     settings = [setting for setting in results["settings"] if setting["times"]]
     if settings:
         columns = min(2, len(settings))
@@ -143,7 +135,7 @@ def draw(results, colours, folder):
         figure, axes = plt.subplots(figsize=(1.2 + 1.1 * len(results["clusters"]), 3.6))
         bars(axes, results["clusters"], colours)
         save(figure, "versus-clusters.svg")
-    return pictures
+    return pictures.names
 
 
 def curves(axes, setting, colours):
