@@ -36,7 +36,7 @@ CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
 # For ten times as many random cases the optimizer saves more than it costs.
 OPTIMIZED = --config profile.test.opt-level=2
 
-.PHONY: all build check lint test test-long bench bench-lab bench-verbs versus install \
+.PHONY: all build check lint test test-long bench bench-lab bench-papers bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny msrv aarch64 \
 	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
 
@@ -183,6 +183,13 @@ bench-lab: build
 versus: build
 	@bench/setup.sh $(VERSUS_PACKAGES)
 	bench/versus/versus.py $(ARGS)
+
+# What the papers report beside the cost model and the simulator, in bench/results/papers.md.
+bench-papers:
+	@bench/setup.sh python3 python3-matplotlib
+	@mkdir -p bench/out
+	$(CARGO) bench --bench papers > bench/out/papers.json
+	bench/papers/report.py bench/out/papers.json
 
 # RDMA beside perftest, in a virtual machine; and rails beside what each of them can carry.
 bench-verbs: build

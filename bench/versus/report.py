@@ -11,10 +11,12 @@ import statistics
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from pictures import Pictures
 
 # Settings of each part whose single calls are shown.
 SPREADS = 4
-
 
 def human(size):
     size = int(size)
@@ -125,14 +127,12 @@ def markdown(about, pictures):
 def draw(results, folder):
     """Draws the pictures into `folder`, and returns their names and descriptions. None without matplotlib."""
     try:
-        import matplotlib
+        pictures = Pictures(folder)
     except ImportError:
         return None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "versus"})
-    colours, pictures = results["peers"], []
+    plt = pictures.plt
+    plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3})
+    colours, descriptions = results["peers"], []
     node = [setting for setting in results["node"] if setting["times"]]
     clusters = [setting for setting in results["clusters"] if setting["times"]]
 
@@ -153,11 +153,9 @@ def draw(results, folder):
         order = list(dict.fromkeys(label for label in [*colours, *entries] if label in entries))
         columns = 4 if figure.get_figwidth() > 8 else 3
         legend_inches = 0.1 + 0.2 * -(-len(order) // columns)
-        figure.tight_layout(rect=(0, 0, 1, 1 - legend_inches / figure.get_figheight()))
         figure.legend([entries[label] for label in order], order, loc="upper center", ncol=columns, frameon=False)
-        figure.savefig(folder / name, metadata={"Date": None}, facecolor="white")
-        plt.close(figure)
-        pictures.append((name, description))
+        pictures.save(figure, name, top=1 - legend_inches / figure.get_figheight())
+        descriptions.append((name, description))
 
     if node:
         grid(node, curves, "times.svg", "Time of a call by length on one node")
@@ -171,7 +169,7 @@ def draw(results, folder):
     largest = [setting for part in (node, clusters) for setting in [each for each in part if kept_calls(each)][:SPREADS]]
     if largest:
         grid(largest, spread, "spread.svg", "Spread of single calls")
-    return pictures
+    return descriptions
 
 
 def curves(axes, setting, colours):

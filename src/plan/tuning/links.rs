@@ -7,8 +7,7 @@ use super::profile::{TuningProfile, WITHIN_NODES};
 use crate::plan::topology::{Topology, TopologyBuilder, Uplink, VertexKind};
 
 /// Bandwidths that differ by at most this part count as equal: planners make spans uneven where links differ, which a scatter
-/// of measurements must not cause. Repeated measurements of equal links differed by 1 to 4 % (links of 1 Gbit/s in network
-/// namespaces on 2 cores).
+/// of measurements must not cause. Chosen, not measured: on a busy machine two equal links have differed by more.
 const ALIKE: f64 = 0.1;
 
 /// Passes over all nodes that [`uplink_latencies`] makes.

@@ -1,0 +1,168 @@
+//! Hierarchical rings on ABCI: Ueno and Yokota, "Exhaustive Study of Hierarchical AllReduce Patterns for Large Messages Between
+//! GPUs", CCGrid 2019.
+//!
+//! Owns the paper's machine, from the parameters that its sections IV-D and V state, and the search for the best hierarchy.
+
+use crate::simulation::{seconds, uplink};
+use flexring::config::Lowering;
+use flexring::plan::cost_model::hierarchy::{RingLayer, abci_ring, hierarchical};
+use flexring::plan::planner;
+use flexring::plan::topology::{Topology, TopologyBuilder};
+use serde_json::{Value, json};
+
+/// Section V-B: 128 MiB of floats.
+const BYTES: f64 = (128 << 20) as f64;
+/// Section V-B 1: seconds of latency, bytes per second of an adapter, parts of a step.
+const ALPHA: f64 = 4.80e-6;
+const ADAPTER: f64 = 9301.19e6;
+const PARTS: f64 = 2.0;
+/// Section IV-D: GPUs and adapters of a node. Two GPUs are connected by a link of four times an adapter's bandwidth, rings of
+/// all GPUs of a node have 4 * 6 / 2 times that of an adapter.
+const GPUS: usize = 4;
+const ADAPTERS: f64 = 2.0;
+const NVLINK_PAIR: f64 = 4.0 * ADAPTER;
+const NVLINK: f64 = 12.0 * ADAPTER;
+/// Section V: nodes of a rack, those that are used, and the part of their bandwidth that leaves the rack.
+const RACK_NODES: f64 = 34.0;
+const USED_NODES: usize = 32;
+const BETWEEN_RACKS: f64 = RACK_NODES * ADAPTERS * ADAPTER / 3.0;
+const RACK: usize = USED_NODES * GPUS;
+
+/// Sub-chunks are the parts of a step, at 128 processes. With more processes a step is one sub-chunk.
+const SUBCHUNK: usize = 512 << 10;
+
+const PROCESSES: [usize; 5] = [128, 256, 512, 1024, 2048];
+/// Table II, and what sections V-B 4 a to d name.
+const HIERARCHIES: [(usize, &[&[usize]]); 5] = [
+    (
+        128,
+        &[
+            &[4, 8, 4],
+            &[4, 32],
+            &[4, 4, 8],
+            &[4, 16, 2],
+            &[4, 4, 4, 2],
+            &[4, 8, 2, 2],
+            &[8, 16],
+            &[8, 4, 4],
+            &[8, 4, 2, 2],
+            &[2, 2, 2, 2, 2, 2, 2],
+            &[4, 2, 2, 2, 2, 2],
+        ],
+    ),
+    (256, &[&[4, 8, 4, 2], &[4, 8, 2, 4], &[4, 8, 8]]),
+    (512, &[&[4, 8, 4, 4]]),
+    (1024, &[&[4, 8, 8, 4], &[4, 8, 4, 8]]),
+    (2048, &[&[4, 8, 8, 8]]),
+];
+
+/// Layers of the deepest hierarchies that the paper found best, and listed hierarchies of the model.
+const FEW_LAYERS: usize = 4;
+const LISTED: usize = 8;
+
+/// The layers of a hierarchy, from the innermost, each with the inverse bandwidth of the narrowest link on its rings.
+fn layers(dimensions: &[usize], racks: bool) -> Vec<RingLayer> {
+    let mut stride = 1;
+    let layer = |processes: &usize| {
+        let reach = stride * processes;
+        // One ring passes through a node or a rack for each of its ranks that the layer's rings begin with.
+        let (of_node, of_rack) = (stride.min(GPUS) as f64, stride.min(RACK) as f64);
+        stride = reach;
+        let bandwidth = match reach {
+            GPUS if *processes == GPUS => NVLINK,
+            0..=GPUS => NVLINK_PAIR,
+            _ if racks && reach > RACK => f64::min(ADAPTERS * ADAPTER / of_node, BETWEEN_RACKS / of_rack),
+            _ => ADAPTERS * ADAPTER / of_node,
+        };
+        RingLayer { processes: *processes, beta: 1.0 / bandwidth }
+    };
+    dimensions.iter().map(layer).collect()
+}
+
+/// T(n) of section IV-C. `racks`: with the links between racks, which the paper's model leaves out.
+fn model(dimensions: &[usize], racks: bool) -> f64 {
+    hierarchical(BYTES, &layers(dimensions, racks), ALPHA, PARTS)
+}
+
+/// All ordered factorizations of `product` into factors of at least 2.
+fn factorizations(product: usize) -> Vec<Vec<usize>> {
+    let mut all = if product > 1 { vec![vec![product]] } else { Vec::new() };
+    for first in (2..product).filter(|first| product % first == 0) {
+        for mut rest in factorizations(product / first) {
+            rest.insert(0, first);
+            all.push(rest);
+        }
+    }
+    all
+}
+
+/// The hierarchies that `fits` allows, the fastest first, by the model.
+fn ranked(processes: usize, fits: impl Fn(&[usize]) -> bool) -> Vec<Vec<usize>> {
+    let mut all = factorizations(processes);
+    all.retain(|dimensions| dimensions.len() > 1 && fits(dimensions));
+    all.sort_by(|one, other| model(one, true).total_cmp(&model(other, true)));
+    all.truncate(LISTED);
+    all
+}
+
+/// Nodes of 4 GPUs in racks. A step of a ring costs s * alpha besides its bytes, so that is the latency between two GPUs.
+fn topology(processes: usize) -> Topology {
+    let mut builder = TopologyBuilder::new("racks");
+    let gpu = uplink(NVLINK, PARTS * ALPHA / 2.0);
+    let mut places = (0, 0);
+    for rank in 0..processes {
+        if rank % RACK == 0 {
+            places.0 = builder.switch(0, &format!("rack {}", rank / RACK), uplink(BETWEEN_RACKS, 0.0));
+        }
+        if rank % GPUS == 0 {
+            let node = format!("node {}", rank / GPUS);
+            places.1 = builder.node(places.0, &node, uplink(ADAPTERS * ADAPTER, 0.0));
+        }
+        builder.rank(places.1, rank, gpu);
+    }
+    builder.finish().expect("each rank is on one node")
+}
+
+fn simulated(topology: &Topology, dimensions: &[usize]) -> f64 {
+    let schedule = planner::hierarchical::plan(topology, dimensions).expect("factors of the number of ranks");
+    seconds(schedule, topology, Lowering::Chain, BYTES as u64, SUBCHUNK)
+}
+
+/// For each number of processes the flat ring, the paper's hierarchies, and those that are best by the model. Up to `most`
+/// processes they are simulated.
+pub fn results(most: usize) -> Value {
+    let timed = |all: Vec<Vec<usize>>| -> Vec<Value> {
+        all.iter()
+            .map(|dimensions| json!({"dimensions": dimensions, "model": model(dimensions, true)}))
+            .collect()
+    };
+    let sizes = PROCESSES.iter().map(|processes| {
+        let topology = (*processes <= most).then(|| topology(*processes));
+        let ring = topology.as_ref().map(|topology| {
+            seconds(planner::ring::plan(topology), topology, Lowering::Chain, BYTES as u64, SUBCHUNK)
+        });
+        let named = HIERARCHIES.iter().filter(|(at, _)| at == processes).flat_map(|(_, all)| *all);
+        let rows = named.map(|dimensions| {
+            json!({
+                "dimensions": dimensions,
+                "model": model(dimensions, true),
+                "model_without_racks": model(dimensions, false),
+                "simulation": topology.as_ref().map(|topology| simulated(topology, dimensions)),
+            })
+        });
+        json!({
+            "processes": processes,
+            "ring": {
+                "model": abci_ring(BYTES, processes / GPUS, ALPHA, PARTS, 1.0 / ADAPTER),
+                "simulation": ring,
+            },
+            "hierarchies": rows.collect::<Vec<Value>>(),
+            "ranked": timed(ranked(*processes, |_| true)),
+            "ranked_by_node": timed(ranked(*processes, |all| all[0] == GPUS && all.len() <= FEW_LAYERS)),
+        })
+    });
+    json!({
+        "bytes": BYTES, "alpha": ALPHA, "adapter": ADAPTER, "s": PARTS, "few_layers": FEW_LAYERS,
+        "sizes": sizes.collect::<Vec<Value>>(),
+    })
+}

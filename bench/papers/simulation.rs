@@ -1,0 +1,44 @@
+//! Simulated all-reduces in the terms of the papers: additions are hidden, and only links take time.
+//!
+//! Owns the parameters of the simulator that all papers share. Must not know papers.
+
+use flexring::config::Lowering;
+use flexring::plan::lowering::Plan;
+use flexring::plan::schedule::Schedule;
+use flexring::plan::simulator::{SimulationInput, SimulationParameters, simulate};
+use flexring::plan::topology::{Topology, Uplink};
+use std::time::Instant;
+
+/// A link of this many bytes per second, with a latency in seconds.
+pub fn uplink(bytes_per_second: f64, latency: f64) -> Uplink {
+    Uplink { bandwidth: (bytes_per_second * 8.0).round() as u64, latency: (latency * 1e9).round() as u64 }
+}
+
+/// Seconds that `schedule` takes for a vector of `bytes`, with sub-chunks of `subchunk` bytes. What is simulated, and how long
+/// that took, goes to standard error.
+pub fn seconds(
+    schedule: Schedule,
+    topology: &Topology,
+    lowering: Lowering,
+    bytes: u64,
+    subchunk: usize,
+) -> f64 {
+    let parameters = SimulationParameters {
+        subchunk,
+        window: 32,
+        memory_bandwidth: 1 << 60,
+        job_nanoseconds: 0,
+        ..SimulationParameters::DEFAULT
+    };
+    let call = SimulationInput { bytes, records: false };
+    let (name, begun) = (schedule.name().to_owned(), Instant::now());
+    let plan = Plan::on(schedule, topology, lowering);
+    let run = simulate(&plan, topology, call, &parameters, &mut |_, _| {}).expect("small enough to simulate");
+    eprintln!(
+        "{name}, {} ranks, {bytes} bytes: {:.3} ms of virtual time in {:.1} s",
+        topology.world(),
+        run.seconds() * 1e3,
+        begun.elapsed().as_secs_f64()
+    );
+    run.seconds()
+}

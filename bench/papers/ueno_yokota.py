@@ -1,0 +1,181 @@
+"""Ueno and Yokota: the best hierarchy of rings by the number of processes."""
+
+NAME, PICTURE = "ueno_yokota", "ueno-yokota.svg"
+
+
+GAINS = """The model is 25 % below the measured gain at 128 processes and 19 % below at 256, and within 8 % from 512 on. Below 512 the flat ring is at fault: Eq. 2 gives it both
+adapters of a node, but NCCL did not detect them (sections V-B 2 a and 3 a), and reached 11.5 GB/s (Table II) instead of 18.6. With 23.1 ms for the flat ring, as
+Table II has it, and the model's 16.0 ms for 4x8x4 the gain is 1.44. The simulation is further below, because the model adds s alpha to each step of a ring, and in
+the simulation latency is hidden while the ring's adapters carry other parts: up to 512 processes the flat ring takes hardly longer than its bytes (14.3 ms), and is
+faster than the hierarchies, whose 4 rings for each node send more over the same adapters.
+"""
+
+BEST = """The paper's best hierarchies are at most 3.0 % slower than the model's best ones by node. The differences between hierarchies are smaller than what the model leaves out: with the same
+bandwidth for all layers of one kind, deeper hierarchies are always faster by some latencies, while NCCL's bandwidth falls with the length of a message (4,648 MB/s in the
+second layer of 4x8x4, 3,767 in the third: Table II, Fig. 5). 64x2 is best at 128 because rings across nodes have both adapters in the
+model (8x16 reached 11.3 GB/s, Table II). In the model, layers that cross racks cost little if they do not begin at the border of a rack.
+"""
+
+RULES = """By node, the model obeys the paper's rules in all four steps, and like the paper's it extends a third best hierarchy to get to 1,024 processes. It makes the layer across racks longer first,
+because it begins within a rack.
+"""
+
+TABLES = """The model's hierarchies that begin with 4 are 3 to 15 % faster than the paper's: it has no falling bandwidth for short messages. Those that begin with 8 are 29 to 31 % faster, because
+the paper's first layer had one adapter. In the simulation layers overlap, so hierarchies of few long layers are faster than in the model (4x32: 5 %), and those of many short layers that begin with 4 slower (4x2x2x2x2x2: 23 %),
+for a reason that is not examined.
+"""
+
+
+def label(dimensions):
+    return "x".join(map(str, dimensions))
+
+
+def gain(size, dimensions, kind):
+    """Time of the flat ring by that of the hierarchy; None if they were not simulated."""
+    row = next(row for row in size["hierarchies"] if row["dimensions"] == dimensions)
+    return row[kind] and size["ring"]["model" if kind.startswith("model") else kind] / row[kind]
+
+
+def place(ranked, number):
+    """The place of an entry of `ranked`, from 1; entries of equal time have the same."""
+    return 1 + sum(each["model"] < ranked[number]["model"] * (1 - 1e-9) for each in ranked)
+
+
+def extends(small, large):
+    """Which of the paper's rules leads from one hierarchy to the other: 1, 2 or None."""
+    if large[:-1] == small:
+        return 1
+    same = len(small) == len(large) and large[:-1] == small[:-1]
+    return 2 if same and large[-1] > small[-1] else None
+
+
+def rule(smaller, larger):
+    """How one of the best `larger` hierarchies extends a `smaller` one of the best possible place."""
+    found = []
+    for index, large in enumerate(larger):
+        for number, small in enumerate(smaller):
+            which = extends(small["dimensions"], large["dimensions"])
+            if which and place(larger, index) == 1:
+                found.append((place(smaller, number), which, label(small["dimensions"]), label(large["dimensions"])))
+    if not found:
+        return "neither"
+    at, which, small, large = min(found)
+    return f"rule {which}{', from number ' + str(at) if at > 1 else ''}: {small} to {large}"
+
+
+def milliseconds(seconds):
+    return f"{seconds * 1e3:.1f}" if seconds else "-"
+
+
+def with_gain(ring, each):
+    return f"{label(each['dimensions'])}, {ring / each['model']:.2f}"
+
+
+def measured(bandwidths, n):
+    """Milliseconds of the layers with these bus bandwidths in MB/s: the time of n bytes by the definition of bus bandwidth."""
+    times = {}
+    for name, layers in bandwidths.items():
+        if name == "source":
+            continue
+        held, time = n, 0.0
+        for processes, bandwidth in zip(map(int, name.split("x")), layers):
+            time += 2 * held * (processes - 1) / processes / (bandwidth * 1e6)
+            held /= processes
+        times[name] = time * 1e3
+    return times
+
+
+def markdown(found, stated):
+    sizes = found["sizes"]
+    lines = [
+        "## Hierarchical rings on ABCI (Ueno and Yokota)\n",
+        f"128 MiB; alpha = {found['alpha'] * 1e6:.2f} us, s = {found['s']:g}, two adapters of {found['adapter'] / 1e6:.2f} MB/s for the 4 GPUs of a node, NVLink 12 times "
+        "an adapter (4 times between two GPUs), racks of 34 nodes of which 32 are used, a third of the nodes' bandwidth between racks. The paper's model has no "
+        "racks; here a layer whose rings cross racks has the bandwidth of the narrower of its links.\n",
+        "### Gain of the paper's best hierarchy over the flat ring\n",
+        "| processes | paper's best | paper (measured) | model | model without racks | simulation | ResNet-50 (Table IV) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for size, best in zip(sizes, stated["best"]):
+        ring, hierarchical = stated["resnet_50"].get(str(size["processes"]), (0, 0))
+        profile = f"{ring / hierarchical:.2f}" if ring else "-"
+        model, flat, simulation = (gain(size, best["dimensions"], kind) for kind in ("model", "model_without_racks", "simulation"))
+        simulated = f"{simulation:.2f} ({simulation / best['gain'] - 1:+.0%})" if simulation else "-"
+        lines.append(f"| {size['processes']:,} | {label(best['dimensions'])} | {best['gain']:.2f} | {model:.2f} ({model / best['gain'] - 1:+.0%}) "
+                     f"| {flat:.2f} | {simulated} | {profile} |")
+    lines += [
+        "",
+        GAINS,
+        "### The best hierarchy\n",
+        f"With its gain. The model is applied to all factorizations, and to those of at most {found['few_layers']} layers that begin with the 4 GPUs of a node, as all of the paper's "
+        "best ones do.\n",
+        "| processes | paper, measured | model, all | model, by node | paper's best, by the model | it is slower than the best by node by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for size, best in zip(sizes, stated["best"]):
+        ring, first = size["ring"]["model"], size["ranked_by_node"][0]
+        of_paper = gain(size, best["dimensions"], "model")
+        lines.append(f"| {size['processes']:,} | {label(best['dimensions'])}, {best['gain']:.2f} | {with_gain(ring, size['ranked'][0])} | {with_gain(ring, first)} "
+                     f"| {of_paper:.2f} | {ring / of_paper / first['model'] - 1:.1%} |")
+    lines += [
+        "",
+        BEST,
+        "### Rules for extending a topology\n",
+        "The paper: the best hierarchy for more processes is likely to extend one for fewer, by another layer (rule 1) or by more processes in the last one (rule 2).\n",
+        "| step | paper | model, by node | model, all |",
+        "|---|---|---|---|",
+    ]
+    for small, large, step in zip(sizes, sizes[1:], stated["step"]):
+        lines.append(f"| {small['processes']:,} to {large['processes']:,} | {step['rule']} "
+                     f"| {rule(small['ranked_by_node'], large['ranked_by_node'])} | {rule(small['ranked'], large['ranked'])} |")
+    lines += ["", RULES]
+    lines += ["### Hierarchies beside Tables II and III\n",
+              "Milliseconds of the all-reduce. The paper's are the sums over the layers that its bus bandwidths give.\n",
+              "| processes | hierarchy | paper | model | simulation |", "|---|---|---|---|---|"]
+    tables = {128: measured(stated["bandwidths"], found["bytes"]), 256: measured(stated["bandwidths_256"], found["bytes"])}
+    for size in sizes:
+        times = tables.get(size["processes"], {})
+        ring = size["ring"]
+        paper = times.get(str(size["processes"]))
+        lines.append(f"| {size['processes']:,} | flat ring | {paper and f'{paper:.1f}' or '-'} | {milliseconds(ring['model'])} | {milliseconds(ring['simulation'])} |")
+        for row in size["hierarchies"]:
+            name = label(row["dimensions"])
+            paper = f"{times[name]:.1f}" if name in times else "-"
+            lines.append(f"| {size['processes']:,} | {name} | {paper} | {milliseconds(row['model'])} | {milliseconds(row['simulation'])} |")
+    return "\n".join([*lines, "", TABLES])
+
+
+def draw(found, stated, pictures):
+    figure, (gains, times) = pictures.plt.subplots(1, 2, figsize=(11, 3.8))
+    sizes, best = found["sizes"], stated["best"]
+    at = [size["processes"] for size in sizes]
+    series = {"paper, measured": [each["gain"] for each in best]}
+    for kind in ("model", "simulation"):
+        series[kind] = [gain(size, each["dimensions"], kind) for size, each in zip(sizes, best)]
+    for (name, values), marker in zip(series.items(), "os^"):
+        known = [(processes, value) for processes, value in zip(at, values) if value]
+        gains.plot(*zip(*known), marker=marker, label=name)
+    gains.set_xscale("log", base=2)
+    gains.set_xticks(at, [f"{size:,}\n{label(each['dimensions'])}" for size, each in zip(at, best)], fontsize=7)
+    gains.set_ylabel("time of the flat ring / time of the hierarchy", fontsize=8)
+    gains.set_title("gain of the paper's best hierarchy", fontsize=9)
+    gains.set_ylim(bottom=0)
+    size = sizes[0]
+    paper = measured(stated["bandwidths"], found["bytes"])
+    rows = [("flat ring", paper["128"], size["ring"])]
+    rows += [(label(row["dimensions"]), paper.get(label(row["dimensions"])), row) for row in size["hierarchies"]]
+    rows = [row for row in rows if row[1]]
+    for offset, (name, values) in enumerate({
+        "paper, Table II": [row[1] for row in rows],
+        "model": [row[2]["model"] * 1e3 for row in rows],
+        "simulation": [row[2]["simulation"] * 1e3 for row in rows],
+    }.items()):
+        times.bar([index + 0.27 * (offset - 1) for index in range(len(rows))], values, 0.25, label=name)
+    times.set_xticks(range(len(rows)), [row[0] for row in rows], fontsize=7, rotation=45)
+    times.set_ylabel("milliseconds for 128 MiB", fontsize=8)
+    times.set_title("128 processes", fontsize=9)
+    for axes in (gains, times):
+        axes.tick_params(labelsize=7)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7, frameon=False)
+    pictures.save(figure, PICTURE)
