@@ -18,6 +18,7 @@ from pictures import Pictures
 # Settings of each part whose single calls are shown.
 SPREADS = 4
 
+
 def human(size):
     size = int(size)
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -10,8 +10,9 @@
 use super::Rank;
 use super::block_order::BlockOrder;
 use super::fraction::Span;
-use std::collections::BTreeMap;
-use std::ops::Range;
+use super::short_list::ShortList;
+use super::step_lists::StepLists;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 /// Index of a step in its program.
@@ -45,14 +46,36 @@ pub enum OperandSource {
     },
 }
 
-/// One send or combine, executed sub-chunk by sub-chunk in ascending order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+/// The elements of a step, and where they are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepPlace {
     /// The part of the vector that it reads or writes.
     pub span: Span,
     /// The span whose start sub-chunk boundaries are counted from: steps with equal grids cut the elements that they
     /// share at the same places.
     pub grid: Span,
+}
+
+/// Places of steps, each stored once. Programs that are made with one of these share their places.
+#[derive(Debug, Default)]
+pub struct StepPlaces(HashSet<Arc<StepPlace>>);
+
+impl StepPlaces {
+    pub(super) fn get(&mut self, place: StepPlace) -> Arc<StepPlace> {
+        if let Some(found) = self.0.get(&place) {
+            return Arc::clone(found);
+        }
+        let place = Arc::new(place);
+        self.0.insert(Arc::clone(&place));
+        place
+    }
+}
+
+/// One send or combine, executed sub-chunk by sub-chunk in ascending order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Its elements.
+    pub place: Arc<StepPlace>,
     /// Hops of the collective before this step.
     pub depth: u32,
     /// The operation.
@@ -67,12 +90,12 @@ pub enum Body {
         /// The vector to send from.
         buffer: BufferKind,
         /// The receivers, all different.
-        peers: Vec<Rank>,
+        peers: ShortList<Rank>,
     },
     /// Add the operands and write the sum.
     Combine {
         /// The operands in the order of addition, at least one.
-        operands: Vec<OperandSource>,
+        operands: ShortList<OperandSource>,
         /// Where the sum is written: the output, or data to pass on.
         into: BufferKind,
         /// Whether this completes the sum over all ranks. An average is divided here.
@@ -81,6 +104,12 @@ pub enum Body {
 }
 
 impl Step {
+    /// The part of the vector that it reads or writes.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        self.place.span
+    }
+
     /// Whether it is a combine of this rank's own data only.
     #[must_use]
     pub fn is_local(&self) -> bool {
@@ -172,12 +201,12 @@ pub struct Program {
     pub scratch: Vec<Span>,
     /// The place of each block in the vector of an all-to-all that goes by node. `None` for other programs.
     pub blocks: Option<Arc<BlockOrder>>,
-    /// By step, the earlier steps that it waits for, as a range of `dependencies`.
-    dependency_ranges: Vec<Range<u32>>,
-    dependencies: Vec<Dependency>,
-    /// By step, the later steps that wait for it, as a range of `dependents`.
-    dependent_ranges: Vec<Range<u32>>,
-    dependents: Vec<StepId>,
+    /// By step, the earlier steps that it waits for.
+    dependencies: StepLists<Dependency>,
+    /// By step, the later steps that wait for it.
+    dependents: StepLists<StepId>,
+    /// By step and part, the index of its messages in the lists of `links`.
+    link_entries: StepLists<u32>,
     /// By peer, the messages of the link; only peers with messages.
     pub links: BTreeMap<Rank, LinkMessages>,
 }
@@ -191,7 +220,7 @@ pub(super) struct ProgramParts {
     pub(super) held_spans: HeldSpans,
     pub(super) blocks: Option<Arc<BlockOrder>>,
     pub(super) steps: Vec<Step>,
-    pub(super) depends: Vec<Vec<Dependency>>,
+    pub(super) depends: StepLists<Dependency>,
 }
 
 impl Program {
@@ -199,31 +228,35 @@ impl Program {
     pub(super) fn assemble(parts: ProgramParts) -> Self {
         let ProgramParts { rank, world, digest, waves, held_spans, blocks, steps, depends } = parts;
         let mut links: BTreeMap<Rank, LinkMessages> = BTreeMap::new();
+        let mut link_entries = StepLists::default();
+        let add = |list: &mut Vec<LinkEntry>, entry| {
+            list.push(entry);
+            list.len() as u32 - 1
+        };
         for (step, body) in (0..).zip(steps.iter().map(|step| &step.body)) {
             match body {
                 Body::Send { peers, .. } => {
                     for (part, peer) in (0..).zip(peers) {
-                        links.entry(*peer).or_default().sends.push(LinkEntry { step, part });
+                        let sends = &mut links.entry(*peer).or_default().sends;
+                        link_entries.push(add(sends, LinkEntry { step, part }));
                     }
                 }
                 Body::Combine { operands, .. } => {
                     for (part, operand) in (0..).zip(operands) {
-                        if let OperandSource::Received { peer } = operand {
-                            links.entry(*peer).or_default().receives.push(LinkEntry { step, part });
-                        }
+                        link_entries.push(match operand {
+                            OperandSource::Received { peer } => {
+                                let receives = &mut links.entry(*peer).or_default().receives;
+                                add(receives, LinkEntry { step, part })
+                            }
+                            OperandSource::Own { .. } => u32::MAX,
+                        });
                     }
                 }
             }
-        }
-        let mut waiting = vec![Vec::new(); steps.len()];
-        for (step, list) in (0..).zip(&depends) {
-            for dependency in list {
-                waiting[dependency.on as usize].push(step);
-            }
+            link_entries.end_step();
         }
         let scratch = scratch_spans(&steps, held_spans.output);
-        let (dependency_ranges, dependencies) = flatten(depends);
-        let (dependent_ranges, dependents) = flatten(waiting);
+        let dependents = depends.reversed(|dependency| dependency.on);
         Self {
             rank,
             world,
@@ -233,10 +266,9 @@ impl Program {
             held_spans,
             scratch,
             blocks,
-            dependency_ranges,
-            dependencies,
-            dependent_ranges,
+            dependencies: depends,
             dependents,
+            link_entries,
             links,
         }
     }
@@ -245,10 +277,10 @@ impl Program {
     #[must_use]
     pub fn of_message(rank: Rank, world: usize, peer: Rank, is_send: bool) -> Self {
         let body = if is_send {
-            Body::Send { buffer: BufferKind::Input, peers: vec![peer] }
+            Body::Send { buffer: BufferKind::Input, peers: [peer].into() }
         } else {
             Body::Combine {
-                operands: vec![OperandSource::Received { peer }],
+                operands: [OperandSource::Received { peer }].into(),
                 into: BufferKind::Output,
                 last: false,
             }
@@ -260,29 +292,38 @@ impl Program {
             waves: None,
             held_spans: HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false },
             blocks: None,
-            steps: vec![Step { span: Span::WHOLE, grid: Span::WHOLE, depth: 0, body }],
-            depends: vec![Vec::new()],
+            steps: vec![Step {
+                place: Arc::new(StepPlace { span: Span::WHOLE, grid: Span::WHOLE }),
+                depth: 0,
+                body,
+            }],
+            depends: StepLists::without_entries(1),
         })
     }
 
     /// The earlier steps that `step` waits for.
     #[must_use]
     pub fn dependencies(&self, step: StepId) -> &[Dependency] {
-        let range = &self.dependency_ranges[step as usize];
-        &self.dependencies[range.start as usize..range.end as usize]
+        self.dependencies.get(step)
     }
 
     /// Removes the dependencies of `step`, which makes the program wrong.
     #[cfg(test)]
     pub(super) fn remove_dependencies(&mut self, step: StepId) {
-        self.dependency_ranges[step as usize] = 0..0;
+        self.dependencies.clear_step(step);
     }
 
     /// The later steps that wait for `step`.
     #[must_use]
     pub fn dependents(&self, step: StepId) -> &[StepId] {
-        let range = &self.dependent_ranges[step as usize];
-        &self.dependents[range.start as usize..range.end as usize]
+        self.dependents.get(step)
+    }
+
+    /// The index of a step's messages in the list of its link, [`LinkMessages::sends`] or [`LinkMessages::receives`]. `part` is that
+    /// of [`LinkEntry`]; the index of an operand that is not received means nothing.
+    #[must_use]
+    pub(super) fn link_entry(&self, step: StepId, part: u32) -> u32 {
+        self.link_entries.get(step)[part as usize]
     }
 
     /// The peers that this rank sends to or receives from.
@@ -295,7 +336,7 @@ impl Program {
 fn scratch_spans(steps: &[Step], output: Span) -> Vec<Span> {
     let written = steps.iter().filter(|step| matches!(step.body, Body::Combine { .. }));
     let outside = |step: &Step| {
-        let span = step.span;
+        let span = step.span();
         if step.destination() == BufferKind::Transit {
             return [span, Span { end: span.start, ..span }];
         }
@@ -313,15 +354,4 @@ fn scratch_spans(steps: &[Step], output: Span) -> Vec<Span> {
         touches
     });
     spans
-}
-
-fn flatten<T>(lists: Vec<Vec<T>>) -> (Vec<Range<u32>>, Vec<T>) {
-    let mut ranges = Vec::with_capacity(lists.len());
-    let mut flat = Vec::new();
-    for list in lists {
-        let start = flat.len() as u32;
-        flat.extend(list);
-        ranges.push(start..flat.len() as u32);
-    }
-    (ranges, flat)
 }

@@ -48,10 +48,10 @@ impl Traffic {
         let mut hops = 0;
         for rank in 0..topology.world() {
             for step in plan.program(rank, spec).steps {
-                let Body::Send { peers, .. } = step.body else { continue };
-                let length = step.span.extent();
+                let Body::Send { peers, .. } = &step.body else { continue };
+                let length = step.span().extent();
                 hops = hops.max(step.depth + 1);
-                for peer in peers {
+                for peer in peers.iter().copied() {
                     let (from, to) = (topology.leaf(rank), topology.leaf(peer));
                     let top = topology.lowest_common_ancestor(from, to);
                     climb(topology, from, top, |vertex| loads[vertex].up += length);

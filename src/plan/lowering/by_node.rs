@@ -29,14 +29,14 @@ impl RankLowering<'_> {
             transfers.push(Transfer { depth, group: 0, segment, completes: false, op });
         };
         for peer in neighbours.iter().copied().filter(|peer| *peer != rank) {
-            push(COLLECT, blocks.block(rank, peer), TransferOp::Send(vec![peer]));
+            push(COLLECT, blocks.block(rank, peer), TransferOp::Send([peer].into()));
             push(COLLECT, blocks.block(peer, rank), TransferOp::Copy(peer));
         }
         for (other, there) in blocks.nodes().iter().enumerate().filter(|(other, _)| *other != node) {
             let leader = blocks.leader(node, other);
             if leader != rank {
                 for span in rows(blocks, rank, there) {
-                    push(COLLECT, span, TransferOp::Send(vec![leader]));
+                    push(COLLECT, span, TransferOp::Send([leader].into()));
                 }
                 for from in there {
                     push(DISTRIBUTE, blocks.block(*from, rank), TransferOp::Copy(leader));

@@ -31,7 +31,7 @@ pub use program_spec::{HeldPart, ProgramSpec};
 
 use super::Rank;
 use super::block_order::BlockOrder;
-use super::program::{Program, ProgramParts, Waves};
+use super::program::{Program, ProgramParts, StepPlaces, Waves};
 use super::schedule::{Group, ParticipantSet, Schedule};
 use super::topology::Topology;
 use crate::config::Lowering;
@@ -135,6 +135,15 @@ impl Plan {
     /// If blocks must go by node, and the plan has no nodes.
     #[must_use]
     pub fn program(&self, rank: Rank, spec: ProgramSpec) -> Program {
+        self.program_sharing(rank, spec, &mut StepPlaces::default())
+    }
+
+    /// [`program`](Self::program), for callers that need the programs of many ranks: they share memory through `places`.
+    ///
+    /// # Panics
+    /// If blocks must go by node, and the plan has no nodes.
+    #[must_use]
+    pub fn program_sharing(&self, rank: Rank, spec: ProgramSpec, places: &mut StepPlaces) -> Program {
         let world = self.schedule.world();
         let order = || self.blocks.as_ref().expect("the plan knows the nodes");
         let blocks = spec.by_node.then(order);
@@ -150,7 +159,7 @@ impl Plan {
         let mut transfers = lowering.transfers();
         transfers.sort_by_key(|transfer| (transfer.depth, transfer.group, transfer.segment.span.start));
         let held_spans = spec.held_spans(rank, world);
-        let mut builder = StepBuilder::new(rank, spec);
+        let mut builder = StepBuilder::new(rank, spec, places);
         for transfer in transfers {
             let span = transfer.segment.span;
             builder.set_position(if spec.by_wave { transfer.segment.grid } else { span }, transfer.depth);
@@ -208,7 +217,7 @@ mod tests {
     fn received(programs: &[Program], rank: Rank) -> f64 {
         let to_rank = |step: &Step| matches!(&step.body, Body::Send { peers, .. } if peers.contains(&rank));
         let steps = programs.iter().flat_map(|program| &program.steps);
-        steps.filter(|step| to_rank(step)).map(|step| step.span.extent()).sum()
+        steps.filter(|step| to_rank(step)).map(|step| step.span().extent()).sum()
     }
 
     #[test]
@@ -260,7 +269,7 @@ mod tests {
                     };
                     for step in program.steps.iter().filter(|step| matches!(step.body, Body::Combine { .. }))
                     {
-                        assert!(held(step.span), "rank {}: {step:?}: {:?}", program.rank, program.scratch);
+                        assert!(held(step.span()), "rank {}: {step:?}: {:?}", program.rank, program.scratch);
                     }
                     assert!(program.scratch.is_sorted_by(|left, right| left.end < right.start));
                     let output = program.held_spans.output;

@@ -5,8 +5,12 @@
 use super::program_spec::ProgramSpec;
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
-use crate::plan::program::{Body, BufferKind, Dependency, OperandSource, Step, StepId};
+use crate::plan::program::{
+    Body, BufferKind, Dependency, OperandSource, Step, StepId, StepPlace, StepPlaces,
+};
+use crate::plan::short_list::ShortList;
 use crate::plan::span_map::SpanMap;
+use crate::plan::step_lists::StepLists;
 
 /// The accesses to a point of the vector so far.
 #[derive(Clone, Debug, Default)]
@@ -18,8 +22,9 @@ struct History {
 }
 
 /// The steps of one rank in the making.
-pub(super) struct StepBuilder {
+pub(super) struct StepBuilder<'a> {
     rank: Rank,
+    places: &'a mut StepPlaces,
     prescale: bool,
     reproducible: bool,
     /// See [`HeldSpans::disjoint`](crate::plan::program::HeldSpans::disjoint).
@@ -27,23 +32,27 @@ pub(super) struct StepBuilder {
     /// Grid and depth of the steps that follow.
     position: (Span, u32),
     pub(super) steps: Vec<Step>,
-    pub(super) depends: Vec<Vec<Dependency>>,
+    pub(super) depends: StepLists<Dependency>,
+    /// The dependencies of the step in the making.
+    waits: Vec<Dependency>,
     history: SpanMap<History>,
     /// By point of the vector, the last step that wrote it to the memory for data to pass on.
     passed_on: SpanMap<Option<StepId>>,
 }
 
-impl StepBuilder {
+impl<'a> StepBuilder<'a> {
     /// Starts the program of `rank`.
-    pub(super) fn new(rank: Rank, spec: ProgramSpec) -> Self {
+    pub(super) fn new(rank: Rank, spec: ProgramSpec, places: &'a mut StepPlaces) -> Self {
         Self {
             rank,
+            places,
             prescale: spec.prescale,
             reproducible: spec.reproducible,
             disjoint: spec.one_shot,
             position: (Span::WHOLE, 0),
             steps: Vec::new(),
-            depends: Vec::new(),
+            depends: StepLists::default(),
+            waits: Vec::new(),
             history: SpanMap::uniform(History::default()),
             passed_on: SpanMap::uniform(None),
         }
@@ -80,14 +89,14 @@ impl StepBuilder {
     /// Copies `span` from the input to the output, scaled if the program prescales.
     fn copy_input(&mut self, span: Span) {
         let own = OperandSource::Own { buffer: BufferKind::Input, scaled: self.prescale };
-        self.combine(span, vec![own], false);
+        self.combine(span, [own].into(), false);
     }
 
     /// Sends `span` to `peers`, all different.
-    pub(super) fn send(&mut self, span: Span, peers: Vec<Rank>) {
+    pub(super) fn send(&mut self, span: Span, peers: ShortList<Rank>) {
         let buffer = self.own(span, true);
         let step = self.steps.len() as StepId;
-        let mut depends = Vec::new();
+        let mut depends = std::mem::take(&mut self.waits);
         for history in self.history.over(span) {
             depends.extend(history.writer.map(|on| Dependency { on, in_place_only: false }));
             history.readers.push((step, buffer == BufferKind::Input));
@@ -95,9 +104,9 @@ impl StepBuilder {
         self.push(span, Body::Send { buffer, peers }, depends);
     }
 
-    fn combine(&mut self, span: Span, operands: Vec<OperandSource>, last: bool) {
+    fn combine(&mut self, span: Span, operands: ShortList<OperandSource>, last: bool) {
         let step = self.steps.len() as StepId;
-        let mut depends = Vec::new();
+        let mut depends = std::mem::take(&mut self.waits);
         for history in self.history.over(span) {
             depends.extend(history.writer.map(|on| Dependency { on, in_place_only: false }));
             let disjoint = self.disjoint;
@@ -117,14 +126,14 @@ impl StepBuilder {
             self.history.over(span).for_each(|history| history.readers.push((step, true)));
         }
         self.passed_on.over(span).for_each(|writer| *writer = Some(step));
-        let body = Body::Combine { operands: vec![operand], into: BufferKind::Transit, last: false };
+        let body = Body::Combine { operands: [operand].into(), into: BufferKind::Transit, last: false };
         self.push(span, body, Vec::new());
     }
 
     /// Sends `span`, which was written by [`pass_on`](Self::pass_on).
     pub(super) fn forward(&mut self, span: Span, to: Rank) {
         let depends = self.writers_of_passed_on(span);
-        self.push(span, Body::Send { buffer: BufferKind::Transit, peers: vec![to] }, depends);
+        self.push(span, Body::Send { buffer: BufferKind::Transit, peers: [to].into() }, depends);
     }
 
     /// Copies `span`, which was written by [`pass_on`](Self::pass_on), to the output.
@@ -138,7 +147,7 @@ impl StepBuilder {
             *history = History { writer: Some(step), readers: Vec::new() };
         }
         let own = OperandSource::Own { buffer: BufferKind::Transit, scaled: false };
-        let body = Body::Combine { operands: vec![own], into: BufferKind::Output, last: false };
+        let body = Body::Combine { operands: [own].into(), into: BufferKind::Output, last: false };
         self.push(span, body, depends);
     }
 
@@ -151,8 +160,12 @@ impl StepBuilder {
         depends.sort_unstable_by_key(|dependency| (dependency.on, dependency.in_place_only));
         depends.dedup_by_key(|dependency| dependency.on);
         let (grid, depth) = self.position;
-        self.steps.push(Step { span, grid, depth, body });
-        self.depends.push(depends);
+        let place = self.places.get(StepPlace { span, grid });
+        self.steps.push(Step { place, depth, body });
+        depends.iter().for_each(|dependency| self.depends.push(*dependency));
+        self.depends.end_step();
+        depends.clear();
+        self.waits = depends;
     }
 
     /// Receives `span` from the other ranks in `order` and adds the data in that order. If this rank is in `order`, its
@@ -165,11 +178,16 @@ impl StepBuilder {
             Some(buffer) if *rank == self.rank => OperandSource::Own { buffer, scaled },
             _ => OperandSource::Received { peer: *rank },
         };
-        self.combine(span, order.iter().map(operand).collect(), last);
+        let operands = match order {
+            [only] => [operand(only)].into(),
+            [first, second] => [operand(first), operand(second)].into(),
+            _ => order.iter().map(operand).collect::<Vec<_>>().into(),
+        };
+        self.combine(span, operands, last);
     }
 
     /// Receives `span` from another rank into the output.
     pub(super) fn copy(&mut self, span: Span, from: Rank) {
-        self.combine(span, vec![OperandSource::Received { peer: from }], false);
+        self.combine(span, [OperandSource::Received { peer: from }].into(), false);
     }
 }

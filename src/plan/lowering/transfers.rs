@@ -11,6 +11,7 @@ use crate::plan::Rank;
 use crate::plan::block_order::BlockOrder;
 use crate::plan::fraction::{Fraction, Span};
 use crate::plan::schedule::{Group, Schedule};
+use crate::plan::short_list::ShortList;
 
 /// One operation of one rank on one segment.
 pub(super) struct Transfer {
@@ -27,9 +28,9 @@ pub(super) struct Transfer {
 #[derive(Clone)]
 pub(super) enum TransferOp {
     /// Send the segment, as this rank holds it, to these ranks.
-    Send(Vec<Rank>),
+    Send(ShortList<Rank>),
     /// Receive the segment from these ranks and add it in this order; the list may contain this rank itself.
-    Reduce(Vec<Rank>),
+    Reduce(ShortList<Rank>),
     /// Receive the segment from this rank.
     Copy(Rank),
     /// Keep the segment to pass it on: from this rank, or from the input.
@@ -116,18 +117,21 @@ impl RankLowering<'_> {
         let rank = self.rank;
         match pattern {
             ExchangePattern::Direct if rank == group.root => {
-                push(0, TransferOp::Reduce(group.participants().collect()));
+                push(0, TransferOp::Reduce(group.participants().collect::<Vec<_>>().into()));
             }
-            ExchangePattern::Direct => push(0, TransferOp::Send(vec![group.root])),
+            ExchangePattern::Direct => push(0, TransferOp::Send([group.root].into())),
             ExchangePattern::Chain => {
                 let place = chain_place(group, rank);
                 if place > 0 {
                     let before = chain_rank(group, place - 1);
                     let adds = group.place_of(rank).is_some();
-                    push(place - 1, TransferOp::Reduce(if adds { vec![before, rank] } else { vec![before] }));
+                    push(
+                        place - 1,
+                        TransferOp::Reduce(if adds { [before, rank].into() } else { [before].into() }),
+                    );
                 }
                 if place + 1 < chain_len(group) {
-                    push(place, TransferOp::Send(vec![chain_rank(group, place + 1)]));
+                    push(place, TransferOp::Send([chain_rank(group, place + 1)].into()));
                 }
             }
         }
@@ -141,9 +145,9 @@ impl RankLowering<'_> {
         for (index, shard) in shards.enumerate() {
             let completes = shard.owner == self.rank;
             let op = if completes {
-                TransferOp::Reduce((0..world).collect())
+                TransferOp::Reduce((0..world).collect::<Vec<_>>().into())
             } else {
-                TransferOp::Send(vec![shard.owner])
+                TransferOp::Send([shard.owner].into())
             };
             for segment in self.segments_of(shard.span) {
                 transfers.push(Transfer { depth: 0, group: index, segment, completes, op: op.clone() });
@@ -156,7 +160,8 @@ impl RankLowering<'_> {
     fn reduce_one_shot(&self, transfers: &mut Vec<Transfer>) {
         let world = self.schedule.world();
         let others: Vec<Rank> = (0..world).filter(|rank| *rank != self.rank).collect();
-        let ops = [TransferOp::Send(others), TransferOp::Reduce((0..world).collect())];
+        let ops =
+            [TransferOp::Send(others.into()), TransferOp::Reduce((0..world).collect::<Vec<_>>().into())];
         for op in ops.into_iter().filter(|_| world > 1) {
             let completes = matches!(op, TransferOp::Reduce(_));
             transfers.extend(self.segments.iter().map(|segment| Transfer {
@@ -184,7 +189,7 @@ impl RankLowering<'_> {
                 _ => (true, true),
             };
             if sends {
-                push(spec.block(rank, peer, world), TransferOp::Send(vec![peer]));
+                push(spec.block(rank, peer, world), TransferOp::Send([peer].into()));
             }
             if receives {
                 push(spec.block(peer, rank, world), TransferOp::Copy(peer));
@@ -216,9 +221,9 @@ impl RankLowering<'_> {
         }
         let root = self.spec.root;
         match op {
-            TransferOp::Send(mut peers) => {
-                peers.retain(|peer| *peer != root);
-                (!peers.is_empty()).then_some(TransferOp::Send(peers))
+            TransferOp::Send(peers) => {
+                let peers: Vec<Rank> = peers.iter().copied().filter(|peer| *peer != root).collect();
+                (!peers.is_empty()).then(|| TransferOp::Send(peers.into()))
             }
             op => (self.rank != root).then_some(op),
         }
@@ -229,7 +234,7 @@ impl RankLowering<'_> {
         match pattern {
             ExchangePattern::Direct if rank == group.root => {
                 let others = group.participants().filter(|other| *other != rank);
-                push(0, TransferOp::Send(others.collect()));
+                push(0, TransferOp::Send(others.collect::<Vec<_>>().into()));
             }
             ExchangePattern::Direct => push(0, TransferOp::Copy(group.root)),
             ExchangePattern::Chain => {
@@ -241,7 +246,7 @@ impl RankLowering<'_> {
                     push(place - 1, TransferOp::Copy(at(place - 1)));
                 }
                 if place + 1 < len {
-                    push(place, TransferOp::Send(vec![at(place + 1)]));
+                    push(place, TransferOp::Send([at(place + 1)].into()));
                 }
             }
         }
@@ -268,7 +273,7 @@ impl RankLowering<'_> {
                 if from == to || (rank != from && rank != to) {
                     continue;
                 }
-                let op = if rank == from { TransferOp::Send(vec![to]) } else { TransferOp::Copy(from) };
+                let op = if rank == from { TransferOp::Send([to].into()) } else { TransferOp::Copy(from) };
                 let segment = Segment { span, ..*segment };
                 transfers.push(Transfer { depth, group: 0, segment, completes: false, op });
             }

@@ -5,6 +5,7 @@
 use super::Pipeline;
 use super::action::{Action, Location};
 use super::link_state::{PendingRecv, PendingSend};
+use super::message_order::BoundStep;
 use crate::plan::Rank;
 use crate::plan::program::{Body, OperandSource, StepId};
 use std::ops::Range;
@@ -36,14 +37,14 @@ impl Pipeline {
                 return Some(action);
             }
             self.to_combine.pop_front();
-            self.combine_queued[step as usize] = false;
+            self.steps[step as usize].is_queued = false;
         }
         None
     }
 
     fn try_send(&mut self, peer: Rank) -> Option<Action> {
         loop {
-            let link = self.links[peer].as_mut()?;
+            let link = self.links.get_mut(peer)?;
             if link.send_posted < link.planned {
                 let outgoing = *link.outgoing.get(link.send_posted);
                 if outgoing.ready {
@@ -78,7 +79,7 @@ impl Pipeline {
             if !self.needs_staging(*peer, step) {
                 continue;
             }
-            let link = self.links[*peer].as_ref()?;
+            let link = self.links.get(*peer)?;
             let head = link.sends.get(link.planned);
             if head != Some((step, sub)) || link.is_full() || link.send_slots_held >= link.profile.send_slots
             {
@@ -104,7 +105,7 @@ impl Pipeline {
     }
 
     fn try_post_recv(&mut self, peer: Rank) -> Option<Action> {
-        let link = self.links[peer].as_ref()?;
+        let link = self.links.get(peer)?;
         let (step, sub) = link.receives.get(link.recv_posted)?;
         if link.recv_posted - link.released >= link.profile.window as u64 {
             return None;
@@ -120,7 +121,7 @@ impl Pipeline {
             }
             Some(self.free.pop().expect("the pool has a slot for every link's share"))
         };
-        let link = self.links[peer].as_mut()?;
+        let link = self.links.get_mut(peer)?;
         link.recv_slots_held += usize::from(slot.is_some());
         link.incoming.set(link.recv_posted, PendingRecv { slot, consumed: false });
         link.recv_posted += 1;
@@ -130,10 +131,11 @@ impl Pipeline {
     }
 
     fn try_combine(&mut self, step: StepId) -> Option<Action> {
-        let sub = self.steps[step as usize].issued;
-        if sub >= self.steps[step as usize].subs {
+        let BoundStep { issued, subs, .. } = self.steps[step as usize];
+        if issued >= subs {
             return None;
         }
+        let sub = issued.into();
         let Body::Combine { operands, .. } = &self.program.steps[step as usize].body else {
             return None;
         };
@@ -141,7 +143,7 @@ impl Pipeline {
             let OperandSource::Received { peer } = *operand else {
                 continue;
             };
-            let link = self.links[peer].as_ref()?;
+            let link = self.links.get(peer)?;
             let direct = !link.profile.reads_in_place && !link.staging.recv;
             if direct && self.program.steps[step as usize].is_copy() {
                 // The message is received at its destination: no device is needed.
@@ -174,18 +176,18 @@ impl Pipeline {
     /// The element below which a step is done.
     fn watermark(&self, step: StepId) -> u64 {
         let bound = &self.steps[step as usize];
-        let done = match &self.program.steps[step as usize].body {
-            Body::Combine { .. } => bound.done,
-            Body::Send { peers, .. } => {
-                let completed = |(part, peer): (u32, &Rank)| {
-                    self.links[*peer].as_ref().expect("a send's links exist").sends.completed(step, part)
-                };
-                (0..).zip(peers).map(completed).min().unwrap_or(bound.subs)
-            }
+        let done = if bound.is_send {
+            let completed = |(part, peer): (u32, &Rank)| {
+                let link = self.links.get(*peer).expect("a send's links exist");
+                link.sends.completed(self.program.link_entry(step, part))
+            };
+            (0..).zip(self.peers_of(step)).map(completed).min().unwrap_or(bound.subs)
+        } else {
+            bound.done
         };
         match done {
             0 => bound.start,
-            _ => (bound.origin + (bound.first + done) * self.binding.subchunk).min(bound.end),
+            _ => (bound.origin + (bound.first + u64::from(done)) * self.binding.subchunk).min(bound.end),
         }
     }
 }

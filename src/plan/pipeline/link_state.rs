@@ -5,6 +5,7 @@
 use super::action::Slot;
 use super::binding::{LinkProfile, Staging};
 use super::message_order::MessageOrder;
+use crate::plan::Rank;
 use crate::plan::program::{LinkEntry, StepId};
 use std::collections::VecDeque;
 
@@ -104,6 +105,32 @@ impl LinkState {
                 releases.push_back(peer);
             }
         }
+    }
+}
+
+/// The links of a rank. Memory depends on their number, not on that of all ranks.
+#[derive(Debug, Default)]
+pub(super) struct LinkTable {
+    /// Peers in rising order.
+    peers: Vec<Rank>,
+    states: Vec<LinkState>,
+}
+
+impl LinkTable {
+    /// Adds a link to a peer above all others.
+    pub(super) fn push(&mut self, peer: Rank, state: LinkState) {
+        debug_assert!(self.peers.last().is_none_or(|last| *last < peer));
+        self.peers.push(peer);
+        self.states.push(state);
+    }
+
+    /// The link to `peer`; `None` if the program sends and receives nothing there.
+    pub(super) fn get(&self, peer: Rank) -> Option<&LinkState> {
+        Some(&self.states[self.peers.binary_search(&peer).ok()?])
+    }
+
+    pub(super) fn get_mut(&mut self, peer: Rank) -> Option<&mut LinkState> {
+        Some(&mut self.states[self.peers.binary_search(&peer).ok()?])
     }
 }
 

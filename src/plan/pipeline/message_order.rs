@@ -17,13 +17,17 @@ pub(super) struct BoundStep {
     /// Index in the grid of the step's first sub-chunk.
     pub(super) first: u64,
     /// Sub-chunks of the step.
-    pub(super) subs: u64,
+    pub(super) subs: u32,
     /// Combines: sub-chunks submitted to the device.
-    pub(super) issued: u64,
+    pub(super) issued: u32,
     /// Combines: sub-chunks done.
-    pub(super) done: u64,
+    pub(super) done: u32,
     /// Hops of the collective before this step.
-    pub(super) depth: u64,
+    pub(super) depth: u32,
+    /// Whether it sends; otherwise it combines.
+    pub(super) is_send: bool,
+    /// Combines: whether the pipeline has queued it.
+    pub(super) is_queued: bool,
 }
 
 /// The messages of one direction of a link, numbered from 0 in each call. Both ends derive the same order.
@@ -39,11 +43,11 @@ pub(super) struct MessageOrder {
 /// The messages of one step in this direction.
 #[derive(Clone, Copy, Debug)]
 struct StepMessages {
-    entry: LinkEntry,
+    step: StepId,
     /// Index in `numbers` of the step's first sub-chunk.
     base: u32,
     /// Sends: messages that are complete.
-    completed: u64,
+    completed: u32,
 }
 
 /// A message with its sort key.
@@ -57,7 +61,7 @@ struct DueMessage {
 
 impl MessageOrder {
     pub(super) fn new(entries: &[LinkEntry]) -> Self {
-        let messages = |entry: &LinkEntry| StepMessages { entry: *entry, base: 0, completed: 0 };
+        let messages = |entry: &LinkEntry| StepMessages { step: entry.step, base: 0, completed: 0 };
         Self { entries: entries.iter().map(messages).collect(), order: Vec::new(), numbers: Vec::new() }
     }
 
@@ -69,12 +73,14 @@ impl MessageOrder {
     pub(super) fn number(&mut self, steps: &[BoundStep], waves: Option<(u64, u64)>) {
         self.order.clear();
         for (entry, messages) in (0..).zip(&mut self.entries) {
-            let bound = &steps[messages.entry.step as usize];
+            let bound = &steps[messages.step as usize];
             messages.base = self.order.len() as u32;
             let due = |sub| {
-                waves.map_or(0, |(waves, lag)| (bound.first + sub) * waves / bound.cells + lag * bound.depth)
+                waves.map_or(0, |(waves, lag)| {
+                    (bound.first + sub) * waves / bound.cells + lag * u64::from(bound.depth)
+                })
             };
-            self.order.extend((0..bound.subs).map(|sub| DueMessage {
+            self.order.extend((0..u64::from(bound.subs)).map(|sub| DueMessage {
                 due: due(sub),
                 entry,
                 sub: sub as u32,
@@ -101,12 +107,12 @@ impl MessageOrder {
     /// The step and sub-chunk of a message; `None` past the last message.
     pub(super) fn get(&self, message: u64) -> Option<(StepId, u64)> {
         let ordered = self.order.get(message as usize)?;
-        Some((self.entries[ordered.entry as usize].entry.step, ordered.sub.into()))
+        Some((self.entries[ordered.entry as usize].step, ordered.sub.into()))
     }
 
-    /// Number of the message that carries a step's sub-chunk; `part` as in [`LinkEntry`].
-    pub(super) fn message_of(&self, step: StepId, part: u32, sub: u64) -> u64 {
-        self.numbers[self.find(step, part).base as usize + sub as usize].into()
+    /// Number of the message that carries a sub-chunk of the step of this entry.
+    pub(super) fn message_of(&self, entry: u32, sub: u64) -> u64 {
+        self.numbers[self.entries[entry as usize].base as usize + sub as usize].into()
     }
 
     /// Counts a message as complete. It must be the next one of its step.
@@ -115,16 +121,8 @@ impl MessageOrder {
         self.entries[entry as usize].completed += 1;
     }
 
-    /// How many of a step's messages are complete.
-    pub(super) fn completed(&self, step: StepId, part: u32) -> u64 {
-        self.find(step, part).completed
-    }
-
-    /// Binary search: entries are sorted by step and part.
-    fn find(&self, step: StepId, part: u32) -> &StepMessages {
-        let found = self
-            .entries
-            .binary_search_by_key(&(step, part), |messages| (messages.entry.step, messages.entry.part));
-        &self.entries[found.expect("the step has messages on this link")]
+    /// How many messages of an entry are complete.
+    pub(super) fn completed(&self, entry: u32) -> u32 {
+        self.entries[entry as usize].completed
     }
 }

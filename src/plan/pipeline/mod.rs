@@ -34,7 +34,7 @@ pub use binding::{Binding, BlockLayout, LinkProfile, Staging};
 
 use super::Rank;
 use super::program::{Body, BufferKind, OperandSource, Program, Step, StepId, Waves};
-use link_state::{LinkState, PendingRecv};
+use link_state::{LinkState, LinkTable, PendingRecv};
 use message_order::BoundStep;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -51,9 +51,7 @@ pub struct Pipeline {
     /// Whether messages are numbered for the size and layout of `binding` and `blocks`.
     numbered: bool,
     steps: Vec<BoundStep>,
-    combine_queued: Vec<bool>,
-    /// By peer; `None` where the program sends and receives nothing.
-    links: Vec<Option<Box<LinkState>>>,
+    links: LinkTable,
     /// Peers with traffic.
     peers: Vec<Rank>,
     free: Vec<Slot>,
@@ -78,12 +76,12 @@ impl Pipeline {
     /// hold.
     pub fn new(program: Arc<Program>, profile: impl Fn(Rank) -> LinkProfile) -> Self {
         let (mut slots, mut window) = (0, 0);
-        let mut links: Vec<Option<Box<LinkState>>> = (0..program.world).map(|_| None).collect();
+        let mut links = LinkTable::default();
         for (peer, traffic) in &program.links {
             let profile = profile(*peer);
             slots += profile.send_slots + profile.recv_slots;
             window += profile.window;
-            links[*peer] = Some(Box::new(LinkState::new(profile, &traffic.sends, &traffic.receives)));
+            links.push(*peer, LinkState::new(profile, &traffic.sends, &traffic.receives));
         }
         let peers: Vec<Rank> = program.peers().collect();
         let steps = program.steps.len();
@@ -92,7 +90,6 @@ impl Pipeline {
             blocks: BlockLayout::default(),
             numbered: false,
             steps: vec![BoundStep::default(); steps],
-            combine_queued: vec![false; steps],
             to_send: VecDeque::with_capacity(peers.len()),
             to_post_recv: VecDeque::with_capacity(peers.len()),
             peers,
@@ -176,7 +173,7 @@ impl Pipeline {
         for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
             (bound.issued, bound.done) = (0, 0);
             if matches!(step.body, Body::Combine { .. }) {
-                self.remaining += bound.subs;
+                self.remaining += u64::from(bound.subs);
             }
         }
         // As many waves as the longest grid has sub-chunks.
@@ -184,7 +181,7 @@ impl Pipeline {
             |waves: &Waves| (waves.longest * binding.count as f64 / binding.subchunk as f64).ceil() as u64;
         let waves = self.program.waves.as_ref().map(|waves| (number(waves), waves.lag));
         for peer in &self.peers {
-            let link = self.links[*peer].as_mut().expect("the peer has a link");
+            let link = self.links.get_mut(*peer).expect("the peer has a link");
             if !numbered {
                 link.sends.number(&self.steps, waves);
                 link.receives.number(&self.steps, waves);
@@ -197,7 +194,7 @@ impl Pipeline {
             }
         }
         for (number, step) in (0..).zip(&self.program.steps) {
-            self.combine_queued[number as usize] = step.is_local();
+            self.steps[number as usize].is_queued = step.is_local();
             if step.is_local() {
                 self.to_combine.push_back(number);
             }
@@ -209,13 +206,15 @@ impl Pipeline {
         let Binding { count, subchunk, align, .. } = self.binding;
         for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
             let block = block_of(step, self.program.rank, &self.blocks);
-            let Range { start, end } = block.clone().unwrap_or_else(|| step.span.elements(count, align));
-            let grid = block.unwrap_or_else(|| step.grid.elements(count, align));
+            let Range { start, end } = block.clone().unwrap_or_else(|| step.span().elements(count, align));
+            let grid = block.unwrap_or_else(|| step.place.grid.elements(count, align));
             let (origin, cells) = (grid.start, (grid.end - grid.start).div_ceil(subchunk));
             let first = (start - origin) / subchunk;
             let subs = if start == end { 0 } else { (end - 1 - origin) / subchunk - first + 1 };
-            let depth = step.depth.into();
-            *bound = BoundStep { start, end, origin, cells, first, subs, depth, ..BoundStep::default() };
+            let (subs, depth) = (subs as u32, step.depth);
+            let is_send = matches!(step.body, Body::Send { .. });
+            *bound =
+                BoundStep { start, end, origin, cells, first, subs, depth, is_send, ..BoundStep::default() };
         }
     }
 
@@ -249,7 +248,7 @@ impl Pipeline {
             OperandSource::Own { buffer, .. } => Location::Buffer(buffer),
             OperandSource::Received { peer } => {
                 let message = self.recv_message_of(peer, step, part as u32, sub);
-                let link = self.links[peer].as_ref().expect("the operand's link exists");
+                let link = self.links.get(peer).expect("the operand's link exists");
                 match link.incoming.peek(message).and_then(|incoming| incoming.slot) {
                     Some(slot) => Location::Slot(slot),
                     None => Location::Peer { peer, message },
@@ -263,7 +262,7 @@ impl Pipeline {
     /// # Errors
     /// A violation if no message is in flight.
     pub fn send_complete(&mut self, peer: Rank) -> Result<(), Violation> {
-        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("send completion", peer))?;
+        let link = self.links.get_mut(peer).ok_or_else(|| unexpected("send completion", peer))?;
         if link.send_completed >= link.send_posted {
             return Err(unexpected("send completion", peer));
         }
@@ -289,7 +288,7 @@ impl Pipeline {
     /// # Errors
     /// A violation if the program expects no further message, or none within the window.
     pub fn recv_ready(&mut self, peer: Rank) -> Result<u64, Violation> {
-        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("message", peer))?;
+        let link = self.links.get_mut(peer).ok_or_else(|| unexpected("message", peer))?;
         let message = link.recv_completed;
         let Some((step, _)) = link.receives.get(message).filter(|_| link.profile.reads_in_place) else {
             return Err(unexpected("message", peer));
@@ -312,7 +311,7 @@ impl Pipeline {
     /// The step that uses the next message of `peer`, and the sub-chunk of it.
     #[must_use]
     pub fn next_recv_part(&self, peer: Rank) -> Option<(StepId, u64)> {
-        let link = self.links[peer].as_ref()?;
+        let link = self.links.get(peer)?;
         link.receives.get(link.recv_completed)
     }
 
@@ -321,7 +320,7 @@ impl Pipeline {
     /// # Errors
     /// A violation if no receive is posted.
     pub fn recv_complete(&mut self, peer: Rank) -> Result<(), Violation> {
-        let link = self.links[peer].as_mut().ok_or_else(|| unexpected("receive completion", peer))?;
+        let link = self.links.get_mut(peer).ok_or_else(|| unexpected("receive completion", peer))?;
         let message = link.recv_completed;
         let Some((step, _)) = link.receives.get(message).filter(|_| message < link.recv_posted) else {
             return Err(unexpected("receive completion", peer));
@@ -361,7 +360,7 @@ impl Pipeline {
         if bound.done >= bound.issued {
             return Err(Violation(format!("step {step} completed a sub-chunk that was not submitted")));
         }
-        let sub = bound.done;
+        let sub = bound.done.into();
         let program = Arc::clone(&self.program);
         let Body::Combine { operands, .. } = &program.steps[step as usize].body else {
             return Err(Violation(format!("step {step} is not a combine")));
@@ -371,7 +370,7 @@ impl Pipeline {
                 continue;
             };
             let message = self.recv_message_of(peer, step, part as u32, sub);
-            let link = self.links[peer].as_mut().expect("the operand's link exists");
+            let link = self.links.get_mut(peer).expect("the operand's link exists");
             let incoming = link.incoming.get(message);
             incoming.consumed = true;
             if let Some(slot) = incoming.slot.take() {
@@ -418,7 +417,7 @@ impl Pipeline {
         let Body::Send { buffer, .. } = &self.program.steps[step as usize].body else {
             return false;
         };
-        self.links[peer].as_ref().is_some_and(|link| match buffer {
+        self.links.get(peer).is_some_and(|link| match buffer {
             BufferKind::Input => link.staging.input,
             BufferKind::Output | BufferKind::Transit => link.staging.output,
         })
@@ -432,35 +431,35 @@ impl Pipeline {
     }
 
     fn recv_message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
-        let link = self.links[peer].as_ref().expect("the operand's link exists");
-        link.receives.message_of(step, part, sub)
+        let link = self.links.get(peer).expect("the operand's link exists");
+        link.receives.message_of(self.program.link_entry(step, part), sub)
     }
 
     fn send_message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
-        let link = self.links[peer].as_ref().expect("the send's link exists");
-        link.sends.message_of(step, part, sub)
+        let link = self.links.get(peer).expect("the send's link exists");
+        link.sends.message_of(self.program.link_entry(step, part), sub)
     }
 
     fn link(&mut self, peer: Rank) -> &mut LinkState {
-        self.links[peer].as_mut().expect("the link exists")
+        self.links.get_mut(peer).expect("the link exists")
     }
 
     fn queue_send(&mut self, peer: Rank) {
-        let link = self.links[peer].as_mut().expect("the link exists");
+        let link = self.links.get_mut(peer).expect("the link exists");
         if !std::mem::replace(&mut link.send_queued, true) {
             self.to_send.push_back(peer);
         }
     }
 
     fn queue_recv(&mut self, peer: Rank) {
-        let link = self.links[peer].as_mut().expect("the link exists");
+        let link = self.links.get_mut(peer).expect("the link exists");
         if !link.profile.reads_in_place && !std::mem::replace(&mut link.recv_queued, true) {
             self.to_post_recv.push_back(peer);
         }
     }
 
     fn queue_combine(&mut self, step: StepId) {
-        if !std::mem::replace(&mut self.combine_queued[step as usize], true) {
+        if !std::mem::replace(&mut self.steps[step as usize].is_queued, true) {
             self.to_combine.push_back(step);
         }
     }

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::plan::Rank;
 use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::pipeline::{Action, Binding};
-use crate::plan::program::StepId;
+use crate::plan::program::{StepId, StepPlaces};
 use crate::plan::topology::Topology;
 
 /// Events between two calls of the progress function.
@@ -59,7 +59,11 @@ impl<'a> SimulatedWorld<'a> {
         records: bool,
     ) -> Self {
         let world = topology.world();
-        let rank = |rank| RankState::new(plan.program(rank, spec), topology, binding, parameters);
+        let mut places = StepPlaces::default();
+        let rank = |rank| {
+            let program = plan.program_sharing(rank, spec, &mut places);
+            RankState::new(program, topology, binding, parameters)
+        };
         let ranks: Vec<RankState> = (0..world).map(rank).collect();
         let programs = ranks.iter().map(|state| &**state.pipeline.program());
         Self {

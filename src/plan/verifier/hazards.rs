@@ -30,7 +30,8 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
         let race = |other: StepId| {
             Err(format!(
                 "rank {}: step {number} does not wait for step {other}, which uses {} too",
-                program.rank, step.span
+                program.rank,
+                step.span()
             ))
         };
         let reads = |wanted| match &step.body {
@@ -43,17 +44,18 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
         let combines = matches!(step.body, Body::Combine { .. });
         let passes_on = combines && step.destination() == BufferKind::Transit;
         let writes = combines && !passes_on;
-        for segment in &mut accesses[range(&cuts, step.span)] {
+        for segment in &mut accesses[range(&cuts, step.span())] {
             if reads(BufferKind::Transit)
                 && segment.passed_on.is_none_or(|writer| on.get(&writer) != Some(&false))
             {
                 return Err(format!(
                     "rank {}: step {number} does not wait for {} that it passes on",
-                    program.rank, step.span
+                    program.rank,
+                    step.span()
                 ));
             }
             if passes_on && segment.passed_on.replace(number).is_some() {
-                return Err(format!("rank {}: {} is kept twice to pass it on", program.rank, step.span));
+                return Err(format!("rank {}: {} is kept twice to pass it on", program.rank, step.span()));
             }
             if !(reads_output || reads_input || writes) {
                 continue;
@@ -62,7 +64,8 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
                 if reads_input && !writes {
                     return Err(format!(
                         "rank {}: {} is sent from the input after it was added to",
-                        program.rank, step.span
+                        program.rank,
+                        step.span()
                     ));
                 }
                 if on.get(&writer) != Some(&false) {
@@ -70,7 +73,7 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
                 }
             }
             if reads_output && segment.writer.is_none() {
-                return Err(format!("rank {}: {} is read before it is written", program.rank, step.span));
+                return Err(format!("rank {}: {} is read before it is written", program.rank, step.span()));
             }
             if writes {
                 for (reader, input) in &segment.readers {

@@ -125,7 +125,7 @@ mod tests {
     use crate::config::Lowering;
     use crate::plan::block_order::BlockOrder;
     use crate::plan::planner::ring;
-    use crate::plan::program::{Body, BufferKind, OperandSource, Step, StepId};
+    use crate::plan::program::{Body, BufferKind, OperandSource, Step, StepId, StepPlace};
     use crate::plan::topology::Topology;
 
     const SPEC: ProgramSpec = ProgramSpec { by_wave: true, ..ProgramSpec::ALL_REDUCE };
@@ -139,11 +139,13 @@ mod tests {
         verify_programs(&programs, SPEC).err().unwrap_or_else(|| "holds".to_owned())
     }
 
-    fn operands(program: &mut Program, step: usize) -> &mut Vec<OperandSource> {
-        match &mut program.steps[step].body {
-            Body::Combine { operands, .. } => operands,
-            Body::Send { .. } => panic!("step {step} is not a combine"),
-        }
+    fn change_operands(program: &mut Program, step: usize, change: impl FnOnce(&mut Vec<OperandSource>)) {
+        let Body::Combine { operands, .. } = &mut program.steps[step].body else {
+            panic!("step {step} is not a combine")
+        };
+        let mut changed = operands.to_vec();
+        change(&mut changed);
+        *operands = changed.into();
     }
 
     /// The first step of a program that adds two or more operands.
@@ -163,17 +165,18 @@ mod tests {
     fn each_kind_of_error_is_found_and_named() {
         let error = outcome(Lowering::Direct, |programs| {
             let step = reduction(&programs[1]);
-            operands(&mut programs[1], step).retain(|operand| !matches!(operand, OperandSource::Own { .. }));
+            change_operands(&mut programs[1], step, |operands| {
+                operands.retain(|operand| !matches!(operand, OperandSource::Own { .. }));
+            });
         });
         assert!(error.starts_with("the contribution of rank 1 to [1/3, 2/3) is missing"), "{error}");
 
         let error = outcome(Lowering::Direct, |programs| {
             let step = reduction(&programs[2]);
-            let own = operands(&mut programs[2], step)
-                .iter()
-                .copied()
-                .find(|o| matches!(o, OperandSource::Own { .. }));
-            operands(&mut programs[2], step).extend(own);
+            change_operands(&mut programs[2], step, |operands| {
+                let own = operands.iter().copied().find(|o| matches!(o, OperandSource::Own { .. }));
+                operands.extend(own);
+            });
         });
         assert!(
             error.starts_with("the contribution of rank 2 to [2/3, 1) is counted more than once"),
@@ -260,9 +263,10 @@ mod tests {
                 .filter(|step| programs[0].steps[*step].depth == 2)
                 .filter(|step| matches!(programs[0].steps[*step].body, Body::Send { .. }))
                 .collect();
-            let (one, other) = (programs[0].steps[sends[0]].span, programs[0].steps[sends[1]].span);
-            programs[0].steps[sends[0]].span = other;
-            programs[0].steps[sends[1]].span = one;
+            let place = |step: usize| Arc::clone(&programs[0].steps[step].place);
+            let (one, other) = (place(sends[0]), place(sends[1]));
+            programs[0].steps[sends[0]].place = other;
+            programs[0].steps[sends[1]].place = one;
         });
         assert!(error.starts_with("rank 0 sends ") || error.contains("expects"), "{error}");
 
@@ -276,7 +280,8 @@ mod tests {
         let error = by_node(&["a", "b", "a"], |programs| {
             let order = Arc::clone(programs[0].blocks.as_ref().expect("an order"));
             let step = programs[1].steps.iter_mut().find(|step| step.destination() == BufferKind::Transit);
-            step.expect("it packs").span = order.between(1, 0);
+            let place = &mut step.expect("it packs").place;
+            *place = Arc::new(StepPlace { span: order.between(1, 0), ..**place });
         });
         assert!(error.contains("is not one piece") || error.contains("kept twice"), "{error}");
 

@@ -7,7 +7,7 @@ use crate::plan::program::{Program, Step};
 
 /// What both ends of a link must agree on for a message: its span, its grid and its depth.
 fn signature(step: &Step) -> (Span, Span, u32) {
-    (step.span, step.grid, step.depth)
+    (step.span(), step.place.grid, step.depth)
 }
 
 /// Checks that both ends of every link list the same messages in the same order.
@@ -34,7 +34,8 @@ pub(super) fn links(programs: &[Program]) -> std::result::Result<(), String> {
                 if signature(step) != signature(other) {
                     return Err(format!(
                         "rank {rank} sends {} where rank {peer} expects {}",
-                        step.span, other.span
+                        step.span(),
+                        other.span()
                     ));
                 }
                 if program.waves != programs[*peer].waves {
@@ -67,13 +68,19 @@ pub(super) fn progress(program: &Program) -> std::result::Result<(), String> {
             if dependency.on >= number || !rises {
                 return Err(format!(
                     "rank {}: {} at depth {} waits for {} at depth {}, which does not come before it",
-                    program.rank, step.span, step.depth, before.span, before.depth
+                    program.rank,
+                    step.span(),
+                    step.depth,
+                    before.span(),
+                    before.depth
                 ));
             }
-            if program.waves.is_some() && !local && before.grid != step.grid {
+            if program.waves.is_some() && !local && before.place.grid != step.place.grid {
                 return Err(format!(
                     "rank {}: {} and {} depend on each other but are cut by different grids",
-                    program.rank, step.span, before.span
+                    program.rank,
+                    step.span(),
+                    before.span()
                 ));
             }
         }

@@ -42,10 +42,10 @@ fn pieces(program: &Program, order: &BlockOrder) -> std::result::Result<(), Stri
             let end = if elements.end == blocks { Span::WHOLE.end } else { cut(elements.end) };
             !elements.is_empty() && cut(elements.start) == span.start && end == span.end
         };
-        let apart = reads_input && !order.is_one_piece(step.span, false)
-            || writes_output && !order.is_one_piece(step.span, true);
-        if apart || !whole_blocks(step.span) {
-            return Err(format!("rank {}: {} is not one piece of a vector", program.rank, step.span));
+        let apart = reads_input && !order.is_one_piece(step.span(), false)
+            || writes_output && !order.is_one_piece(step.span(), true);
+        if apart || !whole_blocks(step.span()) {
+            return Err(format!("rank {}: {} is not one piece of a vector", program.rank, step.span()));
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use crate::plan::program::{HeldSpans, Program};
 pub(super) fn cuts<'a>(programs: impl Iterator<Item = &'a Program>) -> Vec<Fraction> {
     let mut cuts = vec![Fraction::ZERO];
     for program in programs {
-        cuts.extend(program.steps.iter().flat_map(|step| [step.span.start, step.span.end]));
+        cuts.extend(program.steps.iter().flat_map(|step| [step.span().start, step.span().end]));
         let HeldSpans { input, output, .. } = program.held_spans;
         cuts.extend([input.start, input.end, output.start, output.end]);
         if let Some(order) = &program.blocks {

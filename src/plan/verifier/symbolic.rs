@@ -104,7 +104,7 @@ impl<'a> SymbolicRun<'a> {
             let mut moved = false;
             for (rank, program) in self.programs.iter().enumerate() {
                 while let Some(step) = program.steps.get(next[rank]) {
-                    let range = range(&self.cuts, step.span);
+                    let range = range(&self.cuts, step.span());
                     match &step.body {
                         Body::Send { buffer, peers } => {
                             let values = self.own(rank, range, *buffer, &memory[rank], spec)?;
@@ -162,7 +162,10 @@ impl<'a> SymbolicRun<'a> {
         }
         if let Some(rank) = (0..world).find(|rank| next[*rank] < self.programs[*rank].steps.len()) {
             let step = &self.programs[rank].steps[next[rank]];
-            return Err(format!("it deadlocks: rank {rank} waits for {}, which no rank can send", step.span));
+            return Err(format!(
+                "it deadlocks: rank {rank} waits for {}, which no rank can send",
+                step.span()
+            ));
         }
         self.results(spec, &memory, &divided)
     }
