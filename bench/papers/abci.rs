@@ -87,7 +87,7 @@ fn model(dimensions: &[usize], racks: bool) -> f64 {
 /// All ordered factorizations of `product` into factors of at least 2.
 fn factorizations(product: usize) -> Vec<Vec<usize>> {
     let mut all = if product > 1 { vec![vec![product]] } else { Vec::new() };
-    for first in (2..product).filter(|first| product % first == 0) {
+    for first in (2..product).filter(|first| product.is_multiple_of(*first)) {
         for mut rest in factorizations(product / first) {
             rest.insert(0, first);
             all.push(rest);
