@@ -33,8 +33,8 @@ TESTS = --lib --bins --test suite --test nccl
 
 # cust is linked to libcuda.so and looks for it in the folder lib64 of this one: the simulated driver's.
 CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
-# For ten times as many random cases the optimizer saves more than it costs.
-OPTIMIZED = --config profile.test.opt-level=2
+# For a few tests the optimizer costs more than it saves. Dependencies stay optimized, and are shared.
+QUICK = --config profile.test.opt-level=0
 
 .PHONY: all build check lint test test-long bench bench-lab bench-papers bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny msrv aarch64 \
@@ -48,17 +48,17 @@ build:
 # The quick loop: needs nothing but Rust, installs nothing. Property tests run with a tenth of their cases.
 check: fmt
 	$(CARGO) clippy --all-targets -- -D warnings
-	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) --lib --bins
-	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) --test suite $(FILTERS) pipeline:: planners:: imports::
+	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(QUICK) --lib --bins
+	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(QUICK) --test suite $(FILTERS) pipeline:: planners:: imports::
 
 # What CI runs. Each word is a target below; the time of each is printed at the end, with what was skipped and why.
 lint:
 	@MAKE="$(MAKE)" tests/stages setup fmt clippy doc deny msrv aarch64
 
 test:
-	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust test-nvrtc test-loom test-gpu test-verbs
+	@MAKE="$(MAKE)" tests/stages setup test-cust test-rust test-nvrtc test-loom test-gpu test-verbs
 
-# Ten times as many cases of property tests, all scenarios of the virtual machines, C programs under valgrind, and fuzzing.
+# A release build, ten times as many cases of property tests, all scenarios of the virtual machines, C programs under valgrind, and fuzzing.
 # Results: tests/README.md.
 test-long:
 	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long test-valgrind test-wheel test-torch fuzz
@@ -105,7 +105,7 @@ test-rust:
 	$(CARGO) $(NEXTEST) $(TESTS)
 
 test-rust-long:
-	FLEXRING_TEST_EFFORT=10 $(CARGO) $(NEXTEST) $(OPTIMIZED) $(if $(findstring nextest,$(NEXTEST)),--profile long) $(TESTS)
+	FLEXRING_TEST_EFFORT=10 $(CARGO) $(NEXTEST) $(if $(findstring nextest,$(NEXTEST)),--profile long) $(TESTS)
 
 # Each fuzz target under libFuzzer, for FLEXRING_FUZZ_SECONDS (600).
 fuzz:
@@ -135,7 +135,7 @@ test-torch: $(WHEEL)
 # is embedded, and NVRTC compiles it when it is needed.
 test-nvrtc:
 	LD_LIBRARY_PATH=target/cuda-toolkit/nvidia/cuda_nvrtc/lib:$$LD_LIBRARY_PATH XDG_CACHE_HOME=$(CURDIR)/target/nvrtc/cache \
-	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test -p flexring --no-default-features --features cuda --lib what_is_embedded
+	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test -p flexring $(QUICK) --no-default-features --features cuda --lib what_is_embedded
 
 # Vectors on GPUs on the simulated driver: no GPU is needed. On a machine with one, tests/gpu/run does more.
 test-gpu:
@@ -149,7 +149,7 @@ gpu-bundle: setup
 # one: their names do not depend on features.
 test-cust: $(CUST)
 	@if [ -d $(CUST)/lib64 ]; then set -x; \
-	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test -p flexring --features cust --test cust; \
+	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test -p flexring $(QUICK) --features cust --test cust; \
 	else echo "skipped: no g++ for the simulated CUDA driver, which cust is linked to"; fi
 
 .PHONY: $(CUST)
@@ -162,7 +162,7 @@ $(CUST):
 LOOM = --config 'profile.test.package."*".opt-level=0' --config profile.test.package.loom.opt-level=2 \
 	--config profile.test.package.generator.opt-level=2
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test -p flexring $(LOOM) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup:: engine_model::
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p flexring $(QUICK) $(LOOM) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup:: engine_model::
 
 # On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
 test-verbs:
