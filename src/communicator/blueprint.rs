@@ -59,8 +59,8 @@ impl Blueprint {
     /// The settings of a world of `members`, the ranks of this one in their new order.
     pub(super) fn for_members(&self, members: &[Rank]) -> WorldSpec {
         let mut config = self.config.clone();
-        // A plan and dimensions are for a number of ranks, and the planners make new ones. What a tuning profile says of links
-        // and settings is in the topology and in these settings already; its choices are for all ranks.
+        // A plan and dimensions are for a number of ranks, and the planners make new ones. The topology and these settings already
+        // contain a tuning profile's links and settings; its choices apply to all ranks only.
         config.plan_file = None;
         config.tuning = None;
         config.dimensions = None;

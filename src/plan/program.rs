@@ -320,7 +320,7 @@ impl Program {
     }
 
     /// The index of a step's messages in the list of its link, [`LinkMessages::sends`] or [`LinkMessages::receives`]. `part` is that
-    /// of [`LinkEntry`]; the index of an operand that is not received means nothing.
+    /// of [`LinkEntry`]; it is `u32::MAX` for an operand that is not received.
     #[must_use]
     pub(super) fn link_entry(&self, step: StepId, part: u32) -> u32 {
         self.link_entries.get(step)[part as usize]

@@ -18,7 +18,7 @@ use std::time::Instant;
 const MOST_PLANS: usize = 5;
 /// Plans that the model predicts to be the fastest, and that are measured for that.
 const PREDICTED: usize = 3;
-/// What is left out of a list of plans.
+/// Marks an unused entry of a list of plans.
 const NONE: u8 = u8::MAX;
 /// Lengths of sub-chunks that are measured besides the default of 128K.
 const SUBCHUNKS: [Size; 3] = [Size(64 << 10), Size(256 << 10), Size(512 << 10)];
@@ -258,7 +258,7 @@ struct Variant<'a> {
     plan: &'a VerifiedPlan,
 }
 
-/// Whether `after` is faster than `before` in a second measurement, too: the first one may have had a neighbour's load.
+/// Whether `after` is faster than `before` in a second measurement, too: the first one may have been disturbed by other load.
 fn is_confirmed(session: &TuningSession, before: Variant, after: Variant, bytes: usize) -> Result<bool> {
     let [before, after] = [before, after].map(|variant| timed(session, variant.comm, variant.plan, bytes));
     Ok(after? < before? * (1.0 - GAIN))

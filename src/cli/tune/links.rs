@@ -1,6 +1,6 @@
 //! Latency and bandwidth of links: within nodes, between nodes, and of each node's own link.
 //!
-//! Owns which ranks exchange messages when, and how long messages are. Must not know what is made of the results.
+//! Owns which ranks exchange messages when, and how long messages are. Must not know how results are used.
 
 use super::session::{TuningSession, median};
 use flexring::communicator::Operation;

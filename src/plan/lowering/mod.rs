@@ -45,8 +45,8 @@ use transfers::{RankLowering, TransferOp};
 /// next. The lead hides the round trip to a peer, queues in switches included, but sums that come late cost a tail at
 /// the end. Measured with sub-chunks of 128 KiB of 64 MiB over links of 1 Gbit/s with queues of up to 100 ms, as the
 /// bound of the link divided by the time: 1+1+1 with a slow node 0.97 with 8, 0.98 with 16, 0.99 with 32; 4+4+4 0.966
-/// with 32, 0.955 with 48, 0.95 with 96, 0.93 with 192. Where shards are uneven, more would help some clusters and hurt others, on a
-/// busy machine: 1+4 0.89 with 32, 0.92 with 64, 0.93 with 96; 5+2+1 0.86, 0.83, 0.84.
+/// with 32, 0.955 with 48, 0.95 with 96, 0.93 with 192. Uneven shards, on a busy machine: more
+/// helps some clusters and slows others: 1+4 0.89 with 32, 0.92 with 64, 0.93 with 96; 5+2+1 0.86, 0.83, 0.84.
 const LEAD: f64 = 32.0;
 /// The smallest lag, in waves, with which a message can arrive while the previous one is used.
 const MIN_LAG: u64 = 2;
@@ -185,7 +185,7 @@ impl Plan {
             digest: self.digest ^ kind.wrapping_mul(0x9E37_79B9_7F4A_7C15),
             waves: spec.by_wave.then(|| Waves {
                 longest: self.longest_shard,
-                // A wave is this many sub-chunks on average: 1 / longest_shard.
+                // A wave has 1 / longest_shard sub-chunks on average.
                 lag: ((LEAD * self.longest_shard) as u64).max(MIN_LAG),
             }),
             held_spans,

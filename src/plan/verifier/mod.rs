@@ -257,7 +257,7 @@ mod tests {
         });
         assert!(error.starts_with("rank 0: step ") && error.contains("that it passes on"), "{error}");
 
-        // The carrier gives each of two neighbours the block of the other.
+        // The leader gives each of two neighbours the block of the other.
         let error = by_node(&NAMES, |programs| {
             let sends: Vec<usize> = (0..programs[0].steps.len())
                 .filter(|step| programs[0].steps[*step].depth == 2)

@@ -262,7 +262,7 @@ impl Peer {
     }
 
     /// Continues the recovery of broken queue pairs. If the link has failed, for example because something was lost for good, breaks those
-    /// that work: otherwise the peer would wait for what never comes.
+    /// that work: otherwise the peer would wait for a message that is never sent.
     fn recover(&mut self) {
         self.link.recover();
         if let Err(error) = self.link.check() {

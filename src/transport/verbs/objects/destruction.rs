@@ -5,7 +5,7 @@
 use crate::process;
 use std::sync::{Arc, Weak};
 
-/// Something that another thread destroys. The default is over.
+/// Progress of a destruction in another thread. The default value is complete.
 #[derive(Debug, Default)]
 pub(crate) struct Destruction(Weak<()>);
 

@@ -48,7 +48,8 @@ impl PeerQp {
         }
     }
 
-    /// Whether the device executes no more writes of the peer: not if it is being destroyed, as it may not be in the error state.
+    /// Whether the device executes no more writes of the peer. False while the queue pair is being destroyed, because it may not be in the
+    /// error state.
     pub(super) fn is_stopped(&self) -> bool {
         self.destruction.as_ref().is_none_or(Destruction::is_over)
     }
