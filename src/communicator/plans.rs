@@ -31,6 +31,8 @@ pub(super) struct Plans {
     main: Arc<Plan>,
     /// The plans for shorter vectors, in ascending order of their longest vectors.
     sized: Vec<SizedPlan>,
+    /// See [`digest`](Self::digest).
+    digest: u64,
     /// Most bytes that a rank may receive if every rank reduces a vector itself.
     direct_limit: usize,
     /// Largest vector, in bytes, that every rank reduces itself.
@@ -139,6 +141,7 @@ impl Plans {
         }));
         Ok(Self {
             rank,
+            digest: digest_of(&main, &sized, subchunk),
             main,
             sized,
             direct_limit: config.direct.0,
@@ -158,14 +161,7 @@ impl Plans {
 
     /// Equal on all ranks that have the same plans and sub-chunk size.
     pub(super) fn digest(&self) -> u64 {
-        let combine = |digest: u64, sized: &SizedPlan| {
-            let bounds = [sized.longest as u64, sized.subchunk as u64];
-            let bounds = bounds.iter().fold(0, |digest: u64, bound| xxh3_64(&(digest ^ bound).to_le_bytes()));
-            (digest ^ sized.plan.digest() ^ bounds).rotate_left(1)
-        };
-        self.main.digest()
-            ^ self.sized.iter().fold(0, combine)
-            ^ xxh3_64(&(self.subchunk as u64).to_le_bytes())
+        self.digest
     }
 
     /// The programs of all-reduces without a factor.
@@ -203,6 +199,7 @@ impl Plans {
     pub(super) fn replace(&mut self, plan: &VerifiedPlan, executor: &mut Executor) {
         self.main = Arc::clone(plan.plan());
         self.sized.clear();
+        self.digest = digest_of(&self.main, &self.sized, self.subchunk);
         self.installed.clear();
         executor.uninstall_all();
     }
@@ -220,8 +217,9 @@ impl Plans {
         let sized = self.sized.iter().find(|sized| bytes <= sized.longest);
         // What goes straight depends on no plan, and the ranks of an all-to-all have different counts.
         let sized = sized.filter(|_| !straight);
-        let (kind, subchunk) =
-            sized.map_or((PlanKind::Main, self.subchunk), |sized| (sized.kind, sized.subchunk));
+        let (kind, subchunk, plan) = sized.map_or((PlanKind::Main, self.subchunk, &self.main), |sized| {
+            (sized.kind, sized.subchunk, &sized.plan)
+        });
         // In a one-shot all-reduce a rank receives every other rank's vector, so the limit must hold for
         // their total length.
         let received = bytes.saturating_mul(self.main.schedule().world() - 1);
@@ -239,7 +237,7 @@ impl Plans {
             root: checked.root,
             prescale,
             reproducible: self.reproducible && collective.reduces(),
-            by_wave: !one_shot && !straight && self.plan(kind).moves_in_waves(bytes as u64, subchunk),
+            by_wave: !one_shot && !straight && plan.moves_in_waves(bytes as u64, subchunk),
             one_shot,
             by_node,
         };
@@ -269,6 +267,15 @@ impl Plans {
         self.installed.insert(key, installed);
         Ok(installed)
     }
+}
+
+fn digest_of(main: &Plan, sized: &[SizedPlan], subchunk: usize) -> u64 {
+    let combine = |digest: u64, sized: &SizedPlan| {
+        let bounds = [sized.longest as u64, sized.subchunk as u64];
+        let bounds = bounds.iter().fold(0, |digest: u64, bound| xxh3_64(&(digest ^ bound).to_le_bytes()));
+        (digest ^ sized.plan.digest() ^ bounds).rotate_left(1)
+    };
+    main.digest() ^ sized.iter().fold(0, combine) ^ xxh3_64(&(subchunk as u64).to_le_bytes())
 }
 
 /// Reads a plan and verifies it.

@@ -48,9 +48,7 @@ impl<T> StepLists<T> {
         self.entries.drain(range);
         self.ends[step as usize..].iter_mut().for_each(|end| *end -= removed);
     }
-}
 
-impl<T> StepLists<T> {
     /// By step, the steps whose lists name it, in rising order. `named` is the step that an entry names.
     pub(super) fn reversed(&self, named: impl Fn(&T) -> u32) -> StepLists<u32> {
         let mut ends = vec![0; self.ends.len()];

@@ -249,7 +249,7 @@ mod tests {
             let forwards = |step: &Step| {
                 matches!(step.body, Body::Send { buffer: BufferKind::Transit, .. }) && step.depth == 1
             };
-            program.steps.iter().position(forwards).expect("a carrier") as StepId
+            program.steps.iter().position(forwards).expect("a leader") as StepId
         };
         let error = by_node(&NAMES, |programs| {
             let step = forwards(&programs[0]);
