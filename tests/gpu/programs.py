@@ -138,19 +138,26 @@ def simulated_driver():
 
 
 def build(benches, features):
-    """Builds the test binaries, the command and the library. Returns their paths."""
+    """Builds the test binaries, the command and the library, with `benches` also those of bench/ and a release build. Returns their paths."""
     cargo = os.environ.get("CARGO", "cargo")
     programs = {}
     # The arguments of `make test-rust`, so that its build serves here too.
     tests = ["test", "-p", "flexring", "--no-run", "--lib", "--bins", "--test", "suite"]
-    wanted = [["build", "--release"], [*tests, "--features", features] if features else tests]
-    wanted += [["bench", "--no-run", "--bench", "gpu_reduce", "--bench", "gpu_latency"]] if benches else []
+    wanted = [[*tests, "--features", features] if features else tests]
+    if benches:
+        wanted = [["build", "--release"], *wanted, ["bench", "--no-run", "--bench", "gpu_reduce", "--bench", "gpu_latency"]]
     for arguments in wanted:
         built = subprocess.run([cargo, *arguments, "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         if built.returncode:
             sys.exit(built.returncode)  # the compiler has printed its errors
         for message in map(json.loads, built.stdout.splitlines()):
-            if message["reason"] == "compiler-artifact" and message["executable"]:
-                # The first of each name: the tests build the command again.
-                programs.setdefault(message["target"]["name"], Path(message["executable"]))
-    return programs, target() / "release" / "libflexring.so"
+            if message["reason"] != "compiler-artifact" or not message["executable"]:
+                continue
+            # Unit tests have the name of what they test.
+            if message["profile"]["test"] and message["target"]["kind"] != ["test"]:
+                continue
+            # The first of each name: the tests build the command again.
+            programs.setdefault(message["target"]["name"], Path(message["executable"]))
+    # The tests' library is beside them, as tests/suite/programs expects it.
+    folder = target() / "release" if benches else programs["suite"].parent
+    return programs, folder / "libflexring.so"
