@@ -16,6 +16,13 @@ class Pictures:
         self.folder = folder
         self.names = []
 
+    @staticmethod
+    def style(axes, title):
+        """A title, small ticks and a grid, for panels of a larger figure."""
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=7)
+        axes.grid(alpha=0.3)
+
     def save(self, figure, name, top=1):
         """Saves a figure, whose axes end at `top` (0 to 1)."""
         figure.tight_layout(rect=(0, 0, 1, top))

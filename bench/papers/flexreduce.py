@@ -74,9 +74,7 @@ def draw(found, stated, pictures):
         axes.set_xlabel(key, fontsize=8)
         axes.set_ylabel("calls" if panel == "c" else "time / time of the flat ring", fontsize=8)
         titles = {"a": "120K items", "b": "120M items", "c": "calls", "d": "10 learners", "e": "12 learners"}
-        axes.set_title(f"({panel}) {titles[panel]}", fontsize=9)
-        axes.tick_params(labelsize=7)
-        axes.grid(alpha=0.3)
+        pictures.style(axes, f"({panel}) {titles[panel]}")
     panels.flat[2].legend(fontsize=6, frameon=False)
     panels.flat[5].set_visible(False)
     handles, labels = panels.flat[0].get_legend_handles_labels()

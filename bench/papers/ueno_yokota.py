@@ -158,7 +158,6 @@ def draw(found, stated, pictures):
     gains.set_xscale("log", base=2)
     gains.set_xticks(at, [f"{size:,}\n{label(each['dimensions'])}" for size, each in zip(at, best)], fontsize=7)
     gains.set_ylabel("time of the flat ring / time of the hierarchy", fontsize=8)
-    gains.set_title("gain of the paper's best hierarchy", fontsize=9)
     gains.set_ylim(bottom=0)
     size = sizes[0]
     paper = measured(stated["bandwidths"], found["bytes"])
@@ -173,9 +172,7 @@ def draw(found, stated, pictures):
         times.bar([index + 0.27 * (offset - 1) for index in range(len(rows))], values, 0.25, label=name)
     times.set_xticks(range(len(rows)), [row[0] for row in rows], fontsize=7, rotation=45)
     times.set_ylabel("milliseconds for 128 MiB", fontsize=8)
-    times.set_title("128 processes", fontsize=9)
-    for axes in (gains, times):
-        axes.tick_params(labelsize=7)
-        axes.grid(alpha=0.3)
+    for axes, title in ((gains, "gain of the paper's best hierarchy"), (times, "128 processes")):
+        pictures.style(axes, title)
         axes.legend(fontsize=7, frameon=False)
     pictures.save(figure, PICTURE)
