@@ -26,6 +26,8 @@ use strum::IntoEnumIterator;
 const RANK: &str = "FLEXRING_RANK";
 /// The variable by which a process knows that it is to make another last call than the others.
 const DISAGREES: &str = "FAULT_MATRIX_DISAGREES";
+/// The variable that names a file for whose creation, at the fault, a process is to wait before its last call.
+const AWAITS: &str = "FAULT_MATRIX_AWAITS";
 /// Runs of a test at the same time: much of a run is waiting. One on an emulated processor.
 const PARALLEL: usize = 3;
 /// Ranks from which on a leader adds small messages, if there are fewer cores.
@@ -148,6 +150,12 @@ fn live() -> Result<()> {
             println!("WRONG PARTS {all:?}");
         }
     }
+    if let Some(fault) = std::env::var_os(AWAITS) {
+        let begun = Instant::now();
+        while !std::path::Path::new(&fault).exists() && begun.elapsed() < Duration::from_millis(timeout()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
     // Who fails before this call fails the others in it, at the latest.
     let disagrees = std::env::var_os(DISAGREES).is_some();
     if disagrees {
@@ -189,6 +197,9 @@ impl Run {
         command.env("FLEXRING_HEARTBEAT_MS", if self.links == Links::Verbs { "500" } else { "50" });
         for variable in ["FLEXRING_TIMEOUT_MS", "FLEXRING_CONNECT_TIMEOUT_MS"] {
             command.env(variable, timeout().to_string());
+        }
+        if is_timed(self.point) {
+            command.env(AWAITS, folder.join("fault"));
         }
         if rank == self.victim {
             let (point, action): (&str, &str) = (self.point.into(), self.action.into());
@@ -390,6 +401,11 @@ fn victim_at(point: FaultPoint, ranks: usize, turn: usize) -> usize {
 /// Whether ranks reach this point only when another rank has failed.
 fn needs_failure(point: FaultPoint) -> bool {
     matches!(point, FaultPoint::CallFails | FaultPoint::CoordinatorDecidedRootCause)
+}
+
+/// Whether ranks reach this point after some time, whatever they do: a life may be shorter.
+fn is_timed(point: FaultPoint) -> bool {
+    matches!(point, FaultPoint::ControlSentHeartbeat | FaultPoint::CoordinatorReceivedHeartbeat)
 }
 
 /// Whether a rank reaches this point again and again.
