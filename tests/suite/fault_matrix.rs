@@ -16,6 +16,7 @@ use flexring::{Communicator, ReduceOp, Result};
 use network::Network;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::process::{Child, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -212,7 +213,8 @@ impl Run {
         if needs_failure(self.point) && rank == (self.victim + 1) % self.ranks {
             command.env(DISAGREES, "1");
         }
-        command.stdin(Stdio::null()).stderr(log.try_clone().expect("a second handle")).stdout(log);
+        let stdin = if rank == 0 { Stdio::piped() } else { Stdio::null() };
+        command.stdin(stdin).stderr(log.try_clone().expect("a second handle")).stdout(log);
         command.spawn().expect("a process for the rank")
     }
 
@@ -233,6 +235,10 @@ impl Run {
             running.retain(|rank| ranks[*rank].try_wait().expect("a child").is_none());
             if self.action == FaultAction::Disconnect && !is_disconnected && has_failed() {
                 is_disconnected = disconnect::once_stopped(&ranks[self.victim]);
+            }
+            if !running.iter().any(|rank| *rank != 0 && ends(*rank)) {
+                // The process of rank 0 ends last.
+                drop(ranks[0].stdin.take());
             }
             if begun.elapsed() > limit() {
                 let _ = write!(outcome.wrong, "ranks {running:?} hang; ");
@@ -521,6 +527,8 @@ fn can_begin() -> bool {
                 );
             }
         });
+        // A rank that starts late is told of a failed rendezvous by the process of rank 0, as long as that runs.
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     }
     true
