@@ -487,8 +487,9 @@ impl Transport for Verbs {
             if peer.needs_look() && self.next_look.is_none() {
                 self.next_look = Some(Instant::now() + BROKEN_INTERVAL);
             }
-            if peer.link.has_left() && peer.link.needs_peer() {
-                // What it wrote before it left may be in a completion queue.
+            // What a peer wrote before it left may be in a completion queue. What does not fit the peer's call
+            // is reported after the call.
+            if (peer.link.has_left() && peer.link.needs_peer()) || peer.link.must_disagree() {
                 self.schedule(index);
             }
         }

@@ -82,6 +82,9 @@ pub(super) struct Link {
     reconnects: bool,
     /// Why the last queue pair broke, if none works.
     isolation: Option<Error>,
+    /// A disagreement with the peer in this epoch, to be reported once the caller has seen the peer's call: ranks that make different calls
+    /// expect different messages, and the calls say more than the messages.
+    held_disagreement: Option<(u64, String)>,
     /// Why the link is unusable.
     failure: Option<Error>,
 }
@@ -120,6 +123,7 @@ impl Link {
             polls_since_goodbye: None,
             reconnects: false,
             isolation: None,
+            held_disagreement: None,
             failure: None,
         }
     }
@@ -200,9 +204,6 @@ impl Link {
     }
 
     /// The next write to post, if there is one now.
-    ///
-    /// # Errors
-    /// `Disagreement` if the peer expects a message of another length.
     pub(super) fn next_request(&mut self) -> Result<Option<LinkRequest>> {
         if let Some(kind) = self.retransmits.front().copied().or_else(|| self.next_goodbye()) {
             let Some(qp) = self.qp_for(kind) else { return Ok(None) };
@@ -220,12 +221,12 @@ impl Link {
         if !self.announced {
             return Ok(None);
         }
-        let Some((kind, qp)) = self.next_new_request()? else { return Ok(None) };
+        let Some((kind, qp)) = self.next_new_request() else { return Ok(None) };
         self.request(qp, kind).map(Some)
     }
 
     /// What the current epoch must write next, and the queue pair for it. Counts it as posted.
-    fn next_new_request(&mut self) -> Result<Option<(RequestKind, usize)>> {
+    fn next_new_request(&mut self) -> Option<(RequestKind, usize)> {
         let epoch = self.epoch;
         let (send, recv) = (&mut self.send_states[parity(epoch)], &mut self.recv_states[parity(epoch)]);
         let kind = if !send.call_posted {
@@ -241,41 +242,51 @@ impl Link {
             if is_eager(send.is_on_gpu(), message, len) {
                 RequestKind::Eager { epoch, message, len }
             } else if recv.is_clear_to_send() {
+                let expected = self.control.read_cts(epoch, message).len.get() as usize;
+                if expected != len {
+                    self.hold_wrong_length(
+                        epoch,
+                        &format!("expects {expected} bytes where this rank sends {len}"),
+                    );
+                    return None;
+                }
                 RequestKind::Data { epoch, message }
             } else {
-                return Ok(None);
+                return None;
             }
         } else {
-            return Ok(None);
+            return None;
         };
-        let Some(qp) = self.qp_for(kind) else { return Ok(None) };
+        let qp = self.qp_for(kind)?;
         let (send, recv) = (&mut self.send_states[parity(epoch)], &mut self.recv_states[parity(epoch)]);
         send.call_posted |= matches!(kind, RequestKind::Call { .. } | RequestKind::EagerCall { .. });
         if let RequestKind::EagerCall { .. } | RequestKind::Eager { .. } | RequestKind::Data { .. } = kind {
             let message = send.posted;
             send.posted += 1;
             recv.consume_credit();
-            if let RequestKind::Data { .. } = kind {
-                self.check_cts_len(epoch, message)?;
-            } else {
+            if !matches!(kind, RequestKind::Data { .. }) {
                 // Its bytes are in the control buffer.
                 send.message(message).done = true;
             }
         } else if let RequestKind::Cts { to, .. } = kind {
             recv.mark_cts_sent(to);
         }
-        Ok(Some((kind, qp)))
+        Some((kind, qp))
     }
 
-    fn check_cts_len(&mut self, epoch: u64, message: u64) -> Result<()> {
-        let expected = self.control.read_cts(epoch, message).len.get() as usize;
-        let len = self.send_states[parity(epoch)].message(message).piece.len();
-        if expected == len {
-            return Ok(());
-        }
-        Err(self.disagree(&format!(
-            "expects {expected} bytes where this rank sends {len}; do all ranks run the same version with the same settings?"
-        )))
+    /// Notes that a message has another length than expected.
+    fn hold_wrong_length(&mut self, epoch: u64, problem: &str) {
+        self.hold(epoch, format!("{problem}; do all ranks run the same version with the same settings?"));
+    }
+
+    /// Keeps a disagreement until the peer's call of the epoch is reported. `problem` follows the peer's rank.
+    fn hold(&mut self, epoch: u64, problem: String) {
+        self.held_disagreement.get_or_insert((epoch, problem));
+    }
+
+    /// Whether [`report`](Self::report) fails now because of a disagreement that was held.
+    pub(super) fn must_disagree(&self) -> bool {
+        matches!(self.held_disagreement, Some((epoch, _)) if self.recv_states[parity(epoch)].is_call_reported())
     }
 
     /// The queue pair for a request, if it has room. Messages use the one with the fewest bytes in flight, so that
@@ -369,7 +380,7 @@ impl Link {
     /// that contains the destination, with its remote keys by rail.
     ///
     /// # Errors
-    /// Why the link is unusable; `Disagreement` if the message has arrived with another length.
+    /// Why the link is unusable.
     pub(super) fn post_recv(
         &mut self,
         destination: Piece,
@@ -383,7 +394,8 @@ impl Link {
             let cts = ClearToSend::new(destination.as_ptr() as u64, destination.len() as u32, keys);
             self.control.write_cts(epoch, message, cts);
         }
-        self.deliver_eager(epoch, message)
+        self.deliver_eager(epoch, message);
+        Ok(())
     }
 
     /// Whether the next receive is for an eager message at this length, so that its memory need not be registered.
@@ -394,9 +406,15 @@ impl Link {
     /// Reports the peer's call and the completed messages, in their order.
     ///
     /// # Errors
-    /// `Disagreement` if the peer's call is invalid; `PeerLost` if the peer has left and is needed.
+    /// `Disagreement` if the peer's call is invalid, or the peer's writes don't fit the call that was reported before; `PeerLost` if the
+    /// peer has left and is needed.
     pub(super) fn report(&mut self, events: &mut Events) -> Result<()> {
         let peer = self.peer;
+        if self.must_disagree()
+            && let Some((_, problem)) = self.held_disagreement.take()
+        {
+            return Err(self.disagree(&problem));
+        }
         // If this rank's current call does not use the link, writes that arrive belong to the next epoch. If the peer
         // is not in a later call, it runs another program.
         let epoch = if self.announced { self.epoch } else { self.epoch + 1 };

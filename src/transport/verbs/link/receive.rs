@@ -4,6 +4,9 @@ use super::super::wire::{CALL_BYTES, CTS_BYTES, ImmData, ImmKind, MAX_EAGER_BYTE
 use super::Link;
 use crate::error::{Error, Result};
 
+/// What is said of a peer that writes what no rank can have written at this point.
+const VIOLATION: &str = "wrote something that makes no sense: is it the same build of flexring?";
+
 impl Link {
     /// A write of the peer arrived over a queue pair, with this immediate data and `len` bytes.
     ///
@@ -24,71 +27,81 @@ impl Link {
             ImmKind::Call | ImmKind::EagerCall | ImmKind::Eager(_) | ImmKind::Cts(_) | ImmKind::Data(_) => {
                 // Nothing arrives twice, and this rank left the epoch before when all of it had arrived.
                 let ahead = low.wrapping_sub(self.epoch) % 4;
-                return if ahead > 1 {
-                    Err(self.protocol_violation())
-                } else {
-                    self.received_in_epoch(self.epoch + ahead, kind, len)
-                };
+                let epoch = self.epoch + ahead;
+                if ahead > 1 {
+                    return Err(self.protocol_violation());
+                }
+                if !self.received_in_epoch(epoch, kind, len) {
+                    // A CTS for a message that was sent without one may follow from another call of the peer.
+                    let may_follow = matches!(kind, ImmKind::Cts(_))
+                        && self.recv_states[parity(epoch)].unreported_call().is_some();
+                    if !may_follow {
+                        return Err(self.protocol_violation());
+                    }
+                    self.hold(epoch, VIOLATION.to_owned());
+                }
             }
         }
         Ok(())
     }
 
-    fn received_in_epoch(&mut self, epoch: u64, kind: ImmKind, len: u32) -> Result<()> {
+    /// `false` if the peer cannot have written this, should it make the same call.
+    fn received_in_epoch(&mut self, epoch: u64, kind: ImmKind, len: u32) -> bool {
         let state = &mut self.recv_states[parity(epoch)];
-        let valid = match kind {
+        match kind {
             ImmKind::Call => len as usize == CALL_BYTES && state.receive_call(false),
             ImmKind::EagerCall => {
                 let head = self.control.layout.eager_bytes(epoch, 0) - self.control.layout.eager(epoch, 0);
-                match (state.receive_call(true), (len as usize).checked_sub(head)) {
-                    (true, Some(len)) => return self.eager_received(epoch, 0, len as u32),
-                    _ => false,
+                match (len as usize).checked_sub(head) {
+                    Some(len) => state.receive_call(true) && self.eager_received(epoch, 0, len as u32),
+                    None => false,
                 }
             }
-            ImmKind::Eager(message) => return self.eager_received(epoch, message, len),
+            ImmKind::Eager(message) => self.eager_received(epoch, message, len),
             ImmKind::Cts(to) => {
                 let (count, rest) = (len as usize / CTS_BYTES, len as usize % CTS_BYTES);
                 rest == 0 && state.add_credits(to, count as u64)
             }
-            ImmKind::Data(message) => {
-                if let Err(expected) = state.receive_data(message, len, epoch == self.epoch) {
-                    return Err(self.disagree(&format!(
-                        "sent {len} bytes where {expected:?} were expected; do all ranks run the same version with the same settings?"
-                    )));
+            ImmKind::Data(message) => match state.receive_data(message, len, epoch == self.epoch) {
+                Some(expected) => {
+                    if expected != len as usize {
+                        self.hold_wrong_length(
+                            epoch,
+                            &format!("sent {len} bytes where {expected} were expected"),
+                        );
+                    }
+                    true
                 }
-                true
-            }
+                None => false,
+            },
             ImmKind::Recovery(..) | ImmKind::Hello(_) | ImmKind::Goodbye => true,
-        };
-        if valid { Ok(()) } else { Err(self.protocol_violation()) }
+        }
     }
 
-    fn eager_received(&mut self, epoch: u64, message: u64, len: u32) -> Result<()> {
-        if len as usize > MAX_EAGER_BYTES || !self.recv_states[parity(epoch)].receive_eager(message, len) {
-            return Err(self.protocol_violation());
+    fn eager_received(&mut self, epoch: u64, message: u64, len: u32) -> bool {
+        let fits =
+            len as usize <= MAX_EAGER_BYTES && self.recv_states[parity(epoch)].receive_eager(message, len);
+        if fits && epoch == self.epoch {
+            self.deliver_eager(epoch, message);
         }
-        if epoch == self.epoch { self.deliver_eager(epoch, message) } else { Ok(()) }
+        fits
     }
 
     /// Copies an eager message to its destination, once it has arrived and its receive is posted.
-    pub(super) fn deliver_eager(&mut self, epoch: u64, message: u64) -> Result<()> {
+    pub(super) fn deliver_eager(&mut self, epoch: u64, message: u64) {
         let state = &mut self.recv_states[parity(epoch)];
-        let Some((len, destination)) = state.deliverable_eager(message) else { return Ok(()) };
+        let Some((len, destination)) = state.deliverable_eager(message) else { return };
         // A destination on a GPU gets no eager message, unless the peer makes another call.
         if len != destination.len() || !destination.is_host() {
-            return Err(self.disagree(&format!(
-                "sent {len} bytes where {} were expected; do all ranks run the same version with the same settings?",
-                destination.len()
-            )));
-        }
-        if state.mark_received(message) {
+            let expected = destination.len();
+            self.hold_wrong_length(epoch, &format!("sent {len} bytes where {expected} were expected"));
+        } else if state.mark_received(message) {
             self.control.read_eager(epoch, message, destination);
         }
-        Ok(())
     }
 
     /// Fails the link because the peer violates the protocol.
     pub(super) fn protocol_violation(&mut self) -> Error {
-        self.disagree("wrote something that makes no sense: is it the same build of flexring?")
+        self.disagree(VIOLATION)
     }
 }

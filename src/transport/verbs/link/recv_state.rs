@@ -68,6 +68,11 @@ impl RecvState {
         (self.call_received && !self.call_reported).then_some(self.call_with_message)
     }
 
+    /// Whether the peer's call was reported.
+    pub(super) fn is_call_reported(&self) -> bool {
+        self.call_reported
+    }
+
     /// Notes that the peer's call was reported.
     pub(super) fn mark_call_reported(&mut self) {
         self.call_reported = true;
@@ -154,21 +159,16 @@ impl RecvState {
         self.cts_sent = to;
     }
 
-    /// Notes that a message was written to its destination. Returns the length that was expected instead: `None`
-    /// within if no receive for it is posted here that the peer may write.
-    pub(super) fn receive_data(
-        &mut self,
-        message: u64,
-        len: u32,
-        current: bool,
-    ) -> std::result::Result<(), Option<usize>> {
+    /// Notes that a message of this length was written to its destination, if that is the expected length. Returns the expected
+    /// length; `None` if the peer cannot have written the message, because no receive for it is posted here, or it has arrived before.
+    pub(super) fn receive_data(&mut self, message: u64, len: u32, current: bool) -> Option<usize> {
         let message = widen(message, self.completed);
         let expected = self.recvs[message as usize % WINDOW]
             .as_ref()
             .filter(|_| message < self.posted && current)
             .map(|recv| recv.destination.len())
-            .filter(|len| !is_eager(self.on_gpu, message, *len));
-        if expected == Some(len as usize) && self.mark_received(message) { Ok(()) } else { Err(expected) }
+            .filter(|len| !is_eager(self.on_gpu, message, *len))?;
+        (expected != len as usize || self.mark_received(message)).then_some(expected)
     }
 
     /// Notes that an eager message is in the control buffer. `false` if the peer cannot have written it.

@@ -29,14 +29,12 @@ fn invalid_writes_are_a_disagreement() {
         (ImmKind::EagerCall, 1, HEAD - 1),
         (ImmKind::EagerCall, 1, HEAD + LONG as u32),
         (ImmKind::Eager(0), 1, LONG as u32),
-        (ImmKind::Eager(1), 1, 11),
         (ImmKind::Eager(EAGER_MESSAGES), 1, 10),
         (ImmKind::Cts(1), 1, 0),
         (ImmKind::Cts(1), 1, CTS - 1),
         (ImmKind::Cts(1), 1, 2 * CTS),
         (ImmKind::Cts(33), 1, CTS),
         (ImmKind::Cts(40), 2, 33 * CTS),
-        (ImmKind::Data(0), 1, LONG as u32 - 1),
         (ImmKind::Data(0), 2, LONG as u32),
         (ImmKind::Data(1), 1, 10),
         (ImmKind::Data(2), 1, 10),
@@ -86,16 +84,55 @@ fn a_write_that_arrives_twice_is_a_disagreement() {
 }
 
 #[test]
-fn a_cts_for_another_length_is_a_disagreement() {
-    let mut ends = TwoEnds::new(1);
-    ends.begin(1);
-    ends.send(0, 1, LONG);
-    ends.post_recv(1, LONG + 1);
+fn another_length_is_reported_after_the_peers_call() {
+    // What the receiver expects, what the sender sends, by which the error is found, and whether the sender's call arrives with it.
+    let cases = [
+        (100, 99, "sent 99 bytes where 100 were expected", true),
+        (LONG, 10, "sent 10 bytes where 4097 were expected", true),
+        (LONG, LONG + 1, "expects 4097 bytes where this rank sends 4098", false),
+        (10, LONG, "", true),
+    ];
+    for (expected, sent, problem, at_receiver) in cases {
+        let mut ends = TwoEnds::new(1);
+        ends.begin(1);
+        ends.send(0, 1, sent);
+        ends.post_recv(1, expected);
+        // Each link hears of the other's call and of the length at the same time.
+        (0..2).for_each(|me| ends.transfer(me));
+        (0..2).for_each(|me| drop(ends.requests(me)));
+        for me in 0..2 {
+            let events = ends.events(me);
+            assert!(
+                matches!(events[..], [Event::PeerEntered { .. }, ..]),
+                "the call comes first: {events:?}"
+            );
+        }
+        let found = usize::from(at_receiver);
+        assert_eq!(ends.links[found].must_disagree(), !problem.is_empty());
+        let report = ends.links[found].report(&mut Events::new());
+        if problem.is_empty() {
+            report.expect("a message without a CTS is not sent");
+            continue;
+        }
+        let error = report.expect_err("the lengths differ");
+        assert_eq!((error.kind(), error.suspect()), (ErrorKind::Disagreement, Some(1 - found)));
+        assert!(error.message().contains(problem), "{error}");
+        ends.links[found].check_if_needed().expect_err("the link is unusable");
+    }
+}
+
+#[test]
+fn data_of_another_length_is_reported() {
+    let mut ends = receiver();
+    ends.begin_at(1, 1);
+    // Over another queue pair, and therefore before the call.
+    let imm = ImmData { kind: ImmKind::Data(0), epoch: 1 }.pack();
+    ends.links[0].received(1, imm, LONG as u32 - 1).expect("reported later");
+    assert!(ends.events(0).is_empty() && !ends.links[0].must_disagree());
     ends.transfer(1);
-    assert!(ends.links[0].next_request().expect("the call").is_some());
-    let error = ends.links[0].next_request().expect_err("the lengths differ");
-    assert_eq!(error.kind(), ErrorKind::Disagreement);
-    assert!(error.message().contains("expects 4098 bytes where this rank sends 4097"), "{error}");
+    assert!(matches!(ends.events(0)[..], [Event::PeerEntered { .. }]));
+    let error = ends.links[0].report(&mut Events::new()).expect_err("the length is wrong");
+    assert!(error.message().contains("sent 4096 bytes where 4097 were expected"), "{error}");
 }
 
 #[test]
