@@ -291,6 +291,14 @@ impl ControlConnection {
         self.shared.send(ToCoordinator::Abort { reason: reason.to_owned() });
     }
 
+    /// Tells the other ranks that this one makes no more calls, without waiting: dropping does the rest. Links are closed afterwards, so
+    /// that a rank which still needs one learns why it was closed.
+    pub fn begin_leaving(&self) {
+        if self.service.creator.is_current() {
+            self.shared.begin_leaving();
+        }
+    }
+
     /// Leaves the world, as dropping does. Takes at most a second.
     pub fn leave(self) {
         drop(self);

@@ -247,9 +247,14 @@ impl Shared {
         Ok(())
     }
 
+    /// Begins to leave the world. Further times have no effect.
+    pub(super) fn begin_leaving(&self) {
+        self.connection.request(ConnectionRequest::Leave(self.world));
+    }
+
     /// Leaves the world, and waits until the thread has done so.
     pub(super) fn leave(&self) {
-        self.connection.request(ConnectionRequest::Leave(self.world));
+        self.begin_leaving();
         let wait = self.changed.wait_timeout_while(self.state(), LEAVE_TIMEOUT, |state| !state.ended);
         let (state, _) = wait.unwrap_or_else(PoisonError::into_inner);
         if !state.ended {

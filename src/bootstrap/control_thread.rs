@@ -132,7 +132,8 @@ impl ControlThread {
                     }
                 }
                 ConnectionRequest::Leave(key) => {
-                    let Some(world) = self.worlds.get_mut(&key) else { continue };
+                    let stays = |world: &&mut ServedWorld| world.leaving.is_none();
+                    let Some(world) = self.worlds.get_mut(&key).filter(stays) else { continue };
                     world.leaving = Some(now + GOODBYE_TIMEOUT);
                     let state = world.state();
                     reach(FaultPoint::ControlLeaves);

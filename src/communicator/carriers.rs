@@ -28,6 +28,16 @@ pub(super) fn keep(key: OfferKey, connection: &Arc<ControlConnection>) {
     carriers.push(Carrier { key, connection: Arc::downgrade(connection) });
 }
 
+/// Begins to leave the world of this connection, unless a communicator is being made that may use the connection. Then the last of
+/// both to be dropped leaves.
+pub(super) fn begin_leaving(connection: &Arc<ControlConnection>) {
+    let mut carriers = CARRIERS.get().lock().unwrap_or_else(PoisonError::into_inner);
+    carriers.retain(|carrier| !std::ptr::eq(carrier.connection.as_ptr(), Arc::as_ptr(connection)));
+    if Arc::strong_count(connection) == 1 {
+        connection.begin_leaving();
+    }
+}
+
 /// The connections that this process offers, with the keys of their rendezvous. They live until the offer is dropped.
 #[derive(Default)]
 pub(super) struct CarrierOffer(Vec<(OfferKey, Arc<ControlConnection>)>);

@@ -4,6 +4,7 @@
 //! that are threads of one process. Must not know how processes detect failures (`bootstrap`), nor what a
 //! call does.
 
+use super::carriers;
 use crate::bootstrap::{
     CallState, CallsMade, ControlConnection, ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus,
     departed_before_call, excluded_by, host_name,
@@ -46,6 +47,14 @@ impl ControlPlane {
         match self {
             Self::Processes(connection) => connection.report(error),
             Self::Threads(member) => member.report_failure(error),
+        }
+    }
+
+    /// Tells the other ranks that this one makes no more calls, before its links are closed. Dropping does the rest.
+    pub(super) fn begin_leaving(&self) {
+        match self {
+            Self::Processes(connection) => carriers::begin_leaving(connection),
+            Self::Threads(_) => {}
         }
     }
 

@@ -315,6 +315,7 @@ impl Drop for Communicator {
         self.worker.wait_idle();
         reach(FaultPoint::WorkerEnded);
         self.runner.end_gpu();
+        self.runner.control.begin_leaving();
     }
 }
 
