@@ -102,6 +102,7 @@ pub(super) struct InterNodeSetup<'a> {
     /// The ranks to link to.
     pub peers: &'a [Rank],
     /// Those of them that the plans use, which are the only ones with links over RDMA at first.
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "TCP has links to all peers at once"))]
     pub planned: &'a [Rank],
     pub connection: &'a ControlConnection,
     pub deadline: Instant,

@@ -41,7 +41,7 @@ BINARIES = [
     ("suite", "allocations::"),
     ("suite", "resource_leaks::"),
 ]
-# Those of --short: the transport contract, a fault of every kind, forks, GPU memory, all-reduce, and a killed rank.
+# Those of --short: the transport contract, a fault of every kind, forks, GPU memory, all-reduce, and what errors say.
 SHORT_BINARIES = [
     ("lib", "transport::verbs::tests::contract::"),
     ("lib", "transport::verbs::tests::faults::"),
@@ -50,6 +50,8 @@ SHORT_BINARIES = [
     ("lib", "transport::verbs::gpu::tests::"),
     ("suite", "all_reduce::results_are_correct_around_every_subchunk_length"),
     ("suite", "collectives::results_are_correct_over_rdma"),
+    ("suite", "failures::different_calls_are_disagreements"),
+    ("suite", "failures::a_rank_that_leaves_early"),
     ("suite", "failures::processes_that_use_rdma"),
 ]
 # The worlds that tests/suite tests in the machine (tests/suite/harness).
