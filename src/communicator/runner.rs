@@ -222,7 +222,7 @@ impl CallRunner {
             subchunk,
             blocks: checked.blocks.clone(),
         };
-        let scratch_bytes = state.executor.scratch_bytes(&bound, path);
+        let scratch_bytes = state.executor.scratch_bytes(&bound, path)?;
         bound.scratch = self.scratch(checked, scratch_bytes, state)?;
         state.executor.run(&bound, path)
     }

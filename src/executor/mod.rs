@@ -214,9 +214,12 @@ impl Executor {
     }
 
     /// Bytes of [`BoundCall::scratch`] that a call needs.
-    pub fn scratch_bytes(&mut self, bound: &BoundCall, path: CallPath) -> usize {
+    ///
+    /// # Errors
+    /// `InvalidSetting` if the vector has too many sub-chunks.
+    pub fn scratch_bytes(&mut self, bound: &BoundCall, path: CallPath) -> Result<usize> {
         match path {
-            CallPath::Small => 0,
+            CallPath::Small => Ok(0),
             CallPath::Program(number) => self.programs.scratch_bytes(&self.resources, bound, number),
         }
     }
