@@ -26,6 +26,9 @@
 // Passed to flexring_comm_split by a rank that is in no new communicator.
 #define FLEXRING_NO_COLOR -1
 
+// Bytes of a device's name in flexring_rail_statistics.
+#define FLEXRING_DEVICE_NAME_BYTES 64
+
 // The result of every call. 0 is success; otherwise flexring_last_error() returns a message.
 typedef enum {
     // The call succeeded.
@@ -69,6 +72,30 @@ typedef struct {
     // Opaque bytes.
     uint8_t internal[FLEXRING_UNIQUE_ID_BYTES];
 } flexring_unique_id;
+
+// What a rail has carried since the communicator was made. A rail is a port of an RDMA device. A message is an RDMA write of
+// the library, so the short ones count that announce calls and grant permission to write; what is written again because a
+// connection broke counts again. Later versions may add members at the end.
+typedef struct {
+    // The name of the device, such as mlx5_0, with a NUL at the end.
+    char device[FLEXRING_DEVICE_NAME_BYTES];
+    // The number of the port, from 1.
+    uint32_t port;
+    // 0.
+    uint32_t reserved;
+    // Bytes that this rank has given to the device to send, without headers.
+    uint64_t bytes_sent;
+    // Bytes that peers have written to this rank's memory.
+    uint64_t bytes_received;
+    // Messages that this rank has given to the device to send.
+    uint64_t messages_sent;
+    // Messages that have arrived.
+    uint64_t messages_received;
+    // How often the port has sent something again, for any program; -1 if its driver does not count that.
+    int64_t retransmissions;
+    // How often a connection over this rail was made again after it had broken.
+    uint64_t reconnections;
+} flexring_rail_statistics;
 
 // How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum.
 typedef uint64_t flexring_op;
@@ -257,6 +284,20 @@ flexring_result flexring_comm_abort(flexring_comm *comm);
 // The caller promises:
 // `comm` is NULL or a live handle that no other thread uses; it must not be used afterwards.
 flexring_result flexring_comm_free(flexring_comm *comm);
+
+// Writes what the rails of this rank have carried to `rails`, in the order of the rails, and their number to `count`. The number is
+// 0 if this rank sends nothing over RDMA devices. If it is greater than `capacity`, only the first `capacity` rails are written; `rails` may
+// be NULL if that is 0. `struct_size` is sizeof(flexring_rail_statistics) in the program; members that the library does not have are set
+// to 0. May be called from any thread, also during a call.
+//
+// The caller promises:
+// `comm` is NULL or a live handle; `rails` points to `capacity` structs of `struct_size` bytes, and may be NULL if there are none;
+// `count` is NULL or points to a size_t that may be written.
+flexring_result flexring_comm_rail_statistics(const flexring_comm *comm,
+                                              size_t struct_size,
+                                              flexring_rail_statistics *rails,
+                                              size_t capacity,
+                                              size_t *count);
 
 // Allocates `bytes` bytes, zeroed and aligned to a page, in memory that the other ranks of this node read
 // directly, so that calls on it copy nothing. Free it with flexring_free. Forked children do not have this

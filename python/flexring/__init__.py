@@ -11,12 +11,14 @@
 from ._group import group
 from ._handle import Request, unique_id
 from ._library import FlexringError, library_path, version
+from ._statistics import RailStatistics
 from ._vector import premul_sum
 from .communicator import Communicator
 
 __all__ = [
     "Communicator",
     "FlexringError",
+    "RailStatistics",
     "Request",
     "group",
     "library_path",

@@ -28,6 +28,22 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_uint8 * UNIQUE_ID_BYTES)]
 
 
+class CRailStatistics(ctypes.Structure):
+    """``flexring_rail_statistics`` of the C API."""
+
+    _fields_ = [
+        ("device", ctypes.c_char * 64),
+        ("port", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("bytes_sent", c_uint64),
+        ("bytes_received", c_uint64),
+        ("messages_sent", c_uint64),
+        ("messages_received", c_uint64),
+        ("retransmissions", ctypes.c_int64),
+        ("reconnections", c_uint64),
+    ]
+
+
 class FlexringError(RuntimeError):
     """A call failed. ``code`` is one of the numbers below, ``message`` says why."""
 
@@ -65,6 +81,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "flexring_comm_status": [c_void_p],
     "flexring_comm_abort": [c_void_p],
     "flexring_comm_free": [c_void_p],
+    "flexring_comm_rail_statistics": [
+        c_void_p, c_size_t, POINTER(CRailStatistics), c_size_t, POINTER(c_size_t)
+    ],
     "flexring_alloc": [c_void_p, c_size_t, POINTER(c_void_p)],
     "flexring_free": [c_void_p, c_void_p],
     "flexring_register": [c_void_p, c_void_p, c_size_t],

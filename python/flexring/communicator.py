@@ -15,6 +15,7 @@ from ._array import array_in, in_place
 from ._gpu import stream_for
 from ._handle import Exchange, Handle, Message, Request, V, create
 from ._library import NO_COLOR, UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
+from ._statistics import RailStatistics, rail_statistics
 from ._vector import SIZES, Op, Vector, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
 
 
@@ -358,6 +359,11 @@ class Communicator:
     def status(self) -> None:
         """Raises the error that ended the communicator, if it has failed. Does not wait."""
         check(library.flexring_comm_status(self._open_handle().pointer))
+
+    def rail_statistics(self) -> list[RailStatistics]:
+        """What each rail of this rank has carried, in the order of the rails. Empty if this rank sends nothing over RDMA
+        devices. May be called from any thread, also during a call."""
+        return rail_statistics(self._open_handle().pointer)
 
     def abort(self) -> None:
         """Ends the communicator on all ranks. May be called from any thread, and takes effect at once: running calls raise

@@ -13,7 +13,7 @@ import unittest.mock
 from pathlib import Path
 
 import flexring
-from flexring import FlexringError, _handle
+from flexring import FlexringError, _handle, _library, _statistics
 
 from .world import WorldTest
 
@@ -25,6 +25,29 @@ def floats(*elements):
 class Communicators(WorldTest):
     def test_rank_and_size(self):
         self.assertEqual(self.world(3, lambda comm: (comm.rank, comm.size)), [(0, 3), (1, 3), (2, 3)])
+
+    def test_ranks_without_rdma_devices_have_no_rails(self):
+        self.assertEqual(self.world(2, lambda comm: comm.rail_statistics()), [[], []])
+
+    def test_statistics_of_rails_have_the_values_of_the_c_api(self):
+        values = {"port": 1, "bytes_sent": 2**63, "bytes_received": 3, "messages_sent": 4, "messages_received": 5}
+        rails = [
+            _library.CRailStatistics(device=b"mlx5_0", retransmissions=6, reconnections=7, **values),
+            _library.CRailStatistics(device=b"mlx5_1", retransmissions=-1, reconnections=0, **values),
+        ]
+
+        def fill(communicator, size, out, capacity, count):
+            self.assertEqual((communicator, size), (1234, ctypes.sizeof(_library.CRailStatistics)))
+            for index in range(min(capacity, len(rails))):
+                out[index] = rails[index]
+            ctypes.cast(count, ctypes.POINTER(ctypes.c_size_t))[0] = len(rails)
+            return 0
+
+        with unittest.mock.patch.object(_statistics.library, "flexring_comm_rail_statistics", fill):
+            first, second = _statistics.rail_statistics(1234)
+        expected = flexring.RailStatistics(device="mlx5_0", retransmissions=6, reconnections=7, **values)
+        self.assertEqual(first, expected)
+        self.assertEqual((second.device, second.retransmissions), ("mlx5_1", None))
 
     def test_a_buffer_is_reduced_in_place(self):
         def body(comm):

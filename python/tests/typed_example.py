@@ -26,6 +26,9 @@ def train(gradients: "array[float]") -> float:
         group = comm.split(color=comm.rank % 2)
         if group is not None:
             group.reduce(shares)
+        for rail in comm.rail_statistics():
+            print(rail.device, rail.port + rail.bytes_sent, rail.retransmissions or 0)
+            rail.port = 2  # type: ignore[misc]
         major, minor, patch = flexring.version()
         print(flexring.library_path(), major, minor, patch, request.done(), comm.size)
         return shares[0]

@@ -3,6 +3,7 @@
 use super::buffer::{flexring_alloc, flexring_deregister, flexring_free, flexring_register};
 use super::collectives::*;
 use super::comm::*;
+use super::statistics::flexring_comm_rail_statistics;
 use super::status::{flexring_last_error, flexring_result};
 use super::types::flexring_op_create_premul_sum;
 use super::unique_id::flexring_unique_id;
@@ -61,7 +62,7 @@ fn calls_with_any_arguments() {
         Communicator::with_config(&Config::default(), &Identity::alone()).expect("a world of one");
     let comm = Box::into_raw(Box::new(flexring_comm { communicator }));
     let seeds: Vec<Vec<u8>> =
-        (0..20u8).map(|function| vec![function, 1, 6, 3, 10, 7, 0, 0, 0, 0, 0, 0, 0, 0]).collect();
+        (0..21u8).map(|function| vec![function, 1, 6, 3, 10, 7, 0, 0, 0, 0, 0, 0, 0, 0]).collect();
     // Vectors are staged in buffers of the communicator; a new communicator of one rank takes some, too.
     let target = FuzzTarget { name: "c_abi", longest: 256, memory: 64 << 20 };
     let memory = std::cell::RefCell::new(Box::new(Memory([0; 4 * 8 * ELEMENTS])));
@@ -69,7 +70,7 @@ fn calls_with_any_arguments() {
         let memory = &mut **memory.borrow_mut();
         let mut reader = InputReader::new(input);
         while !reader.is_empty() {
-            let function = reader.byte() % 20;
+            let function = reader.byte() % 21;
             let comm = if reader.byte().is_multiple_of(8) { null_mut() } else { comm };
             let (send, recv) = (memory.pointer(reader.byte()), memory.pointer(reader.byte()));
             let count = count(&mut reader);
@@ -163,6 +164,14 @@ fn calls_with_any_arguments() {
                     }
                     17 => drop(check(flexring_comm_split(comm, -2 - (root & 0xff), dtype, out.cast()))),
                     18 => drop(check(flexring_comm_abort(null_mut()))),
+                    // There are no rails.
+                    19 => {
+                        let (rails, capacity) = (recv.cast(), root as usize);
+                        if check(flexring_comm_rail_statistics(comm, count, rails, capacity, out.cast())) {
+                            assert!(pointer_out.is_null(), "the number of rails");
+                            pointer_out = 8 as *mut c_void;
+                        }
+                    }
                     _ => drop(check(flexring_comm_free(null_mut()))),
                 }
             }

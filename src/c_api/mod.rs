@@ -14,6 +14,7 @@ pub mod exchanges;
 mod fuzz;
 pub mod groups;
 pub mod interrupt;
+pub mod statistics;
 pub mod status;
 pub mod types;
 pub mod unique_id;

@@ -130,9 +130,8 @@ impl CallRunner {
         self.check_usable()?;
         reach(FaultPoint::CallBegins);
         state.sequence += u64::from(checked.is_collective());
-        // Fail before `leave_call`, so that the report to the other ranks names the call.
-        let outcome =
-            self.guarded(|| self.attempt(checked, &mut state).map_err(|failure| self.fail(failure)));
+        // Failures are reported before `leave_call`, so that the report to the other ranks names the call.
+        let outcome = self.guarded(|| self.attempt(checked, &mut state));
         reach(FaultPoint::CallEnds);
         self.control.leave_call();
         if outcome.is_err() {
@@ -189,12 +188,21 @@ impl CallRunner {
         error
     }
 
+    /// Runs a call. A failure ends the communicator on all ranks, before this rank's links are aborted.
     fn attempt(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<()> {
         #[cfg(test)]
         assert!(!state.panics, "a test wants a panic");
+        let fail = |failure| self.fail(failure);
         if let Some(messages) = &checked.messages {
-            return self.attempt_group(checked, Arc::clone(messages), state);
+            let group = self.bind_group(checked, Arc::clone(messages), state).map_err(fail)?;
+            return state.executor.run_group(&group, &fail);
         }
+        let (bound, path) = self.bind(checked, state).map_err(fail)?;
+        state.executor.run(&bound, path, &fail)
+    }
+
+    /// Announces a collective to the coordinator, and binds it to its memory.
+    fn bind(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<(BoundCall, CallPath)> {
         let Installed { path, digest: program, subchunk } = self.path(checked, state)?;
         let call = Call {
             sequence: state.sequence,
@@ -222,17 +230,18 @@ impl CallRunner {
             subchunk,
             blocks: checked.blocks.clone(),
         };
-        let scratch_bytes = state.executor.scratch_bytes(&bound, path);
+        let scratch_bytes = state.executor.scratch_bytes(&bound, path)?;
         bound.scratch = self.scratch(checked, scratch_bytes, state)?;
-        state.executor.run(&bound, path)
+        Ok((bound, path))
     }
 
-    fn attempt_group(
+    /// Announces a group to the coordinator.
+    fn bind_group(
         &self,
         checked: &CheckedCall,
         messages: Arc<[PeerMessage]>,
-        state: &mut RunnerState,
-    ) -> Result<()> {
+        state: &RunnerState,
+    ) -> Result<BoundGroup> {
         let call = Call {
             // Groups come before the next collective, and are not counted.
             sequence: state.sequence + 1,
@@ -248,7 +257,7 @@ impl CallRunner {
         log::trace!("rank {}: {call}", self.rank);
         self.control.enter_call(&call)?;
         reach(FaultPoint::CallEntered);
-        state.executor.run_group(&BoundGroup { call, messages })
+        Ok(BoundGroup { call, messages })
     }
 
     /// Whether a call takes the path for small messages. Vectors on a GPU are staged in host memory then.

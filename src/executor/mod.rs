@@ -27,6 +27,8 @@ mod program_path;
 mod resources;
 mod slots;
 mod small_path;
+#[cfg(test)]
+mod tests;
 mod ticket;
 mod wait;
 
@@ -50,6 +52,7 @@ use program_path::ProgramPath;
 use resources::Resources;
 use slots::Slots;
 use small_path::SmallPath;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use wait::Wait;
@@ -104,6 +107,9 @@ pub struct Executor {
     /// Whether a call has failed.
     failed: bool,
 }
+
+/// Reports a failure of this rank to the other ranks, and returns the error that all of them get.
+pub type FailureReport<'a> = &'a dyn Fn(Error) -> Error;
 
 /// Aborts a call that fails, so that no link and no device touches its memory afterwards.
 struct CallGuard<'a>(&'a mut Executor);
@@ -214,19 +220,23 @@ impl Executor {
     }
 
     /// Bytes of [`BoundCall::scratch`] that a call needs.
-    pub fn scratch_bytes(&mut self, bound: &BoundCall, path: CallPath) -> usize {
+    ///
+    /// # Errors
+    /// `InvalidSetting` if the vector has too many sub-chunks.
+    pub fn scratch_bytes(&mut self, bound: &BoundCall, path: CallPath) -> Result<usize> {
         match path {
-            CallPath::Small => 0,
+            CallPath::Small => Ok(0),
             CallPath::Program(number) => self.programs.scratch_bytes(&self.resources, bound, number),
         }
     }
 
     /// Executes one call. After a failure no link and no device touches the caller's memory, and every later call fails.
+    /// `report` gets the error before the links and devices are stopped, because that may take a device any time.
     ///
     /// # Errors
-    /// The first error of this rank; `Aborted` after an earlier call has failed.
-    pub fn run(&mut self, bound: &BoundCall, path: CallPath) -> Result<()> {
-        self.guarded(&bound.call, |executor| {
+    /// What `report` returns for the first error of this rank, or for `Aborted` after an earlier call has failed.
+    pub fn run(&mut self, bound: &BoundCall, path: CallPath, report: FailureReport<'_>) -> Result<()> {
+        self.guarded(&bound.call, report, |executor| {
             let Executor { resources, programs, groups, small, .. } = executor;
             groups.close(resources.rank, &bound.call)?;
             match path {
@@ -243,26 +253,33 @@ impl Executor {
     ///
     /// # Errors
     /// As for [`run`](Self::run).
-    pub fn run_group(&mut self, bound: &BoundGroup) -> Result<()> {
-        self.guarded(&bound.call, |executor| executor.groups.run(&mut executor.resources, bound))
+    pub fn run_group(&mut self, bound: &BoundGroup, report: FailureReport<'_>) -> Result<()> {
+        self.guarded(&bound.call, report, |executor| executor.groups.run(&mut executor.resources, bound))
     }
 
-    /// Executes a call by `body`, and aborts it if that fails or panics.
-    fn guarded(&mut self, call: &Call, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+    /// Executes a call by `body`. If that fails or panics, reports the error and then aborts the call.
+    fn guarded(
+        &mut self,
+        call: &Call,
+        report: FailureReport<'_>,
+        body: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
         if self.failed {
-            return Err(Error::aborted("the communicator has failed before"));
+            return Err(report(Error::aborted("the communicator has failed before")));
         }
-        // Assume failure until Ok, so that the guard aborts the call on a panic too.
+        // Assume failure until Ok, so that the guard aborts the call if `report` panics, too.
         self.failed = true;
         let guard = CallGuard(self);
         if let Some(recorder) = guard.0.resources.trace.recorder() {
             recorder.call_begins(call);
         }
-        let outcome = body(&mut *guard.0);
+        let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut *guard.0))).unwrap_or_else(|panic| {
+            Err(Error::panicked(&*panic).context(format_args!("rank {}", guard.0.resources.rank)))
+        });
         guard.0.failed = outcome.is_err();
         if let Some(recorder) = guard.0.resources.trace.recorder() {
             recorder.call_ends(outcome.is_err());
         }
-        outcome
+        outcome.map_err(report)
     }
 }

@@ -90,14 +90,22 @@ impl ProgramPath {
     }
 
     /// Bytes of scratch memory that a call of the program with this number needs.
-    pub(super) fn scratch_bytes(&mut self, resources: &Resources, bound: &BoundCall, number: usize) -> usize {
+    ///
+    /// # Errors
+    /// Those of the call's layout.
+    pub(super) fn scratch_bytes(
+        &mut self,
+        resources: &Resources,
+        bound: &BoundCall,
+        number: usize,
+    ) -> Result<usize> {
         let program = self.pipelines[number].program();
         if program.scratch.is_empty() || bound.call.count == 0 {
-            return 0;
+            return Ok(0);
         }
-        let layout = CallLayout::of_program(&facts_of(resources, bound), program);
+        let layout = CallLayout::of_program(&facts_of(resources, bound), program)?;
         self.scratch.lay_out(&program.scratch, &layout.binding);
-        self.scratch.count() as usize * bound.call.dtype.size()
+        Ok(self.scratch.count() as usize * bound.call.dtype.size())
     }
 
     /// Executes a call by the program with this number.
@@ -144,10 +152,10 @@ impl ProgramPath {
         let facts = facts_of(resources, &bound);
         let program = self.pipelines[self.current].program();
         if let Some(counts) = bound.blocks.as_ref().filter(|_| program.blocks.is_none()) {
-            let layout = CallLayout::of_blocks(&facts, counts, resources.rank, &mut self.blocks);
+            let layout = CallLayout::of_blocks(&facts, counts, resources.rank, &mut self.blocks)?;
             return Ok(LaidOutCall { bound, layout });
         }
-        let layout = CallLayout::of_program(&facts, program);
+        let layout = CallLayout::of_program(&facts, program)?;
         self.scratch.lay_out(&program.scratch, &layout.binding);
         if call.count == 0 {
             // The dummy element that the layout asks for.

@@ -7,6 +7,7 @@ use super::fraction::Span;
 use super::pipeline::{Binding, BlockLayout, LinkProfile, Staging};
 use super::program::{BufferKind, HeldSpans, Program};
 use crate::call::{BlockCounts, Collective};
+use crate::error::{Error, Result};
 use std::ops::Range;
 
 /// Bytes of a cache line, to which spans are aligned.
@@ -22,6 +23,15 @@ const MIN_ALIGNED_LINES: u64 = 16;
 /// Outputs of more bytes than this are written with non-temporal stores. Half of a last-level cache of a few dozen MiB: a
 /// shorter result is still in the cache when it is read next.
 const STREAMING_BYTES: usize = 16 << 20;
+
+/// Sub-chunks of one vector, at most. The pipeline counts those of a step with 32 bits.
+const MAX_SUBCHUNKS: u64 = (1 << 30) - 1;
+
+/// The setting of [`CallFacts::slot_bytes`].
+const SETTING: &str = "FLEXRING_SUBCHUNK";
+
+/// The setting of [`CallFacts::gpu_slot_bytes`].
+const GPU_SETTING: &str = "FLEXRING_GPU_SUBCHUNK";
 
 /// What a call's layout depends on.
 #[derive(Clone, Copy, Debug)]
@@ -66,8 +76,15 @@ pub struct CallLayout {
 impl CallLayout {
     /// The layout of an all-to-all of `rank`, whose blocks are `counts`, one after the other in the order of ranks in
     /// each vector. Writes the place of each block to `blocks`.
-    #[must_use]
-    pub fn of_blocks(facts: &CallFacts, counts: &BlockCounts, rank: usize, blocks: &mut BlockLayout) -> Self {
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn of_blocks(
+        facts: &CallFacts,
+        counts: &BlockCounts,
+        rank: usize,
+        blocks: &mut BlockLayout,
+    ) -> Result<Self> {
         let place = |ranges: &mut Vec<Range<u64>>, count: &dyn Fn(usize) -> u64| {
             ranges.clear();
             let mut next = 0;
@@ -90,26 +107,31 @@ impl CallLayout {
         shift(&mut blocks.receives, output);
         // Ranks know different counts, and the two ends of a link must cut a block at the same places.
         let subchunk = (facts.slot_bytes / facts.element_bytes) as u64;
-        Self {
+        check_subchunks(sent.max(received), subchunk, facts.element_bytes, SETTING)?;
+        Ok(Self {
             binding: Binding { count: facts.count, subchunk, align: 1, in_place: false },
             input: input..input + sent,
             output: output..output + received,
             copies_input: false,
             streaming: facts.output_bytes > STREAMING_BYTES,
-        }
+        })
     }
 
     /// The layout of an all-to-all of equal blocks that go by node: the vector has the blocks of all ranks.
-    #[must_use]
-    pub fn by_node(facts: &CallFacts) -> Self {
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn by_node(facts: &CallFacts) -> Result<Self> {
         let subchunk = (facts.slot_bytes / facts.element_bytes) as u64;
-        Self {
-            binding: Binding { count: facts.count * facts.world as u64, subchunk, align: 1, in_place: false },
+        let count = facts.count.saturating_mul(facts.world as u64);
+        check_subchunks(count, subchunk, facts.element_bytes, SETTING)?;
+        Ok(Self {
+            binding: Binding { count, subchunk, align: 1, in_place: false },
             input: 0..facts.count,
             output: 0..facts.count,
             copies_input: false,
             streaming: false,
-        }
+        })
     }
 
     /// The place of an element in one of the caller's vectors; `None` if it is in scratch memory. `blocks` is the program's.
@@ -129,14 +151,18 @@ impl CallLayout {
     }
 
     /// The layout of a call of a program whose steps move parts of the vector.
-    #[must_use]
-    pub fn of_program(facts: &CallFacts, program: &Program) -> Self {
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn of_program(facts: &CallFacts, program: &Program) -> Result<Self> {
         if program.blocks.is_some() { Self::by_node(facts) } else { Self::new(facts, &program.held_spans) }
     }
 
     /// The layout of a call of a program that holds these spans.
-    #[must_use]
-    pub fn new(facts: &CallFacts, held_spans: &HeldSpans) -> Self {
+    ///
+    /// # Errors
+    /// `InvalidSetting` if the vector has more sub-chunks than can be counted.
+    pub fn new(facts: &CallFacts, held_spans: &HeldSpans) -> Result<Self> {
         let copies_input = facts.in_place && held_spans.disjoint;
         let binding = Binding {
             count: facts.count.max(1),
@@ -144,14 +170,29 @@ impl CallLayout {
             align: alignment(facts),
             in_place: facts.in_place && !copies_input,
         };
-        Self {
+        let setting = if facts.on_gpu { GPU_SETTING } else { SETTING };
+        check_subchunks(binding.count, binding.subchunk, facts.element_bytes, setting)?;
+        Ok(Self {
             input: held_spans.input.elements(binding.count, binding.align),
             output: held_spans.output.elements(binding.count, binding.align),
             binding,
             copies_input,
             streaming: facts.output_bytes > STREAMING_BYTES,
-        }
+        })
     }
+}
+
+/// Refuses vectors of more sub-chunks than the pipeline can count.
+/// `setting` gives their length.
+fn check_subchunks(count: u64, subchunk: u64, element_bytes: usize, setting: &str) -> Result<()> {
+    if count.div_ceil(subchunk) <= MAX_SUBCHUNKS {
+        return Ok(());
+    }
+    let bytes = subchunk * element_bytes as u64;
+    Err(Error::invalid_setting(format!(
+        "{count} elements are more than {MAX_SUBCHUNKS} sub-chunks of {bytes} bytes: set {setting} to a greater length on all ranks, \
+         or make several shorter calls"
+    )))
 }
 
 /// Where the elements that a program keeps in scratch memory are, in one call.
@@ -296,6 +337,7 @@ pub fn link_profile(delivery: LinkDelivery, window: usize, slots: usize) -> Link
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use crate::plan::topology::Topology;
 
     const WHOLE: HeldSpans = HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
@@ -316,7 +358,7 @@ mod tests {
     }
 
     fn binding(facts: &CallFacts) -> Binding {
-        CallLayout::new(facts, &WHOLE).binding
+        CallLayout::new(facts, &WHOLE).expect("few sub-chunks").binding
     }
 
     #[test]
@@ -325,6 +367,24 @@ mod tests {
             let facts = CallFacts { element_bytes, ..facts() };
             assert_eq!(binding(&facts).subchunk, (128 << 10) / element_bytes as u64);
         }
+    }
+
+    #[test]
+    fn more_sub_chunks_than_the_pipeline_can_count_are_refused() {
+        // Slots of one element.
+        let facts = |on_gpu, count| CallFacts { on_gpu, count, slot_bytes: 4, gpu_slot_bytes: 4, ..facts() };
+        assert_eq!(binding(&facts(false, MAX_SUBCHUNKS)).count, MAX_SUBCHUNKS);
+        for (on_gpu, setting) in [(false, " FLEXRING_SUBCHUNK "), (true, " FLEXRING_GPU_SUBCHUNK ")] {
+            for count in [MAX_SUBCHUNKS + 1, 1 << 32, u64::MAX] {
+                let error = CallLayout::new(&facts(on_gpu, count), &WHOLE).expect_err("too many");
+                assert_eq!(error.kind(), ErrorKind::InvalidSetting);
+                assert!(error.message().contains(setting), "{error}");
+            }
+        }
+        let facts = facts(false, MAX_SUBCHUNKS / 4 + 1);
+        CallLayout::by_node(&facts).expect_err("four blocks of that length");
+        let blocks = &mut BlockLayout::default();
+        CallLayout::of_blocks(&facts, &BlockCounts::Equal(facts.count), 0, blocks).expect_err("four blocks");
     }
 
     #[test]
@@ -363,7 +423,8 @@ mod tests {
 
     #[test]
     fn a_call_without_elements_moves_one() {
-        let layout = CallLayout::new(&CallFacts { count: 0, output_bytes: 0, ..facts() }, &WHOLE);
+        let layout = CallLayout::new(&CallFacts { count: 0, output_bytes: 0, ..facts() }, &WHOLE)
+            .expect("few sub-chunks");
         assert_eq!((layout.binding.count, layout.binding.align), (1, 1));
         assert_eq!((layout.input, layout.output), (0..1, 0..1));
     }
@@ -373,11 +434,12 @@ mod tests {
         let facts = CallFacts { collective: Collective::AllToAll, world: 3, ..facts() };
         let mut blocks = BlockLayout::default();
         let counts = BlockCounts::Listed([(2, 4), (3, 3), (0, 5)].into());
-        let layout = CallLayout::of_blocks(&facts, &counts, 1, &mut blocks);
+        let layout = CallLayout::of_blocks(&facts, &counts, 1, &mut blocks).expect("few sub-chunks");
         assert_eq!((layout.input, layout.output), (2..7, 0..12));
         assert_eq!(blocks.sends, [2..4, 4..7, 7..7]);
         assert_eq!(blocks.receives, [0..4, 4..7, 7..12]);
-        let layout = CallLayout::of_blocks(&facts, &BlockCounts::Equal(7), 2, &mut blocks);
+        let layout =
+            CallLayout::of_blocks(&facts, &BlockCounts::Equal(7), 2, &mut blocks).expect("few sub-chunks");
         assert_eq!((layout.input, layout.output), (0..21, 0..21));
         assert_eq!(blocks.sends, blocks.receives);
     }
@@ -386,7 +448,7 @@ mod tests {
     fn blocks_that_go_by_node_have_places_by_source_and_destination() {
         let order = BlockOrder::by_node(&Topology::from_names(&["a", "b", "a"]));
         let facts = CallFacts { collective: Collective::AllToAll, world: 3, count: 15, ..facts() };
-        let layout = CallLayout::by_node(&facts);
+        let layout = CallLayout::by_node(&facts).expect("few sub-chunks");
         assert_eq!(layout.binding.count, 45);
         for (from, to) in (0..3).flat_map(|from| (0..3).map(move |to| (from, to))) {
             let first = order.block(from, to).elements(45, 1).start;
@@ -395,7 +457,8 @@ mod tests {
             assert_eq!(place(BufferKind::Output), Some(from as u64 * 5 + 3));
             assert_eq!(place(BufferKind::Transit), None);
         }
-        let layout = CallLayout::new(&facts, &HeldSpans { input: Span::part(1, 3), ..WHOLE });
+        let layout =
+            CallLayout::new(&facts, &HeldSpans { input: Span::part(1, 3), ..WHOLE }).expect("few sub-chunks");
         assert_eq!(layout.place_of(BufferKind::Input, 7, None), Some(2));
         assert_eq!(layout.place_of(BufferKind::Input, 2, None), None);
     }
@@ -416,7 +479,8 @@ mod tests {
             [(false, false, false), (false, true, false), (true, false, false), (true, true, true)]
         {
             let layout =
-                CallLayout::new(&CallFacts { in_place, ..facts() }, &HeldSpans { disjoint, ..WHOLE });
+                CallLayout::new(&CallFacts { in_place, ..facts() }, &HeldSpans { disjoint, ..WHOLE })
+                    .expect("few sub-chunks");
             assert_eq!(layout.copies_input, copies);
             assert_eq!(layout.binding.in_place, in_place && !disjoint);
         }
@@ -425,7 +489,8 @@ mod tests {
     #[test]
     fn outputs_that_outgrow_the_cache_are_streamed() {
         for (output_bytes, streaming) in [(16 << 20, false), ((16 << 20) + 1, true)] {
-            let layout = CallLayout::new(&CallFacts { output_bytes, ..facts() }, &WHOLE);
+            let layout =
+                CallLayout::new(&CallFacts { output_bytes, ..facts() }, &WHOLE).expect("few sub-chunks");
             assert_eq!(layout.streaming, streaming);
         }
     }

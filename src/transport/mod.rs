@@ -124,8 +124,9 @@ pub trait Transport: Send {
     /// Peers need not notify any more. Also drains the descriptor.
     fn clear_need_wakeup(&mut self);
 
-    /// Aborts the current call: afterwards no peer reads this rank's memory and no link holds a piece.
-    /// The links are unusable from then on.
+    /// Aborts the current call: afterwards no peer or device accesses this rank's memory and no link holds a piece.
+    /// The links are unusable from then on. Unlike the other methods it may block, on verbs without a limit, so the failure is reported
+    /// to the other ranks before.
     fn abort(&mut self);
 }
 

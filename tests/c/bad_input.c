@@ -35,6 +35,16 @@ static void communicators_are_checked(void) {
     EXPECT(INVALID, "communicator is NULL", flexring_comm_size(NULL, &number));
     EXPECT(INVALID, "out is NULL", flexring_comm_rank(comm, NULL));
     EXPECT(INVALID, "out is NULL", flexring_comm_size(comm, NULL));
+    size_t rails = 77;
+    flexring_rail_statistics rail;
+    EXPECT(INVALID, "communicator is NULL", flexring_comm_rail_statistics(NULL, sizeof rail, &rail, 1, &rails));
+    EXPECT(INVALID, "count is NULL", flexring_comm_rail_statistics(comm, sizeof rail, &rail, 1, NULL));
+    EXPECT(INVALID, "rails is NULL", flexring_comm_rail_statistics(comm, sizeof rail, NULL, 1, &rails));
+    EXPECT(INVALID, "struct_size is 8", flexring_comm_rail_statistics(comm, 8, &rail, 1, &rails));
+    EXPECT(INVALID, "struct_size is 8", flexring_comm_rail_statistics(comm, 8, NULL, 0, &rails));
+    CHECK(rails == 77);
+    WORKS(flexring_comm_rail_statistics(comm, sizeof rail, NULL, 0, &rails));
+    CHECK(rails == 0);
     EXPECT(INVALID, "communicator is NULL", flexring_comm_abort(NULL));
     WORKS(flexring_comm_free(NULL));
     CHECK(number == 77);
@@ -81,6 +91,9 @@ static void pointers_are_checked_for_alignment(void) {
     EXPECT(INVALID, "not aligned", flexring_all_reduce_async(send, recv, 1, f32, FLEXRING_SUM, comm, odd));
     EXPECT(INVALID, "the request at", flexring_wait(odd));
     EXPECT(INVALID, "the communicator at", flexring_comm_status(odd));
+    size_t rails = 77;
+    EXPECT(INVALID, "rails at", flexring_comm_rail_statistics(comm, sizeof(flexring_rail_statistics), odd, 1, &rails));
+    EXPECT(INVALID, "count at", flexring_comm_rail_statistics(comm, sizeof(flexring_rail_statistics), NULL, 0, odd));
     EXPECT(INVALID, "the communicator at", flexring_comm_free(odd));
     flexring_comm *out = SENTINEL;
     EXPECT(INVALID, "exclude at", flexring_comm_shrink(comm, odd, 1, &out));

@@ -5,8 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI, in the order in which they appear in the header.
-const SOURCES: [&str; 9] =
-    ["status", "unique_id", "comm", "buffer", "types", "collectives", "exchanges", "groups", "interrupt"];
+const SOURCES: [&str; 10] = [
+    "status",
+    "unique_id",
+    "comm",
+    "statistics",
+    "buffer",
+    "types",
+    "collectives",
+    "exchanges",
+    "groups",
+    "interrupt",
+];
 
 const INTRODUCTION: &str = "\
 /*

@@ -54,7 +54,7 @@ fn expected(setup: &Setup, rank: usize) -> [BTreeMap<(usize, u32, u64), u64>; 2]
         slot_bytes: setup.config.subchunk.0,
         gpu_slot_bytes: usize::MAX,
     };
-    let layout = CallLayout::new(&facts, &program.held_spans);
+    let layout = CallLayout::new(&facts, &program.held_spans).expect("few sub-chunks");
     let profile = LinkProfile { reads_in_place: true, window: 8, send_slots: 0, recv_slots: 0 };
     let mut pipeline = Pipeline::new(Arc::clone(&program), |_| profile);
     pipeline.start(layout.binding, |_| Staging::default());

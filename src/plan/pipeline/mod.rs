@@ -211,7 +211,7 @@ impl Pipeline {
             let (origin, cells) = (grid.start, (grid.end - grid.start).div_ceil(subchunk));
             let first = (start - origin) / subchunk;
             let subs = if start == end { 0 } else { (end - 1 - origin) / subchunk - first + 1 };
-            let (subs, depth) = (subs as u32, step.depth);
+            let (subs, depth) = (u32::try_from(subs).expect("`CallLayout` refuses so many"), step.depth);
             let is_send = matches!(step.body, Body::Send { .. });
             *bound =
                 BoundStep { start, end, origin, cells, first, subs, depth, is_send, ..BoundStep::default() };

@@ -96,7 +96,6 @@ pub fn simulate(
         return Err(Error::invalid_setting(message));
     }
     let spec = parameters.spec(plan, call.bytes);
-    let layout = parameters.layout(world, call.bytes);
     // Rank 0 is no exception in any schedule by more than a small factor.
     let steps = plan.program(0, spec).steps.len() as u64 * world as u64;
     let messages = sub_chunks(plan, call.bytes, parameters.subchunk).saturating_mul(world as u64);
@@ -130,6 +129,7 @@ pub fn simulate(
         );
         return Err(Error::invalid_setting(message));
     }
+    let layout = parameters.layout(world, call.bytes)?;
     SimulatedWorld::new(plan, topology, spec, layout, parameters, call.records).run(progress)
 }
 

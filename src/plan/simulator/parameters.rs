@@ -74,7 +74,10 @@ impl SimulationParameters {
     }
 
     /// What a call of this length binds the pipelines to.
-    pub(super) fn layout(&self, world: usize, bytes: u64) -> Binding {
+    ///
+    /// # Errors
+    /// `InvalidSetting` if it has too many sub-chunks.
+    pub(super) fn layout(&self, world: usize, bytes: u64) -> Result<Binding> {
         let facts = CallFacts {
             collective: Collective::AllReduce,
             count: bytes.div_ceil(self.element_bytes as u64),
@@ -87,7 +90,7 @@ impl SimulationParameters {
             gpu_slot_bytes: self.subchunk,
         };
         let held = HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
-        CallLayout::new(&facts, &held).binding
+        CallLayout::new(&facts, &held).map(|layout| layout.binding)
     }
 
     /// The links of a rank whose program has this many.

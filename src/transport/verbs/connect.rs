@@ -202,7 +202,7 @@ impl UnconnectedVerbs {
                 Link::new(peer, link.control, &link.rails).with_key(directory.me, &(directory.key)(peer));
             let peer = Peer::new(index, state, link.control, &link.controls, &counters);
             let mut peer = peer.with_reconnects(options.reconnect);
-            if let Err((qp, cause)) = peer.connect(link.qps, &paths, (info, link_info)) {
+            if let Err((qp, cause)) = peer.connect(link.qps, &paths, (info, link_info), &[]) {
                 let (rail, theirs) = link.rails[qp];
                 faults.push(RailFault { rail, other_end: Some((link.peer, theirs)), cause });
                 continue;

@@ -86,6 +86,12 @@ pub(super) fn peer_index_of(id: u64) -> usize {
     (id >> 40) as usize
 }
 
+/// Why devices have failed, in one message.
+pub(super) fn list_failures<'a>(causes: impl IntoIterator<Item = &'a Error>) -> String {
+    let causes: Vec<&str> = causes.into_iter().map(Error::message).collect();
+    causes.join("; ")
+}
+
 impl Peer {
     /// A peer whose queue pairs are not connected.
     pub(super) fn new(
@@ -114,7 +120,8 @@ impl Peer {
         }
     }
 
-    /// Connects the queue pairs to their ends at the peer over these paths. The peer has published `info` and `link_info`.
+    /// Connects the queue pairs to their ends at the peer over these paths. The peer has published `info` and `link_info`. Queue pairs of
+    /// rails that have failed, by the reasons in `failures` by rail, are destroyed instead.
     ///
     /// # Errors
     /// The index of the first queue pair that its device refuses to connect, and why.
@@ -123,9 +130,18 @@ impl Peer {
         fresh: Vec<QueuePair<Fresh>>,
         paths: &[(Endpoint, PathAttributes)],
         (info, link_info): (&ConnectInfo, &LinkConnectInfo),
+        failures: &[Option<Error>],
     ) -> std::result::Result<(), (usize, Error)> {
         let mut qps = Vec::with_capacity(fresh.len());
         for (number, (qp, (end, path))) in fresh.into_iter().zip(paths).enumerate() {
+            let failure = failures.get(self.link.qps[number].rail).and_then(Option::as_ref);
+            if let Some(cause) = failure {
+                // The peer hears that it is broken here, over another queue pair.
+                self.link.break_qp(number, cause);
+                self.link.destroyed(number);
+                qps.push(PeerQp::unconnected(qp, *path));
+                continue;
+            }
             let connected = qp.connect(wr_id(self.index, number, true, 0), *end, path);
             qps.push(PeerQp::new(connected.map_err(|error| (number, error))?, *path));
         }
@@ -270,12 +286,18 @@ impl Peer {
         }
     }
 
-    /// The device of a rail has failed for this reason: breaks the queue pairs of the rail. If the devices of all rails of the link have
-    /// failed, no rail can come back, and the link fails at once.
-    pub(super) fn fail_rail(&mut self, rail: usize, cause: &Error, has_failed: &dyn Fn(usize) -> bool) {
-        if self.link.qps.iter().all(|qp| has_failed(qp.rail)) {
-            self.link.mark_unreachable(cause);
+    /// The device of a rail has failed: breaks the queue pairs of the rail. `failures` has the reason, by rail. If the devices of all
+    /// rails of the link have failed, no rail can come back, and the link fails at once.
+    pub(super) fn fail_rail(&mut self, rail: usize, failures: &[Option<Error>]) {
+        let mut rails: Vec<usize> = self.link.qps.iter().map(|qp| qp.rail).collect();
+        rails.sort_unstable();
+        rails.dedup();
+        let causes: Option<Vec<&Error>> = rails.iter().map(|rail| failures[*rail].as_ref()).collect();
+        if let Some(causes) = causes {
+            self.link.fail_at_this_end(&list_failures(causes));
         }
+        let Some(cause) = &failures[rail] else { return };
+        // Queue pairs that are not connected yet never are.
         for qp in 0..self.qps.len() {
             if self.link.qps[qp].rail == rail {
                 self.break_qp(qp, cause);
@@ -408,6 +430,20 @@ impl Peer {
         };
         self.qps.iter().all(PeerQp::is_stopped)
             && (waited > FLUSH_TIMEOUT || self.qps.iter().enumerate().all(is_flushed))
+    }
+
+    /// The rails of the queue pairs that are being destroyed.
+    pub(super) fn rails_being_destroyed(&self) -> impl Iterator<Item = usize> {
+        let qps = self.qps.iter().zip(&self.link.qps).filter(|(slot, _)| !slot.is_stopped());
+        qps.map(|(_, state)| state.rail)
+    }
+
+    /// Makes a queue pair seem to be being destroyed until the returned value is dropped.
+    #[cfg(test)]
+    pub(super) fn destroy_slowly(&mut self, qp: usize) -> Arc<()> {
+        let (destruction, unfinished) = super::objects::Destruction::unfinished();
+        self.qps[qp].destruction = Some(destruction);
+        unfinished
     }
 
     /// The rank of the peer.

@@ -2,6 +2,7 @@
 //!
 //! Owns the order in which links are polled, aborted and closed. Must not know the protocol of a link.
 
+mod abort;
 mod on_demand;
 mod port_states;
 
@@ -10,7 +11,7 @@ use super::link_batch::{LinkBatch, RailDevice, watch};
 use super::link_directory::LinkDirectory;
 use super::objects::{AsyncEvent, Destruction, PortAttributes};
 use super::options::VerbsOptions;
-use super::peer::{Peer, peer_index_of};
+use super::peer::{Peer, list_failures, peer_index_of};
 use super::port_selection::Rail;
 use super::rail_counters::RailCounters;
 use super::registry::MemoryRegistry;
@@ -37,9 +38,6 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often a polling rank looks at broken queue pairs.
 const BROKEN_INTERVAL: Duration = Duration::from_millis(10);
-
-/// How long `abort` sleeps between polls.
-const FLUSH_PAUSE: Duration = Duration::from_micros(100);
 
 /// A rank's links over RDMA devices.
 pub(crate) struct Verbs {
@@ -334,10 +332,15 @@ impl Verbs {
     /// The device of a rail has failed: its rail is not used any more.
     fn fail_rail(&mut self, rail: usize, what: &str) {
         let error = Error::system(format!("{}: {what}", self.devices[rail].context.name()));
-        self.ports.set_failed(rail);
-        let Self { peers, run_queue, ports, .. } = self;
+        log::warn!("verbs: {}; its rail is not used any more", error.message());
+        self.ports.set_failed(rail, error);
+        let Self { peers, run_queue, ports, devices, .. } = self;
+        let failures = &ports.failures()[..devices.len()];
+        if failures.iter().all(Option::is_some) {
+            log::warn!("verbs: no rail of this rank is left: {}", list_failures(failures.iter().flatten()));
+        }
         for peer in peers {
-            peer.fail_rail(rail, &error, &|rail| ports.has_failed(rail));
+            peer.fail_rail(rail, failures);
             peer.schedule(run_queue);
         }
     }
@@ -427,7 +430,8 @@ impl Transport for Verbs {
     fn begin(&mut self, sequence: u64) {
         if self.peers.iter().any(|peer| peer.link.is_busy()) {
             log::error!("verbs: call {sequence} begins while messages of the previous call are in flight");
-            self.abort();
+            // The next poll fails, and the failure is reported before the links are aborted.
+            self.aborted = true;
         }
         self.sequence = sequence;
         for index in 0..self.peers.len() {
@@ -537,31 +541,8 @@ impl Transport for Verbs {
         }
     }
 
-    /// Once a queue pair is in the error state, its device executes no more writes of the peer, and soon has flushed
-    /// all requests. Destroying it can take much longer: a driver may wait for packets that cannot be sent. So a
-    /// separate thread destroys the queue pairs; it owns everything that must outlive them. Queue pairs that are being
-    /// destroyed are waited for, as their devices refused the error state or did not flush them: until then, the peer may write over them to
-    /// memory of the caller.
     fn abort(&mut self) {
-        self.aborted = true;
-        self.on_demand.abort(if self.sequence > 0 { &self.peers } else { &[] });
-        let reason = aborted();
-        let mut peers = std::mem::take(&mut self.peers);
-        peers.iter_mut().for_each(|peer| peer.abort(&reason));
-        let began = Instant::now();
-        while !peers.iter().all(|peer| peer.is_aborted(began.elapsed())) {
-            for queue in self.devices.iter().flat_map(|device| &device.queues) {
-                let polled = queue.poll(|completion| match peers.get_mut(peer_index_of(completion.id)) {
-                    Some(peer) => peer.handle_completion(&completion).or(Ok(())),
-                    None => Ok(()),
-                });
-                if polled.is_err() {
-                    break;
-                }
-            }
-            std::thread::sleep(FLUSH_PAUSE);
-        }
-        Destruction::begin(peers);
+        self.abort_links();
     }
 }
 

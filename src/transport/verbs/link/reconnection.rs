@@ -71,7 +71,7 @@ impl Link {
             && state.recovered
             && !state.state_due
             && !self.retransmits.contains(&recovery)
-            && !self.qps.iter().any(|carrier| carrier.has_recovery_of(qp))
+            && !self.qps.iter().any(|other| other.has_recovery_of(qp))
     }
 
     /// This end of the next generation of a queue pair is connected.

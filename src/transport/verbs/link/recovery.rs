@@ -56,6 +56,12 @@ impl Link {
         self.lose(format!("cannot be reached any more: {}", cause.message()));
     }
 
+    /// Fails the link because no device of this rank that it uses works any more. No other rank is to blame.
+    pub(in super::super) fn fail_at_this_end(&mut self, causes: &str) {
+        let peer = self.peer;
+        self.abort(Error::system(format!("no rail to rank {peer} is left: {causes}")));
+    }
+
     /// A queue pair is unusable for this reason. `true` if it was alive, so that the caller must move it to the error
     /// state.
     pub(in super::super) fn break_qp(&mut self, qp: usize, cause: &Error) -> bool {
@@ -159,8 +165,8 @@ impl Link {
 
     /// Sends the recovery states of other broken queue pairs again: if the peer's device acknowledged them over this one, they may be
     /// lost with it. The peer ignores those that it has.
-    fn repeat_recovery_states(&mut self, carrier: usize) {
-        for qp in (0..self.qps.len()).filter(|qp| *qp != carrier) {
+    fn repeat_recovery_states(&mut self, recovered: usize) {
+        for qp in (0..self.qps.len()).filter(|qp| *qp != recovered) {
             let recovery = RequestKind::Recovery { qp };
             if self.qps[qp].is_settled() && !self.retransmits.contains(&recovery) {
                 self.retransmits.push_back(recovery);
@@ -193,10 +199,10 @@ impl Link {
         }
     }
 
-    /// Fails if the link is unusable and this rank's current call needs it.
+    /// Fails if the peer violated the protocol, or if the link is unusable and this rank's current call needs it.
     pub(in super::super) fn check_if_needed(&self) -> Result<()> {
         match &self.failure {
-            Some(error) if error.kind() != ErrorKind::PeerLost || self.needs_peer() => Err(error.clone()),
+            Some(error) if error.kind() == ErrorKind::Disagreement || self.needs_peer() => Err(error.clone()),
             _ => Ok(()),
         }
     }
@@ -232,9 +238,9 @@ impl Link {
         if !self.goodbye_due {
             return None;
         }
-        let carrier = self.qp_for(RequestKind::Goodbye);
+        let goodbye_qp = self.qp_for(RequestKind::Goodbye);
         let is_before =
-            |(number, qp): (usize, &QpState)| qp.is_resolved() || (qp.alive && Some(number) == carrier);
+            |(number, qp): (usize, &QpState)| qp.is_resolved() || (qp.alive && Some(number) == goodbye_qp);
         let resolved = self.qps.iter().enumerate().all(is_before);
         resolved.then_some(RequestKind::Goodbye)
     }

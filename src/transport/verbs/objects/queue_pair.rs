@@ -214,7 +214,12 @@ fn zeroed_attributes() -> ibv_qp_attr {
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-impl<S> QueuePair<S> {
+impl<S: Send + 'static> QueuePair<S> {
+    /// Destroys the queue pair in a thread of its own.
+    pub(crate) fn destroy_in_background(self) -> Destruction {
+        if self.inner.handle.raw().is_none() { Destruction::default() } else { Destruction::begin(self) }
+    }
+
     /// What it was created from.
     pub(crate) fn spec(&self) -> QueuePairSpec {
         let Inner { site, pkey_index, queue, pd, depth, .. } = &self.inner;
@@ -470,11 +475,6 @@ impl QueuePair<Connected> {
     /// `System` if the device refuses.
     pub(crate) fn reset(&mut self) -> Result<()> {
         self.move_to(IBV_QPS_RESET, Verb::ModifyQpToReset)
-    }
-
-    /// Destroys the queue pair in a thread of its own.
-    pub(crate) fn destroy_in_background(self) -> Destruction {
-        if self.inner.handle.raw().is_none() { Destruction::default() } else { Destruction::begin(self) }
     }
 
     /// Moves the queue pair to a state that needs no other attribute.

@@ -28,9 +28,9 @@ impl Peer {
 
     /// Whether [`look`](Self::look) must be called from time to time: a queue pair is broken.
     pub(in super::super) fn needs_look(&self) -> bool {
-        let has_news = self.link.check().is_err() && self.owes_failure();
+        let must_report_failure = self.link.check().is_err() && self.owes_failure();
         !self.link.is_whole()
-            && (self.link.is_draining() || (self.is_ready && self.link.reconnects()) || has_news)
+            && (self.link.is_draining() || (self.is_ready && self.link.reconnects()) || must_report_failure)
     }
 
     /// Whether the peer must be sent a message if this end of the link fails: it may wait for rails of this rank, and has not been sent one.

@@ -31,7 +31,7 @@ pub(super) struct PeerQp {
 
 impl PeerQp {
     pub(super) fn new(connected: QueuePair<Connected>, path: PathAttributes) -> Self {
-        let reconnection = Reconnection::new(&connected, path);
+        let reconnection = Reconnection::new(connected.spec(), path);
         Self {
             connected: Some(connected),
             unflushed_since: None,
@@ -39,6 +39,14 @@ impl PeerQp {
             destroyed: false,
             reconnection,
         }
+    }
+
+    /// Destroys a queue pair that was never connected, because its device has failed.
+    pub(super) fn unconnected(fresh: QueuePair<Fresh>, path: PathAttributes) -> Self {
+        let reconnection = Reconnection::new(fresh.spec(), path);
+        // No peer writes over it.
+        fresh.destroy_in_background();
+        Self { connected: None, unflushed_since: None, destruction: None, destroyed: true, reconnection }
     }
 
     /// Destroys the queue pair, unless it is destroyed.
@@ -78,8 +86,8 @@ pub(super) struct Reconnection {
 }
 
 impl Reconnection {
-    pub(super) fn new(qp: &QueuePair<Connected>, path: PathAttributes) -> Self {
-        Self { spec: qp.spec(), path, attempts: 0, due: None, connected_at: None, fresh: None, offered: None }
+    pub(super) fn new(spec: QueuePairSpec, path: PathAttributes) -> Self {
+        Self { spec, path, attempts: 0, due: None, connected_at: None, fresh: None, offered: None }
     }
 
     /// Whether an attempt is due, of which the first is due some time after this is called first.

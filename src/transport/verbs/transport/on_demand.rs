@@ -3,13 +3,14 @@
 //! Owns the steps from the first message about such a link until both ends may write. Must not know which calls need which links.
 //!
 //! Both ends take the same steps, whichever begins: a rank makes its queue pairs and sends their numbers to the peer; when it has the
-//! numbers of the peer it connects them, and sends that it is **ready**; it writes when the peer is ready. Until then, requests stay in the
+//! numbers of the peer it connects them, and sends that it is **ready**; it writes when the peer is ready. If devices failed meanwhile, it
+//! connects the queue pairs of the others only, and if none is left, it aborts the link instead. Until then, requests stay in the
 //! link. A rank that receives the numbers of a peer before it needs the link makes its end at once, so that a peer that is in a call
 //! that this rank does not make is noticed as on any other link. No rank waits within these steps, so ranks that make several links in
 //! different orders do not block each other.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use super::port_states::PortStates;
 use crate::error::{Error, Result};
@@ -160,9 +161,13 @@ impl OnDemand {
                 let fresh = link.fresh.take().ok_or_else(unexpected)?;
                 let published = (&info, &link_info);
                 let paths = self.directory.paths(from, &link.rails, links.rails, links.options, published)?;
-                links.peers[index].link.suspect(suspects);
-                links.peers[index].connect(fresh, &paths, published).map_err(|(_, error)| error)?;
-                self.send(from, &LinkMessage::Ready)?;
+                let peer = &mut links.peers[index];
+                peer.link.suspect(suspects);
+                peer.connect(fresh, &paths, published, links.ports.failures()).map_err(|(_, error)| error)?;
+                let is_failed = peer.link.check().is_err();
+                let answer =
+                    if is_failed { LinkMessage::Rail(RailMessage::Aborted) } else { LinkMessage::Ready };
+                self.send(from, &answer)?;
             }
             LinkMessage::Ready => {
                 let index = links.index_of_rank.get(from).copied().flatten();
@@ -174,6 +179,10 @@ impl OnDemand {
             }
             LinkMessage::Rail(message) => {
                 let index = links.index_of_rank.get(from).copied().flatten().ok_or_else(unexpected)?;
+                if matches!(message, RailMessage::Aborted) && self.forget_pending(index) {
+                    let error = Error::peer_lost(format!("rank {from} has no rail left to this rank"));
+                    links.peers[index].link.abort(error.with_suspect(from));
+                }
                 let (peer, ports) = (&mut links.peers[index], &mut *links.ports);
                 let now = Instant::now();
                 ports.refresh(links.devices, now);
@@ -187,11 +196,16 @@ impl OnDemand {
         Ok(())
     }
 
+    /// Makes the link to this peer no further, because the peer never will be ready. Whether it was not ready.
+    fn forget_pending(&mut self, index: usize) -> bool {
+        let link = self.pending.iter().position(|link| link.index == index);
+        link.map(|link| self.pending.swap_remove(link)).is_some()
+    }
+
     /// A rank has left. If the link to it is not ready, it never will be.
     fn on_departure(&mut self, links: &mut LinkSet<'_>, rank: Rank) {
         let Some(index) = links.index_of_rank.get(rank).copied().flatten() else { return };
-        if let Some(link) = self.pending.iter().position(|link| link.index == index) {
-            self.pending.swap_remove(link);
+        if self.forget_pending(index) {
             let error = Error::peer_lost(format!("rank {rank} closed its communicator"));
             links.peers[index].link.abort(error.with_suspect(rank));
         } else {

@@ -2,6 +2,7 @@
 //!
 //! Owns how often devices are asked. Must not know links.
 
+use crate::error::Error;
 use crate::transport::verbs::link_batch::RailDevice;
 use crate::transport::verbs::wire::MAX_RAILS;
 use std::time::{Duration, Instant};
@@ -14,8 +15,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 pub(super) struct PortStates {
     asked: Option<Instant>,
     is_down: [bool; MAX_RAILS],
-    /// Whether its device failed or was removed.
-    has_failed: [bool; MAX_RAILS],
+    /// Why its device does not work any more, if it failed or was removed.
+    failures: [Option<Error>; MAX_RAILS],
 }
 
 impl PortStates {
@@ -35,18 +36,18 @@ impl PortStates {
         self.is_down[rail] = is_down;
     }
 
-    /// A device does not work any more.
-    pub(super) fn set_failed(&mut self, rail: usize) {
-        self.has_failed[rail] = true;
+    /// A device does not work any more, for this reason. The first one stays.
+    pub(super) fn set_failed(&mut self, rail: usize, cause: Error) {
+        self.failures[rail].get_or_insert(cause);
     }
 
-    /// Whether the device of a rail does not work any more.
-    pub(super) fn has_failed(&self, rail: usize) -> bool {
-        self.has_failed[rail]
+    /// By rail: why its device does not work any more.
+    pub(super) fn failures(&self) -> &[Option<Error>] {
+        &self.failures
     }
 
     /// Whether the port of a rail works.
     pub(super) fn works(&self, rail: usize) -> bool {
-        !self.is_down[rail] && !self.has_failed[rail]
+        !self.is_down[rail] && self.failures[rail].is_none()
     }
 }

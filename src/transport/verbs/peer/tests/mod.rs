@@ -419,13 +419,14 @@ fn a_link_that_fails_at_one_end_is_reported_to_the_other() {
 fn a_link_whose_devices_have_all_failed_does_not_wait_for_a_rail() {
     let mut simulation = after_hellos_over(2, true, Shim::none());
     let peer = simulation.peer(0);
-    let cause = |rail| Error::system(format!("inert{rail}: the device failed"));
-    peer.fail_rail(0, &cause(0), &|rail| rail == 0);
+    let cause = |rail| Some(Error::system(format!("inert{rail}: the device failed")));
+    peer.fail_rail(0, &[cause(0), None]);
     peer.link.check().expect("the other rail is alive");
     peer.break_qp(1, &Error::peer_lost("no acknowledgement"));
     peer.link.check().expect("its rail may come back");
-    peer.fail_rail(1, &cause(1), &|_| true);
+    peer.fail_rail(1, &[cause(0), cause(1)]);
     let error = peer.link.check().expect_err("no rail comes back");
-    assert_eq!(error.kind(), ErrorKind::PeerLost);
-    assert!(error.message().contains("inert1: the device failed"), "{error}");
+    assert_eq!((error.kind(), error.suspect()), (ErrorKind::System, None), "no peer is to blame: {error}");
+    let expected = "no rail to rank 1 is left: inert0: the device failed; inert1: the device failed";
+    assert_eq!(error.message(), expected);
 }

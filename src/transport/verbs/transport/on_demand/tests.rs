@@ -17,7 +17,7 @@ use crate::transport::verbs::port_selection::Rail;
 use crate::transport::verbs::rail_faults::SetupFailure;
 use crate::transport::verbs::shared_device::SharedDevice;
 use crate::transport::verbs::tests::out_of_band::MemoryMessages;
-use crate::transport::verbs::wire::{CALL_BYTES, ImmData, ImmKind, MAX_RAILS};
+use crate::transport::verbs::wire::{CALL_BYTES, ImmData, ImmKind, MAX_RAILS, RECOVERY_BYTES};
 use std::time::{Duration, Instant};
 
 /// A rail of a device that does not exist.
@@ -27,7 +27,7 @@ fn rail(position: u16) -> Rail {
 
 /// A world whose ranks have `rails` rails each; `planned` gives the peers that a rank is linked with from the beginning. The last
 /// value sends messages in the name of any rank.
-fn world(
+pub(in super::super) fn world(
     ranks: usize,
     rails: u16,
     planned: impl Fn(Rank) -> Vec<Rank>,
@@ -64,7 +64,7 @@ fn world(
 }
 
 /// Drops the ranks without goodbyes, which no device would carry.
-fn finish(ranks: Vec<Verbs>) {
+pub(in super::super) fn finish(ranks: Vec<Verbs>) {
     ranks.iter().for_each(|verbs| drop(verbs.fault.raise(Error::aborted("the test ends"))));
 }
 
@@ -333,7 +333,67 @@ fn a_call_ends_at_once_with_the_event_of_the_only_device() {
     let _shim = shim.with_event(8);
     ranks[0].clear_need_wakeup();
     let error = poll(&mut ranks[0]).expect_err("no rail comes back");
-    assert_eq!(error.kind(), ErrorKind::PeerLost);
-    assert!(error.message().contains("inert0: the device failed"), "{error}");
+    assert_eq!(
+        (error.kind(), error.suspect()),
+        (ErrorKind::System, None),
+        "the peer is not to blame: {error}"
+    );
+    assert_eq!(error.message(), "no rail to rank 1 is left: inert0: the device failed");
+    finish(ranks);
+}
+
+/// Two ranks of which rank 0 has begun to make a link of `rails` rails, and rank 1 has connected its end.
+fn half_linked(rails: u16) -> Vec<Verbs> {
+    let (mut ranks, _) = world(2, rails, |_| Vec::new(), &Shim::none()).expect("inert");
+    enter(&mut ranks[0], 1);
+    poll(&mut ranks[1]).expect("it connects its end");
+    ranks
+}
+
+#[test]
+fn a_device_that_fails_before_the_link_is_ready_is_not_connected() {
+    let mut ranks = half_linked(2);
+    ranks[0].fail_rail(0, "the device failed");
+    poll(&mut ranks[0]).expect("the other rail works");
+    assert!(ranks[0].peers[0].is_ready());
+    let link = &ranks[0].peers[0].link;
+    assert!(!link.qps[0].is_alive() && link.qps[0].is_idle(), "nothing is posted on the failed device");
+    assert!(link.qps[1].is_proven() && !link.qps[1].is_idle(), "the call, and that queue pair 0 is broken");
+    // The other end hears of it over the rail that works.
+    let broken = ImmData { kind: ImmKind::Recovery(0, 0), epoch: 0 }.pack();
+    poll(&mut ranks[1]).expect("no failure");
+    ranks[1].peers[0].link.received(1, broken, RECOVERY_BYTES as u32).expect("valid");
+    ranks[1].schedule(0);
+    poll(&mut ranks[1]).expect("the other rail works");
+    assert!(!ranks[1].peers[0].link.qps[0].is_alive());
+    finish(ranks);
+}
+
+#[test]
+fn a_link_whose_devices_all_fail_before_it_is_ready_is_aborted_at_both_ends() {
+    let mut ranks = half_linked(2);
+    enter(&mut ranks[1], 0);
+    ranks[0].fail_rail(0, "the device failed");
+    ranks[0].fail_rail(1, "its completion queue overran");
+    let error = poll(&mut ranks[0]).expect_err("the call needs rank 1");
+    assert_eq!((error.kind(), error.suspect()), (ErrorKind::System, None));
+    let expected =
+        "no rail to rank 1 is left: inert0: the device failed; inert1: its completion queue overran";
+    assert_eq!(error.message(), expected);
+    let error = poll(&mut ranks[1]).expect_err("the call needs rank 0");
+    assert_eq!((error.kind(), error.suspect()), (ErrorKind::PeerLost, Some(0)));
+    assert!(error.message().contains("rank 0 has no rail left"), "{error}");
+    assert!(ranks[1].on_demand.pending.is_empty());
+    finish(ranks);
+}
+
+#[test]
+fn a_failed_device_ends_no_call_that_does_not_need_its_links() {
+    let (mut ranks, _) = world(2, 1, |me| vec![1 - me], &Shim::none()).expect("inert");
+    ranks[0].begin(1);
+    ranks[0].fail_rail(0, "the device failed");
+    poll(&mut ranks[0]).expect("the call has not used the link yet");
+    let announced = ranks[0].announce(1, &call(1));
+    announced.and_then(|()| poll(&mut ranks[0])).expect_err("now it needs it");
     finish(ranks);
 }
