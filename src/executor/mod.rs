@@ -109,7 +109,7 @@ pub struct Executor {
 }
 
 /// Reports a failure of this rank to the other ranks, and returns the error that all of them get.
-pub type FailureReport<'a> = &'a dyn Fn(Error) -> Error;
+pub type ReportFailure<'a> = &'a dyn Fn(Error) -> Error;
 
 /// Aborts a call that fails, so that no link and no device touches its memory afterwards.
 struct CallGuard<'a>(&'a mut Executor);
@@ -235,7 +235,7 @@ impl Executor {
     ///
     /// # Errors
     /// What `report` returns for the first error of this rank, or for `Aborted` after an earlier call has failed.
-    pub fn run(&mut self, bound: &BoundCall, path: CallPath, report: FailureReport<'_>) -> Result<()> {
+    pub fn run(&mut self, bound: &BoundCall, path: CallPath, report: ReportFailure<'_>) -> Result<()> {
         self.guarded(&bound.call, report, |executor| {
             let Executor { resources, programs, groups, small, .. } = executor;
             groups.close(resources.rank, &bound.call)?;
@@ -253,7 +253,7 @@ impl Executor {
     ///
     /// # Errors
     /// As for [`run`](Self::run).
-    pub fn run_group(&mut self, bound: &BoundGroup, report: FailureReport<'_>) -> Result<()> {
+    pub fn run_group(&mut self, bound: &BoundGroup, report: ReportFailure<'_>) -> Result<()> {
         self.guarded(&bound.call, report, |executor| executor.groups.run(&mut executor.resources, bound))
     }
 
@@ -261,7 +261,7 @@ impl Executor {
     fn guarded(
         &mut self,
         call: &Call,
-        report: FailureReport<'_>,
+        report: ReportFailure<'_>,
         body: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
         if self.failed {
