@@ -28,7 +28,7 @@ def is_allowed(licence, allowed):
         return False
     words = re.findall(r"[()]|[^\s()/]+|/", licence.replace(" WITH ", "-WITH-"))
     operators = {"AND": "and", "OR": "or", "/": "or", "(": "(", ")": ")"}
-    return eval(" ".join(operators.get(word, str(word in allowed)) for word in words))
+    return eval(" ".join(operators.get(word.upper(), str(word in allowed)) for word in words))
 
 
 def main():

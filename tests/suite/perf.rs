@@ -282,6 +282,33 @@ fn the_report_contains_ranks_rows_and_statistics() {
 }
 
 #[test]
+fn a_training_step_is_measured_in_buckets_and_as_one_vector() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    // In reverse order: the first bucket ends at 1 MiB, the other one with the last gradient.
+    let model = "5,3000,262144";
+    for memory in ["pool", "heap"] {
+        let flags = format!("--ranks 2 --model {model} --memory {memory} -o avg --json {}", path.display());
+        let (output, out, err) = output(&mut flexring(&format!("perf -w 0 -n 2 {flags}")));
+        assert!(output.status.success(), "{out}\n{err}");
+        assert!(out.contains("# model 5,3000,262144 elements 265149 warmup iters: 0"), "{out}");
+        assert!(out.ends_with("# Out of bounds values : 0 OK\n"), "{out}");
+        let rows: Vec<&str> = out.lines().filter(|line| !line.starts_with('#')).collect();
+        let cells: Vec<&str> = rows[0].split_whitespace().collect();
+        assert_eq!((rows.len(), &cells[..5]), (1, &["1060596", "3", "2", "float", "avg"][..]));
+        assert_eq!((cells.len(), cells[8], cells[12]), (14, "0", "0"), "{out}");
+        let report = read_json(&path);
+        let row = &report["models"][0];
+        assert_eq!((report["memory"].as_str(), row["model"].as_str()), (Some(memory), Some(model)));
+        assert_eq!(row["buckets"], serde_json::json!([1_048_576, 12_020]));
+        for way in ["bucketed", "fused"] {
+            assert!(row[way]["mean_us"].as_f64().expect("a time") > 0.0 && row[way]["wrong"] == 0, "{row}");
+        }
+        assert!(row["ratio"].as_f64().expect("a ratio") > 0.0);
+    }
+}
+
+#[test]
 fn a_rank_started_by_a_launcher_joins_its_world() {
     let port = free_port();
     let rank = |rank: &str| {
@@ -356,6 +383,9 @@ fn flags_that_cannot_be_used_are_quoted() {
         ("-b 2M -e 1M", "--minbytes 2M"),
         ("--collective gathers", "broadcast, reduce, gather, scatter, all_to_all, barrier or send_recv"),
         ("--collective reduce --root 1", "--root 1 is not a rank: there are 1, from 0"),
+        ("--model resnet51", "expected resnet50, gpt2, or the number of elements of each gradient"),
+        ("--model gpt2 -e 1M", "--maxbytes"),
+        ("--model gpt2 --device cuda", "--model measures host vectors: leave out --device cuda"),
     ] {
         let (output, out, err) = output(&mut flexring(&format!("perf --ranks 1 {flags}")));
         assert_eq!((output.status.code(), &*out), (Some(2), ""), "{flags}: {err}");

@@ -7,6 +7,7 @@ mod check;
 mod collective;
 mod exact_element;
 mod gpu;
+mod model;
 mod options;
 mod parent;
 mod pattern;
@@ -15,6 +16,7 @@ mod progress_output;
 mod rank;
 mod redop;
 mod report;
+mod step;
 mod table;
 
 pub use options::PerfOptions;

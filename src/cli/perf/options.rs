@@ -3,6 +3,7 @@
 //! Owns their names, defaults and meaning. Must not know how anything is measured.
 
 use super::collective;
+use super::model::Gradients;
 use super::redop::RedOp;
 use crate::settings;
 use clap::Args;
@@ -40,6 +41,14 @@ pub struct PerfOptions {
     /// send_recv
     #[arg(long, value_name = "NAME", default_value = "all_reduce", value_parser = collective::parse)]
     pub collective: Collective,
+
+    /// Measure the all-reduces of a training step instead of single sizes: resnet50, gpt2 (124M parameters), or the number of
+    /// elements of each gradient, separated by commas. Gradients are reduced in buckets as DistributedDataParallel makes them
+    /// (in reverse order, the first bucket of 1M, the others of 25M), by asynchronous calls that start together; the time until all
+    /// are complete is compared with that of one vector of the same size
+    #[arg(long, value_name = "NAME", value_parser = Gradients::parse,
+        conflicts_with_all = ["collective", "root", "minbytes", "maxbytes", "stepbytes", "stepfactor"])]
+    pub model: Option<Gradients>,
 
     /// Root rank of broadcasts, reduces, gathers and scatters
     #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
@@ -184,6 +193,9 @@ impl PerfOptions {
         }
         if self.device == VectorDevice::Cuda && self.memory.is_some() {
             return Some("--memory applies to host vectors: leave it out with --device cuda".to_owned());
+        }
+        if self.device == VectorDevice::Cuda && self.model.is_some() {
+            return Some("--model measures host vectors: leave out --device cuda".to_owned());
         }
         (self.minbytes > self.maxbytes)
             .then(|| format!("--minbytes {} is more than --maxbytes {}", self.minbytes, self.maxbytes))

@@ -6,7 +6,7 @@
 use super::gpu;
 use super::options::{HostMemory, PerfOptions, VectorDevice};
 use super::progress_bar::Progress;
-use super::report::{PerfReport, PerfRow, RankInfo, ReportFile};
+use super::report::{ModelRow, PerfReport, PerfRow, RankInfo, ReportFile};
 use super::table;
 use flexring::communicator::RailStatistics;
 use flexring::config::{Config, environment};
@@ -24,6 +24,8 @@ pub struct ProgressOutput {
     report: PerfReport,
     file: Option<ReportFile>,
     progress: Progress,
+    /// Whether training steps are measured.
+    is_model: bool,
 }
 
 impl ProgressOutput {
@@ -53,14 +55,14 @@ impl ProgressOutput {
         }
         let calls = options.warmup_iters + options.iters.get();
         let rows: usize = options.datatype.0.iter().map(|dtype| options.ops_of(*dtype).count()).sum();
-        let rows = rows * options.sizes().count();
+        let rows = if options.model.is_some() { rows } else { rows * options.sizes().count() };
         let lender = options.rank_of.filter(|_| options.borrow_terminal);
         let progress = if options.rank_of.is_some() && lender.is_none() {
             Progress::hidden()
         } else {
             Progress::new((2 * rows * calls) as u64, lender)
         };
-        Ok(Self { report, file, progress })
+        Ok(Self { report, file, progress, is_model: options.model.is_some() })
     }
 
     /// Prints the ranks, the communicator's summary, the settings and the table's head.
@@ -71,19 +73,26 @@ impl ProgressOutput {
         summary.clone_into(&mut self.report.summary);
         self.report.ranks = ranks;
         let report = &self.report;
-        let step = match options.stepbytes {
-            Some(bytes) => format!("{}(bytes)", bytes.0),
-            None => format!("{}(factor)", options.stepfactor),
+        let sizes = match (&options.model, options.stepbytes) {
+            (Some(model), _) => format!("model {} elements {}", model.name, model.elements()),
+            (None, Some(bytes)) => {
+                format!(
+                    "minBytes {} maxBytes {} step: {}(bytes)",
+                    options.minbytes.0, options.maxbytes.0, bytes.0
+                )
+            }
+            (None, None) => format!(
+                "minBytes {} maxBytes {} step: {}(factor)",
+                options.minbytes.0, options.maxbytes.0, options.stepfactor
+            ),
         };
         let mut head = format!(
-            "# flexring {}, {}, {} {}\n# minBytes {} maxBytes {} step: {step} warmup iters: {} iters: {} validation: {} \
+            "# flexring {}, {}, {} {}\n# {sizes} warmup iters: {} iters: {} validation: {} \
              memory: {}\n#\n# Using ranks\n",
             report.version,
             report.collective,
             report.world,
             if report.world == 1 { "rank" } else { "ranks" },
-            options.minbytes.0,
-            options.maxbytes.0,
             options.warmup_iters,
             options.iters,
             options.check,
@@ -103,7 +112,7 @@ impl ProgressOutput {
         for (name, value) in &report.settings {
             head += &format!("# {name}={value}\n");
         }
-        head += &format!("#\n{}", table::HEAD);
+        head += &format!("#\n{}", if self.is_model { table::MODEL_HEAD } else { table::HEAD });
         self.print(&head)?;
         self.save()
     }
@@ -118,11 +127,21 @@ impl ProgressOutput {
     /// # Errors
     /// `System` if standard output or the report cannot be written.
     pub fn row(&mut self, row: PerfRow, notes: &[String]) -> Result<()> {
-        let mut lines = table::row(&row);
-        notes.iter().for_each(|note| lines += &format!("\n#   {note}"));
+        let lines = table::row(&row);
         self.report.add(row);
         self.save()?;
-        self.print(&lines)
+        self.print_with_notes(lines, notes)
+    }
+
+    /// Prints a training step, as [`row`](Self::row).
+    ///
+    /// # Errors
+    /// As for [`row`](Self::row).
+    pub fn model(&mut self, row: ModelRow, notes: &[String]) -> Result<()> {
+        let lines = table::model_row(&row);
+        self.report.models.push(row);
+        self.save()?;
+        self.print_with_notes(lines, notes)
     }
 
     /// Adds what each RDMA port has carried to the report, by rank.
@@ -138,7 +157,13 @@ impl ProgressOutput {
     /// `System` if standard output or the report cannot be written.
     pub fn close(mut self, error: Option<String>) -> Result<()> {
         if error.is_none() {
-            self.print(&table::foot(self.report.wrong(), self.report.avg_busbw))?;
+            let wrong = self.report.wrong();
+            let foot = if self.is_model {
+                table::model_foot(wrong)
+            } else {
+                table::foot(wrong, self.report.avg_busbw)
+            };
+            self.print(&foot)?;
         }
         self.report.error = error;
         self.file.as_ref().map_or(Ok(()), |file| file.finish(&self.report))
@@ -146,6 +171,11 @@ impl ProgressOutput {
 
     fn save(&self) -> Result<()> {
         self.file.as_ref().map_or(Ok(()), |file| file.save(&self.report))
+    }
+
+    fn print_with_notes(&self, mut lines: String, notes: &[String]) -> Result<()> {
+        notes.iter().for_each(|note| lines += &format!("\n#   {note}"));
+        self.print(&lines)
     }
 
     fn print(&self, lines: &str) -> Result<()> {

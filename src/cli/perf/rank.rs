@@ -6,13 +6,16 @@ use super::bench::{Bench, MeasuredRow};
 use super::collective;
 use super::exact_element::ExactElement;
 use super::gpu;
-use super::options::{PerfOptions, VectorDevice};
+use super::model::Gradients;
+use super::options::{HostMemory, PerfOptions, VectorDevice};
 use super::progress_output::ProgressOutput;
 use super::redop::RedOp;
 use super::report::{RankGpu, RankInfo};
+use super::step::{MeasuredModel, StepBench};
 use crate::local_ranks::die_with_parent;
 use flexring::bootstrap::{Identity, host_name, identity};
-use flexring::communicator::RailStatistics;
+use flexring::call::Collective;
+use flexring::communicator::{Owned, RailStatistics};
 use flexring::config::{Config, Size, environment};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Boolean, Communicator, DType, Error, ReduceOp, Result};
@@ -106,6 +109,16 @@ struct Measurement<'a> {
 impl Measurement<'_> {
     /// Measures all rows of one element type.
     fn rows<T: ExactElement>(&mut self) -> Result<()> {
+        let comm = self.comm;
+        match (&self.options.model, self.options.memory) {
+            (Some(gradients), None | Some(HostMemory::Pool)) => {
+                return self.model(gradients, |count| comm.alloc::<T>(count));
+            }
+            (Some(gradients), Some(HostMemory::Heap)) => {
+                return self.model(gradients, |count| Ok(vec![T::default(); count]));
+            }
+            (None, _) => {}
+        }
         let Some(largest) = self.options.sizes().last() else {
             return Ok(());
         };
@@ -138,13 +151,52 @@ impl Measurement<'_> {
             [&row.out_of_place, &row.in_place].into_iter().filter_map(|timing| timing.wrong).sum::<u64>();
         if let Some(output) = self.output.as_mut() {
             output.row(row, &notes)?;
-        } else if self.wrong == 0 {
-            // The other ranks mostly find the same as rank 0, so they print only their first finding.
-            let row_name = format!("{} {} of {}", Size(bytes), T::DTYPE.name(), redop);
-            notes.iter().for_each(|note| eprintln!("{row_name}, {note}"));
+        } else {
+            self.print_first(&notes, || format!("{} {} of {}", Size(bytes), T::DTYPE.name(), redop));
         }
         self.wrong += wrong;
         Ok(())
+    }
+
+    /// Measures the training steps of one element type, with vectors that `vector` makes.
+    fn model<T: ExactElement, B: Owned<Item = T>>(
+        &mut self,
+        gradients: &Gradients,
+        vector: impl Fn(usize) -> Result<B>,
+    ) -> Result<()> {
+        let mut bench = StepBench::new(self.comm, self.options, gradients, vector)?;
+        for op in self.options.ops_of(T::DTYPE) {
+            let name = || {
+                format!(
+                    "{} {} of {}",
+                    gradients.name,
+                    T::DTYPE.name(),
+                    collective::redop(Collective::AllReduce, op)
+                )
+            };
+            let MeasuredModel { row, notes } = bench.measure(op, &mut |now| {
+                if let Some(output) = self.output.as_mut() {
+                    output.step(now, name);
+                }
+            })?;
+            let wrong =
+                [&row.bucketed, &row.fused].into_iter().filter_map(|timing| timing.wrong).sum::<u64>();
+            if let Some(output) = self.output.as_mut() {
+                output.model(row, &notes)?;
+            } else {
+                self.print_first(&notes, name);
+            }
+            self.wrong += wrong;
+        }
+        Ok(())
+    }
+
+    /// Prints what this rank, which is not rank 0, found. The other ranks mostly find the same as rank 0, so they print only
+    /// their first finding.
+    fn print_first(&self, notes: &[String], name: impl Fn() -> String) {
+        if self.wrong == 0 {
+            notes.iter().for_each(|note| eprintln!("{}, {note}", name()));
+        }
     }
 }
 

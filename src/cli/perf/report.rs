@@ -27,6 +27,9 @@ pub struct PerfReport {
     pub memory: &'static str,
     /// The rows measured so far.
     pub rows: Vec<PerfRow>,
+    /// The training steps measured so far, of `--model`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ModelRow>,
     /// Mean of all bus bandwidths, in GB/s.
     pub avg_busbw: f64,
     /// The error that ended the measurement.
@@ -80,6 +83,30 @@ pub struct PerfRow {
     pub out_of_place: Timing,
     /// Timing of in-place calls.
     pub in_place: Timing,
+}
+
+/// The all-reduces of one training step.
+#[derive(Debug, Serialize)]
+pub struct ModelRow {
+    /// Name of the model, or the lengths of its gradients.
+    pub model: String,
+    /// Bytes of all gradients.
+    pub size: usize,
+    /// Element type.
+    #[serde(rename = "type")]
+    pub dtype: &'static str,
+    /// Reduction operation.
+    pub redop: &'static str,
+    /// Number of gradients.
+    pub gradients: usize,
+    /// Bytes of each bucket, in the order of the calls.
+    pub buckets: Vec<usize>,
+    /// Timing of all buckets, from the start of the first call to the end of the last one.
+    pub bucketed: Timing,
+    /// Timing of one vector of the same size.
+    pub fused: Timing,
+    /// Median of the ratios of the two, each of one iteration.
+    pub ratio: f64,
 }
 
 /// Times in microseconds, averaged over the ranks; bandwidths in GB/s. Calls on GPUs are timed together, so their `min`,
@@ -143,8 +170,9 @@ impl PerfReport {
 
     /// The number of wrong elements in all rows.
     pub fn wrong(&self) -> u64 {
-        let timings = self.rows.iter().flat_map(|row| [&row.out_of_place, &row.in_place]);
-        timings.filter_map(|timing| timing.wrong).sum()
+        let rows = self.rows.iter().flat_map(|row| [&row.out_of_place, &row.in_place]);
+        let models = self.models.iter().flat_map(|row| [&row.bucketed, &row.fused]);
+        rows.chain(models).filter_map(|timing| timing.wrong).sum()
     }
 }
 

@@ -3,7 +3,7 @@
 //! Owns columns, units and rounding. The columns must not change: scripts that read the output of nccl-tests parse them. Must
 //! not know where the table is printed.
 
-use super::report::{PerfRow, Timing};
+use super::report::{ModelRow, PerfRow, Timing};
 
 /// The three lines above the first row.
 pub const HEAD: &str = "\
@@ -25,6 +25,30 @@ pub fn row(row: &PerfRow) -> String {
     )
 }
 
+/// The three lines above the first training step.
+pub const MODEL_HEAD: &str = "\
+#                                                             buckets                          fused                     
+#       size  gradients  buckets      type   redop     time   algbw   busbw #wrong     time   algbw   busbw #wrong  ratio
+#        (B)                                           (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)              ";
+
+/// The lines of one training step, without a line break at the end.
+pub fn model_row(row: &ModelRow) -> String {
+    let mib = |bytes: &usize| format!("{:.1}", *bytes as f64 / f64::from(1 << 20));
+    let buckets: Vec<String> = row.buckets.iter().map(mib).collect();
+    format!(
+        "# buckets of {} MiB\n{:12}  {:9}  {:7}  {:>8}  {:>6}{}{}  {:5.3}",
+        buckets.join(" "),
+        row.size,
+        row.gradients,
+        row.buckets.len(),
+        row.dtype,
+        row.redop,
+        columns(&row.bucketed),
+        columns(&row.fused),
+        row.ratio
+    )
+}
+
 fn columns(timing: &Timing) -> String {
     let wrong = timing.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
     format!("  {}  {:6.2}  {:6.2}  {wrong:>5}", time(timing.mean_us), timing.algbw, timing.busbw)
@@ -41,8 +65,13 @@ fn time(us: f64) -> String {
 
 /// The lines below the last row: `wrong` elements in all and the average bus bandwidth in GB/s.
 pub fn foot(wrong: u64, avg_busbw: f64) -> String {
+    format!("{}\n# Avg bus bandwidth    : {avg_busbw:.4} \n#", model_foot(wrong))
+}
+
+/// The line below the last training step: `wrong` elements in all.
+pub fn model_foot(wrong: u64) -> String {
     let result = if wrong == 0 { "OK" } else { "FAILED" };
-    format!("# Out of bounds values : {wrong} {result}\n# Avg bus bandwidth    : {avg_busbw:.4} \n#")
+    format!("# Out of bounds values : {wrong} {result}")
 }
 
 #[cfg(test)]
@@ -69,6 +98,32 @@ mod tests {
         let widths: Vec<usize> = HEAD.lines().map(str::len).collect();
         assert_eq!(widths, [116; 3]);
         assert_eq!(row(&example).len(), 116);
+    }
+
+    #[test]
+    fn columns_of_training_steps_are_aligned() {
+        let timing =
+            |mean_us, wrong| Timing { mean_us, algbw: 3.171, busbw: 3.05, wrong, ..Timing::default() };
+        let example = ModelRow {
+            model: "resnet50".to_owned(),
+            size: 102_228_128,
+            dtype: "bfloat16",
+            redop: "sum",
+            gradients: 161,
+            buckets: vec![8_196_000, 31_502_336],
+            bucketed: timing(631.12, Some(0)),
+            fused: timing(23_456.0, None),
+            ratio: 1.0416,
+        };
+        let lines = model_row(&example);
+        let (buckets, row) = lines.split_once('\n').expect("two lines");
+        assert_eq!(buckets, "# buckets of 7.8 30.0 MiB");
+        assert_eq!(
+            row,
+            "   102228128        161        2  bfloat16     sum    631.1    3.17    3.05      0    23456    3.17    3.05    N/A  1.042"
+        );
+        let widths: Vec<usize> = MODEL_HEAD.lines().map(str::len).collect();
+        assert_eq!((widths, row.len()), (vec![121; 3], 121));
     }
 
     #[test]

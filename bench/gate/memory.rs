@@ -1,0 +1,46 @@
+//! Memory and calls for the hot paths.
+
+use flexring::call::{Call, Collective};
+use flexring::device::Arithmetic;
+use flexring::dtype::DType;
+use flexring::executor::BoundCall;
+use flexring::memory::Piece;
+use std::ptr::NonNull;
+
+/// Zeros that are never freed.
+pub fn zeros(bytes: usize) -> Piece {
+    let bytes: &mut [u64] = vec![0; bytes.div_ceil(8)].leak();
+    // SAFETY: the bytes live as long as the process, and only this piece leads to them.
+    unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), size_of_val(bytes)) }
+}
+
+/// An all-reduce of `count` floats.
+pub fn all_reduce(sequence: u64, count: usize) -> Call {
+    Call {
+        sequence,
+        collective: Collective::AllReduce,
+        dtype: DType::F32,
+        op: 0,
+        root: 0,
+        count: count as u64,
+        program: 0,
+        on_gpu: false,
+        factor: 1.0,
+    }
+}
+
+/// The sum of `vector`, in place, in sub-chunks of `subchunk` bytes.
+pub fn bound(call: Call, vector: Piece, subchunk: usize) -> BoundCall {
+    BoundCall {
+        call,
+        input: vector,
+        output: vector,
+        scratch: Piece::EMPTY,
+        in_place: true,
+        arithmetic: Arithmetic::Sum,
+        average: false,
+        prescale: false,
+        subchunk,
+        blocks: None,
+    }
+}
