@@ -144,6 +144,12 @@ impl ControlConnection {
         let shared =
             Shared::new(identity.rank, fault).inspect_err(|error| report_failure(&mut stream, error))?;
         let shared = Arc::new(shared);
+        // A coordinator in this process ends with it.
+        if !host_ranks.contains(&identity.rank)
+            && let Err(cause) = stream.start_relay()
+        {
+            log::debug!("no relay holds the control connection: {cause}");
+        }
         let control_thread = ControlThread::new(Arc::clone(&shared), stream, host_process, config.heartbeat);
         let builder = std::thread::Builder::new().name("flexring-ctrl".to_owned());
         let thread = spawn(builder, move || control_thread.run())

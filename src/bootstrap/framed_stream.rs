@@ -10,7 +10,7 @@
 use super::frame_decoder::{FrameDecoder, Unreadable};
 use super::protocol::{Bytes, ENCRYPTED};
 use crate::error::{Error, Result};
-use crate::process::ClosedInChild;
+use crate::process::{ClosedInChild, Relay};
 use crate::tls::{SessionBinding, TlsRole, TlsSession};
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
@@ -50,6 +50,8 @@ pub(super) struct FramedStream {
     plain: usize,
     /// Whether the other end is authenticated.
     trusted: bool,
+    /// Holds the socket, if `stream` is the relay's. Dropped after `stream`, whose end it waits for.
+    relay: Option<Relay>,
 }
 
 /// The result of one read.
@@ -80,7 +82,21 @@ impl FramedStream {
             encryption: Encryption::None,
             plain: 0,
             trusted: false,
+            relay: None,
         })
+    }
+
+    /// Lets another thread hold the socket, so that the other end soon learns that this process was killed.
+    ///
+    /// # Errors
+    /// Those of the kernel. The stream is as it was then.
+    pub(super) fn start_relay(&mut self) -> io::Result<()> {
+        let (relay, local) = Relay::start(self.stream.as_fd())?;
+        self._closed_in_child = ClosedInChild::new(local.as_fd());
+        // A local socket has the same operations as that of TCP, which is closed here.
+        self.stream = TcpStream::from(local);
+        self.relay = Some(relay);
+        Ok(())
     }
 
     /// Requires that this stream is encrypted before it has a binding. The initiator then calls
@@ -265,6 +281,15 @@ impl FramedStream {
             _ => self.has_unsent(),
         };
         if can_send { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+    }
+}
+
+impl Drop for FramedStream {
+    fn drop(&mut self) {
+        if self.relay.is_some() {
+            // The relay must end, even if a process that this one has started holds a copy of the local socket.
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
     }
 }
 

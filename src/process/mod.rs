@@ -1,12 +1,14 @@
 //! What a library must respect in a process that is not its own: forks, and signals.
 //!
-//! Owns the detection of forked children, the sockets that they must not keep, and how the library's threads are
-//! started. Must not know what the threads and sockets are for.
+//! Owns the detection of forked children, the sockets that they must not keep, those that a killed process must lose at once, and how
+//! the library's threads are started. Must not know what the threads and sockets are for.
 
 mod fork;
 mod per_process;
+mod relay;
 mod thread;
 
 pub(crate) use fork::{ClosedInChild, CreatorProcess};
 pub(crate) use per_process::PerProcess;
+pub(crate) use relay::Relay;
 pub use thread::spawn;
