@@ -87,7 +87,7 @@ impl RankState {
         in_place: bool,
         element_bytes: u64,
     ) -> Option<RequestedJob> {
-        let Body::Combine { operands, .. } = &self.pipeline.program().steps[step as usize].body else {
+        let Body::Combine { operands, .. } = &*self.pipeline.program().steps[step as usize].body else {
             return None;
         };
         if let [OperandSource::Own { buffer, scaled: false }] = operands[..]
@@ -116,7 +116,7 @@ impl RankState {
 
     /// What a job is in a timeline.
     pub fn activity(&self, job: &RankJob) -> SpanActivity {
-        match &self.pipeline.program().steps[job.step as usize].body {
+        match &*self.pipeline.program().steps[job.step as usize].body {
             Body::Combine { operands, .. } if operands.len() > 1 => SpanActivity::Reduce,
             _ => SpanActivity::Copy,
         }

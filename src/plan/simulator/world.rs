@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::plan::Rank;
 use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::pipeline::{Action, Binding};
-use crate::plan::program::{StepId, StepPlaces};
+use crate::plan::program::{SharedSteps, StepId};
 use crate::plan::topology::Topology;
 
 /// Events between two calls of the progress function.
@@ -62,9 +62,9 @@ impl<'a> SimulatedWorld<'a> {
         call: SimulationInput,
     ) -> Self {
         let world = topology.world();
-        let mut places = StepPlaces::default();
+        let mut shared = SharedSteps::default();
         let rank = |rank| {
-            let program = plan.program_sharing(rank, spec, &mut places);
+            let program = plan.program_sharing(rank, spec, &mut shared);
             RankState::new(program, topology, binding, parameters)
         };
         let ranks: Vec<RankState> = (0..world).map(rank).collect();
