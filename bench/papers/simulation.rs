@@ -30,7 +30,7 @@ pub fn seconds(
         job_nanoseconds: 0,
         ..SimulationParameters::DEFAULT
     };
-    let call = SimulationInput { bytes, records: false };
+    let call = SimulationInput::new(bytes);
     let (name, begun) = (schedule.name().to_owned(), Instant::now());
     let plan = Plan::on(schedule, topology, lowering);
     let run = simulate(&plan, topology, call, &parameters, &mut |_, _| {}).expect("small enough to simulate");

@@ -312,7 +312,7 @@ impl ProgramPath {
     ) -> Result<()> {
         let bound = &active.bound;
         let program = Arc::clone(self.pipeline().program());
-        let Body::Combine { operands, into, last } = &program.steps[step as usize].body else {
+        let Body::Combine { operands, into, last } = &*program.steps[step as usize].body else {
             return Err(bug(Violation(format!("step {step} has no operands to combine"))));
         };
         resources.operands.clear();
@@ -375,7 +375,7 @@ impl ProgramPath {
         slot: usize,
     ) {
         let Some(on_gpu) = resources.slots.on_gpu(slot) else { return };
-        let Body::Send { peers, .. } = &self.pipelines[self.current].program().steps[step as usize].body
+        let Body::Send { peers, .. } = &*self.pipelines[self.current].program().steps[step as usize].body
         else {
             return;
         };

@@ -47,6 +47,8 @@ pub struct Comparison {
     pub candidates: Vec<Candidate>,
     /// Algorithms that do not support the topology, each with the reason.
     pub refused: Vec<(Algorithm, String)>,
+    /// Algorithms whose plans were not simulated, each with the reason.
+    pub not_simulated: Vec<(Algorithm, String)>,
     /// What limits every schedule; `None` with one rank.
     pub bound: Option<LowerBound>,
     /// Whether times were simulated. Else they are those of the busiest link and of the latencies of all messages in a row,
@@ -78,6 +80,7 @@ impl Comparison {
         parameters: &SimulationParameters,
     ) -> Self {
         let (mut plans, mut refused) = (Vec::<(Plan, Vec<Algorithm>)>::new(), Vec::new());
+        let mut not_simulated = Vec::new();
         for algorithm in Algorithm::ALL.iter().copied().filter(|algorithm| *algorithm != Algorithm::Auto) {
             match planner::plan(algorithm, topology, details) {
                 Err(reason) => refused.push((algorithm, reason.message().to_owned())),
@@ -105,12 +108,13 @@ impl Comparison {
                 });
                 let hops = traffic.hops();
                 let seconds = if simulated {
-                    let call = SimulationInput { bytes, records: false };
+                    let call = SimulationInput::new(bytes);
                     match simulate(&plan, topology, call, parameters, &mut |_, _| {}) {
                         Ok(run) => run.seconds(),
                         Err(reason) => {
                             let reason = reason.message().to_owned();
-                            refused.extend(algorithms.iter().map(|algorithm| (*algorithm, reason.clone())));
+                            not_simulated
+                                .extend(algorithms.iter().map(|algorithm| (*algorithm, reason.clone())));
                             return None;
                         }
                     }
@@ -121,7 +125,7 @@ impl Comparison {
             })
             .collect();
         candidates.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
-        Self { candidates, refused, bound: lower_bound(topology), simulated }
+        Self { candidates, refused, not_simulated, bound: lower_bound(topology), simulated }
     }
 
     /// Why the first candidate is the fastest, as a sentence without a full stop; `None` if there are not two.

@@ -12,7 +12,7 @@ use super::block_order::BlockOrder;
 use super::fraction::Span;
 use super::short_list::ShortList;
 use super::step_lists::StepLists;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// Index of a step in its program.
@@ -56,17 +56,35 @@ pub struct StepPlace {
     pub grid: Span,
 }
 
-/// Places of steps, each stored once. Programs that are made with one of these share their places.
+/// Places and operations of steps. Programs that are made with one of these store each place once, and operations that follow
+/// each other closely.
 #[derive(Debug, Default)]
-pub struct StepPlaces(HashSet<Arc<StepPlace>>);
+pub struct SharedSteps {
+    places: HashSet<Arc<StepPlace>>,
+    /// The newest operations. A rank of a chain alternates between few.
+    bodies: VecDeque<Arc<Body>>,
+}
 
-impl StepPlaces {
-    pub(super) fn get(&mut self, place: StepPlace) -> Arc<StepPlace> {
-        if let Some(found) = self.0.get(&place) {
+/// Operations among which an equal one is searched.
+const RECENT_BODIES: usize = 8;
+
+impl SharedSteps {
+    pub(super) fn body(&mut self, body: Body) -> Arc<Body> {
+        if let Some(found) = self.bodies.iter().find(|recent| ***recent == body) {
+            return Arc::clone(found);
+        }
+        let body = Arc::new(body);
+        self.bodies.truncate(RECENT_BODIES - 1);
+        self.bodies.push_front(Arc::clone(&body));
+        body
+    }
+
+    pub(super) fn place(&mut self, place: StepPlace) -> Arc<StepPlace> {
+        if let Some(found) = self.places.get(&place) {
             return Arc::clone(found);
         }
         let place = Arc::new(place);
-        self.0.insert(Arc::clone(&place));
+        self.places.insert(Arc::clone(&place));
         place
     }
 }
@@ -79,7 +97,7 @@ pub struct Step {
     /// Hops of the collective before this step.
     pub depth: u32,
     /// The operation.
-    pub body: Body,
+    pub body: Arc<Body>,
 }
 
 /// The operation of a step.
@@ -113,13 +131,13 @@ impl Step {
     /// Whether it is a combine of this rank's own data only.
     #[must_use]
     pub fn is_local(&self) -> bool {
-        matches!(&self.body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, OperandSource::Own { .. })))
+        matches!(&*self.body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, OperandSource::Own { .. })))
     }
 
     /// The memory that a combine writes to.
     #[must_use]
     pub fn destination(&self) -> BufferKind {
-        match self.body {
+        match *self.body {
             Body::Combine { into, .. } => into,
             Body::Send { .. } => BufferKind::Output,
         }
@@ -128,7 +146,7 @@ impl Step {
     /// Whether it only copies a message, so that the message can be received at its destination directly.
     #[must_use]
     pub fn is_copy(&self) -> bool {
-        matches!(&self.body, Body::Combine { operands, last: false, .. } if matches!(operands[..], [OperandSource::Received { .. }]))
+        matches!(&*self.body, Body::Combine { operands, last: false, .. } if matches!(operands[..], [OperandSource::Received { .. }]))
     }
 }
 
@@ -226,7 +244,9 @@ pub(super) struct ProgramParts {
 impl Program {
     /// Builds a program from its steps and their dependencies: derives dependents and messages.
     pub(super) fn assemble(parts: ProgramParts) -> Self {
-        let ProgramParts { rank, world, digest, waves, held_spans, blocks, steps, depends } = parts;
+        let ProgramParts { rank, world, digest, waves, held_spans, blocks, mut steps, mut depends } = parts;
+        steps.shrink_to_fit();
+        depends.shrink_to_fit();
         let mut links: BTreeMap<Rank, LinkMessages> = BTreeMap::new();
         let mut link_entries = StepLists::default();
         let add = |list: &mut Vec<LinkEntry>, entry| {
@@ -234,7 +254,7 @@ impl Program {
             list.len() as u32 - 1
         };
         for (step, body) in (0..).zip(steps.iter().map(|step| &step.body)) {
-            match body {
+            match &**body {
                 Body::Send { peers, .. } => {
                     for (part, peer) in (0..).zip(peers) {
                         let sends = &mut links.entry(*peer).or_default().sends;
@@ -254,6 +274,11 @@ impl Program {
                 }
             }
             link_entries.end_step();
+        }
+        link_entries.shrink_to_fit();
+        for messages in links.values_mut() {
+            messages.sends.shrink_to_fit();
+            messages.receives.shrink_to_fit();
         }
         let scratch = scratch_spans(&steps, held_spans.output);
         let dependents = depends.reversed(|dependency| dependency.on);
@@ -295,7 +320,7 @@ impl Program {
             steps: vec![Step {
                 place: Arc::new(StepPlace { span: Span::WHOLE, grid: Span::WHOLE }),
                 depth: 0,
-                body,
+                body: Arc::new(body),
             }],
             depends: StepLists::without_entries(1),
         })
@@ -334,7 +359,7 @@ impl Program {
 
 /// The spans that steps write, in rising order: those to pass on, and those outside `output`. Spans that touch are one.
 fn scratch_spans(steps: &[Step], output: Span) -> Vec<Span> {
-    let written = steps.iter().filter(|step| matches!(step.body, Body::Combine { .. }));
+    let written = steps.iter().filter(|step| matches!(*step.body, Body::Combine { .. }));
     let outside = |step: &Step| {
         let span = step.span();
         if step.destination() == BufferKind::Transit {

@@ -214,7 +214,7 @@ mod tests {
             let plan = Plan::on(ShortPlan::Tree.schedule(&topology), &topology, Lowering::Direct);
             let sends = |rank| {
                 let program = plan.program(rank, ProgramSpec::ALL_REDUCE);
-                let peers = program.steps.iter().map(|step| match &step.body {
+                let peers = program.steps.iter().map(|step| match &*step.body {
                     Body::Send { peers, .. } => peers.len(),
                     Body::Combine { .. } => 0,
                 });

@@ -32,6 +32,12 @@ impl<T> StepLists<T> {
         self.ends.push(self.entries.len() as u32);
     }
 
+    /// Gives back the memory for further entries. Call it when all lists are complete.
+    pub(super) fn shrink_to_fit(&mut self) {
+        self.ends.shrink_to_fit();
+        self.entries.shrink_to_fit();
+    }
+
     pub(super) fn get(&self, step: u32) -> &[T] {
         &self.entries[self.start(step)..self.ends[step as usize] as usize]
     }

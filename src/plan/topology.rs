@@ -285,6 +285,16 @@ impl Topology {
         one
     }
 
+    /// The vertices whose uplinks lead from one vertex to the other: those that are climbed, and those that are descended, each from
+    /// the lowest.
+    #[must_use]
+    pub fn uplinks_between(&self, from: VertexId, to: VertexId) -> [Vec<VertexId>; 2] {
+        let top = self.lowest_common_ancestor(from, to);
+        let up = |vertex: &VertexId| self.vertices[*vertex].parent;
+        [from, to]
+            .map(|low| std::iter::successors(Some(low), up).take_while(|vertex| *vertex != top).collect())
+    }
+
     /// The ranks in depth-first order, so that the ranks of each node, and of each switch, are consecutive.
     #[must_use]
     pub fn ranks_in_tree_order(&self) -> Vec<Rank> {

@@ -48,7 +48,7 @@ impl Traffic {
         let mut hops = 0;
         for rank in 0..topology.world() {
             for step in plan.program(rank, spec).steps {
-                let Body::Send { peers, .. } = &step.body else { continue };
+                let Body::Send { peers, .. } = &*step.body else { continue };
                 let length = step.span().extent();
                 hops = hops.max(step.depth + 1);
                 for peer in peers.iter().copied() {

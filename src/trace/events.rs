@@ -3,7 +3,7 @@
 //! Owns which track shows a span. Spans of one track follow each other or nest, as the viewers require: messages in flight at the
 //! same time are on lanes of their own. Must not know files.
 
-use super::recording::{Activity, MessagePart, RecordedCall, RecordedSpan, Recording};
+use super::recording::{MessagePart, RecordedCall, RecordedSpan, Recording, SpanActivity};
 use std::collections::BTreeMap;
 
 /// One event, as the trace event format defines it. Times are microseconds of rank 0's CLOCK_MONOTONIC.
@@ -97,12 +97,12 @@ enum TrackKind {
 }
 
 impl TrackKind {
-    fn of(activity: Activity) -> Self {
+    fn of(activity: SpanActivity) -> Self {
         match activity {
-            Activity::Send { peer } => Self::Send { peer },
-            Activity::Receive { peer } => Self::Receive { peer },
-            Activity::Copy | Activity::Reduce => Self::Jobs,
-            Activity::Wait | Activity::Register => Self::Calls,
+            SpanActivity::Send { peer } => Self::Send { peer },
+            SpanActivity::Receive { peer } => Self::Receive { peer },
+            SpanActivity::Copy | SpanActivity::Reduce => Self::Jobs,
+            SpanActivity::Wait | SpanActivity::Register => Self::Calls,
         }
     }
 
@@ -213,12 +213,12 @@ impl EventContext<'_> {
 
     fn span(self, span: &RecordedSpan, tid: u32) -> TraceEvent {
         let (name, peer) = match span.activity {
-            Activity::Send { peer } => ("send", Some(peer)),
-            Activity::Receive { peer } => ("receive", Some(peer)),
-            Activity::Copy => ("copy", None),
-            Activity::Reduce => ("reduce", None),
-            Activity::Wait => ("wait", None),
-            Activity::Register => ("register", None),
+            SpanActivity::Send { peer } => ("send", Some(peer)),
+            SpanActivity::Receive { peer } => ("receive", Some(peer)),
+            SpanActivity::Copy => ("copy", None),
+            SpanActivity::Reduce => ("reduce", None),
+            SpanActivity::Wait => ("wait", None),
+            SpanActivity::Register => ("register", None),
         };
         let in_step = (span.part.step != MessagePart::OUTSIDE).then_some(span.part);
         let args = EventArguments {
@@ -227,7 +227,7 @@ impl EventContext<'_> {
             sub: in_step.map(|part| part.sub),
             peer,
             message: peer.map(|_| span.message),
-            bytes: (span.activity != Activity::Wait).then_some(span.part.bytes as u64),
+            bytes: (span.activity != SpanActivity::Wait).then_some(span.part.bytes as u64),
             unfinished: span.unfinished.then_some(true),
             ..EventArguments::default()
         };
@@ -239,7 +239,7 @@ impl EventContext<'_> {
     fn counters(self, spans: &[RecordedSpan]) -> Vec<TraceEvent> {
         let mut changes: BTreeMap<(u32, u64), i64> = BTreeMap::new();
         for span in spans {
-            if let Activity::Send { peer } = span.activity {
+            if let SpanActivity::Send { peer } = span.activity {
                 let bytes = span.part.bytes as i64;
                 *changes.entry((peer, span.start)).or_default() += bytes;
                 *changes.entry((peer, span.end)).or_default() -= bytes;

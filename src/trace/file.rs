@@ -5,7 +5,7 @@
 
 use super::clock::ClockAlignment;
 use super::events::{TraceEvent, events_of};
-use super::recording::{Recording, TraceOrigin};
+use super::recording::{RecordedCall, RecordedSpan, Recording, TraceOrigin};
 use crate::error::{Error, Result};
 use std::fmt;
 use std::fs::File;
@@ -45,17 +45,39 @@ pub struct TracedRank {
     pub dropped_calls: u64,
 }
 
-impl TraceFile {
-    /// Writes the timeline of a rank.
-    pub(super) fn write(file: &File, recording: &Recording) -> io::Result<()> {
-        let rank = TracedRank {
+impl TracedRank {
+    fn of(recording: &Recording) -> Self {
+        Self {
             origin: recording.origin.clone(),
             clock: recording.alignment,
             dropped_spans: recording.spans.dropped(),
             dropped_calls: recording.calls.dropped(),
-        };
+        }
+    }
+}
+
+/// The unit in which viewers show times.
+pub(super) const TIME_UNIT: &str = "ns";
+
+impl TraceFile {
+    /// The timeline of a rank that made one call and recorded these spans, such as a simulated one. Its clock is that of rank 0.
+    #[must_use]
+    pub fn of_call(origin: TraceOrigin, call: RecordedCall, spans: &[RecordedSpan]) -> Self {
+        let mut recording = Recording::new(origin, spans.len());
+        recording.calls.push(call);
+        spans.iter().for_each(|span| recording.spans.push(*span));
+        Self {
+            display_time_unit: TIME_UNIT.to_owned(),
+            other_data: TraceSummary { ranks: vec![TracedRank::of(&recording)] },
+            trace_events: events_of(&recording).collect(),
+        }
+    }
+
+    /// Writes the timeline of a rank.
+    pub(super) fn write(file: &File, recording: &Recording) -> io::Result<()> {
+        let rank = TracedRank::of(recording);
         let mut out = BufWriter::new(file);
-        write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":")?;
+        write!(out, "{{\"displayTimeUnit\":\"{TIME_UNIT}\",\"otherData\":")?;
         serde_json::to_writer(&mut out, &TraceSummary { ranks: vec![rank] })?;
         write!(out, ",\"traceEvents\":[")?;
         let mut separator = "\n";

@@ -3,7 +3,7 @@
 //! Owns how events of several ranks get along. Must not know how they were recorded.
 
 use super::events::{EventArguments, TraceEvent};
-use super::file::{TraceFile, TraceSummary, TracedRank};
+use super::file::{TIME_UNIT, TraceFile, TraceSummary, TracedRank};
 use super::recording::TraceOrigin;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
@@ -67,7 +67,7 @@ pub fn merge(files: Vec<TraceFile>) -> Result<TraceFile> {
     }
     events.extend(arrows);
     Ok(TraceFile {
-        display_time_unit: "ns".to_owned(),
+        display_time_unit: TIME_UNIT.to_owned(),
         other_data: TraceSummary { ranks },
         trace_events: events,
     })

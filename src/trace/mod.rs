@@ -28,7 +28,7 @@ pub use clock::{ClockAlignment, ClockSample, clock_name, now};
 pub use events::{EventArguments, TraceEvent};
 pub use file::{TraceFile, TracePath};
 pub use recorder::{JobKind, Recorder};
-pub use recording::{MessagePart, TraceOrigin};
+pub use recording::{MessagePart, RecordedCall, RecordedSpan, SpanActivity, TraceOrigin};
 pub use registrations::timed_registration;
 
 /// The recorder of a rank, if it records. Without one every method is a single branch.

@@ -5,7 +5,7 @@
 
 use super::clock::{ClockAlignment, now};
 use super::file::{TraceFile, TracePath};
-use super::recording::{Activity, MessagePart, RecordedCall, RecordedSpan, Recording, TraceOrigin};
+use super::recording::{MessagePart, RecordedCall, RecordedSpan, Recording, SpanActivity, TraceOrigin};
 use super::registrations::{self, TimedRegistration};
 use crate::call::Call;
 use crate::error::Result;
@@ -36,7 +36,7 @@ struct OpenSpan {
     part: MessagePart,
     /// The message's number, or the job's ticket.
     number: u64,
-    activity: Activity,
+    activity: SpanActivity,
 }
 
 /// The messages in flight between this rank and one peer, oldest first, and how many there were so far.
@@ -124,14 +124,14 @@ impl Recorder {
     /// The rank waits no longer.
     pub fn progressed(&mut self) {
         if let Some(start) = self.waiting_since.take() {
-            self.push(Activity::Wait, start, now(), MessagePart::outside(0));
+            self.push(SpanActivity::Wait, start, now(), MessagePart::outside(0));
         }
     }
 
     /// The send of the next message to `peer` begins.
     pub fn send_begins(&mut self, peer: usize, part: MessagePart) {
         let Some(link) = self.links.get_mut(peer) else { return };
-        let activity = Activity::Send { peer: peer as u32 };
+        let activity = SpanActivity::Send { peer: peer as u32 };
         link.sends.push_back(OpenSpan { start: now(), part, number: link.sent, activity });
         link.sent += 1;
     }
@@ -146,7 +146,7 @@ impl Recorder {
     /// A receive of the next message of `peer` is posted, or it can be read in place.
     pub fn receive_begins(&mut self, peer: usize, part: MessagePart) {
         let Some(link) = self.links.get_mut(peer) else { return };
-        let activity = Activity::Receive { peer: peer as u32 };
+        let activity = SpanActivity::Receive { peer: peer as u32 };
         link.receives.push_back(OpenSpan { start: now(), part, number: link.received, activity });
         link.received += 1;
     }
@@ -161,8 +161,8 @@ impl Recorder {
     /// A job of a device begins.
     pub fn job_begins(&mut self, kind: JobKind, ticket: u64, part: MessagePart) {
         let activity = match kind {
-            JobKind::Copy => Activity::Copy,
-            JobKind::Reduce => Activity::Reduce,
+            JobKind::Copy => SpanActivity::Copy,
+            JobKind::Reduce => SpanActivity::Reduce,
         };
         self.jobs.push(OpenSpan { start: now(), part, number: ticket, activity });
     }
@@ -186,21 +186,21 @@ impl Recorder {
 
     fn take_registrations(&mut self) {
         registrations::drain(|(start, end, bytes)| {
-            self.push(Activity::Register, start, end, MessagePart::outside(bytes));
+            self.push(SpanActivity::Register, start, end, MessagePart::outside(bytes));
         });
     }
 
     fn close(&mut self, span: OpenSpan, end: u64, unfinished: bool) {
         let OpenSpan { start, part, number, activity } = span;
         let message = match activity {
-            Activity::Send { .. } | Activity::Receive { .. } => number,
+            SpanActivity::Send { .. } | SpanActivity::Receive { .. } => number,
             _ => 0,
         };
         let call = self.sequence();
         self.recording.spans.push(RecordedSpan { activity, start, end, part, message, call, unfinished });
     }
 
-    fn push(&mut self, activity: Activity, start: u64, end: u64, part: MessagePart) {
+    fn push(&mut self, activity: SpanActivity, start: u64, end: u64, part: MessagePart) {
         let call = self.sequence();
         self.recording.spans.push(RecordedSpan {
             activity,

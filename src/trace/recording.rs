@@ -45,21 +45,37 @@ impl MessagePart {
 
 /// What a rank does during a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Activity {
-    Send { peer: u32 },
-    Receive { peer: u32 },
+pub enum SpanActivity {
+    /// A message to a peer is in flight.
+    Send {
+        /// The receiver.
+        peer: u32,
+    },
+    /// A message of a peer is awaited or used.
+    Receive {
+        /// The sender.
+        peer: u32,
+    },
+    /// It copies one operand.
     Copy,
+    /// It adds operands.
     Reduce,
+    /// It has nothing to do.
     Wait,
+    /// It registers memory.
     Register,
 }
 
 /// A span that is over. Times are nanoseconds of this rank's clock.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RecordedSpan {
-    pub activity: Activity,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedSpan {
+    /// What the rank does.
+    pub activity: SpanActivity,
+    /// When it begins.
     pub start: u64,
+    /// When it ends.
     pub end: u64,
+    /// What it is about.
     pub part: MessagePart,
     /// Sends and receives: number of the message on its link and direction, from 0. The same at both ends.
     pub message: u64,
@@ -71,10 +87,14 @@ pub(super) struct RecordedSpan {
 
 /// A call that is over.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RecordedCall {
+pub struct RecordedCall {
+    /// What was called.
     pub call: Call,
+    /// When it began.
     pub start: u64,
+    /// When it returned.
     pub end: u64,
+    /// Whether it returned an error.
     pub failed: bool,
 }
 

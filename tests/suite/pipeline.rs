@@ -311,7 +311,7 @@ impl World {
             return self.ranks[rank].read(Location::Buffer(buffer), elements);
         }
         let program = Arc::clone(self.ranks[rank].pipeline.program());
-        let Body::Combine { operands, .. } = &program.steps[job.step as usize].body else {
+        let Body::Combine { operands, .. } = &*program.steps[job.step as usize].body else {
             panic!("step {} is not a combine", job.step)
         };
         let mut sum = vec![0; (elements.end - elements.start) as usize];

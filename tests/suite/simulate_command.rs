@@ -1,7 +1,10 @@
 //! `flexring simulate` as a process.
 
 use crate::command::run;
+use flexring::trace::TraceFile;
+use flexring::trace::merge::totals;
 use serde_json::Value;
+use std::path::Path;
 
 /// The output of the command with valid flags.
 fn printed(flags: &str) -> String {
@@ -44,6 +47,70 @@ fn short_vectors_are_simulated_with_the_plan_that_they_use() {
     }
 }
 
+/// The texts of a drawing that the command writes.
+fn drawn(path: &Path, flags: &str) -> Vec<String> {
+    printed(&format!("{flags} --svg {}", path.display()));
+    let text = std::fs::read_to_string(path).expect("the drawing is written");
+    let drawing = roxmltree::Document::parse(&text).expect("XML");
+    assert_eq!(drawing.root_element().tag_name().name(), "svg");
+    drawing.descendants().filter_map(|element| element.text().map(str::to_owned)).collect()
+}
+
+#[test]
+fn a_run_is_drawn_with_its_ranks_and_links() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("run.svg");
+    let texts = drawn(&path, "--topology 2@1G+3@10G --size 4M");
+    for text in ["rank 4, node 1", "node 0, 1Gbit/s", "additions and copies", "30 ms"] {
+        assert!(texts.iter().any(|found| found.contains(text)), "{text:?} in {texts:?}");
+    }
+    let first = std::fs::read(&path).expect("the drawing is written");
+    drawn(&path, "--topology 2@1G+3@10G --size 4M");
+    assert_eq!(first, std::fs::read(&path).expect("the drawing is written"));
+    // Links of one node are its memory.
+    assert!(!drawn(&path, "--topology 3 --size 1M").iter().any(|text| text.contains("bit/s")));
+}
+
+#[test]
+fn several_sizes_are_drawn_as_times_by_size() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("sizes.svg");
+    let texts = drawn(&path, "--topology 1x20 --size 1K,32K,1M,4M --no-path");
+    for text in ["1K", "4M", "tree", "rabenseifner", "ring", "bytes of the vector"] {
+        assert!(texts.iter().any(|found| found == text), "{text:?} in {texts:?}");
+    }
+}
+
+#[test]
+fn a_simulated_timeline_has_the_form_of_a_real_one() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("trace.json");
+    let flags = format!("--topology 2+1 --size 1M --json --trace {}", path.display());
+    let json: Value = serde_json::from_str(&printed(&flags)).expect("JSON");
+    let result = &json["results"][0];
+    let trace = TraceFile::load(&path).expect("a timeline");
+    let hosts: Vec<&str> = trace.other_data.ranks.iter().map(|rank| rank.origin.host.as_str()).collect();
+    assert_eq!(hosts, ["node 0 (simulated)", "node 0 (simulated)", "node 1 (simulated)"]);
+    let named = |name: &str| trace.trace_events.iter().filter(|event| event.name == name).collect::<Vec<_>>();
+    let messages = result["messages"].as_u64().expect("a number") as usize;
+    assert_eq!((named("send").len(), named("receive").len()), (messages, messages));
+    // Each has a begin and an end.
+    assert_eq!(named("message").len(), 2 * messages);
+    assert!(!named("reduce").is_empty() && !named("copy").is_empty() && !named("wait").is_empty());
+    let calls = named("all_reduce");
+    let longest = calls.iter().filter_map(|call| call.dur).fold(0.0, f64::max);
+    let seconds = result["picoseconds"].as_u64().expect("a number") as f64 / 1e12;
+    assert!((longest / 1e6 - seconds).abs() < 1e-8, "{longest} us, not {seconds} s");
+    for (rank, totals) in totals(&trace).iter().enumerate() {
+        let busy = totals.waiting + totals.copying + totals.reducing;
+        assert!(totals.calls == 1 && busy <= totals.in_calls + 1.0, "rank {rank}: {totals:?}");
+        assert!(totals.sent_bytes > 0, "rank {rank}: {totals:?}");
+    }
+    let again = folder.path().join("again.json");
+    printed(&flags.replace("trace.json", "again.json"));
+    assert_eq!(std::fs::read(&path).expect("a file"), std::fs::read(&again).expect("a file"));
+}
+
 #[test]
 fn what_cannot_be_simulated_is_refused_with_cause_and_fix() {
     for (flags, code, words) in [
@@ -55,6 +122,19 @@ fn what_cannot_be_simulated_is_refused_with_cause_and_fix() {
         ("--topology 2+3 --algo blueconnect", 2, "not symmetric"),
         ("--topology 2+3 --size 1000G", 2, "this simulation is too large"),
         ("--topology 1x100000 --algo ring", 2, "this simulation is too large: 100000 ranks have about"),
+        (
+            "--topology 65 --svg never.svg",
+            2,
+            "65 ranks are too many for a drawing of one run: expected at most 64",
+        ),
+        (
+            "--topology 2 --svg /nowhere/x.svg",
+            1,
+            "cannot write /nowhere/x.svg: give a file in a folder that exists",
+        ),
+        ("--topology 2 --trace /nowhere/x.json", 1, "cannot write /nowhere/x.json: give a file in a folder"),
+        ("--topology 2 --svg never.svg --no-path", 2, "omit --no-path or --svg"),
+        ("--topology 2 --size 1M,2M --trace never.json", 2, "give --trace with a single --size"),
         ("--topology never.toml", 2, "cannot be read as a file"),
     ] {
         let (found, out, err) = run(&format!("simulate {flags}"), &[]);

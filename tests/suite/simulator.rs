@@ -14,13 +14,14 @@ use flexring::plan::simulator::{
 use flexring::plan::topology::{Topology, TopologyBuilder, Uplink};
 use flexring::plan::topology_file::parse_short;
 use flexring::plan::traffic::Traffic;
+use flexring::trace::SpanActivity;
 
 /// Machines whose additions take no time, so that links alone determine it.
 const FAST: SimulationParameters =
     SimulationParameters { memory_bandwidth: 1 << 60, job_nanoseconds: 0, ..SimulationParameters::DEFAULT };
 
 fn run(plan: &Plan, topology: &Topology, bytes: u64, parameters: &SimulationParameters) -> SimulatedRun {
-    let call = SimulationInput { bytes, records: true };
+    let call = SimulationInput { records: true, ..SimulationInput::new(bytes) };
     simulate(plan, topology, call, parameters, &mut |_, _| {}).expect("it can be simulated")
 }
 
@@ -109,7 +110,7 @@ fn times_beyond_what_picoseconds_can_express_are_refused() {
     for (topology, memory_bandwidth) in [("1@10+1@10", 1 << 40), ("1+1", 1)] {
         let topology = short(topology);
         let parameters = SimulationParameters { memory_bandwidth, ..SimulationParameters::DEFAULT };
-        let call = SimulationInput { bytes: 64 << 20, records: false };
+        let call = SimulationInput::new(64 << 20);
         let plan = chained_ring(&topology);
         let error = simulate(&plan, &topology, call, &parameters, &mut |_, _| {}).expect_err("too long");
         assert!(error.message().contains("check the bandwidths of the links and of memory"), "{error}");
@@ -173,10 +174,40 @@ fn the_critical_path_accounts_for_the_whole_time() {
 }
 
 #[test]
+fn recording_changes_no_result_and_timelines_cover_each_rank() {
+    let topology = short("2@1G+3@10G+4@2G");
+    let plan = Plan::on(flexreduce::plan(&topology).expect("small"), &topology, Lowering::Auto);
+    let recorded = |records, timelines| {
+        let call = SimulationInput { records, timelines, ..SimulationInput::new(10_000_000) };
+        simulate(&plan, &topology, call, &SimulationParameters::DEFAULT, &mut |_, _| {})
+            .expect("it can be simulated")
+    };
+    let (bare, full) = (recorded(false, false), recorded(true, true));
+    assert_eq!((bare.picoseconds, &bare.links, bare.events), (full.picoseconds, &full.links, full.events));
+    assert!(bare.ranks.is_empty() && full.ranks.len() == topology.world());
+    let count = |wanted: fn(SpanActivity) -> bool| {
+        let spans = full.ranks.iter().flat_map(|rank| &rank.spans);
+        spans.filter(|span| wanted(span.activity)).count() as u64
+    };
+    assert_eq!(count(|activity| matches!(activity, SpanActivity::Send { .. })), full.messages);
+    assert_eq!(count(|activity| matches!(activity, SpanActivity::Receive { .. })), full.messages);
+    for (rank, timeline) in full.ranks.iter().enumerate() {
+        assert!(
+            timeline.spans.iter().all(|span| span.start <= span.end && span.end <= timeline.end),
+            "rank {rank}"
+        );
+        // The one thread of a rank adds, copies or waits.
+        let own = [SpanActivity::Copy, SpanActivity::Reduce, SpanActivity::Wait];
+        let own = timeline.spans.iter().filter(|span| own.contains(&span.activity));
+        assert!(own.is_sorted_by(|one, next| one.end <= next.start), "rank {rank}");
+    }
+}
+
+#[test]
 fn what_cannot_be_simulated_is_refused_with_the_reason() {
     let topology = switch(4, 0);
     let refused = |bytes, parameters: &SimulationParameters| {
-        let call = SimulationInput { bytes, records: true };
+        let call = SimulationInput { records: true, ..SimulationInput::new(bytes) };
         let outcome = simulate(&chained_ring(&topology), &topology, call, parameters, &mut |_, _| {});
         outcome.expect_err("refused").message().to_owned()
     };
@@ -188,7 +219,7 @@ fn what_cannot_be_simulated_is_refused_with_the_reason() {
     let message = refused(1, &SimulationParameters { window: 0, ..FAST });
     assert_eq!(message, "the window is 0: use 1 to 1048576");
     let many = switch(100_000, 0);
-    let call = SimulationInput { bytes: 1 << 20, records: false };
+    let call = SimulationInput::new(1 << 20);
     let outcome = simulate(&chained_ring(&many), &many, call, &FAST, &mut |_, _| {});
     assert!(outcome.expect_err("refused").message().contains("100000 ranks have about"));
 }

@@ -124,7 +124,7 @@ fn comparison(planned: &Planned, count: u64) -> String {
     let mut text = format!("\nall schedules for {} by predicted time ({means})\n", amount(bytes));
     let width =
         comparison.candidates.iter().map(|candidate| candidate.name().len()).max().unwrap_or(0).max(9);
-    text += &format!("  {:width$}        time  of bound  steps  busiest link\n", "algorithm");
+    text += &format!("  {:width$}        time  of bound   hops  busiest link\n", "algorithm");
     for candidate in &comparison.candidates {
         let link = candidate.busiest.map_or_else(String::new, |link| {
             format!("{}: {}", vertices[link.vertex].name, rounded(link.bytes))
@@ -139,6 +139,9 @@ fn comparison(planned: &Planned, count: u64) -> String {
     }
     for (algorithm, reason) in &comparison.refused {
         text += &format!("  {}: not possible: {reason}\n", algorithm.name());
+    }
+    for (algorithm, reason) in &comparison.not_simulated {
+        text += &format!("  {}: not simulated: {reason}\n", algorithm.name());
     }
     if let Some(reason) = comparison.reason(topology) {
         text += &format!("{reason}\n");

@@ -2,6 +2,7 @@
 //!
 //! Owns the order of simulations. Must not know how they are done, or how results are printed.
 
+mod files;
 mod options;
 mod report;
 
@@ -28,6 +29,7 @@ const STEPS: u64 = 1000;
 /// Runs the command.
 pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
     let planned = Planned::new(&options.source)?;
+    files::check(options, &planned.topology)?;
     let parameters = options.parameters(&planned.config);
     let main = planned.lowered();
     let short = if planned.file.is_some() || options.source.plans() {
@@ -41,12 +43,17 @@ pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
         let short =
             kind.map(|kind| Plan::on(kind.schedule(&planned.topology), &planned.topology, Lowering::Direct));
         let plan = short.as_ref().unwrap_or(&main);
-        let call = SimulationInput { bytes: *bytes, records: !options.no_path };
+        let call = SimulationInput {
+            records: !options.no_path,
+            timelines: options.trace.is_some(),
+            ..SimulationInput::new(*bytes)
+        };
         let run = simulated(plan, &planned, call, &parameters)?;
         sizes.push(SimulatedSize { bytes: *bytes, schedule: plan.schedule().name().to_owned(), run });
     }
     let bound = lower_bound(&planned.topology).map_or(0.0, |bound| bound.seconds_per_byte);
     let report = Report { planned: &planned, parameters, sizes, seconds_per_byte_at_least: bound };
+    files::write(options, &report)?;
     let text = match (options.json, options.csv) {
         (true, _) => report.json()?,
         (_, true) => report.csv(),

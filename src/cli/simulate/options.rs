@@ -6,6 +6,7 @@ use crate::plan::PlanSource;
 use clap::Args;
 use flexring::config::{Config, Size};
 use flexring::plan::simulator::{LONGEST_VECTOR, SimulationParameters};
+use std::path::PathBuf;
 
 /// Simulate an all-reduce on a described cluster: its time, the load of each link, and what determined the time
 ///
@@ -42,6 +43,14 @@ pub struct SimulateOptions {
     /// Do not find the critical path, which needs memory for each message
     #[arg(long)]
     pub no_path: bool,
+
+    /// Draw the run as an SVG file: ranks and links over time; with several sizes, the time by size
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+
+    /// Write the timeline of the ranks as Chrome trace events, as the merged file of a real run with FLEXRING_TRACE
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
 
     /// Print a line of comma-separated values for each size
     #[arg(long, conflicts_with = "json")]

@@ -178,6 +178,6 @@ fn path(run: &SimulatedRun) -> String {
     )
 }
 
-fn amount(bytes: u64) -> String {
+pub(super) fn amount(bytes: u64) -> String {
     usize::try_from(bytes).map_or_else(|_| bytes.to_string(), |bytes| Size(bytes).to_string())
 }

@@ -9,7 +9,7 @@ use crate::plan::topology::{Topology, VertexId, VertexKind};
 
 pub(super) const MARGIN: f64 = 22.0;
 /// The width at which a README shows a picture. Drawings with many columns are wider.
-const WIDTH: f64 = 940.0;
+pub(super) const WIDTH: f64 = 940.0;
 /// Width of one column of switches, left of the nodes.
 const SWITCH: f64 = 24.0;
 

@@ -1,5 +1,5 @@
 //! The drawing of a schedule, as SVG: a row for each rank, a column for the start and one for each level. Each cell shows
-//! the parts of the vector that the rank holds.
+//! the parts of the vector that the rank holds. And the drawings of simulated runs.
 //!
 //! Owns what is shown. Pure: returns text and writes no file. Must not know which planner made the schedule.
 //!
@@ -9,13 +9,22 @@
 //! | `geometry` | positions and sizes |
 //! | `ribbons` | the ends of flows |
 //! | `palette` | colors of ranks |
+//! | `timeline` | a simulated run: ranks and links over time |
+//! | `sizes` | simulated times by size |
+//! | `axis` | ticks and labels of both |
 //! | `canvas` | SVG elements and text width |
 
+mod axis;
 mod canvas;
 mod geometry;
 mod holdings;
 mod palette;
 mod ribbons;
+mod sizes;
+mod timeline;
+
+pub use sizes::{SizePoint, draw_sizes};
+pub use timeline::{MOST_TIMELINE_RANKS, draw_timeline};
 
 use super::Rank;
 use super::captions::captions;

@@ -82,7 +82,7 @@ mod tests {
         let spec = ProgramSpec { collective: Collective::AllToAll, by_node, ..ProgramSpec::ALL_REDUCE };
         let sent = |rank: Rank| {
             let steps = plan.program(rank, spec).steps;
-            let peers = steps.iter().flat_map(|step| match &step.body {
+            let peers = steps.iter().flat_map(|step| match &*step.body {
                 Body::Send { peers, .. } => &peers[..],
                 Body::Combine { .. } => &[],
             });

@@ -31,7 +31,7 @@ pub use program_spec::{HeldPart, ProgramSpec};
 
 use super::Rank;
 use super::block_order::BlockOrder;
-use super::program::{Program, ProgramParts, StepPlaces, Waves};
+use super::program::{Program, ProgramParts, SharedSteps, Waves};
 use super::schedule::{Group, ParticipantSet, Schedule};
 use super::topology::Topology;
 use crate::config::Lowering;
@@ -135,15 +135,15 @@ impl Plan {
     /// If blocks must go by node, and the plan has no nodes.
     #[must_use]
     pub fn program(&self, rank: Rank, spec: ProgramSpec) -> Program {
-        self.program_sharing(rank, spec, &mut StepPlaces::default())
+        self.program_sharing(rank, spec, &mut SharedSteps::default())
     }
 
-    /// [`program`](Self::program), for callers that need the programs of many ranks: they share memory through `places`.
+    /// [`program`](Self::program), for callers that need the programs of many ranks: they share memory through `shared`.
     ///
     /// # Panics
     /// If blocks must go by node, and the plan has no nodes.
     #[must_use]
-    pub fn program_sharing(&self, rank: Rank, spec: ProgramSpec, places: &mut StepPlaces) -> Program {
+    pub fn program_sharing(&self, rank: Rank, spec: ProgramSpec, shared: &mut SharedSteps) -> Program {
         let world = self.schedule.world();
         let order = || self.blocks.as_ref().expect("the plan knows the nodes");
         let blocks = spec.by_node.then(order);
@@ -159,7 +159,7 @@ impl Plan {
         let mut transfers = lowering.transfers();
         transfers.sort_by_key(|transfer| (transfer.depth, transfer.group, transfer.segment.span.start));
         let held_spans = spec.held_spans(rank, world);
-        let mut builder = StepBuilder::new(rank, spec, places);
+        let mut builder = StepBuilder::new(rank, spec, shared);
         for transfer in transfers {
             let span = transfer.segment.span;
             builder.set_position(if spec.by_wave { transfer.segment.grid } else { span }, transfer.depth);
@@ -215,7 +215,7 @@ mod tests {
 
     /// The length of all that ranks send to a rank, in vectors.
     fn received(programs: &[Program], rank: Rank) -> f64 {
-        let to_rank = |step: &Step| matches!(&step.body, Body::Send { peers, .. } if peers.contains(&rank));
+        let to_rank = |step: &Step| matches!(&*step.body, Body::Send { peers, .. } if peers.contains(&rank));
         let steps = programs.iter().flat_map(|program| &program.steps);
         steps.filter(|step| to_rank(step)).map(|step| step.span().extent()).sum()
     }
@@ -267,7 +267,7 @@ mod tests {
                         let is_in = |whole: &Span| whole.start <= span.start && span.end <= whole.end;
                         is_in(&program.held_spans.output) || program.scratch.iter().any(is_in)
                     };
-                    for step in program.steps.iter().filter(|step| matches!(step.body, Body::Combine { .. }))
+                    for step in program.steps.iter().filter(|step| matches!(*step.body, Body::Combine { .. }))
                     {
                         assert!(held(step.span()), "rank {}: {step:?}: {:?}", program.rank, program.scratch);
                     }

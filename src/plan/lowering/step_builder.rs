@@ -6,7 +6,7 @@ use super::program_spec::ProgramSpec;
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
 use crate::plan::program::{
-    Body, BufferKind, Dependency, OperandSource, Step, StepId, StepPlace, StepPlaces,
+    Body, BufferKind, Dependency, OperandSource, SharedSteps, Step, StepId, StepPlace,
 };
 use crate::plan::short_list::ShortList;
 use crate::plan::span_map::SpanMap;
@@ -24,7 +24,7 @@ struct History {
 /// The steps of one rank in the making.
 pub(super) struct StepBuilder<'a> {
     rank: Rank,
-    places: &'a mut StepPlaces,
+    shared: &'a mut SharedSteps,
     prescale: bool,
     reproducible: bool,
     /// See [`HeldSpans::disjoint`](crate::plan::program::HeldSpans::disjoint).
@@ -42,10 +42,10 @@ pub(super) struct StepBuilder<'a> {
 
 impl<'a> StepBuilder<'a> {
     /// Starts the program of `rank`.
-    pub(super) fn new(rank: Rank, spec: ProgramSpec, places: &'a mut StepPlaces) -> Self {
+    pub(super) fn new(rank: Rank, spec: ProgramSpec, shared: &'a mut SharedSteps) -> Self {
         Self {
             rank,
-            places,
+            shared,
             prescale: spec.prescale,
             reproducible: spec.reproducible,
             disjoint: spec.one_shot,
@@ -160,7 +160,8 @@ impl<'a> StepBuilder<'a> {
         depends.sort_unstable_by_key(|dependency| (dependency.on, dependency.in_place_only));
         depends.dedup_by_key(|dependency| dependency.on);
         let (grid, depth) = self.position;
-        let place = self.places.get(StepPlace { span, grid });
+        let place = self.shared.place(StepPlace { span, grid });
+        let body = self.shared.body(body);
         self.steps.push(Step { place, depth, body });
         depends.iter().for_each(|dependency| self.depends.push(*dependency));
         self.depends.end_step();

@@ -49,7 +49,7 @@ impl Pipeline {
                 let outgoing = *link.outgoing.get(link.send_posted);
                 if outgoing.ready {
                     link.send_posted += 1;
-                    let Body::Send { buffer, .. } = &self.program.steps[outgoing.step as usize].body else {
+                    let Body::Send { buffer, .. } = &*self.program.steps[outgoing.step as usize].body else {
                         unreachable!("only sends are planned");
                     };
                     let location = outgoing.slot.map_or(Location::Buffer(*buffer), Location::Slot);
@@ -90,7 +90,7 @@ impl Pipeline {
         let slot = self.free.pop().expect("the pool has a slot for every link's share");
         self.slot_users[slot as usize] = users;
         let program = Arc::clone(&self.program);
-        let Body::Send { buffer, peers } = &program.steps[step as usize].body else {
+        let Body::Send { buffer, peers } = &*program.steps[step as usize].body else {
             unreachable!("only sends are staged");
         };
         for peer in peers {
@@ -131,12 +131,12 @@ impl Pipeline {
     }
 
     fn try_combine(&mut self, step: StepId) -> Option<Action> {
-        let BoundStep { issued, subs, .. } = self.steps[step as usize];
-        if issued >= subs {
+        let issued = self.steps[step as usize].issued;
+        if issued >= self.place(step).subs {
             return None;
         }
         let sub = issued.into();
-        let Body::Combine { operands, .. } = &self.program.steps[step as usize].body else {
+        let Body::Combine { operands, .. } = &*self.program.steps[step as usize].body else {
             return None;
         };
         for (part, operand) in operands.iter().enumerate() {
@@ -167,7 +167,7 @@ impl Pipeline {
             if dependency.in_place_only && !self.binding.in_place {
                 return true;
             }
-            let bound = &self.steps[dependency.on as usize];
+            let bound = self.place(dependency.on);
             // Steps process elements in ascending order, so everything below the watermark is done.
             end <= bound.start || self.watermark(dependency.on) >= end.min(bound.end)
         })
@@ -175,15 +175,16 @@ impl Pipeline {
 
     /// The element below which a step is done.
     fn watermark(&self, step: StepId) -> u64 {
-        let bound = &self.steps[step as usize];
-        let done = if bound.is_send {
+        let bound = self.place(step);
+        let BoundStep { is_send, done, .. } = self.steps[step as usize];
+        let done = if is_send {
             let completed = |(part, peer): (u32, &Rank)| {
                 let link = self.links.get(*peer).expect("a send's links exist");
                 link.sends.completed(self.program.link_entry(step, part))
             };
             (0..).zip(self.peers_of(step)).map(completed).min().unwrap_or(bound.subs)
         } else {
-            bound.done
+            done
         };
         match done {
             0 => bound.start,

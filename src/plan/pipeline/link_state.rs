@@ -132,6 +132,28 @@ impl LinkTable {
     pub(super) fn get_mut(&mut self, peer: Rank) -> Option<&mut LinkState> {
         Some(&mut self.states[self.peers.binary_search(&peer).ok()?])
     }
+
+    /// All links are added: gives back the memory for more.
+    pub(super) fn shrink_to_fit(&mut self) {
+        self.peers.shrink_to_fit();
+        self.states.shrink_to_fit();
+    }
+
+    /// Adds the peer to `queue`, unless it is queued: its next message may have become possible.
+    pub(super) fn queue_send(&mut self, peer: Rank, queue: &mut VecDeque<Rank>) {
+        let link = self.get_mut(peer).expect("the link exists");
+        if !std::mem::replace(&mut link.send_queued, true) {
+            queue.push_back(peer);
+        }
+    }
+
+    /// Adds the peer to `queue`, unless it is queued: the receive of its next message may have become possible.
+    pub(super) fn queue_recv(&mut self, peer: Rank, queue: &mut VecDeque<Rank>) {
+        let link = self.get_mut(peer).expect("the link exists");
+        if !link.profile.reads_in_place && !std::mem::replace(&mut link.recv_queued, true) {
+            queue.push_back(peer);
+        }
+    }
 }
 
 /// Entries by message number, for as many messages as the window allows.

@@ -35,8 +35,8 @@ pub use binding::{Binding, BlockLayout, LinkProfile, Staging};
 use super::Rank;
 use super::program::{Body, BufferKind, OperandSource, Program, Step, StepId, Waves};
 use link_state::{LinkState, LinkTable, PendingRecv};
-use message_order::BoundStep;
-use std::collections::VecDeque;
+use message_order::{BoundPlace, BoundStep};
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -51,6 +51,8 @@ pub struct Pipeline {
     /// Whether messages are numbered for the size and layout of `binding` and `blocks`.
     numbered: bool,
     steps: Vec<BoundStep>,
+    /// The elements of steps. Steps of one place share them, unless blocks are bound.
+    places: Vec<BoundPlace>,
     links: LinkTable,
     /// Peers with traffic.
     peers: Vec<Rank>,
@@ -83,13 +85,16 @@ impl Pipeline {
             window += profile.window;
             links.push(*peer, LinkState::new(profile, &traffic.sends, &traffic.receives));
         }
+        links.shrink_to_fit();
         let peers: Vec<Rank> = program.peers().collect();
-        let steps = program.steps.len();
+        let (bound, places) = bound_steps(&program);
+        let steps = bound.len();
         Self {
             binding: Binding { count: 0, subchunk: 1, align: 1, in_place: false },
             blocks: BlockLayout::default(),
             numbered: false,
-            steps: vec![BoundStep::default(); steps],
+            steps: bound,
+            places,
             to_send: VecDeque::with_capacity(peers.len()),
             to_post_recv: VecDeque::with_capacity(peers.len()),
             peers,
@@ -120,7 +125,7 @@ impl Pipeline {
     #[must_use]
     pub fn is_own_copy(&self, action: &Action) -> bool {
         let Action::Combine { step, .. } = action else { return false };
-        match &self.program.steps[*step as usize].body {
+        match &*self.program.steps[*step as usize].body {
             Body::Combine { operands, .. } => {
                 operands.iter().all(|operand| matches!(operand, OperandSource::Own { .. }))
             }
@@ -171,9 +176,9 @@ impl Pipeline {
             self.bind();
         }
         for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
-            (bound.issued, bound.done) = (0, 0);
-            if matches!(step.body, Body::Combine { .. }) {
-                self.remaining += u64::from(bound.subs);
+            (bound.issued, bound.done, bound.is_queued) = (0, 0, step.is_local());
+            if !bound.is_send {
+                self.remaining += u64::from(self.places[bound.place as usize].subs);
             }
         }
         // As many waves as the longest grid has sub-chunks.
@@ -183,8 +188,13 @@ impl Pipeline {
         for peer in &self.peers {
             let link = self.links.get_mut(*peer).expect("the peer has a link");
             if !numbered {
-                link.sends.number(&self.steps, waves);
-                link.receives.number(&self.steps, waves);
+                let bound = |step: StepId| {
+                    let (place, depth) =
+                        (self.steps[step as usize].place, self.program.steps[step as usize].depth);
+                    (&self.places[place as usize], depth)
+                };
+                link.sends.number(bound, waves);
+                link.receives.number(bound, waves);
             }
             link.restart(staging(*peer));
             self.remaining += link.sends.messages();
@@ -193,28 +203,31 @@ impl Pipeline {
                 self.to_post_recv.push_back(*peer);
             }
         }
-        for (number, step) in (0..).zip(&self.program.steps) {
-            self.steps[number as usize].is_queued = step.is_local();
-            if step.is_local() {
-                self.to_combine.push_back(number);
-            }
-        }
+        let queued = (0..).zip(&self.steps).filter(|(_, bound)| bound.is_queued);
+        self.to_combine.extend(queued.map(|(step, _)| step));
     }
 
     /// Computes the elements and sub-chunks of every step.
     fn bind(&mut self) {
         let Binding { count, subchunk, align, .. } = self.binding;
-        for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
+        if !self.blocks.sends.is_empty() && self.places.len() < self.steps.len() {
+            // Blocks differ where places are equal.
+            self.places.clear();
+            for (step, bound) in (0..).zip(&mut self.steps) {
+                bound.place = step;
+                self.places.push(BoundPlace { step, ..BoundPlace::default() });
+            }
+        }
+        for place in &mut self.places {
+            let step = &self.program.steps[place.step as usize];
             let block = block_of(step, self.program.rank, &self.blocks);
             let Range { start, end } = block.clone().unwrap_or_else(|| step.span().elements(count, align));
             let grid = block.unwrap_or_else(|| step.place.grid.elements(count, align));
             let (origin, cells) = (grid.start, (grid.end - grid.start).div_ceil(subchunk));
             let first = (start - origin) / subchunk;
             let subs = if start == end { 0 } else { (end - 1 - origin) / subchunk - first + 1 };
-            let (subs, depth) = (u32::try_from(subs).expect("`CallLayout` refuses so many"), step.depth);
-            let is_send = matches!(step.body, Body::Send { .. });
-            *bound =
-                BoundStep { start, end, origin, cells, first, subs, depth, is_send, ..BoundStep::default() };
+            let subs = u32::try_from(subs).expect("`CallLayout` refuses so many");
+            *place = BoundPlace { start, end, origin, cells, first, subs, step: place.step };
         }
     }
 
@@ -230,10 +243,14 @@ impl Pipeline {
         self.remaining
     }
 
+    fn place(&self, step: StepId) -> &BoundPlace {
+        &self.places[self.steps[step as usize].place as usize]
+    }
+
     /// The elements of a sub-chunk of a step, as a range of the vector.
     #[must_use]
     pub fn elements(&self, step: StepId, sub: u64) -> Range<u64> {
-        let bound = &self.steps[step as usize];
+        let bound = self.place(step);
         let cell = bound.origin + (bound.first + sub) * self.binding.subchunk;
         cell.max(bound.start)..(cell + self.binding.subchunk).min(bound.end)
     }
@@ -241,7 +258,7 @@ impl Pipeline {
     /// Where operand number `part` of a combine is for this sub-chunk.
     #[must_use]
     pub fn operand_location(&self, step: StepId, part: usize, sub: u64) -> Location {
-        let Body::Combine { operands, .. } = &self.program.steps[step as usize].body else {
+        let Body::Combine { operands, .. } = &*self.program.steps[step as usize].body else {
             unreachable!("only combines have operands");
         };
         match operands[part] {
@@ -361,16 +378,16 @@ impl Pipeline {
             return Err(Violation(format!("step {step} completed a sub-chunk that was not submitted")));
         }
         let sub = bound.done.into();
-        let program = Arc::clone(&self.program);
-        let Body::Combine { operands, .. } = &program.steps[step as usize].body else {
+        let Self { program, links, .. } = self;
+        let Body::Combine { operands, .. } = &*program.steps[step as usize].body else {
             return Err(Violation(format!("step {step} is not a combine")));
         };
         for (part, operand) in operands.iter().enumerate() {
             let OperandSource::Received { peer } = *operand else {
                 continue;
             };
-            let message = self.recv_message_of(peer, step, part as u32, sub);
-            let link = self.links.get_mut(peer).expect("the operand's link exists");
+            let link = links.get_mut(peer).expect("the operand's link exists");
+            let message = link.receives.message_of(program.link_entry(step, part as u32), sub);
             let incoming = link.incoming.get(message);
             incoming.consumed = true;
             if let Some(slot) = incoming.slot.take() {
@@ -379,7 +396,7 @@ impl Pipeline {
             }
             let releases = link.profile.reads_in_place.then_some(&mut self.to_release);
             link.release_consumed(peer, releases);
-            self.queue_recv(peer);
+            links.queue_recv(peer, &mut self.to_post_recv);
         }
         self.finish_sub(step);
         Ok(())
@@ -394,17 +411,19 @@ impl Pipeline {
 
     /// Queues the steps that wait for `step`.
     fn wake_dependents(&mut self, step: StepId) {
-        let program = Arc::clone(&self.program);
+        let Self { program, links, steps, to_send, to_post_recv, to_combine, .. } = self;
         for dependent in program.dependents(step) {
             let step = &program.steps[*dependent as usize];
-            match &step.body {
-                Body::Send { peers, .. } => peers.iter().for_each(|peer| self.queue_send(*peer)),
+            match &*step.body {
+                Body::Send { peers, .. } => {
+                    peers.iter().for_each(|peer| links.queue_send(*peer, to_send));
+                }
                 Body::Combine { operands, .. } => {
-                    self.queue_combine(*dependent);
+                    queue_combine(steps, to_combine, *dependent);
                     if step.is_copy() {
                         for operand in operands {
                             if let OperandSource::Received { peer } = operand {
-                                self.queue_recv(*peer);
+                                links.queue_recv(*peer, to_post_recv);
                             }
                         }
                     }
@@ -414,7 +433,7 @@ impl Pipeline {
     }
 
     fn needs_staging(&self, peer: Rank, step: StepId) -> bool {
-        let Body::Send { buffer, .. } = &self.program.steps[step as usize].body else {
+        let Body::Send { buffer, .. } = &*self.program.steps[step as usize].body else {
             return false;
         };
         self.links.get(peer).is_some_and(|link| match buffer {
@@ -424,7 +443,7 @@ impl Pipeline {
     }
 
     fn peers_of(&self, step: StepId) -> &[Rank] {
-        match &self.program.steps[step as usize].body {
+        match &*self.program.steps[step as usize].body {
             Body::Send { peers, .. } => peers,
             Body::Combine { .. } => &[],
         }
@@ -445,29 +464,42 @@ impl Pipeline {
     }
 
     fn queue_send(&mut self, peer: Rank) {
-        let link = self.links.get_mut(peer).expect("the link exists");
-        if !std::mem::replace(&mut link.send_queued, true) {
-            self.to_send.push_back(peer);
-        }
+        self.links.queue_send(peer, &mut self.to_send);
     }
 
     fn queue_recv(&mut self, peer: Rank) {
-        let link = self.links.get_mut(peer).expect("the link exists");
-        if !link.profile.reads_in_place && !std::mem::replace(&mut link.recv_queued, true) {
-            self.to_post_recv.push_back(peer);
-        }
+        self.links.queue_recv(peer, &mut self.to_post_recv);
     }
 
     fn queue_combine(&mut self, step: StepId) {
-        if !std::mem::replace(&mut self.steps[step as usize].is_queued, true) {
-            self.to_combine.push_back(step);
-        }
+        queue_combine(&mut self.steps, &mut self.to_combine, step);
     }
+}
+
+fn queue_combine(steps: &mut [BoundStep], to_combine: &mut VecDeque<StepId>, step: StepId) {
+    if !std::mem::replace(&mut steps[step as usize].is_queued, true) {
+        to_combine.push_back(step);
+    }
+}
+
+/// The steps of a program, and the places that they share, both without elements.
+fn bound_steps(program: &Program) -> (Vec<BoundStep>, Vec<BoundPlace>) {
+    let (mut numbers, mut places) = (HashMap::new(), Vec::new());
+    let bound = |(number, step): (StepId, &Step)| {
+        let place = *numbers.entry(Arc::as_ptr(&step.place)).or_insert_with(|| {
+            places.push(BoundPlace { step: number, ..BoundPlace::default() });
+            places.len() as u32 - 1
+        });
+        BoundStep { place, is_send: matches!(*step.body, Body::Send { .. }), ..BoundStep::default() }
+    };
+    let steps = (0..).zip(&program.steps).map(bound).collect();
+    places.shrink_to_fit();
+    (steps, places)
 }
 
 /// The elements of the block that a step moves; `None` if `blocks` is empty.
 fn block_of(step: &Step, rank: Rank, blocks: &BlockLayout) -> Option<Range<u64>> {
-    match &step.body {
+    match &*step.body {
         Body::Send { peers, .. } => blocks.sends.get(*peers.first()?).cloned(),
         Body::Combine { operands, .. } => match operands.first()? {
             OperandSource::Received { peer } => blocks.receives.get(*peer).cloned(),

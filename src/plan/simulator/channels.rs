@@ -7,7 +7,7 @@ use super::event_queue::{ChannelId, FlowId, VirtualTime};
 use super::network::{LinkId, Network};
 use crate::plan::Rank;
 use crate::plan::program::Program;
-use crate::plan::topology::{Topology, VertexId};
+use crate::plan::topology::Topology;
 use std::collections::VecDeque;
 
 /// A message that waits for its transfer.
@@ -71,19 +71,17 @@ impl Channels {
         self.first[from] + at as ChannelId
     }
 
+    pub fn len(&self) -> usize {
+        self.channels.len()
+    }
+
     pub fn get(&mut self, id: ChannelId) -> &mut Channel {
         &mut self.channels[id as usize]
     }
 }
 
 fn channel(topology: &Topology, from: Rank, to: Rank) -> Channel {
-    let (low, high) = (topology.leaf(from), topology.leaf(to));
-    let top = topology.lowest_common_ancestor(low, high);
-    let climb = |vertex: VertexId| {
-        let up = |vertex: &VertexId| topology.vertices()[*vertex].parent;
-        std::iter::successors(Some(vertex), up).take_while(|vertex| *vertex != top).collect::<Vec<_>>()
-    };
-    let (up, down) = (climb(low), climb(high));
+    let [up, down] = topology.uplinks_between(topology.leaf(from), topology.leaf(to));
     let nanoseconds: u64 =
         up.iter().chain(&down).map(|vertex| topology.vertices()[*vertex].uplink.latency).sum();
     let up = up.into_iter().map(Network::up);

@@ -13,6 +13,7 @@
 //! | `rank_state` | a rank's pipeline, and the one thread that adds and copies |
 //! | `world` | the loop over events |
 //! | `activity` | what ranks and links did when, and the critical path |
+//! | `rank_timeline` | what each rank did, as the timeline of a real run |
 //! | `outcome` | the results |
 //!
 //! # What is modelled
@@ -34,11 +35,13 @@ mod network;
 mod outcome;
 mod parameters;
 mod rank_state;
+mod rank_timeline;
 mod world;
 
 pub use activity::{ActivityKind, PathSummary, SimulatedActivity};
 pub use outcome::{LinkUse, SimulatedRun};
-pub use parameters::{PICOSECONDS, SimulationParameters};
+pub use parameters::{PICOSECONDS, SimulationInput, SimulationParameters};
+pub use rank_timeline::RankTimeline;
 
 use super::lowering::Plan;
 use super::topology::{Topology, Uplink};
@@ -51,6 +54,9 @@ const MOST_STEPS: u64 = 20 << 20;
 /// Most activities that are recorded: about 200 MB.
 const MOST_ACTIVITIES: u64 = 4 << 20;
 
+/// Most sub-chunks of all ranks in a timeline: a file of about 150 MB.
+const MOST_IN_TIMELINES: u64 = 1 << 18;
+
 /// Most messages of all ranks: some days of work.
 const MOST_MESSAGES: u64 = 1 << 33;
 
@@ -59,16 +65,6 @@ const LONGEST_TIME: f64 = (u64::MAX / parameters::PICOSECONDS / 2) as f64;
 
 /// Longest vector in bytes: 2^50.
 pub const LONGEST_VECTOR: u64 = 1 << 50;
-
-/// What to simulate.
-#[derive(Clone, Copy, Debug)]
-pub struct SimulationInput {
-    /// Bytes of the vector that each rank contributes to an all-reduce, from 1 to [`LONGEST_VECTOR`].
-    pub bytes: u64,
-    /// Whether to record what each rank and link does, for a timeline and the critical path. Without it memory does not grow
-    /// with the number of messages in flight over time.
-    pub records: bool,
-}
 
 /// Simulates an all-reduce. `progress` is called now and then with the number of sub-chunks that are done, and of all.
 ///
@@ -122,6 +118,10 @@ pub fn simulate(
         let fix = "use a shorter vector or longer sub-chunks";
         return too_large("messages", messages, MOST_MESSAGES, fix);
     }
+    if call.timelines && messages > MOST_IN_TIMELINES {
+        let fix = "use fewer ranks or a shorter vector, or no timeline";
+        return too_large("messages and additions to draw", messages, MOST_IN_TIMELINES, fix);
+    }
     if longest_time(topology, call.bytes, messages, parameters) > LONGEST_TIME {
         let message = format!(
             "this simulation may take more than {LONGEST_TIME:.0} s of virtual time, its longest: check the bandwidths of the links \
@@ -130,7 +130,7 @@ pub fn simulate(
         return Err(Error::invalid_setting(message));
     }
     let layout = parameters.layout(world, call.bytes)?;
-    SimulatedWorld::new(plan, topology, spec, layout, parameters, call.records).run(progress)
+    SimulatedWorld::new(plan, topology, spec, layout, parameters, call).run(progress)
 }
 
 /// An upper bound of the time in seconds: all ranks send and add their data one after the other, over the slowest link.

@@ -4,6 +4,7 @@
 
 use super::activity::{PathSummary, SimulatedActivity};
 use super::parameters::PICOSECONDS;
+use super::rank_timeline::RankTimeline;
 use crate::plan::topology::VertexId;
 
 /// What one uplink carried.
@@ -34,6 +35,8 @@ pub struct SimulatedRun {
     pub critical_path: Vec<SimulatedActivity>,
     /// All activities in the order of their starts; empty if nothing was recorded.
     pub timeline: Vec<SimulatedActivity>,
+    /// By rank, what it did; empty if that was not recorded.
+    pub ranks: Vec<RankTimeline>,
 }
 
 impl SimulatedRun {

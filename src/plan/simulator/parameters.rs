@@ -1,4 +1,4 @@
-//! What the simulated machines can do.
+//! What is simulated, and what the simulated machines can do.
 //!
 //! Owns the parameters, and the layout that they give a call. Must not know events.
 
@@ -12,6 +12,26 @@ use crate::plan::program::HeldSpans;
 
 /// Picoseconds of a second.
 pub const PICOSECONDS: u64 = 1_000_000_000_000;
+
+/// What to simulate.
+#[derive(Clone, Copy, Debug)]
+pub struct SimulationInput {
+    /// Bytes of the vector that each rank contributes to an all-reduce, from 1 to [`LONGEST_VECTOR`](super::LONGEST_VECTOR).
+    pub bytes: u64,
+    /// Whether to record what each rank and link does, for a timeline and the critical path. Without it memory does not grow
+    /// with the number of messages in flight over time.
+    pub records: bool,
+    /// Whether to record the timeline of each rank ([`SimulatedRun::ranks`](super::SimulatedRun::ranks)), as real runs write them.
+    pub timelines: bool,
+}
+
+impl SimulationInput {
+    /// A simulation of this many bytes that records nothing.
+    #[must_use]
+    pub fn new(bytes: u64) -> Self {
+        Self { bytes, records: false, timelines: false }
+    }
+}
 
 /// Machines and settings of a simulation. The speeds of links are those of the topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

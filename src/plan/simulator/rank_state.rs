@@ -3,12 +3,13 @@
 //! Owns what the thread does now, and the notifications that it has not handled. Must not know other ranks, links or time.
 
 use super::activity::ActivityId;
-use super::event_queue::FlowId;
+use super::event_queue::{FlowId, VirtualTime};
 use super::parameters::SimulationParameters;
 use crate::plan::Rank;
 use crate::plan::pipeline::{Binding, Location, Pipeline, Staging};
 use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
 use crate::plan::topology::Topology;
+use crate::trace::{MessagePart, SpanActivity};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ pub struct RankJob {
     /// Transfers from the memory of peers, which the job reads in place.
     pub reads: Vec<FlowId>,
     pub activity: ActivityId,
+    pub begun: VirtualTime,
 }
 
 /// The state of one rank.
@@ -85,7 +87,7 @@ impl RankState {
         in_place: bool,
         element_bytes: u64,
     ) -> Option<RequestedJob> {
-        let Body::Combine { operands, .. } = &self.pipeline.program().steps[step as usize].body else {
+        let Body::Combine { operands, .. } = &*self.pipeline.program().steps[step as usize].body else {
             return None;
         };
         if let [OperandSource::Own { buffer, scaled: false }] = operands[..]
@@ -112,14 +114,31 @@ impl RankState {
         self.pipeline.combine_complete(job.step).map_err(|violation| violation.0)
     }
 
-    /// Reports all notifications to the pipeline, in their order. Whether there were any.
-    pub fn poll(&mut self) -> Result<bool, String> {
+    /// What a job is in a timeline.
+    pub fn activity(&self, job: &RankJob) -> SpanActivity {
+        match &*self.pipeline.program().steps[job.step as usize].body {
+            Body::Combine { operands, .. } if operands.len() > 1 => SpanActivity::Reduce,
+            _ => SpanActivity::Copy,
+        }
+    }
+
+    /// A step's sub-chunk in a timeline.
+    pub fn part(&self, step: StepId, sub: u64, element_bytes: u64) -> MessagePart {
+        MessagePart { step, sub, bytes: self.bytes(step, sub, element_bytes) as usize }
+    }
+
+    /// Reports all notifications to the pipeline, in their order. `readable` is called before each message that can be read in
+    /// place, with its sender. Whether there were any.
+    pub fn poll(&mut self, mut readable: impl FnMut(&Self, Rank)) -> Result<bool, String> {
         let any = !self.inbox.is_empty();
         while let Some((notification, cause)) = self.inbox.pop_front() {
             self.cause = cause;
             let handled = match notification {
                 Notification::SendComplete { peer } => self.pipeline.send_complete(peer),
-                Notification::RecvReady { peer } => self.pipeline.recv_ready(peer).map(drop),
+                Notification::RecvReady { peer } => {
+                    readable(self, peer);
+                    self.pipeline.recv_ready(peer).map(drop)
+                }
                 Notification::RecvComplete { peer } => self.pipeline.recv_complete(peer),
             };
             handled.map_err(|violation| violation.0)?;

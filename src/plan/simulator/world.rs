@@ -8,13 +8,14 @@ use super::channels::{Channels, WaitingMessage};
 use super::event_queue::{ChannelId, EventQueue, FlowId, SimulatedEvent, VirtualTime};
 use super::network::Network;
 use super::outcome::{LinkUse, SimulatedRun};
-use super::parameters::{PICOSECONDS, SimulationParameters};
+use super::parameters::{PICOSECONDS, SimulationInput, SimulationParameters};
 use super::rank_state::{Notification, RankJob, RankState};
+use super::rank_timeline::RankTimelines;
 use crate::error::{Error, Result};
 use crate::plan::Rank;
 use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::pipeline::{Action, Binding};
-use crate::plan::program::{StepId, StepPlaces};
+use crate::plan::program::{SharedSteps, StepId};
 use crate::plan::topology::Topology;
 
 /// Events between two calls of the progress function.
@@ -41,6 +42,8 @@ pub(super) struct SimulatedWorld<'a> {
     channels: Channels,
     ranks: Vec<RankState>,
     record: Record,
+    /// `None` if they are not recorded.
+    timelines: Option<RankTimelines>,
     messages: u64,
     events: u64,
     unfinished: usize,
@@ -56,18 +59,20 @@ impl<'a> SimulatedWorld<'a> {
         spec: ProgramSpec,
         binding: Binding,
         parameters: &'a SimulationParameters,
-        records: bool,
+        call: SimulationInput,
     ) -> Self {
         let world = topology.world();
-        let mut places = StepPlaces::default();
+        let mut shared = SharedSteps::default();
         let rank = |rank| {
-            let program = plan.program_sharing(rank, spec, &mut places);
+            let program = plan.program_sharing(rank, spec, &mut shared);
             RankState::new(program, topology, binding, parameters)
         };
         let ranks: Vec<RankState> = (0..world).map(rank).collect();
         let programs = ranks.iter().map(|state| &**state.pipeline.program());
+        let channels = Channels::new(programs, topology);
         Self {
-            channels: Channels::new(programs, topology),
+            timelines: call.timelines.then(|| RankTimelines::new(world, channels.len())),
+            channels,
             topology,
             parameters,
             now: 0,
@@ -75,7 +80,7 @@ impl<'a> SimulatedWorld<'a> {
             network: Network::new(topology),
             owners: Vec::new(),
             ranks,
-            record: Record::new(records),
+            record: Record::new(call.records),
             messages: 0,
             events: 0,
             unfinished: world,
@@ -133,6 +138,7 @@ impl<'a> SimulatedWorld<'a> {
             events: self.events,
             critical_path: self.record.path_to(self.last),
             timeline: self.record.into_activities(),
+            ranks: self.timelines.map_or_else(Vec::new, RankTimelines::into_ranks),
         }
     }
 
@@ -160,8 +166,8 @@ impl<'a> SimulatedWorld<'a> {
                 }
                 self.job_may_end(rank)
             }
-            SimulatedEvent::Arrives { channel } => {
-                let channel = self.channels.get(channel);
+            SimulatedEvent::Arrives { channel: id } => {
+                let channel = self.channels.get(id);
                 let transfer = channel.on_the_way.pop_front().unwrap_or(ActivityId::NONE);
                 if channel.posted == 0 {
                     channel.early.push_back(transfer);
@@ -169,6 +175,9 @@ impl<'a> SimulatedWorld<'a> {
                 }
                 channel.posted -= 1;
                 let (peer, to) = (channel.from, channel.to);
+                if let Some(timelines) = &mut self.timelines {
+                    timelines.receive_ends(id, self.now, (peer, to));
+                }
                 self.notify(to, Notification::RecvComplete { peer }, transfer)
             }
             SimulatedEvent::Announced { channel } => {
@@ -177,10 +186,13 @@ impl<'a> SimulatedWorld<'a> {
                 let (peer, to) = (channel.from, channel.to);
                 self.notify(to, Notification::RecvReady { peer }, cause)
             }
-            SimulatedEvent::Released { channel } => {
-                let channel = self.channels.get(channel);
+            SimulatedEvent::Released { channel: id } => {
+                let channel = self.channels.get(id);
                 let cause = channel.releases.pop_front().unwrap_or(ActivityId::NONE);
                 let (peer, from) = (channel.to, channel.from);
+                if let Some(timelines) = &mut self.timelines {
+                    timelines.send_ends(id, self.now, (from, peer));
+                }
                 self.notify(from, Notification::SendComplete { peer }, cause)
             }
         }
@@ -205,6 +217,9 @@ impl<'a> SimulatedWorld<'a> {
                 self.network.end(flow);
             }
         }
+        if let Some(timelines) = &mut self.timelines {
+            timelines.send_ends(id, now, (from, peer));
+        }
         self.notify(from, Notification::SendComplete { peer }, transfer)
     }
 
@@ -223,15 +238,37 @@ impl<'a> SimulatedWorld<'a> {
         };
         self.record.end(job.activity, self.now);
         state.cause = job.activity;
+        if let Some(timelines) = &mut self.timelines {
+            let part = state.part(job.step, job.sub, self.parameters.element_bytes as u64);
+            timelines.job(rank, (job.begun, self.now), state.activity(&job), part);
+        }
         state.finish(&job).map_err(bug)?;
         if job.is_own_copy {
-            state.poll().map_err(bug)?;
+            self.poll(rank)?;
         }
         self.advance(rank)
     }
 
+    /// Reports a rank's notifications to its pipeline. Whether there were any.
+    fn poll(&mut self, rank: Rank) -> Result<bool> {
+        let Self { ranks, channels, timelines, .. } = self;
+        let (now, element_bytes) = (self.now, self.parameters.element_bytes as u64);
+        let readable = |state: &RankState, peer: Rank| {
+            if let Some(timelines) = timelines
+                && let Some((step, sub)) = state.pipeline.next_recv_part(peer)
+            {
+                let part = state.part(step, sub, element_bytes);
+                timelines.receive_begins(channels.between(peer, rank), now, part);
+            }
+        };
+        ranks[rank].poll(readable).map_err(bug)
+    }
+
     /// Performs actions and polls like the executor, until a job takes time or nothing is possible.
     fn advance(&mut self, rank: Rank) -> Result<()> {
+        if let Some(timelines) = &mut self.timelines {
+            timelines.progressed(rank, self.now);
+        }
         loop {
             while let Some(action) = self.ranks[rank].pipeline.next_action() {
                 if !self.perform(rank, action)? {
@@ -242,8 +279,14 @@ impl<'a> SimulatedWorld<'a> {
             if state.pipeline.is_done() && !std::mem::replace(&mut state.done, true) {
                 self.unfinished -= 1;
                 (self.finished, self.last) = (self.now, state.cause);
+                if let Some(timelines) = &mut self.timelines {
+                    timelines.returns(rank, self.now);
+                }
             }
-            if !self.ranks[rank].poll().map_err(bug)? {
+            if !self.poll(rank)? {
+                if let Some(timelines) = self.timelines.as_mut().filter(|_| !self.ranks[rank].done) {
+                    timelines.idle(rank, self.now);
+                }
                 return Ok(());
             }
         }
@@ -258,18 +301,33 @@ impl<'a> SimulatedWorld<'a> {
                 let cause = state.cause;
                 let id = self.channels.between(peer, rank);
                 let channel = self.channels.get(id);
+                if let Some(timelines) = &mut self.timelines {
+                    timelines.receive_ends(id, now, (peer, rank));
+                }
                 channel.releases.push_back(cause);
                 self.queue.add(now + channel.latency, SimulatedEvent::Released { channel: id });
             }
             Action::Send { peer, step, sub, .. } => {
                 let (bytes, cause) = (state.bytes(step, sub, element_bytes), state.cause);
+                if let Some(timelines) = &mut self.timelines {
+                    let part = state.part(step, sub, element_bytes);
+                    timelines.send_begins(self.channels.between(rank, peer), now, part);
+                }
                 self.send(rank, peer, WaitingMessage { bytes, cause });
             }
-            Action::PostRecv { peer, .. } => {
+            Action::PostRecv { peer, step, sub, .. } => {
                 let id = self.channels.between(peer, rank);
                 let channel = self.channels.get(id);
+                if let Some(timelines) = &mut self.timelines {
+                    timelines.receive_begins(id, now, state.part(step, sub, element_bytes));
+                }
                 match channel.early.pop_front() {
-                    Some(transfer) => state.inbox.push_back((Notification::RecvComplete { peer }, transfer)),
+                    Some(transfer) => {
+                        if let Some(timelines) = &mut self.timelines {
+                            timelines.receive_ends(id, now, (peer, rank));
+                        }
+                        state.inbox.push_back((Notification::RecvComplete { peer }, transfer));
+                    }
                     None => channel.posted += 1,
                 }
             }
@@ -335,6 +393,7 @@ impl<'a> SimulatedWorld<'a> {
             is_own_copy: state.pipeline.is_own_copy(action),
             thread_works: true,
             reads,
+            begun: now,
             activity: self.record.begin(ActivityKind::Job { rank }, bytes, now, cause),
         });
         self.queue.job_ends(now + self.parameters.job_time(moved), rank);

@@ -34,14 +34,14 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
                 step.span()
             ))
         };
-        let reads = |wanted| match &step.body {
+        let reads = |wanted| match &*step.body {
             Body::Send { buffer, .. } => *buffer == wanted,
             Body::Combine { operands, .. } => operands
                 .iter()
                 .any(|operand| matches!(operand, OperandSource::Own { buffer, .. } if *buffer == wanted)),
         };
         let (reads_output, reads_input) = (reads(BufferKind::Output), reads(BufferKind::Input));
-        let combines = matches!(step.body, Body::Combine { .. });
+        let combines = matches!(*step.body, Body::Combine { .. });
         let passes_on = combines && step.destination() == BufferKind::Transit;
         let writes = combines && !passes_on;
         for segment in &mut accesses[range(&cuts, step.span())] {

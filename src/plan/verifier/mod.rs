@@ -140,7 +140,7 @@ mod tests {
     }
 
     fn change_operands(program: &mut Program, step: usize, change: impl FnOnce(&mut Vec<OperandSource>)) {
-        let Body::Combine { operands, .. } = &mut program.steps[step].body else {
+        let Body::Combine { operands, .. } = Arc::make_mut(&mut program.steps[step].body) else {
             panic!("step {step} is not a combine")
         };
         let mut changed = operands.to_vec();
@@ -150,7 +150,7 @@ mod tests {
 
     /// The first step of a program that adds two or more operands.
     fn reduction(program: &Program) -> usize {
-        let adds = |step: &Step| matches!(&step.body, Body::Combine { operands, .. } if operands.len() > 1);
+        let adds = |step: &Step| matches!(&*step.body, Body::Combine { operands, .. } if operands.len() > 1);
         program.steps.iter().position(adds).expect("every rank of a ring adds")
     }
 
@@ -247,7 +247,7 @@ mod tests {
         const NAMES: [&str; 5] = ["a", "a", "a", "b", "b"];
         let forwards = |program: &Program| {
             let forwards = |step: &Step| {
-                matches!(step.body, Body::Send { buffer: BufferKind::Transit, .. }) && step.depth == 1
+                matches!(*step.body, Body::Send { buffer: BufferKind::Transit, .. }) && step.depth == 1
             };
             program.steps.iter().position(forwards).expect("a leader") as StepId
         };
@@ -261,7 +261,7 @@ mod tests {
         let error = by_node(&NAMES, |programs| {
             let sends: Vec<usize> = (0..programs[0].steps.len())
                 .filter(|step| programs[0].steps[*step].depth == 2)
-                .filter(|step| matches!(programs[0].steps[*step].body, Body::Send { .. }))
+                .filter(|step| matches!(*programs[0].steps[*step].body, Body::Send { .. }))
                 .collect();
             let place = |step: usize| Arc::clone(&programs[0].steps[step].place);
             let (one, other) = (place(sends[0]), place(sends[1]));
@@ -292,7 +292,7 @@ mod tests {
             }
             let steps = &mut programs[4].steps;
             let step = steps.iter_mut().find(|step| step.is_copy() && step.depth == 0).expect("a copy");
-            if let Body::Combine { into, .. } = &mut step.body {
+            if let Body::Combine { into, .. } = Arc::make_mut(&mut step.body) {
                 *into = BufferKind::Transit;
             }
         });

@@ -27,14 +27,14 @@ pub(super) fn blocks(programs: &[Program]) -> std::result::Result<(), String> {
 /// Checks the steps of one rank.
 fn pieces(program: &Program, order: &BlockOrder) -> std::result::Result<(), String> {
     for step in &program.steps {
-        let reads_input = match &step.body {
+        let reads_input = match &*step.body {
             Body::Send { buffer, .. } => *buffer == BufferKind::Input,
             Body::Combine { operands, .. } => operands
                 .iter()
                 .any(|operand| matches!(operand, OperandSource::Own { buffer: BufferKind::Input, .. })),
         };
         let writes_output =
-            matches!(step.body, Body::Combine { .. }) && step.destination() == BufferKind::Output;
+            matches!(*step.body, Body::Combine { .. }) && step.destination() == BufferKind::Output;
         let whole_blocks = |span: Span| {
             let blocks = (order.world() * order.world()) as u64;
             let elements = span.elements(blocks, 1);

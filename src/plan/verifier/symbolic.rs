@@ -105,7 +105,7 @@ impl<'a> SymbolicRun<'a> {
             for (rank, program) in self.programs.iter().enumerate() {
                 while let Some(step) = program.steps.get(next[rank]) {
                     let range = range(&self.cuts, step.span());
-                    match &step.body {
+                    match &*step.body {
                         Body::Send { buffer, peers } => {
                             let values = self.own(rank, range, *buffer, &memory[rank], spec)?;
                             for peer in peers {

@@ -1,0 +1,105 @@
+//! The files of `flexring simulate`: the drawing, and the timeline of the ranks.
+//!
+//! Owns what they show. Must not know how they are drawn or encoded.
+
+use super::options::SimulateOptions;
+use super::report::{Report, SimulatedSize, amount};
+use crate::error::CommandError;
+use crate::output;
+use flexring::Error;
+use flexring::call::{Call, Collective};
+use flexring::dtype::{DType, ReduceOp};
+use flexring::plan::drawing::{MOST_TIMELINE_RANKS, SizePoint, draw_sizes, draw_timeline};
+use flexring::plan::topology::Topology;
+use flexring::trace::merge::merge;
+use flexring::trace::{RecordedCall, TraceFile, TraceOrigin};
+use std::fs::OpenOptions;
+use std::path::Path;
+
+/// Checks that the files can be written, before anything is simulated.
+pub fn check(options: &SimulateOptions, topology: &Topology) -> Result<(), CommandError> {
+    let (world, sizes) = (topology.world(), options.sizes.len());
+    if options.svg.is_some() && sizes == 1 && world > MOST_TIMELINE_RANKS {
+        return Err(CommandError::Usage(format!(
+            "{world} ranks are too many for a drawing of one run: expected at most {MOST_TIMELINE_RANKS}; several sizes are \
+             drawn for any number of ranks, and --trace writes a file that Perfetto shows"
+        )));
+    }
+    if options.svg.is_some() && sizes == 1 && options.no_path {
+        let message = "a drawing of one run shows what --no-path leaves out: omit --no-path or --svg";
+        return Err(CommandError::Usage(message.to_owned()));
+    }
+    if options.trace.is_some() && sizes > 1 {
+        let message = format!(
+            "a timeline shows one run, but there are {sizes} sizes: give --trace with a single --size"
+        );
+        return Err(CommandError::Usage(message));
+    }
+    [&options.svg, &options.trace].into_iter().flatten().try_for_each(|path| create(path))
+}
+
+fn create(path: &Path) -> Result<(), CommandError> {
+    let created = OpenOptions::new().append(true).create(true).open(path);
+    let explained = |cause| {
+        let what = format!(
+            "cannot write {}: give a file in a folder that exists and can be written",
+            path.display()
+        );
+        Error::io(what, cause)
+    };
+    Ok(created.map(drop).map_err(explained)?)
+}
+
+/// Writes the files that the flags ask for.
+pub fn write(options: &SimulateOptions, report: &Report<'_>) -> Result<(), CommandError> {
+    if let Some(path) = &options.svg {
+        output::write(path, &drawing(report))?;
+    }
+    match (&options.trace, &report.sizes[..]) {
+        (Some(path), [only]) => Ok(timeline(report, only)?.save(path)?),
+        _ => Ok(()),
+    }
+}
+
+fn drawing(report: &Report<'_>) -> String {
+    let planned = report.planned;
+    let place = planned.place();
+    if let [SimulatedSize { bytes, schedule, run }] = &report.sizes[..] {
+        let title = format!("{schedule} on {}, {}", planned.called, amount(*bytes));
+        let subtitle =
+            format!("simulated: {place}; {} in {}", amount(*bytes), output::duration(run.seconds()));
+        return draw_timeline(run, &planned.topology, &title, &subtitle);
+    }
+    let points = report.sizes.iter().map(|SimulatedSize { bytes, schedule, run }| SizePoint {
+        bytes: *bytes,
+        seconds: run.seconds(),
+        bound: report.seconds_per_byte_at_least * *bytes as f64,
+        schedule: schedule.clone(),
+    });
+    let title = format!("all-reduce on {}", planned.called);
+    draw_sizes(&points.collect::<Vec<_>>(), &title, &format!("simulated: {place}"))
+}
+
+/// The timelines of all ranks, as one file.
+fn timeline(report: &Report<'_>, size: &SimulatedSize) -> Result<TraceFile, Error> {
+    let topology = &report.planned.topology;
+    let call = Call {
+        sequence: 1,
+        collective: Collective::AllReduce,
+        dtype: DType::F32,
+        op: ReduceOp::Sum.code(),
+        root: 0,
+        count: size.bytes.div_ceil(DType::F32.size() as u64),
+        program: 0,
+        on_gpu: false,
+        factor: 1.0,
+    };
+    let files = size.run.ranks.iter().enumerate().map(|(rank, timeline)| {
+        let node = topology.vertices()[topology.leaf(rank)].parent.unwrap_or(0);
+        let host = format!("{} (simulated)", topology.vertices()[node].name);
+        let origin = TraceOrigin { rank, world: topology.world(), host, pid: 0, communicator: String::new() };
+        let call = RecordedCall { call, start: 0, end: timeline.end, failed: false };
+        TraceFile::of_call(origin, call, &timeline.spans)
+    });
+    merge(files.collect())
+}
