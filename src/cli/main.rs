@@ -9,6 +9,7 @@ mod env;
 mod error;
 mod local_ranks;
 mod output;
+mod output_file;
 mod perf;
 mod plan;
 mod settings;

@@ -7,7 +7,7 @@ use super::local_gathering::LocalGathering;
 use super::offers::OfferKey;
 use super::runner::CallRunner;
 use crate::bootstrap::ShrinkService;
-use crate::config::{Config, Servers};
+use crate::config::{Config, Servers, Size};
 use crate::plan::topology::Topology;
 use crate::plan::tuning::ClusterIdentity;
 use crate::rank::Rank;
@@ -40,6 +40,8 @@ pub(super) struct LocalRank {
 /// What is kept.
 pub(super) struct Blueprint {
     pub config: Config,
+    /// The sub-chunk that the user has set, or its default. That of `config` has room for all choices of a tuning profile.
+    pub untuned_subchunk: Size,
     /// Identifies the control connection, for communicators that are opened over it. `None` if the ranks are threads.
     pub carrier: Option<OfferKey>,
     pub topology: Topology,
@@ -63,6 +65,7 @@ impl Blueprint {
         // contain a tuning profile's links and settings; its choices apply to all ranks only.
         config.plan_file = None;
         config.tuning = None;
+        config.subchunk = self.untuned_subchunk;
         config.dimensions = None;
         config.servers = config.servers.and_then(|Servers(servers)| {
             let position = |server: Rank| members.iter().position(|member| *member == server);

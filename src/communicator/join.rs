@@ -105,9 +105,9 @@ impl Communicator {
             None => None,
         };
         let is_described = spec.topology.is_some() || spec.config.topology.is_some() || profile.is_some();
-        let topology =
-            profile.as_ref().map_or_else(|| topology.clone(), |profile| profile.topology(&topology));
         let plans = plans(&spec, &topology, me, profile.as_ref())?;
+        let topology = profile.as_ref().map_or(topology.clone(), |profile| profile.topology(&topology));
+        let untuned_subchunk = spec.config.subchunk;
         if let Some(profile) = &profile {
             spec.config = profile.configure(&spec.config);
         }
@@ -245,6 +245,7 @@ impl Communicator {
             runner,
             Blueprint {
                 config,
+                untuned_subchunk,
                 carrier: Some(*carrier),
                 topology,
                 is_described,
@@ -295,8 +296,7 @@ impl Communicator {
             tuning::check_transport(path, profile, &cluster.transport)?;
         }
         let is_described = spec.topology.is_some() || spec.config.topology.is_some() || profile.is_some();
-        let topology =
-            profile.as_ref().map_or_else(|| topology.clone(), |profile| profile.topology(&topology));
+        let measured = profile.as_ref().map_or(topology.clone(), |profile| profile.topology(&topology));
         let config =
             &profile.as_ref().map_or_else(|| spec.config.clone(), |profile| profile.configure(&spec.config));
         let layout = region_layout(config, world, world);
@@ -346,8 +346,9 @@ impl Communicator {
         let gathering = Arc::new(LocalGathering::new());
         let blueprint = || Blueprint {
             config: config.clone(),
+            untuned_subchunk: spec.config.subchunk,
             carrier: None,
-            topology: topology.clone(),
+            topology: measured.clone(),
             is_described,
             cluster: cluster.clone(),
             service: None,

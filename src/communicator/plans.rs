@@ -18,6 +18,7 @@ use crate::plan::tuning::{TunedPlan, TuningProfile};
 use crate::plan::verifier::VerifiedPlan;
 use crate::rank::Rank;
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -28,17 +29,17 @@ const MAX_VERIFIED_RANKS: usize = 16;
 /// The plans of a communicator, and the programs that calls have needed so far.
 pub(super) struct Plans {
     rank: Rank,
-    main: Arc<Plan>,
-    /// The plans for shorter vectors, in ascending order of their longest vectors.
-    sized: Vec<SizedPlan>,
+    /// The plans without the choices of a tuning profile, then those with them, if there are any. Each part is in ascending order of
+    /// the longest vectors, and its last plan has no limit.
+    all: Vec<SizedPlan>,
+    /// Number of plans without the choices of a profile.
+    untuned: usize,
     /// See [`digest`](Self::digest).
     digest: u64,
     /// Most bytes that a rank may receive if every rank reduces a vector itself.
     direct_limit: usize,
     /// Largest vector, in bytes, that every rank reduces itself.
     small: usize,
-    /// Bytes of a sub-chunk of calls that use the main plan.
-    subchunk: usize,
     /// Longest block of an all-to-all, in bytes, that goes by node.
     longest_by_node: usize,
     reproducible: bool,
@@ -47,33 +48,28 @@ pub(super) struct Plans {
     selection: AlgorithmSelection,
 }
 
-/// The plans that a communicator can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum PlanKind {
-    /// For long vectors, whose time depends on bandwidth.
-    Main,
-    /// For short vectors, whose time depends on the number of messages.
-    Short(ShortPlan),
-    /// The choice with this number of a tuning profile.
-    Tuned(usize),
-}
-
 /// The plan of vectors up to a length.
+#[derive(Clone)]
 struct SizedPlan {
-    kind: PlanKind,
+    /// For short vectors, whose time depends on the number of messages; `None` if it depends on bandwidth, or for a choice of a
+    /// tuning profile.
+    short: Option<ShortPlan>,
     /// Longest vector in bytes.
     longest: usize,
+    /// Longest sub-chunk in bytes.
     subchunk: usize,
     plan: Arc<Plan>,
 }
 
-impl PlanKind {
-    /// The plan by which every rank can reduce a vector itself.
-    const DIRECT: Self = Self::Short(ShortPlan::Direct);
+impl SizedPlan {
+    /// Whether every rank can reduce a vector itself by this plan.
+    fn is_direct(&self) -> bool {
+        self.short == Some(ShortPlan::Direct)
+    }
 }
 
-/// Identifies a program.
-type ProgramKey = (PlanKind, ProgramSpec);
+/// Identifies a program: the position of its plan, and the variant.
+type ProgramKey = (usize, ProgramSpec);
 
 /// How a call is executed.
 #[derive(Clone, Copy)]
@@ -86,67 +82,42 @@ pub(super) struct Installed {
 }
 
 impl Plans {
-    /// Makes the plans for `topology` according to the settings of the user, and to the tuning profile if there is one.
+    /// Makes the plans for `topology` according to the settings of the user, and to the tuning profile if there is one. Vectors up to
+    /// `FLEXRING_SMALL` and those on GPUs do not use the choices of a profile: these were measured with longer vectors on the host.
     pub(super) fn new(
         config: &Config,
         topology: &Topology,
         rank: Rank,
         profile: Option<&TuningProfile>,
     ) -> Result<Self> {
-        let mut tuned = profile.map_or(Ok(Vec::new()), |profile| profile.plans(config, topology))?;
-        let longest_vectors = tuned.pop();
-        let is_tuned = longest_vectors.is_some();
-        let mut subchunk = config.subchunk.0;
-        let (main, selection) = match (&config.plan_file, longest_vectors, profile) {
-            (None, Some(TunedPlan { choice, plan }), Some(profile)) => {
-                subchunk = choice.subchunk.0;
-                let reason = format!("measured on {}: FLEXRING_TUNING", profile.date);
-                (Arc::new(plan), AlgorithmSelection { algorithm: choice.algorithm, reason })
+        let measured = profile.map(|profile| profile.topology(topology));
+        let measured = measured.as_ref().unwrap_or(topology);
+        let choices = profile.map_or(Ok(Vec::new()), |profile| profile.plans(config, measured))?;
+        // With choices, what has none is planned as without a profile. Otherwise the profile is its links.
+        let (mut all, mut selection) = untuned(config, if choices.is_empty() { measured } else { topology })?;
+        let untuned = all.len();
+        if let (Some(last), Some(profile)) = (choices.last(), profile) {
+            if last.choice.algorithm != Algorithm::Auto {
+                selection.algorithm = last.choice.algorithm;
             }
-            (Some(path), ..) => (
-                from_file(path, config, topology)?,
-                AlgorithmSelection {
-                    algorithm: Algorithm::Auto,
-                    reason: format!("FLEXRING_PLAN_FILE={path} was given"),
-                },
-            ),
-            (None, ..) => {
-                let details = Details::of(config);
-                let selection = selection::select_algorithm(config.algo, topology, &details);
-                let schedule = planner::plan(selection.algorithm, topology, &details)?;
-                (Arc::new(Plan::on(schedule, topology, config.lowering)), selection)
-            }
-        };
+            selection.reason = format!("measured on {}: FLEXRING_TUNING", profile.date);
+            let tuned = tuned(&all, choices, config.small.0);
+            all.extend(tuned);
+        }
         // Tests verify the planners. Debug builds, where speed does not matter, verify each plan, too.
         if cfg!(debug_assertions) && topology.world() <= MAX_VERIFIED_RANKS {
-            VerifiedPlan::new(Plan::clone(&main))?;
-            tuned.iter().try_for_each(|tuned| VerifiedPlan::new(tuned.plan.clone()).map(drop))?;
+            let plans = all.iter().filter(|sized| sized.short.is_none());
+            plans
+                .map(|sized| Plan::clone(&sized.plan))
+                .try_for_each(|plan| VerifiedPlan::new(plan).map(drop))?;
         }
-        // Profiles have no choices for vectors of which only the number of messages counts.
-        let most = if is_tuned { config.small.0 } else { usize::MAX };
-        let short = |(kind, longest): (ShortPlan, usize)| SizedPlan {
-            kind: PlanKind::Short(kind),
-            longest: longest.min(most),
-            subchunk,
-            plan: Arc::new(Plan::on(kind.schedule(topology), topology, Lowering::Direct)),
-        };
-        let mut sized: Vec<SizedPlan> =
-            selection::short_plans(config, topology).into_iter().map(short).collect();
-        sized.dedup_by_key(|sized| sized.longest);
-        sized.extend(tuned.into_iter().enumerate().map(|(number, tuned)| SizedPlan {
-            kind: PlanKind::Tuned(number),
-            longest: tuned.choice.up_to.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX),
-            subchunk: tuned.choice.subchunk.0,
-            plan: Arc::new(tuned.plan),
-        }));
         Ok(Self {
             rank,
-            digest: digest_of(&main, &sized, subchunk),
-            main,
-            sized,
+            digest: digest_of(&all),
+            all,
+            untuned,
             direct_limit: config.direct.0,
             small: config.small.0,
-            subchunk,
             longest_by_node: selection::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
             installed: HashMap::new(),
@@ -154,9 +125,20 @@ impl Plans {
         })
     }
 
+    /// The positions of the plans of vectors on the host, or on a GPU.
+    fn positions(&self, on_gpu: bool) -> Range<usize> {
+        let is_tuned = self.all.len() > self.untuned;
+        if is_tuned && !on_gpu { self.untuned..self.all.len() } else { 0..self.untuned }
+    }
+
+    /// The plan of long vectors on the host.
+    fn main(&self) -> &SizedPlan {
+        &self.all[self.all.len() - 1]
+    }
+
     /// The schedule and why it was chosen, as a clause.
     pub(super) fn summary(&self) -> String {
-        format!("schedule {} ({})", self.main.schedule().name(), self.selection.reason)
+        format!("schedule {} ({})", self.main().plan.schedule().name(), self.selection.reason)
     }
 
     /// Equal on all ranks that have the same plans and sub-chunk size.
@@ -164,20 +146,22 @@ impl Plans {
         self.digest
     }
 
-    /// The programs of all-reduces without a factor.
+    /// The programs of all-reduces without a factor. With a tuning profile, those of vectors on GPUs are made when they are needed.
     fn usual_programs(&self) -> Vec<ProgramKey> {
-        let mut programs = vec![(PlanKind::Main, true, false), (PlanKind::Main, false, false)];
-        for SizedPlan { kind, .. } in &self.sized {
-            programs.push((*kind, false, false));
-            match kind {
-                PlanKind::Tuned(_) => programs.push((*kind, true, false)),
-                kind if *kind == PlanKind::DIRECT => programs.push((*kind, false, true)),
-                _ => {}
+        let mut programs = Vec::new();
+        for at in self.positions(false).rev() {
+            let sized = &self.all[at];
+            if sized.short.is_none() {
+                programs.push((at, true, false));
+            }
+            programs.push((at, false, false));
+            if sized.is_direct() {
+                programs.push((at, false, true));
             }
         }
         let reproducible = self.reproducible;
-        let key = |(kind, by_wave, one_shot)| {
-            (kind, ProgramSpec { by_wave, reproducible, one_shot, ..ProgramSpec::ALL_REDUCE })
+        let key = |(at, by_wave, one_shot)| {
+            (at, ProgramSpec { by_wave, reproducible, one_shot, ..ProgramSpec::ALL_REDUCE })
         };
         programs.into_iter().map(key).collect()
     }
@@ -190,16 +174,16 @@ impl Plans {
     /// The ranks that this rank exchanges messages with in all-reduces without a factor. What other calls need besides, such as the link
     /// from the root of a broadcast to the ranks that none of these plans connects it with, is linked when it is needed.
     pub(super) fn usual_peers(&self) -> BTreeSet<Rank> {
-        let program = |(kind, spec)| self.plan(kind).program(self.rank, spec);
+        let program = |(at, spec): ProgramKey| self.all[at].plan.program(self.rank, spec);
         let programs = self.usual_programs().into_iter().map(program);
         programs.flat_map(|program| program.peers().collect::<Vec<_>>()).collect()
     }
 
     /// Uses another plan for all later calls. The first call of each kind installs its program.
     pub(super) fn replace(&mut self, plan: &VerifiedPlan, executor: &mut Executor) {
-        self.main = Arc::clone(plan.plan());
-        self.sized.clear();
-        self.digest = digest_of(&self.main, &self.sized, self.subchunk);
+        self.all = vec![SizedPlan { short: None, plan: Arc::clone(plan.plan()), ..self.main().clone() }];
+        self.untuned = 1;
+        self.digest = digest_of(&self.all);
         self.installed.clear();
         executor.uninstall_all();
     }
@@ -214,68 +198,122 @@ impl Plans {
         };
         let straight = collective.is_straight();
         let bytes = checked.count as usize * checked.dtype.size();
-        let sized = self.sized.iter().find(|sized| bytes <= sized.longest);
-        // What goes straight depends on no plan, and the ranks of an all-to-all have different counts.
-        let sized = sized.filter(|_| !straight);
-        let (kind, subchunk, plan) = sized.map_or((PlanKind::Main, self.subchunk, &self.main), |sized| {
-            (sized.kind, sized.subchunk, &sized.plan)
-        });
+        // The last plan has no limit. What goes straight depends on no plan, and the ranks of an all-to-all have different counts.
+        let positions = self.positions(checked.on_gpu);
+        let last = positions.end - 1;
+        let at = positions.clone().find(|at| !straight && bytes <= self.all[*at].longest).unwrap_or(last);
+        let sized = &self.all[at];
+        let main = &self.all[last].plan;
         // In a one-shot all-reduce a rank receives every other rank's vector, so the limit must hold for
         // their total length.
-        let received = bytes.saturating_mul(self.main.schedule().world() - 1);
-        let small = bytes <= self.small.min(self.subchunk) && received <= self.direct_limit;
+        let received = bytes.saturating_mul(main.schedule().world() - 1);
+        let small = bytes <= self.small.min(self.all[last].subchunk) && received <= self.direct_limit;
         let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
-        let one_shot = kind == PlanKind::DIRECT && small && collective == Collective::AllReduce && !prescale;
+        let one_shot = sized.is_direct() && small && collective == Collective::AllReduce && !prescale;
         // The lengths of blocks that differ are known to two ranks each, so their ranks cannot choose alike. Vectors on a GPU would need
         // scratch memory there.
         let by_node = collective == Collective::AllToAll
-            && (1..=self.longest_by_node).contains(&(bytes / self.main.schedule().world()))
+            && (1..=self.longest_by_node).contains(&(bytes / main.schedule().world()))
             && !checked.on_gpu
-            && self.main.knows_nodes();
+            && main.knows_nodes();
         let spec = ProgramSpec {
             collective,
             root: checked.root,
             prescale,
             reproducible: self.reproducible && collective.reduces(),
-            by_wave: !one_shot && !straight && plan.moves_in_waves(bytes as u64, subchunk),
+            by_wave: !one_shot && !straight && sized.plan.moves_in_waves(bytes as u64, sized.subchunk),
             one_shot,
             by_node,
         };
-        match self.installed.get(&(kind, spec)) {
+        match self.installed.get(&(at, spec)) {
             Some(installed) => Ok(*installed),
-            None => self.install((kind, spec), executor),
+            None => self.install((at, spec), executor),
         }
     }
 
-    fn plan(&self, kind: PlanKind) -> &Plan {
-        self.sized(kind).map_or(&self.main, |sized| &sized.plan)
-    }
-
-    fn sized(&self, kind: PlanKind) -> Option<&SizedPlan> {
-        self.sized.iter().find(|sized| sized.kind == kind)
-    }
-
     fn install(&mut self, key: ProgramKey, executor: &mut Executor) -> Result<Installed> {
-        let (kind, spec) = key;
-        let program = Arc::new(self.plan(kind).program(self.rank, spec));
+        let (at, spec) = key;
+        let SizedPlan { plan, subchunk, .. } = &self.all[at];
+        let (program, subchunk) = (Arc::new(plan.program(self.rank, spec)), *subchunk);
         // Hash the two digests instead of combining them by XOR: each depends on the plan's digest, which
         // would cancel out.
         let both = u128::from(self.digest()) << 64 | u128::from(program.digest);
         let digest = xxh3_64(&both.to_le_bytes());
-        let subchunk = self.sized(kind).map_or(self.subchunk, |sized| sized.subchunk);
         let installed = Installed { digest, path: executor.install(program)?, subchunk };
         self.installed.insert(key, installed);
         Ok(installed)
     }
 }
 
-fn digest_of(main: &Plan, sized: &[SizedPlan], subchunk: usize) -> u64 {
+/// The plans for `topology` without the choices of a profile, in ascending order of the longest vectors. The last one has no limit.
+fn untuned(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>, AlgorithmSelection)> {
+    let (main, selection) = match &config.plan_file {
+        Some(path) => (
+            from_file(path, config, topology)?,
+            AlgorithmSelection {
+                algorithm: Algorithm::Auto,
+                reason: format!("FLEXRING_PLAN_FILE={path} was given"),
+            },
+        ),
+        None => {
+            let details = Details::of(config);
+            let selection = selection::select_algorithm(config.algo, topology, &details);
+            let schedule = planner::plan(selection.algorithm, topology, &details)?;
+            (Arc::new(Plan::on(schedule, topology, config.lowering)), selection)
+        }
+    };
+    let subchunk = config.subchunk.0;
+    let short = |(kind, longest): (ShortPlan, usize)| SizedPlan {
+        short: Some(kind),
+        longest,
+        subchunk,
+        plan: Arc::new(Plan::on(kind.schedule(topology), topology, Lowering::Direct)),
+    };
+    let mut plans: Vec<SizedPlan> = selection::short_plans(config, topology).into_iter().map(short).collect();
+    plans.dedup_by_key(|sized| sized.longest);
+    plans.push(SizedPlan { short: None, longest: usize::MAX, subchunk, plan: main });
+    Ok((plans, selection))
+}
+
+/// The plans with these choices for vectors longer than `small`. Shorter ones, and those whose choice is so, keep their `untuned` plans.
+fn tuned(untuned: &[SizedPlan], choices: Vec<TunedPlan>, small: usize) -> Vec<SizedPlan> {
+    let mut plans = Vec::<SizedPlan>::new();
+    let untuned_up_to = |plans: &mut Vec<SizedPlan>, most: usize, subchunk: Option<usize>| {
+        let before = plans.last().map_or(0, |sized| sized.longest);
+        for sized in untuned {
+            let is_needed = sized.longest > before && plans.last().is_none_or(|last| last.longest < most);
+            if is_needed {
+                let subchunk = subchunk.unwrap_or(sized.subchunk);
+                plans.push(SizedPlan { longest: sized.longest.min(most), subchunk, ..sized.clone() });
+            }
+        }
+    };
+    if small > 0 {
+        untuned_up_to(&mut plans, small, None);
+    }
+    for TunedPlan { choice, plan } in choices {
+        let longest = choice.up_to.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
+        if plans.last().is_some_and(|last| longest <= last.longest) {
+            continue;
+        }
+        match plan {
+            Some(plan) => {
+                let subchunk = choice.subchunk.0;
+                plans.push(SizedPlan { short: None, longest, subchunk, plan: Arc::new(plan) });
+            }
+            None => untuned_up_to(&mut plans, longest, Some(choice.subchunk.0)),
+        }
+    }
+    plans
+}
+
+fn digest_of(plans: &[SizedPlan]) -> u64 {
     let combine = |digest: u64, sized: &SizedPlan| {
         let bounds = [sized.longest as u64, sized.subchunk as u64];
         let bounds = bounds.iter().fold(0, |digest: u64, bound| xxh3_64(&(digest ^ bound).to_le_bytes()));
         (digest ^ sized.plan.digest() ^ bounds).rotate_left(1)
     };
-    main.digest() ^ sized.iter().fold(0, combine) ^ xxh3_64(&(subchunk as u64).to_le_bytes())
+    plans.iter().fold(0, combine)
 }
 
 /// Reads a plan and verifies it.
@@ -288,4 +326,68 @@ fn from_file(path: &str, config: &Config, topology: &Topology) -> Result<Arc<Pla
     }
     let verified = VerifiedPlan::for_all(Plan::on(schedule, topology, config.lowering));
     verified.map(|verified| Arc::clone(verified.plan())).map_err(|error| refuse(error.message().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tuning::parse;
+
+    const SMALL: usize = 4 << 10;
+    const K: usize = 1 << 10;
+
+    /// Plans on four ranks on three nodes, with the choices ring up to 64 KiB and weighted for longer vectors.
+    fn plans(names: &[&str], change: impl FnOnce(&mut TuningProfile)) -> Plans {
+        let mut profile = parse("f", include_str!("../../tests/data/tuning.toml")).expect("a profile");
+        change(&mut profile);
+        let topology = Topology::from_names(names);
+        Plans::new(&Config::default(), &topology, 0, Some(&profile)).expect("plans")
+    }
+
+    /// Algorithm, longest vector and sub-chunk of the plans of vectors on the host, or on a GPU.
+    fn shown(plans: &Plans, on_gpu: bool) -> Vec<(&str, usize, usize)> {
+        let plans = plans.all[plans.positions(on_gpu)].iter();
+        plans.map(|sized| (sized.plan.schedule().name(), sized.longest, sized.subchunk)).collect()
+    }
+
+    const MIXED: [&str; 4] = ["a", "a", "b", "c"];
+
+    #[test]
+    fn short_vectors_keep_their_plans_also_where_some_ranks_share_memory() {
+        let tuned =
+            [("flexreduce", SMALL, 128 * K), ("ring", 64 * K, 128 * K), ("weighted", usize::MAX, 256 * K)];
+        assert_eq!(shown(&plans(&MIXED, |_| {}), false), tuned);
+        let apart = plans(&["a", "b", "c", "d"], |_| {});
+        let names: Vec<_> = shown(&apart, false);
+        assert_eq!((names[0].1, names[1]), (SMALL, tuned[1]));
+        assert!(apart.all[apart.untuned].is_direct());
+    }
+
+    #[test]
+    fn vectors_on_gpus_use_no_choice_that_was_measured_on_the_host() {
+        assert_eq!(shown(&plans(&MIXED, |_| {}), true), [("flexreduce", usize::MAX, 128 * K)]);
+        let linked = plans(&MIXED, |profile| profile.choices.clear());
+        assert_eq!(shown(&linked, true), shown(&linked, false));
+        // Without choices a profile is its links: those of node c are slow.
+        assert_eq!(shown(&linked, true)[0].0, "weighted");
+    }
+
+    #[test]
+    fn a_choice_of_auto_is_the_plans_without_a_profile() {
+        let auto = |profile: &mut TuningProfile| profile.choices[0].algorithm = Algorithm::Auto;
+        let mixed = plans(&MIXED, auto);
+        let expected = [
+            ("flexreduce", SMALL, 128 * K),
+            ("flexreduce", 64 * K, 128 * K),
+            ("weighted", usize::MAX, 256 * K),
+        ];
+        assert_eq!(shown(&mixed, false), expected);
+        let all = plans(&["a", "b", "c", "d"], |profile| {
+            profile.choices.remove(0);
+            profile.choices[0].algorithm = Algorithm::Auto;
+        });
+        let of = |on_gpu| shown(&all, on_gpu).into_iter().map(|(name, ..)| name).collect::<Vec<_>>();
+        assert_eq!(of(false)[1..], of(true)[..]);
+        assert_eq!(shown(&all, false).last().map(|last| last.1), Some(usize::MAX));
+    }
 }

@@ -17,6 +17,7 @@ pub use values::{Dimensions, Servers, Size, Switch};
 
 use crate::error::{Error, Result};
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use values::{AnyValue, SettingValue, SizeRange, ValueCheck};
 
@@ -50,11 +51,16 @@ macro_rules! settings {
     ($( $(#[shared $shared:tt])? $field:ident: $ty:ty = $name:literal, $default:expr, $check:expr, $description:literal; )*) => {
         /// Every setting, with its value for this process.
         #[derive(Clone, Debug, PartialEq)]
-        pub struct Config { $(#[doc = $description] pub $field: $ty,)* }
+        pub struct Config {
+            $(#[doc = $description] pub $field: $ty,)*
+            /// Names of the settings that were given, also with their defaults. Filled by [`read`](Self::read). A tuning profile
+            /// changes none of them.
+            pub given: BTreeSet<&'static str>,
+        }
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($field: $default,)* }
+                Self { $($field: $default,)* given: BTreeSet::new() }
             }
         }
 
@@ -71,6 +77,7 @@ macro_rules! settings {
                 let mut config = Self::default();
                 $(if let Some(text) = set(lookup($name)) {
                     config.$field = parse($name, &text, &$check)?;
+                    config.given.insert($name);
                 })*
                 Ok(config)
             }
@@ -89,11 +96,16 @@ macro_rules! settings {
                 }),*]
             }
 
-            /// Names and values of the settings that must be equal on all ranks.
+            /// Names and values of the settings that must be equal on all ranks. With a tuning profile it also matters whether those that
+            /// it may change were given.
             #[must_use]
             pub fn shared(&self) -> Vec<(String, String)> {
                 let mut shared = Vec::new();
-                $($( let _ = stringify!($shared); shared.push(($name.to_owned(), self.$field.show())); )?)*
+                let note = |name| {
+                    let wins = self.tuning.is_some() && TUNED.contains(&name) && self.given.contains(name);
+                    if wins { " (set)" } else { "" }
+                };
+                $($( let _ = stringify!($shared); shared.push(($name.to_owned(), self.$field.show() + note($name))); )?)*
                 shared
             }
         }
@@ -117,6 +129,9 @@ const UP_TO_64K: SizeRange = SizeRange {
     multiple_of: Size(1),
     expected: "a number of bytes up to 64K, such as 4K",
 };
+
+/// The settings that a tuning profile may change, unless they were given.
+const TUNED: [&str; 3] = ["FLEXRING_SUBCHUNK", "FLEXRING_SLOTS", "FLEXRING_SOCKETS_PER_LINK"];
 
 settings! {
     rank: Option<usize> = "FLEXRING_RANK", None, AnyValue,
@@ -151,7 +166,7 @@ settings! {
         "JSON file of a schedule, as written by `flexring plan --write`. It is verified, and then used for all calls.";
     #[shared yes]
     tuning: Option<String> = "FLEXRING_TUNING", None, AnyValue,
-        "File of a tuning profile, as written by `flexring tune` on this cluster. Rank 0 reads it. Its links replace those of the topology, and auto selects plans, sub-chunks, slots and sockets per link from it where other settings have their defaults.";
+        "File of a tuning profile, as written by `flexring tune` on this cluster. Rank 0 reads it. Its links replace those of the topology, and auto selects plans, sub-chunks, slots and sockets per link from it where the settings of these are not set.";
     #[shared yes]
     reproducible: Switch = "FLEXRING_REPRODUCIBLE", Switch(false), AnyValue,
         "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";

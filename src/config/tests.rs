@@ -31,6 +31,17 @@ fn values_are_parsed() {
 }
 
 #[test]
+fn settings_that_were_given_are_known_and_must_agree_where_a_profile_may_change_them() {
+    let shared = |pairs: &[(&str, &str)]| read(pairs).expect("valid").shared();
+    let (unset, given) =
+        ([("FLEXRING_TUNING", "f")], [("FLEXRING_TUNING", "f"), ("FLEXRING_SUBCHUNK", "128K")]);
+    assert_eq!(read(&given).expect("valid").given, BTreeSet::from(["FLEXRING_SUBCHUNK", "FLEXRING_TUNING"]));
+    assert_ne!(shared(&unset), shared(&given));
+    assert_eq!(shared(&unset), shared(&[("FLEXRING_TUNING", "f"), ("FLEXRING_TRANSPORT", "auto")]));
+    assert_eq!(shared(&unset[1..]), shared(&given[1..]));
+}
+
+#[test]
 fn an_empty_variable_is_as_good_as_none() {
     let every: Vec<(&str, &str)> = Config::NAMES.iter().map(|name| (*name, "")).collect();
     assert_eq!(read(&every).expect("all are unset"), Config::default());

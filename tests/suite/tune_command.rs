@@ -25,7 +25,7 @@ fn tuned(folder: &Path, ranks: usize, variables: &[(&str, &str)]) -> TuningProfi
     assert_eq!((output.status.code(), &*err), (Some(0), ""), "{out}");
     assert!(out.contains("wrote profile.toml after ") && out.contains("all-reduces of 16K: "), "{out}");
     let written = std::fs::read_to_string(folder.join("profile.toml")).expect("the profile was written");
-    assert!(!folder.join("profile.toml.unfinished").exists());
+    assert!(!folder.join("profile.toml.part").exists());
     parse("profile.toml", &written).expect("the profile can be read")
 }
 
@@ -95,7 +95,17 @@ fn flags_of_tune_are_checked_before_anything_is_measured() {
         ("--ranks 2 --sizes 0", "expected a number of bytes from 4 to 1G in multiples of 4"),
         ("--ranks 2 --time-ms 0", "0 is not in 1..=10000"),
         ("--sizes 4K", "give --ranks N to start N ranks on this machine"),
-        ("--ranks 1 -o /nowhere/profile.toml", "cannot create /nowhere/profile.toml.unfinished"),
+        (
+            "--ranks 2 -o /nowhere/profile.toml",
+            "ranks 0 and 1: system error: the profile cannot be written on the node of rank 0: cannot create /nowhere/profile.toml.part",
+        ),
+        (
+            &format!(
+                "--ranks 2 --sizes {}",
+                (1..=65).map(|size| (4 * size).to_string()).collect::<Vec<_>>().join(",")
+            ),
+            "--sizes has 65 lengths: give at most 64",
+        ),
     ] {
         let output = run(folder.path(), &format!("tune {flags}"), &[]);
         let err = text(&output.stderr);
@@ -128,10 +138,11 @@ fn calls_use_the_plan_and_the_sub_chunk_of_their_length() {
                         "{count}"
                     );
                 }
-                // Ranks of the profile's cluster that go on without one of them select by the shape again.
+                // A part selects its plans by its shape, and has no choice that needs the longer sub-chunks.
                 let color = i32::from(comm.rank() == 2);
                 let part = comm.split(color, 0).expect("a part").expect("a member");
                 assert!(!part.summary().contains("FLEXRING_TUNING"), "{}", part.summary());
+                assert!(part.summary().contains("sub-chunks of 128K"), "{}", part.summary());
             });
         }
     });

@@ -2,11 +2,12 @@
 //!
 //! Owns the statistics, the names of the JSON fields and the file. Must not know how anything is measured.
 
+use crate::output_file::OutputFile;
 use flexring::communicator::RailStatistics;
 use flexring::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The whole report. Fields that are not known yet are empty.
 #[derive(Debug, Default, Serialize)]
@@ -178,25 +179,20 @@ impl PerfReport {
 
 /// The file of a report.
 #[derive(Debug)]
-pub struct ReportFile {
-    path: PathBuf,
-    /// The path exists and is not a regular file (such as /dev/stdout), so it is written once and not replaced.
-    special: bool,
-}
+pub struct ReportFile(OutputFile);
 
 impl ReportFile {
     /// A report file at `path`. Does not access it yet.
     pub fn new(path: &Path) -> Self {
-        let special = path.metadata().is_ok_and(|metadata| !metadata.is_file());
-        Self { path: path.to_owned(), special }
+        Self(OutputFile::new(path))
     }
 
-    /// Writes an unfinished report. Special files are written by [`finish`](Self::finish) only.
+    /// Writes an unfinished report. Special files, such as /dev/stdout, are written by [`finish`](Self::finish) only.
     ///
     /// # Errors
     /// `System` if it cannot be written.
     pub fn save(&self, report: &impl Serialize) -> Result<()> {
-        if self.special { Ok(()) } else { self.finish(report) }
+        if self.0.is_special() { Ok(()) } else { self.finish(report) }
     }
 
     /// Writes the final report.
@@ -204,17 +200,10 @@ impl ReportFile {
     /// # Errors
     /// `System` if it cannot be written.
     pub fn finish(&self, report: &impl Serialize) -> Result<()> {
-        let failed = |cause| Error::io(format!("cannot write {}", self.path.display()), cause);
         let mut text = serde_json::to_vec_pretty(report)
             .map_err(|cause| Error::internal(format!("cannot write JSON: {cause}")))?;
         text.push(b'\n');
-        if self.special {
-            return std::fs::write(&self.path, text).map_err(failed);
-        }
-        // Write to another file and rename it, so that readers find a complete report at any time, also after a crash.
-        let mut draft = self.path.clone().into_os_string();
-        draft.push(".part");
-        std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, &self.path)).map_err(failed)
+        self.0.write(&text)
     }
 
     /// Adds `error` to the report on disk after rank 0 died before it could. A report that contains an error is not changed.
@@ -222,10 +211,10 @@ impl ReportFile {
     /// # Errors
     /// `System` if it cannot be written.
     pub fn amend(&self, error: &str) -> Result<()> {
-        if self.special {
+        if self.0.is_special() {
             return Ok(());
         }
-        let text = std::fs::read(&self.path).unwrap_or_default();
+        let text = std::fs::read(self.0.path()).unwrap_or_default();
         let mut report = serde_json::from_slice(&text).unwrap_or_else(|_| serde_json::json!({ "rows": [] }));
         match report.as_object_mut() {
             Some(fields) if !fields.contains_key("error") => fields.insert("error".to_owned(), error.into()),

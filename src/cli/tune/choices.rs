@@ -1,21 +1,23 @@
 //! The plans, sub-chunks, slots and sockets with which all-reduces are fastest.
 //!
-//! Owns which of them are compared, and how large a difference counts. Must not know links or devices: the model has them.
+//! Owns which of them are compared, and how large a difference counts. Must not know how links and devices are measured: the
+//! profile has the results.
 
 use super::session::{TuningSession, median};
 use flexring::config::{Algorithm, Config, Lowering, Size};
 use flexring::plan::comparison::Comparison;
 use flexring::plan::lowering::Plan;
 use flexring::plan::planner::{self, Details};
-use flexring::plan::selection::{ShortPlan, select_algorithm, short_plans};
+use flexring::plan::selection::{select_algorithm, short_plans};
 use flexring::plan::topology::Topology;
 use flexring::plan::tuning::{MeasuredChoice, TuningProfile};
 use flexring::plan::verifier::VerifiedPlan;
 use flexring::{Communicator, ReduceOp, Result};
+use std::cell::OnceCell;
 use std::time::Instant;
 
-/// Most plans that are measured for a length.
-const MOST_PLANS: usize = 5;
+/// Most plans that are measured for a length, besides that without a profile.
+const MOST_PLANS: usize = 4;
 /// Plans that the model predicts to be the fastest, and that are measured for that.
 const PREDICTED: usize = 3;
 /// Marks an unused entry of a list of plans.
@@ -31,8 +33,12 @@ const GAIN: f64 = 0.03;
 /// Fewest and most calls of a measurement.
 const CALLS: (usize, usize) = (2, 1000);
 
-/// A plan by its algorithm and lowering.
+/// A plan by its algorithm and lowering. The algorithm `auto` is the plan without a profile: planned on the topology of the job, not
+/// on the measured one.
 type PlanName = (Algorithm, Lowering);
+
+/// The plan without a profile.
+const UNTUNED: PlanName = (Algorithm::Auto, Lowering::Auto);
 
 /// The fastest plan for one length.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +49,8 @@ pub struct FastestPlan {
     pub subchunk: Size,
     /// Seconds of a call.
     pub seconds: f64,
-    /// Seconds of a call with the plan that auto selects without a profile.
-    pub default_seconds: f64,
+    /// Seconds of a call without a profile.
+    pub untuned_seconds: f64,
 }
 
 /// What was measured, equal on all ranks.
@@ -57,7 +63,7 @@ pub struct MeasuredChoices {
 
 /// Most steps of the progress.
 pub fn steps(sizes: usize) -> usize {
-    sizes * (MOST_PLANS + SUBCHUNKS.len()) + SLOTS.len() + SOCKETS.len()
+    sizes * (1 + MOST_PLANS + SUBCHUNKS.len()) + SLOTS.len() + SOCKETS.len()
 }
 
 /// Measures plans for vectors of these lengths in bytes. `profile` has the measured links and rates.
@@ -71,70 +77,93 @@ pub fn measure(
 ) -> Result<MeasuredChoices> {
     let config = session.config.clone();
     let topology = profile.topology(session.comm.topology());
+    let default = VariantRanks::new(config.clone());
     let mut fastest = Vec::new();
     for (bytes, names) in sizes.iter().zip(compared(session, profile, &topology, sizes)?) {
-        if let Some(best) = fastest_plan(session, &topology, *bytes, &names)? {
+        if let Some(best) = fastest_plan(session, &topology, &default, *bytes, &names)? {
             fastest.push(best);
         }
     }
     for subchunk in SUBCHUNKS {
-        let other = Config { subchunk, ..config.clone() };
         // A vector that is not longer than a sub-chunk of the default length moves in the same way.
         let longer: Vec<usize> =
             (0..fastest.len()).filter(|at| fastest[*at].bytes > config.subchunk.0.min(subchunk.0)).collect();
         if longer.is_empty() {
             continue;
         }
-        let comm = session.communicator(&other)?;
+        let other = VariantRanks::new(Config { subchunk, ..config.clone() });
         for at in longer {
             let best = fastest[at];
-            let plan = plan_of((best.algorithm, best.lowering), &topology, &config)?;
             if !session.step(|| format!("sub-chunks of {subchunk}"))? {
                 continue;
             }
-            let seconds = timed(session, &comm, &plan, best.bytes)?;
-            let before = Variant { comm: &session.comm, plan: &plan };
-            let after = Variant { comm: &comm, plan: &plan };
-            if seconds < best.seconds * (1.0 - GAIN) && is_confirmed(session, before, after, best.bytes)? {
+            let plan = plan_of((best.algorithm, best.lowering), &topology, &config)?;
+            let (before, after) =
+                (default.variant(session, plan.as_ref())?, other.variant(session, plan.as_ref())?);
+            let seconds = timed(session, after, best.bytes)?;
+            if is_faster(seconds, best.seconds) && confirmed(session, before, after, best.bytes)?.is_some() {
                 fastest[at] = FastestPlan { subchunk, seconds, ..best };
             }
         }
     }
-    let (mut slots, mut sockets_per_link) = (config.slots, config.sockets_per_link);
+    drop(default);
     let Some(longest) = fastest.last().copied() else {
-        return Ok(MeasuredChoices { fastest, slots, sockets_per_link });
+        return Ok(MeasuredChoices {
+            fastest,
+            slots: config.slots,
+            sockets_per_link: config.sockets_per_link,
+        });
     };
-    let base = Config { subchunk: longest.subchunk, ..config };
-    let try_config = |session: &mut TuningSession, other: Config, what: String| -> Result<bool> {
-        if !session.step(|| what)? {
-            return Ok(false);
-        }
-        let comm = session.communicator(&other)?;
-        let plan = plan_of((longest.algorithm, longest.lowering), &topology, &other)?;
-        let is_faster = timed(session, &comm, &plan, longest.bytes)? < longest.seconds * (1.0 - GAIN);
-        if !is_faster {
-            return Ok(false);
-        }
-        let base = session.communicator(&base)?;
-        let before = Variant { comm: &base, plan: &plan };
-        is_confirmed(session, before, Variant { comm: &comm, plan: &plan }, longest.bytes)
-    };
-    for number in SLOTS {
-        if try_config(session, Config { slots: number, ..base.clone() }, format!("{number} slots"))? {
-            slots = number;
-            break;
-        }
-    }
+    let mut best = (Config { subchunk: longest.subchunk, ..config }, longest.seconds);
+    let plan = plan_of((longest.algorithm, longest.lowering), &topology, &best.0)?;
+    let slots = |config: &Config, slots| Config { slots, ..config.clone() };
+    best = fastest_setting(session, best, (plan.as_ref(), longest.bytes), "slots", &SLOTS, slots)?;
     if profile.cluster.transport == "tcp" {
-        for number in SOCKETS {
-            let other = Config { slots, sockets_per_link: number, ..base.clone() };
-            if try_config(session, other, format!("{number} sockets per link"))? {
-                sockets_per_link = number;
-                break;
-            }
+        let sockets = |config: &Config, sockets_per_link| Config { sockets_per_link, ..config.clone() };
+        best = fastest_setting(
+            session,
+            best,
+            (plan.as_ref(), longest.bytes),
+            "sockets per link",
+            &SOCKETS,
+            sockets,
+        )?;
+    }
+    Ok(MeasuredChoices { fastest, slots: best.0.slots, sockets_per_link: best.0.sockets_per_link })
+}
+
+/// The settings with the number that is fastest, and their seconds. `best` are those so far; each number is compared with their time.
+fn fastest_setting(
+    session: &mut TuningSession,
+    best: (Config, f64),
+    (plan, bytes): (Option<&VerifiedPlan>, usize),
+    what: &str,
+    numbers: &[usize],
+    with: impl Fn(&Config, usize) -> Config,
+) -> Result<(Config, f64)> {
+    let mut times = Vec::new();
+    for number in numbers {
+        if session.step(|| format!("{number} {what}"))? {
+            let ranks = VariantRanks::new(with(&best.0, *number));
+            times.push((*number, timed(session, ranks.variant(session, plan)?, bytes)?));
         }
     }
-    Ok(MeasuredChoices { fastest, slots, sockets_per_link })
+    let Some(number) = fastest_number(best.1, &times) else { return Ok(best) };
+    let (before, after) = (VariantRanks::new(best.0.clone()), VariantRanks::new(with(&best.0, number)));
+    match confirmed(session, before.variant(session, plan)?, after.variant(session, plan)?, bytes)? {
+        Some(seconds) => Ok((with(&best.0, number), seconds)),
+        None => Ok(best),
+    }
+}
+
+/// The number with the shortest of these times, if it is faster than `before`.
+fn fastest_number(before: f64, times: &[(usize, f64)]) -> Option<usize> {
+    let fastest = times.iter().min_by(|(_, one), (_, other)| one.total_cmp(other));
+    fastest.filter(|(_, seconds)| is_faster(*seconds, before)).map(|(number, _)| *number)
+}
+
+fn is_faster(seconds: f64, before: f64) -> bool {
+    seconds < before * (1.0 - GAIN)
 }
 
 /// The choices of a profile: each length's plan is for vectors up to the geometric mean with the next length.
@@ -152,7 +181,7 @@ pub fn choices(fastest: &[FastestPlan]) -> Vec<MeasuredChoice> {
     choices
 }
 
-/// The plans to measure by length, the default of each length first, equal on all ranks: rank 0 runs the model.
+/// The plans to measure by length besides that without a profile, equal on all ranks: rank 0 runs the model.
 fn compared(
     session: &TuningSession,
     profile: &TuningProfile,
@@ -162,7 +191,7 @@ fn compared(
     let mut codes = vec![NONE; sizes.len() * MOST_PLANS * 2];
     if session.comm.rank() == 0 {
         for (bytes, codes) in sizes.iter().zip(codes.chunks_mut(2 * MOST_PLANS)) {
-            let names = candidates(&session.config, profile, topology, *bytes);
+            let names = candidates(&session.config, profile, (session.comm.topology(), topology), *bytes);
             for ((algorithm, lowering), code) in names.into_iter().zip(codes.chunks_mut(2)) {
                 code[0] = Algorithm::ALL.iter().position(|known| *known == algorithm).unwrap_or(0) as u8;
                 code[1] = Lowering::ALL.iter().position(|known| *known == lowering).unwrap_or(0) as u8;
@@ -177,15 +206,24 @@ fn compared(
     Ok(codes.chunks(2 * MOST_PLANS).map(|codes| codes.chunks(2).map_while(name).collect()).collect())
 }
 
-/// The plan that auto selects for this length, then those that the model predicts to be the fastest, without repetitions.
-fn candidates(config: &Config, profile: &TuningProfile, topology: &Topology, bytes: usize) -> Vec<PlanName> {
+/// The plan that auto selects for this length with the measured links, then those that the model predicts to be the fastest, without
+/// repetitions and without the plan of the job.
+fn candidates(
+    config: &Config,
+    profile: &TuningProfile,
+    (job, topology): (&Topology, &Topology),
+    bytes: usize,
+) -> Vec<PlanName> {
     let details = Details::of(config);
-    let short = short_plans(config, topology).into_iter().find(|(_, longest)| bytes <= *longest);
-    let default = match short {
-        Some((ShortPlan::Direct, _)) => (Algorithm::Ring, Lowering::Direct),
-        Some((ShortPlan::Tree, _)) => (Algorithm::Tree, Lowering::Direct),
-        Some((ShortPlan::Halving, _)) => (Algorithm::Rabenseifner, Lowering::Direct),
-        None => (select_algorithm(Algorithm::Auto, topology, &details).algorithm, Lowering::Auto),
+    let selected = (select_algorithm(Algorithm::Auto, topology, &details).algorithm, Lowering::Auto);
+    let untuned = match short_plans(config, job).into_iter().find(|(_, longest)| bytes <= *longest) {
+        Some((short, _)) => Some(Plan::on(short.schedule(job), job, Lowering::Direct)),
+        None => {
+            let algorithm = select_algorithm(Algorithm::Auto, job, &details).algorithm;
+            planner::plan(algorithm, job, &details)
+                .ok()
+                .map(|schedule| Plan::on(schedule, job, Lowering::Auto))
+        }
     };
     let parameters = profile.parameters(config);
     let mut predicted: Vec<(f64, PlanName)> = Vec::new();
@@ -198,9 +236,9 @@ fn candidates(config: &Config, profile: &TuningProfile, topology: &Topology, byt
     }
     // Stable, so that of equal times the one with the automatic lowering comes first.
     predicted.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    let mut digests = Vec::new();
+    let mut digests: Vec<u64> = untuned.iter().map(Plan::digest).collect();
     let mut names = Vec::new();
-    for name in std::iter::once(default).chain(predicted.into_iter().map(|(_, name)| name)) {
+    for name in std::iter::once(selected).chain(predicted.into_iter().map(|(_, name)| name)) {
         let Ok(schedule) = planner::plan(name.0, topology, &details) else { continue };
         let digest = Plan::on(schedule, topology, name.1).digest();
         if names.len() < MOST_PLANS && !digests.contains(&digest) {
@@ -211,62 +249,101 @@ fn candidates(config: &Config, profile: &TuningProfile, topology: &Topology, byt
     names
 }
 
-fn plan_of((algorithm, lowering): PlanName, topology: &Topology, config: &Config) -> Result<VerifiedPlan> {
+/// A plan on the measured topology; `None` for the plan without a profile.
+fn plan_of(
+    (algorithm, lowering): PlanName,
+    topology: &Topology,
+    config: &Config,
+) -> Result<Option<VerifiedPlan>> {
+    if algorithm == Algorithm::Auto {
+        return Ok(None);
+    }
     let schedule = planner::plan(algorithm, topology, &Details::of(config))?;
-    VerifiedPlan::new(Plan::on(schedule, topology, lowering))
+    VerifiedPlan::new(Plan::on(schedule, topology, lowering)).map(Some)
 }
 
-/// Measures the plans for one length. The first, the default, stays unless another is faster by [`GAIN`].
+/// Measures the plans for one length, first that without a profile. It stays unless another is faster by [`GAIN`].
 fn fastest_plan(
     session: &mut TuningSession,
     topology: &Topology,
+    ranks: &VariantRanks,
     bytes: usize,
     names: &[PlanName],
 ) -> Result<Option<FastestPlan>> {
-    let subchunk = session.config.subchunk;
-    let mut best: Option<FastestPlan> = None;
-    let mut plans = Vec::new();
-    for name in names {
-        plans.push(plan_of(*name, topology, &session.config)?);
-    }
-    for ((algorithm, lowering), plan) in names.iter().copied().zip(&plans) {
+    let subchunk = ranks.config.subchunk;
+    let mut best: Option<(FastestPlan, Option<VerifiedPlan>)> = None;
+    for (algorithm, lowering) in std::iter::once(UNTUNED).chain(names.iter().copied()) {
         let message = || format!("{} of {}", algorithm.name(), Size(bytes));
         if !session.step(message)? {
             continue;
         }
-        let seconds = timed(session, &session.comm, plan, bytes)?;
-        let default_seconds = best.map_or(seconds, |best| best.default_seconds);
-        let limit = best.map_or(f64::INFINITY, |best| best.seconds.min(default_seconds * (1.0 - GAIN)));
-        if seconds < limit {
-            best = Some(FastestPlan { bytes, algorithm, lowering, subchunk, seconds, default_seconds });
+        let plan = plan_of((algorithm, lowering), topology, &ranks.config)?;
+        let seconds = timed(session, ranks.variant(session, plan.as_ref())?, bytes)?;
+        let untuned_seconds = best.as_ref().map_or(seconds, |(best, _)| best.untuned_seconds);
+        let is_best = best
+            .as_ref()
+            .is_none_or(|(best, _)| seconds < best.seconds && is_faster(seconds, untuned_seconds));
+        if is_best {
+            let found = FastestPlan { bytes, algorithm, lowering, subchunk, seconds, untuned_seconds };
+            best = Some((found, plan));
         }
     }
-    let Some(found) = best else { return Ok(None) };
-    let at = names.iter().position(|name| *name == (found.algorithm, found.lowering)).unwrap_or(0);
-    let [before, after] = [0, at].map(|at| Variant { comm: &session.comm, plan: &plans[at] });
-    if at == 0 || is_confirmed(session, before, after, bytes)? {
-        return Ok(best);
+    let Some((found, plan)) = best else { return Ok(None) };
+    let (before, after) = (ranks.variant(session, None)?, ranks.variant(session, plan.as_ref())?);
+    if plan.is_none() || confirmed(session, before, after, bytes)?.is_some() {
+        return Ok(Some(found));
     }
-    let ((algorithm, lowering), seconds) = (names[0], found.default_seconds);
-    Ok(Some(FastestPlan { algorithm, lowering, seconds, ..found }))
+    let (algorithm, lowering) = UNTUNED;
+    Ok(Some(FastestPlan { algorithm, lowering, seconds: found.untuned_seconds, ..found }))
+}
+
+/// The ranks with some settings. A communicator that has used another plan does not return to its own, so there are up to two.
+struct VariantRanks {
+    config: Config,
+    own_plans: OnceCell<Communicator>,
+    given_plans: OnceCell<Communicator>,
 }
 
 /// What an all-reduce is measured with.
 #[derive(Clone, Copy)]
 struct Variant<'a> {
     comm: &'a Communicator,
-    plan: &'a VerifiedPlan,
+    /// `None` for the plans of the communicator.
+    plan: Option<&'a VerifiedPlan>,
 }
 
-/// Whether `after` is faster than `before` in a second measurement, too: the first one may have been disturbed by other load.
-fn is_confirmed(session: &TuningSession, before: Variant, after: Variant, bytes: usize) -> Result<bool> {
-    let [before, after] = [before, after].map(|variant| timed(session, variant.comm, variant.plan, bytes));
-    Ok(after? < before? * (1.0 - GAIN))
+impl VariantRanks {
+    fn new(config: Config) -> Self {
+        Self { config, own_plans: OnceCell::new(), given_plans: OnceCell::new() }
+    }
+
+    /// All ranks call this.
+    fn variant<'a>(&'a self, session: &TuningSession, plan: Option<&'a VerifiedPlan>) -> Result<Variant<'a>> {
+        let cell = if plan.is_some() { &self.given_plans } else { &self.own_plans };
+        let comm = match cell.get() {
+            Some(comm) => comm,
+            None => {
+                let comm = session.communicator(&self.config)?;
+                cell.get_or_init(|| comm)
+            }
+        };
+        Ok(Variant { comm, plan })
+    }
 }
 
-/// The median time of an all-reduce of `bytes` by `plan` on the slowest rank, in seconds.
-fn timed(session: &TuningSession, comm: &Communicator, plan: &VerifiedPlan, bytes: usize) -> Result<f64> {
-    comm.use_plan(plan)?;
+/// Measures both again, and returns the seconds of `after` if it is faster than `before`, too: the first measurement may have been
+/// disturbed by other load.
+fn confirmed(session: &TuningSession, before: Variant, after: Variant, bytes: usize) -> Result<Option<f64>> {
+    let [before, after] = [before, after].map(|variant| timed(session, variant, bytes));
+    let (before, after) = (before?, after?);
+    Ok(is_faster(after, before).then_some(after))
+}
+
+/// The median time of an all-reduce of `bytes` on the slowest rank, in seconds.
+fn timed(session: &TuningSession, Variant { comm, plan }: Variant, bytes: usize) -> Result<f64> {
+    if let Some(plan) = plan {
+        comm.use_plan(plan)?;
+    }
     let mut vector = comm.alloc::<f32>(bytes / size_of::<f32>())?;
     let mut call = || -> Result<f64> {
         let begun = Instant::now();
@@ -280,4 +357,39 @@ fn timed(session: &TuningSession, comm: &Communicator, plan: &VerifiedPlan, byte
     let calls = ((session.time.as_secs_f64() / first.max(1e-9)) as usize).clamp(fewest, most);
     let times = (0..calls).map(|_| call()).collect::<Result<Vec<f64>>>()?;
     session.largest(median(times))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexring::plan::topology_file::parse_short;
+    use flexring::plan::tuning::parse;
+
+    #[test]
+    fn the_fastest_number_is_kept_and_not_the_first_faster_one() {
+        assert_eq!(fastest_number(1.0, &[(2, 0.9), (4, 0.8)]), Some(4));
+        assert_eq!(fastest_number(1.0, &[(2, 0.8), (4, 0.9)]), Some(2));
+        // Numbers are compared with the time of the settings so far.
+        assert_eq!(fastest_number(0.5, &[(2, 0.9), (4, 0.8)]), None);
+        assert_eq!(fastest_number(1.0, &[(2, 1.0 - GAIN / 2.0)]), None);
+        assert_eq!(fastest_number(1.0, &[]), None);
+    }
+
+    #[test]
+    fn candidates_are_planned_for_measured_links_and_differ_from_the_plan_of_the_job() {
+        let profile = parse("f", include_str!("../../../tests/data/tuning.toml")).expect("a profile");
+        let job = parse_short("2+1+1").expect("a short form").expect("valid");
+        let measured = profile.topology(&job);
+        let config = Config::default();
+        // Node c has half the bandwidth: auto would weigh its spans, and the job does not.
+        let names = candidates(&config, &profile, (&job, &measured), 64 << 20);
+        assert_eq!(names.first(), Some(&(Algorithm::Weighted, Lowering::Auto)));
+        assert!(names.len() <= MOST_PLANS);
+        let digest = |(algorithm, lowering): PlanName, topology: &Topology| {
+            let schedule = planner::plan(algorithm, topology, &Details::of(&config)).expect("a schedule");
+            Plan::on(schedule, topology, lowering).digest()
+        };
+        let own = digest((Algorithm::Flexreduce, Lowering::Auto), &job);
+        assert!(names.iter().all(|name| digest(*name, &measured) != own), "{names:?}");
+    }
 }

@@ -1,13 +1,14 @@
-//! Latency and bandwidth of links: within nodes, between nodes, and of each node's own link.
+//! Latency and bandwidth of links: within nodes, between nodes, and of each node's and each switch's own link.
 //!
 //! Owns which ranks exchange messages when, and how long messages are. Must not know how results are used.
 
 use super::session::{TuningSession, median};
 use flexring::communicator::Operation;
 use flexring::memory::Buffer;
-use flexring::plan::topology::Topology;
+use flexring::plan::topology::{Topology, VertexId};
 use flexring::plan::tuning::{
-    ClusterIdentity, LinkClass, MAX_LATENCY, MAX_RATE, MeasuredUplink, WITHIN_NODES, uplink_latencies,
+    ClusterIdentity, LinkClass, MAX_LATENCY, MAX_RATE, MeasuredUplink, WITHIN_NODES, link_latencies,
+    switches_below_root,
 };
 use flexring::rank::Rank;
 use flexring::{Communicator, ReduceOp, Result};
@@ -31,6 +32,8 @@ const MOST_ROUNDS: usize = 128;
 pub struct MeasuredLinks {
     /// By node; `None` with one node, or if there was no time to measure all.
     pub uplinks: Vec<Option<MeasuredUplink>>,
+    /// Of the switches below the root, in tree order; empty if there was no time to measure all.
+    pub switches: Vec<MeasuredUplink>,
     pub classes: Vec<LinkClass>,
 }
 
@@ -45,8 +48,10 @@ struct PairResult {
 }
 
 /// Steps of the progress.
-pub fn steps(nodes: usize) -> usize {
-    1 + rounds(nodes).len() + if nodes > 1 { 2 * nodes } else { 0 }
+pub fn steps(topology: &Topology) -> usize {
+    let nodes = topology.nodes();
+    let flows = if nodes > 1 { 2 * (nodes + switches_below_root(topology).len()) } else { 0 };
+    1 + rounds(nodes).len() + flows
 }
 
 /// Measures all links.
@@ -83,8 +88,8 @@ pub fn measure(session: &mut TuningSession) -> Result<MeasuredLinks> {
     let results: Vec<PairResult> =
         results.chunks(2).map(|result| PairResult { latency: result[0], rate: result[1] }).collect();
     let classes = classes(session.comm.topology(), &cluster, &pairs, &results);
-    let uplinks = uplinks(session, &cluster, &pairs, &results, &mut buffer)?;
-    Ok(MeasuredLinks { uplinks, classes })
+    let (uplinks, switches) = uplinks(session, &cluster, &pairs, &results, &mut buffer)?;
+    Ok(MeasuredLinks { uplinks, switches, classes })
 }
 
 /// Rounds of pairs of nodes so that each node is in at most one pair of a round, and each pair in one round (the circle method).
@@ -105,7 +110,7 @@ fn rounds(nodes: usize) -> Vec<Vec<NodePair>> {
     rounds.into_iter().flatten().map(|pair| vec![pair]).collect()
 }
 
-/// The two ranks that stand for a pair.
+/// The two ranks between which the link of a pair is measured.
 fn ranks_of(cluster: &ClusterIdentity, (one, other): NodePair) -> (Rank, Rank) {
     let second = usize::from(one == other);
     (cluster.nodes[one].ranks[0], cluster.nodes[other].ranks[second])
@@ -219,47 +224,109 @@ fn whole_rate(rate: f64) -> u64 {
     (rate as u64).clamp(1, MAX_RATE)
 }
 
-/// Measures each node's link: all its ranks send to all other nodes at once, then receive from all of them.
+/// Bytes per second that are sent and received.
+type FlowRates = [f64; 2];
+
+/// Measures the links of nodes and of switches: all ranks below them send to other nodes at once, then receive from them. The links of
+/// switches are in tree order.
 fn uplinks(
     session: &mut TuningSession,
     cluster: &ClusterIdentity,
     pairs: &[NodePair],
     results: &[PairResult],
     buffer: &mut Buffer<f32>,
-) -> Result<Vec<Option<MeasuredUplink>>> {
+) -> Result<(Vec<Option<MeasuredUplink>>, Vec<MeasuredUplink>)> {
     let nodes = cluster.nodes.len();
     if nodes == 1 {
-        return Ok(vec![None]);
+        return Ok((vec![None], Vec::new()));
     }
+    let topology = session.comm.topology().clone();
+    let switches = switches_below_root(&topology);
     let between = || pairs.iter().zip(results).filter(|((one, other), _)| one != other);
-    let latencies: Vec<(usize, usize, f64)> =
-        between().map(|((one, other), result)| (*one, *other, result.latency)).collect();
-    let latencies = uplink_latencies(nodes, &latencies);
-    let mut uplinks = Vec::new();
-    for (node, latency) in latencies.into_iter().enumerate() {
+    let paths: Vec<(Vec<usize>, f64)> = between()
+        .map(|(pair, result)| (path(&topology, cluster, &switches, *pair), result.latency))
+        .collect();
+    let latencies = link_latencies(nodes + switches.len(), &paths);
+    let fastest_of = |node: usize| {
         let of_node = between().filter(|((one, other), _)| *one == node || *other == node);
-        let fastest = of_node.map(|(_, result)| result.rate).fold(0.0, f64::max);
-        let mut rates = [fastest; 2];
-        for (rate, sends) in rates.iter_mut().zip([true, false]) {
-            if !session.step(|| format!("link of node {node}"))? {
-                continue;
-            }
-            let flow = NodeFlow::new(cluster, node, sends, fastest * session.time.as_secs_f64());
-            // The faster of two: the first one may include the start of connections.
-            let times = [flow.run(session, buffer)?, flow.run(session, buffer)?];
-            *rate = flow.bytes() / times[0].min(times[1]).max(1e-9);
-        }
-        let [up, down] = rates.map(whole_rate);
-        // No pair of the node was measured if there was no time.
-        let is_measured = fastest > 0.0;
-        uplinks.push(is_measured.then(|| MeasuredUplink { up, down, latency: nanoseconds(latency) }));
+        of_node.map(|(_, result)| result.rate).fold(0.0, f64::max)
+    };
+    let fastest: Vec<f64> = (0..nodes).map(fastest_of).collect();
+    let mut flows = Vec::new();
+    for (node, fastest) in fastest.iter().enumerate() {
+        let flow = |sends| NodeFlow::of_node(cluster, node, sends, fastest * session.time.as_secs_f64());
+        let both = [flow(true), flow(false)];
+        flows.push(flow_rates(session, &both, &format!("link of node {node}"), buffer)?);
     }
-    // Planners compare links, so there are measurements of all of them or of none.
-    let is_complete = uplinks.iter().all(Option::is_some);
-    Ok(if is_complete { uplinks } else { vec![None; nodes] })
+    for (number, switch) in switches.iter().enumerate() {
+        let below: Vec<usize> =
+            (0..nodes).filter(|node| is_below(&topology, cluster, *node, *switch)).collect();
+        let sum: f64 = below.iter().map(|node| fastest[*node]).sum();
+        let flow = |sends| NodeFlow::of_nodes(cluster, &below, sends, sum * session.time.as_secs_f64());
+        let both = [flow(true), flow(false)];
+        flows.push(flow_rates(session, &both, &format!("link of switch {number}"), buffer)?);
+    }
+    let uplink = |([up, down], latency): (FlowRates, &f64)| MeasuredUplink {
+        up: whole_rate(up),
+        down: whole_rate(down),
+        latency: nanoseconds(*latency),
+    };
+    let rates = comparable_rates(&fastest, flows);
+    let mut measured = rates.into_iter().zip(&latencies).map(uplink);
+    let of_nodes: Vec<Option<MeasuredUplink>> = (0..nodes).map(|_| measured.next()).collect();
+    Ok((of_nodes, measured.collect()))
 }
 
-/// Messages between the ranks of one node and those of all others.
+/// The rates of the links of nodes and after them of switches: planners compare links, so all of them are those of flows, or all are
+/// those of the fastest pairs of nodes, of which switches have none. Empty if a node has neither.
+fn comparable_rates(fastest_pairs: &[f64], flows: Vec<Option<FlowRates>>) -> Vec<FlowRates> {
+    // A node of which no pair was measured has no rate.
+    if fastest_pairs.iter().any(|rate| *rate <= 0.0) {
+        return Vec::new();
+    }
+    let flows: Option<Vec<FlowRates>> = flows.into_iter().collect();
+    flows.unwrap_or_else(|| fastest_pairs.iter().map(|rate| [*rate; 2]).collect())
+}
+
+/// Measures two flows of opposite direction; `None` if there is no time for both.
+fn flow_rates(
+    session: &mut TuningSession,
+    flows: &[NodeFlow; 2],
+    what: &str,
+    buffer: &mut Buffer<f32>,
+) -> Result<Option<FlowRates>> {
+    let mut rates = Vec::new();
+    for flow in flows {
+        if session.step(|| what.to_owned())? {
+            // The faster of two: the first one may include the start of connections.
+            let times = [flow.run(session, buffer)?, flow.run(session, buffer)?];
+            rates.push(flow.bytes() / times[0].min(times[1]).max(1e-9));
+        }
+    }
+    Ok(<[f64; 2]>::try_from(rates).ok())
+}
+
+/// Whether a node is below a vertex.
+fn is_below(topology: &Topology, cluster: &ClusterIdentity, node: usize, vertex: VertexId) -> bool {
+    topology.lowest_common_ancestor(topology.leaf(cluster.nodes[node].ranks[0]), vertex) == vertex
+}
+
+/// The links between two nodes: those of both by their numbers, and those of switches, whose numbers follow.
+fn path(
+    topology: &Topology,
+    cluster: &ClusterIdentity,
+    switches: &[VertexId],
+    (one, other): NodePair,
+) -> Vec<usize> {
+    let crossed = |switch: &VertexId| {
+        is_below(topology, cluster, one, *switch) != is_below(topology, cluster, other, *switch)
+    };
+    let nodes = cluster.nodes.len();
+    let crossed = (0..switches.len()).filter(|number| crossed(&switches[*number]));
+    [one, other].into_iter().chain(crossed.map(|number| nodes + number)).collect()
+}
+
+/// Messages between the ranks of some nodes and those of other nodes.
 struct NodeFlow {
     /// From, to.
     messages: Vec<(Rank, Rank)>,
@@ -268,15 +335,33 @@ struct NodeFlow {
 }
 
 impl NodeFlow {
-    /// The messages that `node` sends or receives, of about `bytes` in all.
-    fn new(cluster: &ClusterIdentity, node: usize, sends: bool, bytes: f64) -> Self {
-        let mut messages = Vec::new();
+    /// The messages that each rank of `node` exchanges with all other nodes, of about `bytes` in all.
+    fn of_node(cluster: &ClusterIdentity, node: usize, sends: bool, bytes: f64) -> Self {
+        let mut pairs = Vec::new();
         for (place, rank) in cluster.nodes[node].ranks.iter().enumerate() {
             for (_, other) in cluster.nodes.iter().enumerate().filter(|(other, _)| *other != node) {
-                let peer = other.ranks[place % other.ranks.len()];
-                messages.push(if sends { (*rank, peer) } else { (peer, *rank) });
+                pairs.push((*rank, other.ranks[place % other.ranks.len()]));
             }
         }
+        Self::new(pairs, sends, bytes)
+    }
+
+    /// The messages that each rank of the nodes `below` a switch exchanges with one of the other nodes, of about `bytes` in all.
+    fn of_nodes(cluster: &ClusterIdentity, below: &[usize], sends: bool, bytes: f64) -> Self {
+        let others: Vec<usize> = (0..cluster.nodes.len()).filter(|node| !below.contains(node)).collect();
+        let ranks = below.iter().flat_map(|node| &cluster.nodes[*node].ranks);
+        let pair = |(number, rank): (usize, &Rank)| {
+            let other = &cluster.nodes[others[number % others.len()]].ranks;
+            (*rank, other[number / others.len() % other.len()])
+        };
+        let pairs = if others.is_empty() { Vec::new() } else { ranks.enumerate().map(pair).collect() };
+        Self::new(pairs, sends, bytes)
+    }
+
+    /// Messages of about `bytes` in all from the first rank of each pair to the other if `sends`, and else back.
+    fn new(pairs: Vec<(Rank, Rank)>, sends: bool, bytes: f64) -> Self {
+        let directed = |(rank, peer)| if sends { (rank, peer) } else { (peer, rank) };
+        let messages: Vec<(Rank, Rank)> = pairs.into_iter().map(directed).collect();
         let most = |end: fn(&(Rank, Rank)) -> Rank| {
             let mut counts = BTreeMap::<Rank, usize>::new();
             messages.iter().for_each(|message| *counts.entry(end(message)).or_default() += 1);
@@ -284,7 +369,7 @@ impl NodeFlow {
         };
         // The messages of a rank share its buffer.
         let longest = ELEMENTS / most(|(from, _)| *from).max(most(|(_, to)| *to));
-        let elements = (bytes / (messages.len() * size_of::<f32>()) as f64) as usize;
+        let elements = (bytes / (messages.len().max(1) * size_of::<f32>()) as f64) as usize;
         Self { elements: elements.clamp(SHORTEST.min(longest), longest).max(1), messages }
     }
 
@@ -316,6 +401,7 @@ impl NodeFlow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flexring::plan::topology_file::parse_short;
 
     #[test]
     fn each_pair_of_nodes_is_in_one_round_and_each_node_once_in_a_round() {
@@ -333,5 +419,32 @@ mod tests {
             assert!(pairs.iter().all(|(one, other)| one < other && *other < nodes));
         }
         assert!(rounds(1000).len() <= MOST_ROUNDS);
+    }
+
+    #[test]
+    fn rates_of_flows_are_not_mixed_with_those_of_pairs() {
+        let (pairs, flows) = ([10.0, 20.0], [[11.0, 12.0], [21.0, 22.0], [31.0, 32.0]]);
+        assert_eq!(comparable_rates(&pairs, flows.map(Some).to_vec()), flows);
+        for missing in 0..flows.len() {
+            let mut some = flows.map(Some);
+            some[missing] = None;
+            assert_eq!(comparable_rates(&pairs, some.to_vec()), [[10.0; 2], [20.0; 2]]);
+        }
+        assert!(comparable_rates(&[10.0, 0.0], flows.map(Some).to_vec()).is_empty());
+    }
+
+    #[test]
+    fn switches_are_measured_by_all_ranks_below_them_and_are_on_the_paths_that_leave_them() {
+        let topology = parse_short("(2+1)+1+1").expect("a short form").expect("valid");
+        let cluster = ClusterIdentity::new(&topology, &["a", "a", "b", "c", "d"], "tcp");
+        let switches = switches_below_root(&topology);
+        let path = |pair| path(&topology, &cluster, &switches, pair);
+        assert_eq!([path((0, 1)), path((0, 2)), path((2, 3))], [vec![0, 1], vec![0, 2, 4], vec![2, 3]]);
+        let below: Vec<usize> =
+            (0..4).filter(|node| is_below(&topology, &cluster, *node, switches[0])).collect();
+        assert_eq!(below, [0, 1]);
+        assert_eq!(NodeFlow::of_nodes(&cluster, &below, true, 1e6).messages, [(0, 3), (1, 4), (2, 3)]);
+        assert_eq!(NodeFlow::of_nodes(&cluster, &below, false, 1e6).messages, [(3, 0), (4, 1), (3, 2)]);
+        assert_eq!(steps(&topology), 1 + 6 + 2 * (4 + 1));
     }
 }

@@ -20,6 +20,7 @@ use flexring::config::{Config, environment};
 
 /// Runs the command.
 pub fn run(options: &TuneOptions) -> Result<(), CommandError> {
+    options.check().map_err(CommandError::Usage)?;
     if options.rank_of.is_none() {
         // All settings are validated before any rank starts.
         let config = Config::from_env()?;

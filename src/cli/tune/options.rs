@@ -4,10 +4,13 @@
 
 use clap::Args;
 use flexring::config::Size;
+use flexring::plan::tuning::MOST_CHOICES;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Most lengths of vectors.
+const MOST_SIZES: usize = MOST_CHOICES;
 /// Longest vector that is measured.
 const LONGEST: Size = Size(1 << 30);
 
@@ -29,7 +32,7 @@ pub struct TuneOptions {
     #[arg(short, long, value_name = "FILE", default_value = "flexring-tuning.toml")]
     pub output: PathBuf,
 
-    /// Lengths of the vectors for which plans are compared, in bytes, such as 64K,1M
+    /// Lengths of the vectors for which plans are compared, in bytes, such as 64K,1M; at most 64
     #[arg(long, value_name = "SIZES", default_value = "16K,256K,4M,64M", value_delimiter = ',', value_parser = size)]
     pub sizes: Vec<Size>,
 
@@ -50,6 +53,16 @@ impl TuneOptions {
     /// How long a measurement takes.
     pub fn time(&self) -> Duration {
         Duration::from_millis(self.time_ms)
+    }
+
+    /// Checks what no flag alone shows.
+    ///
+    /// # Errors
+    /// What cannot be used, and what can.
+    pub fn check(&self) -> Result<(), String> {
+        let sizes = self.sizes().len();
+        let message = format!("--sizes has {sizes} lengths: give at most {MOST_SIZES}");
+        if sizes > MOST_SIZES { Err(message) } else { Ok(()) }
     }
 
     /// The lengths of vectors in bytes, ascending.

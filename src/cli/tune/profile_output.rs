@@ -1,52 +1,60 @@
 //! The output of rank 0: the file of the profile, and a summary on standard output.
 //!
-//! Owns the file until it is complete, and the text. Must not know how anything is measured.
+//! Owns the text, and the failure of all ranks if the file cannot be written. Must not know how anything is measured.
 
 use super::choices::FastestPlan;
 use super::session::TuningSession;
 use crate::output::{counted, duration};
-use flexring::config::Size;
-use flexring::plan::tuning::{LinkClass, TuningProfile, write};
-use flexring::{Error, Result};
-use std::fs::File;
+use crate::output_file::OutputFile;
+use flexring::config::{Algorithm, Size};
+use flexring::plan::tuning::{LinkClass, MeasuredUplink, TuningProfile, write};
+use flexring::{Communicator, Error, Result};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// A profile that is written to another name until it is complete.
-pub struct ProfileOutput {
-    path: PathBuf,
-    unfinished: PathBuf,
-    file: File,
-}
+/// Longest reason in bytes that rank 0 sends to the others.
+const LONGEST_REASON: usize = 1024;
+
+/// The file of the profile, on rank 0.
+pub struct ProfileOutput(Option<OutputFile>);
 
 impl ProfileOutput {
-    /// Creates the file.
+    /// Checks on rank 0 that the file can be written. All ranks of `comm` call this.
     ///
     /// # Errors
-    /// `System` if it cannot be created.
-    pub fn new(path: &Path) -> Result<Self> {
-        let mut unfinished = path.as_os_str().to_owned();
-        unfinished.push(".unfinished");
-        let unfinished = PathBuf::from(unfinished);
-        let file = File::create(&unfinished)
-            .map_err(|cause| Error::io(format!("cannot create {}", unfinished.display()), cause))?;
-        Ok(Self { path: path.to_owned(), unfinished, file })
+    /// `System` with the reason on all ranks if it cannot; any error of a call.
+    pub fn new(comm: &Communicator, path: &Path) -> Result<Self> {
+        let file = (comm.rank() == 0).then(|| OutputFile::new(path));
+        let mut reason = [0u8; LONGEST_REASON];
+        if let Some(Err(error)) = file.as_ref().map(OutputFile::check) {
+            let message = error.message().as_bytes();
+            let len = message.len().min(LONGEST_REASON);
+            reason[..len].copy_from_slice(&message[..len]);
+        }
+        comm.broadcast(&mut reason, 0)?;
+        let len = reason.iter().position(|byte| *byte == 0).unwrap_or(LONGEST_REASON);
+        if len > 0 {
+            let reason = String::from_utf8_lossy(&reason[..len]);
+            return Err(Error::system(format!(
+                "the profile cannot be written on the node of rank 0: {reason}"
+            )));
+        }
+        Ok(Self(file))
     }
 
-    /// Writes the profile, and prints the summary.
+    /// Writes the profile, and prints the summary, on rank 0.
     ///
     /// # Errors
     /// `System` if the file or standard output cannot be written.
     pub fn close(
-        mut self,
+        self,
         profile: &TuningProfile,
         fastest: &[FastestPlan],
         session: &TuningSession,
     ) -> Result<()> {
-        let written = self.file.write_all(write(profile).as_bytes()).and_then(|()| self.file.sync_all());
-        let named = written.and_then(|()| std::fs::rename(&self.unfinished, &self.path));
-        let path = self.path.display().to_string();
-        named.map_err(|cause| Error::io(format!("cannot write {path}"), cause))?;
+        let Some(file) = self.0 else { return Ok(()) };
+        file.write(write(profile).as_bytes())?;
+        let path = file.path().display();
         let mut text = summary(profile, fastest);
         if session.is_cut {
             text += "some measurements were left out for lack of time: fewer --sizes or a shorter --time-ms make room\n";
@@ -58,15 +66,8 @@ impl ProfileOutput {
     }
 }
 
-impl Drop for ProfileOutput {
-    fn drop(&mut self) {
-        // It is gone if the profile is complete.
-        let _ = std::fs::remove_file(&self.unfinished);
-    }
-}
-
 fn summary(profile: &TuningProfile, fastest: &[FastestPlan]) -> String {
-    let TuningProfile { cluster, nodes, classes, slots, sockets_per_link, .. } = profile;
+    let TuningProfile { cluster, nodes, switches, classes, slots, sockets_per_link, .. } = profile;
     let mut text = format!(
         "{} on {}, transport {}, fingerprint {}\n",
         counted(cluster.world(), "rank"),
@@ -87,27 +88,31 @@ fn summary(profile: &TuningProfile, fastest: &[FastestPlan]) -> String {
         text +=
             &format!("node {}: copies {}, sums {}", node.host, rate(measured.copy), rate(measured.reduce));
         if let Some(uplink) = measured.uplink {
-            text += &format!(
-                ", link up {}, down {}, {}",
-                rate(uplink.up),
-                rate(uplink.down),
-                duration(uplink.latency as f64 * 1e-9)
-            );
+            text += &format!(", {}", uplink_text(uplink));
         }
         text.push('\n');
     }
+    for (number, uplink) in switches.iter().enumerate() {
+        text += &format!("switch {number} below the root: {}\n", uplink_text(*uplink));
+    }
     for best in fastest {
         text += &format!(
-            "all-reduces of {}: {} ({}), sub-chunks of {}: {}; without a profile {}\n",
+            "all-reduces of {}: {}, sub-chunks of {}: {}; without a profile {}\n",
             Size(best.bytes),
-            best.algorithm.name(),
-            best.lowering.name(),
+            match best.algorithm {
+                Algorithm::Auto => "the plan without a profile".to_owned(),
+                algorithm => format!("{} ({})", algorithm.name(), best.lowering.name()),
+            },
             best.subchunk,
             duration(best.seconds),
-            duration(best.default_seconds)
+            duration(best.untuned_seconds)
         );
     }
     text + &format!("{slots} slots, {}\n", counted(*sockets_per_link, "socket") + " per link")
+}
+
+fn uplink_text(MeasuredUplink { up, down, latency }: MeasuredUplink) -> String {
+    format!("link up {}, down {}, {}", rate(up), rate(down), duration(latency as f64 * 1e-9))
 }
 
 fn rate(bytes: u64) -> String {

@@ -15,7 +15,7 @@ use flexring::plan::tuning::{MeasuredNode, TuningProfile};
 /// Measures as the rank that the environment names.
 ///
 /// # Errors
-/// Any error of joining or of a call; `System` if rank 0 cannot write its output.
+/// Any error of joining or of a call; `System` on all ranks if rank 0 cannot write the profile.
 pub fn run(options: &TuneOptions) -> Result<()> {
     if let Some(parent) = options.rank_of {
         die_with_parent(parent)?;
@@ -31,11 +31,11 @@ pub fn run(options: &TuneOptions) -> Result<()> {
         tuning: None,
         ..config
     };
-    // A path that cannot be written fails before anything is measured.
-    let output = (identity.rank == 0).then(|| ProfileOutput::new(&options.output)).transpose()?;
-    let mut session = TuningSession::new(options, config, &identity, |nodes| {
-        devices::STEPS + links::steps(nodes) + choices::steps(options.sizes().len())
+    let mut session = TuningSession::new(options, config, &identity, |comm| {
+        devices::STEPS + links::steps(comm.topology()) + choices::steps(options.sizes().len())
     })?;
+    // A path that cannot be written fails before anything is measured.
+    let output = ProfileOutput::new(&session.comm, &options.output)?;
     let rates = devices::measure(&mut session)?;
     let links = links::measure(&mut session)?;
     let rates = rates.copy.into_iter().zip(rates.reduce);
@@ -46,6 +46,7 @@ pub fn run(options: &TuneOptions) -> Result<()> {
             .to_string(),
         cluster: session.comm.cluster().clone(),
         nodes: nodes.map(|(uplink, (copy, reduce))| MeasuredNode { uplink, copy, reduce }).collect(),
+        switches: links.switches,
         classes: links.classes,
         slots: session.config.slots,
         sockets_per_link: session.config.sockets_per_link,
@@ -55,8 +56,5 @@ pub fn run(options: &TuneOptions) -> Result<()> {
     profile.choices = choices::choices(&measured.fastest);
     profile.slots = measured.slots;
     profile.sockets_per_link = measured.sockets_per_link;
-    match output {
-        Some(output) => output.close(&profile, &measured.fastest, &session),
-        None => Ok(()),
-    }
+    output.close(&profile, &measured.fastest, &session)
 }

@@ -25,7 +25,7 @@ pub struct TuningSession {
 }
 
 impl TuningSession {
-    /// The measurements of the rank that `identity` names. `steps` is the most steps of a world with this many nodes.
+    /// The measurements of the rank that `identity` names. `steps` is the most steps with this communicator.
     ///
     /// # Errors
     /// Any error of joining.
@@ -33,11 +33,11 @@ impl TuningSession {
         options: &TuneOptions,
         config: Config,
         identity: &Identity,
-        steps: impl FnOnce(usize) -> usize,
+        steps: impl FnOnce(&Communicator) -> usize,
     ) -> Result<Self> {
         let begun = Instant::now();
         let comm = Communicator::with_config(&config, identity)?;
-        let steps = steps(comm.cluster().nodes.len());
+        let steps = steps(&comm);
         let lender = options.rank_of.filter(|_| options.borrow_terminal);
         let shows = identity.rank == 0 && (options.rank_of.is_none() || lender.is_some());
         let progress = if shows { Progress::new(steps as u64, lender) } else { Progress::hidden() };

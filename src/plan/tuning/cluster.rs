@@ -51,6 +51,12 @@ impl ClusterIdentity {
         self.nodes.iter().map(|node| node.ranks.len()).sum()
     }
 
+    /// Number of switches below the root.
+    #[must_use]
+    pub fn switches_below_root(&self) -> usize {
+        self.switches.matches('(').count().saturating_sub(1)
+    }
+
     /// Sixteen hexadecimal digits that are equal for equal clusters.
     #[must_use]
     pub fn fingerprint(&self) -> String {

@@ -1,69 +1,99 @@
 //! Measured links as a topology.
 //!
-//! Owns the latency of uplinks from those of pairs, and which measured bandwidths count as equal. Must not know how they were
+//! Owns the latencies of links from those of paths, and which measured bandwidths count as equal. Must not know how they were
 //! measured.
 
-use super::profile::{TuningProfile, WITHIN_NODES};
-use crate::plan::topology::{Topology, TopologyBuilder, Uplink, VertexKind};
+use super::profile::{MeasuredUplink, TuningProfile, WITHIN_NODES};
+use crate::plan::topology::{Topology, TopologyBuilder, Uplink, VertexId, VertexKind};
+use std::collections::HashMap;
 
 /// Bandwidths that differ by at most this part count as equal: planners make spans uneven where links differ, which a scatter
 /// of measurements must not cause. Chosen, not measured: on a busy machine two equal links have differed by more.
 const ALIKE: f64 = 0.1;
 
-/// Passes over all nodes that [`uplink_latencies`] makes.
+/// Passes over all links that [`link_latencies`] makes.
 const PASSES: usize = 64;
 
-/// The latencies of nodes' uplinks whose sums are closest to the latencies of `pairs`, each of two of the `nodes` nodes with its
-/// latency, in the unit of these. Nodes in no pair have 0.
+/// The latencies of `links` links whose sums are closest to the latencies of `paths`, each of the numbers of its links with its
+/// latency, in the unit of these. Links on no path have 0. Where paths do not tell links apart, such as the two of the only pair
+/// of nodes, they have equal parts.
 #[must_use]
-pub fn uplink_latencies(nodes: usize, pairs: &[(usize, usize, f64)]) -> Vec<f64> {
-    let mut sums = vec![(0.0, 0u32); nodes];
-    for (one, other, latency) in pairs {
-        for node in [*one, *other] {
-            sums[node].0 += latency / 2.0;
-            sums[node].1 += 1;
+pub fn link_latencies(links: usize, paths: &[(Vec<usize>, f64)]) -> Vec<f64> {
+    let mut sums = vec![(0.0, 0u32); links];
+    let mut paths_of = vec![Vec::new(); links];
+    for (number, (path, latency)) in paths.iter().enumerate() {
+        for link in path {
+            sums[*link].0 += latency / path.len() as f64;
+            sums[*link].1 += 1;
+            paths_of[*link].push(number);
         }
     }
     let mut latencies: Vec<f64> = sums.iter().map(|(sum, count)| sum / f64::from((*count).max(1))).collect();
-    // Gauss-Seidel on the normal equations of least squares. With two nodes the halves stay as they are.
+    // Gauss-Seidel on the normal equations of least squares.
     for _ in 0..PASSES {
-        for node in 0..nodes {
-            let rests =
-                pairs.iter().filter_map(|(one, other, latency)| match (*one == node, *other == node) {
-                    (true, false) => Some(latency - latencies[*other]),
-                    (false, true) => Some(latency - latencies[*one]),
-                    _ => None,
-                });
-            let (sum, count) = rests.fold((0.0, 0u32), |(sum, count), rest| (sum + rest, count + 1));
-            if count > 0 {
-                latencies[node] = f64::max(sum / f64::from(count), 0.0);
+        for link in 0..links {
+            let rest = |number: &usize| {
+                let (path, latency) = &paths[*number];
+                latency
+                    - path.iter().filter(|other| **other != link).map(|other| latencies[*other]).sum::<f64>()
+            };
+            let sum: f64 = paths_of[link].iter().map(rest).sum();
+            if !paths_of[link].is_empty() {
+                latencies[link] = f64::max(sum / paths_of[link].len() as f64, 0.0);
             }
         }
     }
     latencies
 }
 
+/// The switches below the root in tree order, in which profiles list them.
+#[must_use]
+pub fn switches_below_root(topology: &Topology) -> Vec<VertexId> {
+    let vertices = topology.vertices();
+    let (mut open, mut found) = (vec![0], Vec::new());
+    while let Some(id) = open.pop() {
+        if id > 0 {
+            found.push(id);
+        }
+        let is_switch = |child: &&VertexId| vertices[**child].kind == VertexKind::Switch;
+        open.extend(vertices[id].children.iter().filter(is_switch).rev());
+    }
+    found
+}
+
+/// The uplinks with their bandwidths, where those that count as equal are.
+fn evened(measured: impl Iterator<Item = Option<MeasuredUplink>>) -> Vec<Option<Uplink>> {
+    let measured: Vec<_> = measured.collect();
+    let bandwidths = measured.iter().map(|uplink| uplink.map_or(1, |uplink| uplink.up.min(uplink.down)));
+    let alike = alike(&bandwidths.collect::<Vec<_>>());
+    let evened = |(uplink, bandwidth): (Option<MeasuredUplink>, u64)| {
+        uplink.map(|uplink| Uplink { bandwidth: bandwidth.saturating_mul(8), latency: uplink.latency })
+    };
+    measured.into_iter().zip(alike).map(evened).collect()
+}
+
 /// `topology` with the uplinks of `profile`.
 pub(super) fn measured(topology: &Topology, profile: &TuningProfile) -> Topology {
     let vertices = topology.vertices();
-    let bandwidths = profile.nodes.iter().map(|node| node.uplink.map(|uplink| uplink.up.min(uplink.down)));
-    let alike = alike(&bandwidths.map(|bandwidth| bandwidth.unwrap_or(1)).collect::<Vec<_>>());
+    let nodes = evened(profile.nodes.iter().map(|node| node.uplink));
+    let switches = evened(profile.switches.iter().copied().map(Some));
+    let switches: HashMap<VertexId, Uplink> =
+        switches_below_root(topology).into_iter().zip(switches.into_iter().flatten()).collect();
     let within = profile.classes.iter().find(|class| class.name == WITHIN_NODES);
     let mut builder = TopologyBuilder::new(&vertices[0].name);
     // The builder numbers vertices in the order in which they are added, which is theirs.
     for (id, vertex) in vertices.iter().enumerate().skip(1) {
         let parent = vertex.parent.unwrap_or(0);
         match vertex.kind {
-            VertexKind::Switch => builder.switch(parent, &vertex.name, vertex.uplink),
+            VertexKind::Switch => {
+                builder.switch(parent, &vertex.name, switches.get(&id).copied().unwrap_or(vertex.uplink))
+            }
             VertexKind::Node => {
                 let number = vertex.children.first().and_then(|leaf| match vertices[*leaf].kind {
                     VertexKind::Rank(rank) => Some(topology.node_of(rank)),
                     _ => None,
                 });
-                let measured = number.and_then(|number| {
-                    let uplink = profile.nodes.get(number)?.uplink?;
-                    Some(Uplink { bandwidth: alike[number].saturating_mul(8), latency: uplink.latency })
-                });
+                let measured = number.and_then(|number| *nodes.get(number)?);
                 builder.node(parent, &vertex.name, measured.unwrap_or(vertex.uplink))
             }
             VertexKind::Rank(rank) => {
@@ -87,7 +117,7 @@ fn alike(bandwidths: &[u64]) -> Vec<u64> {
     ascending.sort_unstable();
     ascending.dedup();
     let mut lowest = 0;
-    let mut group = std::collections::HashMap::new();
+    let mut group = HashMap::new();
     for bandwidth in ascending {
         if bandwidth as f64 > lowest as f64 * (1.0 + ALIKE) {
             lowest = bandwidth;
@@ -100,6 +130,7 @@ fn alike(bandwidths: &[u64]) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::topology_file::parse_short;
     use crate::plan::tuning::parse;
 
     #[test]
@@ -108,21 +139,43 @@ mod tests {
         let mut pairs = Vec::new();
         for one in 0..4 {
             for other in one + 1..4 {
-                pairs.push((one, other, expected[one] + expected[other]));
+                pairs.push((vec![one, other], expected[one] + expected[other]));
             }
         }
-        let found = uplink_latencies(4, &pairs);
+        let found = link_latencies(4, &pairs);
         for (found, expected) in found.iter().zip(expected) {
             assert!((found - expected).abs() < 1e-3, "{found} instead of {expected}");
         }
-        assert_eq!(uplink_latencies(2, &[(0, 1, 30.0)]), [15.0, 15.0]);
-        assert_eq!(uplink_latencies(1, &[]), [0.0]);
+        assert_eq!(link_latencies(2, &[(vec![0, 1], 30.0)]), [15.0, 15.0]);
+        assert_eq!(link_latencies(1, &[]), [0.0]);
+        // Two nodes of a switch, link 3, and a third node elsewhere.
+        let paths = [(vec![0, 1], 40.0), (vec![0, 3, 2], 100.0), (vec![1, 3, 2], 100.0)];
+        let found = link_latencies(4, &paths);
+        for (path, latency) in paths {
+            let sum: f64 = path.iter().map(|link| found[*link]).sum();
+            assert!((sum - latency).abs() < 1e-3, "{sum} instead of {latency}");
+        }
     }
 
     #[test]
     fn bandwidths_within_a_tenth_count_as_equal() {
         assert_eq!(alike(&[117, 112, 60, 110, 118]), [110, 110, 60, 110, 110]);
         assert_eq!(alike(&[0]), [1]);
+    }
+
+    #[test]
+    fn switches_have_their_measured_uplinks_in_tree_order() {
+        let topology = parse_short("((1+1)+(1+1))+1").expect("a short form").expect("valid");
+        let mut profile = parse("f", include_str!("../../../tests/data/tuning.toml")).expect("a profile");
+        let uplink = |up| MeasuredUplink { up, down: up + 1, latency: up };
+        profile.switches = vec![uplink(300), uplink(100), uplink(200)];
+        let measured = profile.topology(&topology);
+        let uplinks: Vec<Uplink> =
+            switches_below_root(&topology).into_iter().map(|id| measured.vertices()[id].uplink).collect();
+        let expected = [300, 100, 200].map(|up| Uplink { bandwidth: 8 * up, latency: up });
+        assert_eq!(uplinks, expected);
+        let parents = switches_below_root(&topology).into_iter().map(|id| topology.vertices()[id].parent);
+        assert_eq!(parents.filter(|parent| *parent == Some(0)).count(), 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! | `cluster` | the identity of a cluster, its fingerprint, and the difference between two |
 //! | `profile` | the profile |
 //! | `profile_file` | its format in TOML |
-//! | `links` | latencies of uplinks from those of pairs; the measured topology |
+//! | `links` | latencies of links from those of paths; the measured topology |
 //! | `tuned_plans` | the settings and plans of a communicator |
 
 mod cluster;
@@ -21,7 +21,7 @@ mod profile_file;
 mod tuned_plans;
 
 pub use cluster::{ClusterIdentity, ClusterNode};
-pub use links::uplink_latencies;
+pub use links::{link_latencies, switches_below_root};
 pub use profile::{
     LONGEST_CHOICE, LONGEST_FILE, LinkClass, MAX_LATENCY, MAX_RATE, MOST_CHOICES, MeasuredChoice,
     MeasuredNode, MeasuredUplink, TuningProfile, WITHIN_NODES,

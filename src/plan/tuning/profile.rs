@@ -29,6 +29,8 @@ pub struct TuningProfile {
     pub cluster: ClusterIdentity,
     /// By node, in the order of [`ClusterIdentity::nodes`].
     pub nodes: Vec<MeasuredNode>,
+    /// The links of the switches below the root, in tree order. Empty if they were not measured.
+    pub switches: Vec<MeasuredUplink>,
     /// The classes of links: first that of shared memory within nodes, if a node has several ranks, then those between nodes.
     pub classes: Vec<LinkClass>,
     /// Slots of a rank's pool with which the longest vector was fastest.
@@ -50,12 +52,12 @@ pub struct MeasuredNode {
     pub reduce: u64,
 }
 
-/// A node's link to its switch.
+/// The link of a node or of a switch to the switch above it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeasuredUplink {
-    /// Bytes per second that its ranks send to all other nodes at once.
+    /// Bytes per second that the ranks below it send at once to the nodes that are not.
     pub up: u64,
-    /// Bytes per second that its ranks receive from all other nodes at once.
+    /// Bytes per second that the ranks below it receive at once from the nodes that are not.
     pub down: u64,
     /// Nanoseconds in one direction.
     pub latency: u64,
@@ -84,7 +86,7 @@ pub const WITHIN_NODES: &str = "within nodes";
 pub struct MeasuredChoice {
     /// Longest vector in bytes that uses it; `None` for no limit.
     pub up_to: Option<u64>,
-    /// The planner; never `auto`.
+    /// The planner; `auto` for the plans that vectors of these lengths have without a profile.
     pub algorithm: Algorithm,
     /// How groups become transfers.
     pub lowering: Lowering,

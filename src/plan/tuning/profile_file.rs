@@ -34,6 +34,8 @@ struct ProfileToml {
     sockets_per_link: BoundedNumber<1, 16>,
     node: Vec<Spanned<NodeEntry>>,
     #[serde(default)]
+    switch: Vec<Spanned<SwitchEntry>>,
+    #[serde(default)]
     class: Vec<Spanned<ClassEntry>>,
     #[serde(default)]
     choice: Vec<Spanned<ChoiceEntry>>,
@@ -49,6 +51,14 @@ struct NodeEntry {
     latency_ns: Option<BoundedNumber<0, MAX_LATENCY>>,
     copy_bytes_per_s: BoundedNumber<1, MAX_RATE>,
     reduce_bytes_per_s: BoundedNumber<1, MAX_RATE>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SwitchEntry {
+    up_bytes_per_s: BoundedNumber<1, MAX_RATE>,
+    down_bytes_per_s: BoundedNumber<1, MAX_RATE>,
+    latency_ns: BoundedNumber<0, MAX_LATENCY>,
 }
 
 #[derive(serde::Deserialize)]
@@ -101,8 +111,11 @@ impl<'de, const LEAST: u64, const MOST: u64> serde::Deserialize<'de> for Bounded
 pub fn parse(name: &str, text: &str) -> Result<TuningProfile> {
     let file = FileContext { name };
     if text.len() > LONGEST_FILE {
-        return Err(file
-            .refuse_all(format!("it is longer than {}, the most of a tuning profile", Size(LONGEST_FILE))));
+        let message = format!(
+            "it is longer than {}, the most of a tuning profile: `flexring tune` writes one",
+            Size(LONGEST_FILE)
+        );
+        return Err(file.refuse_all(message));
     }
     let lines = Lines::of(text);
     let read: ProfileToml = file.parse_toml(text, &lines)?;
@@ -137,6 +150,18 @@ pub fn parse(name: &str, text: &str) -> Result<TuningProfile> {
         );
         return Err(file.refuse(lines.of_value(&read.fingerprint), message));
     }
+    let below = cluster.switches_below_root();
+    if let Some(entry) = read.switch.first().filter(|_| read.switch.len() != below) {
+        let message = format!(
+            "expected one switch entry for each switch below the root, which is {below}, found {}: run `flexring tune` again",
+            read.switch.len()
+        );
+        return Err(file.refuse(lines.of_value(entry), message));
+    }
+    let switches = read.switch.iter().map(|entry| {
+        let SwitchEntry { up_bytes_per_s: up, down_bytes_per_s: down, latency_ns: latency } = entry.get_ref();
+        MeasuredUplink { up: up.0, down: down.0, latency: latency.0 }
+    });
     if let Some(entry) = read.class.get(MOST_CLASSES) {
         return Err(file
             .refuse(lines.of_value(entry), format!("there are more than {MOST_CLASSES} classes of links")));
@@ -167,6 +192,7 @@ pub fn parse(name: &str, text: &str) -> Result<TuningProfile> {
         date: read.date.get_ref().to_string(),
         cluster,
         nodes: measured,
+        switches: switches.collect(),
         classes,
         slots: read.slots.0 as usize,
         sockets_per_link: read.sockets_per_link.0 as usize,
@@ -220,19 +246,18 @@ fn choice(
     before: Option<&MeasuredChoice>,
 ) -> std::result::Result<MeasuredChoice, String> {
     let name = entry.algorithm.get_ref();
-    let algorithm =
-        Algorithm::parse(name).filter(|algorithm| *algorithm != Algorithm::Auto).ok_or_else(|| {
-            let names = Algorithm::ALL.iter().filter(|algorithm| **algorithm != Algorithm::Auto);
-            format!(
-                "{name:?} is not an algorithm: expected one of {}",
-                list(names.map(|algorithm| algorithm.name()))
-            )
-        })?;
+    let algorithm = Algorithm::parse(name).ok_or_else(|| {
+        let names = Algorithm::ALL.iter().map(|algorithm| algorithm.name());
+        format!("{name:?} is not an algorithm: expected one of {}", list(names))
+    })?;
     let name = entry.lowering.get_ref();
     let lowering = Lowering::parse(name).ok_or_else(|| {
         let names = Lowering::ALL.iter().map(|lowering| lowering.name());
         format!("{name:?} is not a lowering: expected one of {}", list(names))
     })?;
+    if algorithm == Algorithm::Auto && lowering != Lowering::Auto {
+        return Err(format!("{name:?} is no lowering of the algorithm auto: expected auto"));
+    }
     let subchunk = entry.subchunk_bytes.0;
     if !subchunk.is_multiple_of(4096) {
         return Err(format!("subchunk_bytes is {subchunk}: expected a multiple of 4096"));
@@ -261,7 +286,7 @@ fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// The text of a file that [`parse`] reads as `profile`.
 #[must_use]
 pub fn write(profile: &TuningProfile) -> String {
-    let TuningProfile { date, cluster, nodes, classes, slots, sockets_per_link, choices } = profile;
+    let TuningProfile { date, cluster, nodes, switches, classes, slots, sockets_per_link, choices } = profile;
     let mut text = format!(
         "# Written by `flexring tune`. FLEXRING_TUNING=FILE loads it. Rates are bytes per second.\n\
          format = {FORMAT}\ndate = {date}\nfingerprint = {}\ntransport = {}\nswitches = {}\n\
@@ -272,11 +297,14 @@ pub fn write(profile: &TuningProfile) -> String {
     );
     for (node, measured) in cluster.nodes.iter().zip(nodes) {
         text += &format!("\n[[node]]\nhost = {}\nranks = {:?}\n", quoted(&node.host), node.ranks);
-        if let Some(MeasuredUplink { up, down, latency }) = measured.uplink {
-            text += &format!("up_bytes_per_s = {up}\ndown_bytes_per_s = {down}\nlatency_ns = {latency}\n");
+        if let Some(uplink) = measured.uplink {
+            text += &uplink_fields(uplink);
         }
         let MeasuredNode { copy, reduce, .. } = measured;
         text += &format!("copy_bytes_per_s = {copy}\nreduce_bytes_per_s = {reduce}\n");
+    }
+    for uplink in switches {
+        text += &format!("\n[[switch]]\n{}", uplink_fields(*uplink));
     }
     for LinkClass { name, pairs, latency, slowest, fastest } in classes {
         text += &format!(
@@ -300,8 +328,13 @@ pub fn write(profile: &TuningProfile) -> String {
     text
 }
 
-/// A basic string of TOML. The text has no control characters.
+fn uplink_fields(MeasuredUplink { up, down, latency }: MeasuredUplink) -> String {
+    format!("up_bytes_per_s = {up}\ndown_bytes_per_s = {down}\nlatency_ns = {latency}\n")
+}
+
+/// A basic string of TOML. Control characters, which names of switches may contain and [`parse`] refuses, become question marks.
 fn quoted(text: &str) -> String {
+    let text = text.replace(char::is_control, "?");
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
@@ -320,6 +353,18 @@ mod tests {
         let mut named = profile.clone();
         named.cluster.nodes[0].host = "a \"b\" \\ \u{e9}".to_owned();
         assert_eq!(parse("f", &write(&named)).expect("a profile"), named);
+        named.classes[1].name = "rack\n\u{7f}[[class]]\t1".to_owned();
+        let read = parse("f", &write(&named)).expect("a profile");
+        assert_eq!(read.classes[1].name, "rack??[[class]]?1");
+        let mut nested = profile.clone();
+        nested.cluster.switches = "((0 1) 2)".to_owned();
+        assert_eq!(parse("f", &write(&nested)).expect("a profile"), nested);
+        let uplink = MeasuredUplink { up: 1, down: 2, latency: 3 };
+        nested.switches = vec![uplink];
+        assert_eq!(parse("f", &write(&nested)).expect("a profile"), nested);
+        nested.switches = vec![uplink; 2];
+        let error = parse("f", &write(&nested)).expect_err("one switch too many");
+        assert!(error.message().contains("switch below the root, which is 1, found 2: run"), "{error}");
     }
 
     #[test]
@@ -352,7 +397,7 @@ mod tests {
             ),
             (changed("up_to_bytes = 65536\n", ""), "only the last choice has no up_to_bytes"),
             (changed("subchunk_bytes = 131072", "subchunk_bytes = 5000"), "expected a multiple of 4096"),
-            (changed("\"weighted\"", "\"auto\""), "\"auto\" is not an algorithm: expected one of ring, "),
+            (changed("\"weighted\"", "\"heavy\""), "\"heavy\" is not an algorithm: expected one of auto, "),
             (changed("\"direct\"", "\"straight\""), "\"straight\" is not a lowering: expected one of auto, "),
             (
                 changed("format = 1", "format = 2"),

@@ -1,0 +1,101 @@
+//! Files that subcommands write as a whole.
+//!
+//! Owns the draft that replaces the file when it is complete, and the check that it can be written. Must not know what is written.
+
+use flexring::{Error, Result};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+/// A file that readers find complete at any time, also after a crash of this process: it is written under another name, and
+/// renamed.
+#[derive(Debug)]
+pub struct OutputFile {
+    path: PathBuf,
+    /// The path exists and is not a regular file (such as /dev/stdout), so it is written directly.
+    special: bool,
+}
+
+impl OutputFile {
+    /// A file at `path`. Does not access it yet.
+    pub fn new(path: &Path) -> Self {
+        let special = path.metadata().is_ok_and(|metadata| !metadata.is_file());
+        Self { path: path.to_owned(), special }
+    }
+
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the path is not that of a regular file.
+    pub fn is_special(&self) -> bool {
+        self.special
+    }
+
+    /// Checks that the draft can be created, before there is something to write.
+    ///
+    /// # Errors
+    /// `System` if it cannot, or if the path is a folder.
+    pub fn check(&self) -> Result<()> {
+        if self.path.is_dir() {
+            return Err(Error::system(format!("cannot write {}: it is a folder", self.path.display())));
+        }
+        if self.special {
+            return Ok(());
+        }
+        let draft = self.draft();
+        std::fs::File::create(&draft)
+            .and_then(|_| std::fs::remove_file(&draft))
+            .map_err(|cause| Error::io(format!("cannot create {}", draft.display()), cause))
+    }
+
+    /// Replaces the file.
+    ///
+    /// # Errors
+    /// `System` if it cannot be written. Leaves no draft then.
+    pub fn write(&self, contents: &[u8]) -> Result<()> {
+        let failed = |cause| Error::io(format!("cannot write {}", self.path.display()), cause);
+        if self.special {
+            return std::fs::write(&self.path, contents).map_err(failed);
+        }
+        let draft = self.draft();
+        let renamed = std::fs::write(&draft, contents).and_then(|()| std::fs::rename(&draft, &self.path));
+        renamed.map_err(|cause| {
+            // There is none if it could not be created.
+            let _ = std::fs::remove_file(&draft);
+            failed(cause)
+        })
+    }
+
+    fn draft(&self) -> PathBuf {
+        let mut name = self.path.as_os_str().to_owned();
+        name.push(OsStr::new(".part"));
+        PathBuf::from(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_or_left_as_it_was() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        let file = OutputFile::new(&path);
+        file.check().expect("it can be written");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+        for contents in ["one", "two"] {
+            file.write(contents.as_bytes()).expect("written");
+            assert_eq!(std::fs::read_to_string(&path).expect("there"), contents);
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+        let error = OutputFile::new(&folder.path().join("no/file")).check().expect_err("no such folder");
+        assert!(
+            error.message().contains("cannot create ") && error.message().contains("/no/file.part"),
+            "{error}"
+        );
+        let error = OutputFile::new(folder.path()).check().expect_err("a folder");
+        assert!(error.message().ends_with("it is a folder"), "{error}");
+    }
+}
