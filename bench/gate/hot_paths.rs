@@ -88,7 +88,7 @@ impl OneRank {
 
     fn call(&mut self) {
         self.bound.call.sequence += 1;
-        self.executor.run(&self.bound, self.path).expect("the call succeeds");
+        self.executor.run(&self.bound, self.path, &|error| error).expect("the call succeeds");
     }
 }
 
