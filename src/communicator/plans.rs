@@ -125,6 +125,15 @@ impl Plans {
         })
     }
 
+    /// The positions of the plan for a vector of this length, and of the plan for vectors of any length. What goes `straight` depends on no
+    /// plan, and the ranks of an all-to-all have different counts, and vectors on the host or on a GPU, so they all take the latter.
+    fn positions_for(&self, bytes: usize, straight: bool, on_gpu: bool) -> (usize, usize) {
+        let positions = self.positions(on_gpu && !straight);
+        let last = positions.end - 1;
+        let fits = |at: &usize| !straight && bytes <= self.all[*at].longest;
+        (positions.clone().find(fits).unwrap_or(last), last)
+    }
+
     /// The positions of the plans of vectors on the host, or on a GPU.
     fn positions(&self, on_gpu: bool) -> Range<usize> {
         let is_tuned = self.all.len() > self.untuned;
@@ -198,10 +207,7 @@ impl Plans {
         };
         let straight = collective.is_straight();
         let bytes = checked.count as usize * checked.dtype.size();
-        // The last plan has no limit. What goes straight depends on no plan, and the ranks of an all-to-all have different counts.
-        let positions = self.positions(checked.on_gpu);
-        let last = positions.end - 1;
-        let at = positions.clone().find(|at| !straight && bytes <= self.all[*at].longest).unwrap_or(last);
+        let (at, last) = self.positions_for(bytes, straight, checked.on_gpu);
         let sized = &self.all[at];
         let main = &self.all[last].plan;
         // In a one-shot all-reduce a rank receives every other rank's vector, so the limit must hold for
@@ -370,6 +376,14 @@ mod tests {
         assert_eq!(shown(&linked, true), shown(&linked, false));
         // Without choices a profile is its links: those of node c are slow.
         assert_eq!(shown(&linked, true)[0].0, "weighted");
+    }
+
+    #[test]
+    fn all_to_alls_use_one_plan_wherever_their_vectors_are() {
+        let plans = plans(&MIXED, |_| {});
+        let used = |on_gpu| [0, SMALL, 1 << 30].map(|bytes| plans.positions_for(bytes, true, on_gpu));
+        assert_eq!(used(false), used(true));
+        assert_eq!(used(false)[0], used(false)[2]);
     }
 
     #[test]
