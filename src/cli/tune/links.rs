@@ -262,6 +262,11 @@ fn uplinks(
         let below: Vec<usize> =
             (0..nodes).filter(|node| is_below(&topology, cluster, *node, *switch)).collect();
         let sum: f64 = below.iter().map(|node| fastest[*node]).sum();
+        if below.len() == nodes {
+            // Nothing is above it that any message of the job takes.
+            flows.push(Some([sum; 2]));
+            continue;
+        }
         let flow = |sends| NodeFlow::of_nodes(cluster, &below, sends, sum * session.time.as_secs_f64());
         let both = [flow(true), flow(false)];
         flows.push(flow_rates(session, &both, &format!("link of switch {number}"), buffer)?);
@@ -346,7 +351,8 @@ impl NodeFlow {
         Self::new(pairs, sends, bytes)
     }
 
-    /// The messages that each rank of the nodes `below` a switch exchanges with one of the other nodes, of about `bytes` in all.
+    /// The messages that each rank of the nodes `below` a switch exchanges with one of the other nodes, of which there are some, of
+    /// about `bytes` in all.
     fn of_nodes(cluster: &ClusterIdentity, below: &[usize], sends: bool, bytes: f64) -> Self {
         let others: Vec<usize> = (0..cluster.nodes.len()).filter(|node| !below.contains(node)).collect();
         let ranks = below.iter().flat_map(|node| &cluster.nodes[*node].ranks);
@@ -354,8 +360,7 @@ impl NodeFlow {
             let other = &cluster.nodes[others[number % others.len()]].ranks;
             (*rank, other[number / others.len() % other.len()])
         };
-        let pairs = if others.is_empty() { Vec::new() } else { ranks.enumerate().map(pair).collect() };
-        Self::new(pairs, sends, bytes)
+        Self::new(ranks.enumerate().map(pair).collect(), sends, bytes)
     }
 
     /// Messages of about `bytes` in all from the first rank of each pair to the other if `sends`, and else back.
