@@ -166,7 +166,7 @@ impl FramedStream {
         let mut chunk = [0; CHUNK];
         if !matches!(self.encryption, Encryption::Begun { .. }) {
             match self.stream.read(&mut chunk) {
-                Ok(0) => received.end = Some("closed".to_owned()),
+                Ok(0) => received.end = Some(self.how_it_ended()),
                 Ok(count) => self.cut(&chunk[..count], limit, &mut received),
                 Err(cause) if is_transient(&cause) => {}
                 Err(cause) => received.end = Some(format!("broke ({cause})")),
@@ -183,6 +183,14 @@ impl FramedStream {
         received
     }
 
+    /// How the connection ended at which there is nothing more to read: a verb phrase.
+    fn how_it_ended(&self) -> String {
+        match self.relay.as_ref().and_then(Relay::error) {
+            Some(cause) => format!("broke ({cause})"),
+            None => "closed".to_owned(),
+        }
+    }
+
     /// Reads once, and takes all that is decrypted.
     fn receive_encrypted(&mut self, chunk: &mut [u8], limit: usize, received: &mut ReceivedFrames) {
         let mut has_more = true;
@@ -194,7 +202,7 @@ impl FramedStream {
             *binding = binding.or_else(|| session.binding());
             has_more = session.has_buffered();
             match outcome {
-                Ok(0) => received.end = Some("closed".to_owned()),
+                Ok(0) => received.end = Some(self.how_it_ended()),
                 Ok(count) => self.cut(&chunk[..count], limit, received),
                 Err(cause) if is_transient(&cause) => return,
                 Err(cause) => received.end = Some(format!("broke ({cause})")),

@@ -13,7 +13,8 @@ use rustix::io::{Errno, read};
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::{Builder, JoinHandle};
 
 /// Bytes on their way in one direction.
@@ -24,6 +25,8 @@ const BUFFER: usize = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct Relay {
     thread: Option<JoinHandle<()>>,
+    /// The error number of the socket, if it broke; 0 before.
+    broken: Arc<AtomicI32>,
 }
 
 impl Relay {
@@ -37,6 +40,8 @@ impl Relay {
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let numbers = [socket.as_raw_fd(), far.as_raw_fd()];
         let (report, reported) = mpsc::channel();
+        let broken = Arc::new(AtomicI32::new(0));
+        let record = Arc::clone(&broken);
         let thread = spawn(Builder::new().name("flexring-relay".to_owned()), move || {
             let outcome = keep_only(numbers);
             let failed = outcome.is_err();
@@ -46,12 +51,18 @@ impl Relay {
             drop(report);
             // SAFETY: this thread's table has both, and only the end of the thread closes them.
             let [remote, local] = numbers.map(|number| unsafe { BorrowedFd::borrow_raw(number) });
-            pass_on(remote, local);
+            pass_on(remote, local, &record);
         })?;
-        let relay = Self { thread: Some(thread) };
+        let relay = Self { thread: Some(thread), broken };
         // The thread uses the numbers until it reports, so both must stay open here until then.
         reported.recv().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))?;
         Ok((relay, near))
+    }
+
+    /// Why the socket broke, if it did: the local socket only shows its end.
+    pub(crate) fn error(&self) -> Option<io::Error> {
+        let number = self.broken.load(Ordering::Acquire);
+        (number != 0).then(|| io::Error::from_raw_os_error(number))
     }
 }
 
@@ -89,13 +100,16 @@ fn close_range(first: i64, last: i64, flags: i64) -> io::Result<()> {
     }
 }
 
-/// Passes bytes on in both directions until one socket is closed.
-fn pass_on(remote: BorrowedFd<'_>, local: BorrowedFd<'_>) {
+/// Passes bytes on in both directions until one socket is closed. `broken` gets the first error of `remote`.
+fn pass_on(remote: BorrowedFd<'_>, local: BorrowedFd<'_>, broken: &AtomicI32) {
+    let note = |cause: Errno| {
+        let _ = broken.compare_exchange(0, cause.raw_os_error(), Ordering::Release, Ordering::Relaxed);
+    };
     let (mut incoming, mut outgoing) = (ByteFlow::default(), ByteFlow::default());
     let mut is_closed = false;
     loop {
-        incoming.advance(remote, local);
-        outgoing.advance(local, remote);
+        incoming.advance(remote, local, note, |_| {});
+        outgoing.advance(local, remote, |_| {}, note);
         if incoming.is_over || is_closed {
             return;
         }
@@ -129,15 +143,24 @@ impl Default for ByteFlow {
 }
 
 impl ByteFlow {
-    /// Reads and writes as much as is possible at once.
-    fn advance(&mut self, source: BorrowedFd<'_>, sink: BorrowedFd<'_>) {
+    /// Reads and writes as much as is possible at once. The functions are told why `source` or `sink` broke, before the end is passed on.
+    fn advance(
+        &mut self,
+        source: BorrowedFd<'_>,
+        sink: BorrowedFd<'_>,
+        source_broke: impl Fn(Errno),
+        sink_broke: impl Fn(Errno),
+    ) {
         while !self.is_over {
             if self.from < self.to {
                 match send(sink, &self.buffer[self.from..self.to], SendFlags::NOSIGNAL) {
                     Ok(count) => self.from += count,
                     Err(Errno::AGAIN) => return,
                     Err(Errno::INTR) => {}
-                    Err(_) => self.is_over = true,
+                    Err(cause) => {
+                        sink_broke(cause);
+                        self.is_over = true;
+                    }
                 }
             } else if self.has_ended {
                 let _ = shutdown(sink, Shutdown::Write);
@@ -148,7 +171,11 @@ impl ByteFlow {
                     Ok(count) if count > 0 => self.to = count,
                     Err(Errno::AGAIN) => return,
                     Err(Errno::INTR) => {}
-                    Ok(_) | Err(_) => self.has_ended = true,
+                    Ok(_) => self.has_ended = true,
+                    Err(cause) => {
+                        source_broke(cause);
+                        self.has_ended = true;
+                    }
                 }
             }
         }
@@ -169,6 +196,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
+    use std::time::Duration;
 
     /// A relay, the process's end of its connection, and the other end.
     fn relayed() -> (TcpStream, Relay, TcpStream) {
@@ -224,11 +252,26 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_that_is_reset_leaves_its_error() {
+        let (mut local, relay, far) = relayed();
+        assert!(relay.error().is_none());
+        rustix::net::sockopt::set_socket_linger(&far, Some(Duration::ZERO)).expect("a socket option");
+        drop(far);
+        assert_eq!(local.read(&mut [0]).expect("the end"), 0);
+        assert_eq!(relay.error().map(|cause| cause.kind()), Some(io::ErrorKind::ConnectionReset));
+    }
+
+    #[test]
     fn only_the_relay_holds_the_socket() {
         let (_local, _relay, far) = relayed();
         let descriptors = |of: &std::path::Path| {
-            let folder = std::fs::read_dir(of.join("fd")).expect("the kernel shows it");
-            folder.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).collect::<Vec<_>>()
+            // The thread may have ended.
+            let folder = std::fs::read_dir(of.join("fd"));
+            folder
+                .into_iter()
+                .flatten()
+                .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+                .collect::<Vec<_>>()
         };
         let tasks = std::fs::read_dir("/proc/self/task").expect("the kernel shows it");
         let relays: Vec<_> = tasks
