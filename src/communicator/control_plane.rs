@@ -50,7 +50,8 @@ impl ControlPlane {
         }
     }
 
-    /// Tells the other ranks that this one makes no more calls, before its links are closed. Dropping does the rest.
+    /// Tells the other ranks that this one makes no more calls, before its links are closed. Dropping does the rest. No link may need the
+    /// control connection any more.
     pub(super) fn begin_leaving(&self) {
         match self {
             Self::Processes(connection) => carriers::begin_leaving(connection),

@@ -315,7 +315,9 @@ impl Drop for Communicator {
         self.worker.wait_idle();
         reach(FaultPoint::WorkerEnded);
         self.runner.end_gpu();
-        self.runner.control.begin_leaving();
+        if !self.runner.lock_state().executor.needs_control_connection() {
+            self.runner.control.begin_leaving();
+        }
     }
 }
 

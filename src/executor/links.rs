@@ -210,6 +210,11 @@ impl Links {
         self.transports.iter().all(|transport| transport.common().wake_fd().is_some())
     }
 
+    /// Whether a transport still exchanges messages with peers over the control connections.
+    pub(super) fn need_control_connection(&self) -> bool {
+        self.transports.iter().any(|transport| transport.common().needs_control_connection())
+    }
+
     /// Aborts the call on all links: afterwards no peer reads this rank's memory and no link holds a piece.
     pub(super) fn abort(&mut self) {
         self.reading_jobs = 0;

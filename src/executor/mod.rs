@@ -219,6 +219,12 @@ impl Executor {
         self.small.is_some() && self.resources.world > 1
     }
 
+    /// Whether links still exchange messages with peers over the control connections, because connections are broken or not made yet.
+    #[must_use]
+    pub fn needs_control_connection(&self) -> bool {
+        self.resources.links.need_control_connection()
+    }
+
     /// Bytes of [`BoundCall::scratch`] that a call needs.
     ///
     /// # Errors

@@ -124,6 +124,12 @@ pub trait Transport: Send {
     /// Peers need not notify any more. Also drains the descriptor.
     fn clear_need_wakeup(&mut self);
 
+    /// Whether the transport still exchanges messages with peers over the control connections, because connections are broken or not
+    /// made yet.
+    fn needs_control_connection(&self) -> bool {
+        false
+    }
+
     /// Aborts the current call: afterwards no peer or device accesses this rank's memory and no link holds a piece.
     /// The links are unusable from then on. Unlike the other methods it may block, on verbs without a limit, so the failure is reported
     /// to the other ranks before.

@@ -541,6 +541,10 @@ impl Transport for Verbs {
         }
     }
 
+    fn needs_control_connection(&self) -> bool {
+        self.on_demand.is_pending() || self.peers.iter().any(Peer::needs_look)
+    }
+
     fn abort(&mut self) {
         self.abort_links();
     }

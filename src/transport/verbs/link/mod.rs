@@ -169,9 +169,12 @@ impl Link {
     /// Announces this rank's current call to the peer.
     ///
     /// # Errors
-    /// Why the link is unusable.
+    /// Why the link is unusable; `Disagreement` if the peer's writes did not fit the last call.
     pub(super) fn announce(&mut self, call: &Call) -> Result<()> {
         self.check()?;
+        if let Some((_, problem)) = self.held_disagreement.take_if(|(epoch, _)| *epoch <= self.epoch) {
+            return Err(self.disagree(&problem));
+        }
         self.epoch += 1;
         self.announced = true;
         self.send_states[parity(self.epoch)].restart(*call);
@@ -286,7 +289,8 @@ impl Link {
 
     /// Whether [`report`](Self::report) fails now because of a disagreement that was held.
     pub(super) fn must_disagree(&self) -> bool {
-        matches!(self.held_disagreement, Some((epoch, _)) if self.recv_states[parity(epoch)].is_call_reported())
+        self.is_announced()
+            && matches!(self.held_disagreement, Some((epoch, _)) if self.recv_states[parity(epoch)].is_call_reported())
     }
 
     /// The queue pair for a request, if it has room. Messages use the one with the fewest bytes in flight, so that

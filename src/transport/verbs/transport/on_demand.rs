@@ -58,6 +58,11 @@ impl OnDemand {
         Self { directory, batches: vec![batch], pending: Vec::new(), is_closed: false }
     }
 
+    /// Whether links are not ready.
+    pub(super) fn is_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Makes no further links: this rank leaves. The peer's end of a link that is not ready is aborted when it hears of that.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
@@ -134,7 +139,8 @@ impl OnDemand {
         while let Some((from, message)) = self.directory.out_of_band.receive() {
             self.on_message(links, from, &message)?;
         }
-        if self.pending.is_empty() { Ok(()) } else { self.directory.out_of_band.check() }
+        // A rank that leaves does not wait for links.
+        if self.pending.is_empty() || self.is_closed { Ok(()) } else { self.directory.out_of_band.check() }
     }
 
     fn on_message(&mut self, links: &mut LinkSet<'_>, from: Rank, message: &[u8]) -> Result<()> {

@@ -129,7 +129,7 @@ fn data_of_another_length_is_reported() {
     let imm = ImmData { kind: ImmKind::Data(0), epoch: 1 }.pack();
     ends.links[0].received(1, imm, LONG as u32 - 1).expect("reported later");
     assert!(ends.events(0).is_empty() && !ends.links[0].must_disagree());
-    ends.transfer(1);
+    (0..2).for_each(|me| ends.transfer(me));
     assert!(matches!(ends.events(0)[..], [Event::PeerEntered { .. }]));
     let error = ends.links[0].report(&mut Events::new()).expect_err("the length is wrong");
     assert!(error.message().contains("sent 4096 bytes where 4097 were expected"), "{error}");
