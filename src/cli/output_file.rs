@@ -11,14 +11,15 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct OutputFile {
     path: PathBuf,
-    /// The path exists and is not a regular file (such as /dev/stdout), so it is written directly.
+    /// The path exists and is not a regular file, so it is written directly: a pipe, or a link such as /dev/stdout, which must not be
+    /// replaced.
     special: bool,
 }
 
 impl OutputFile {
     /// A file at `path`. Does not access it yet.
     pub fn new(path: &Path) -> Self {
-        let special = path.metadata().is_ok_and(|metadata| !metadata.is_file());
+        let special = path.symlink_metadata().is_ok_and(|metadata| !metadata.is_file());
         Self { path: path.to_owned(), special }
     }
 
@@ -44,9 +45,10 @@ impl OutputFile {
             return Ok(());
         }
         let draft = self.draft();
-        std::fs::File::create(&draft)
-            .and_then(|_| std::fs::remove_file(&draft))
-            .map_err(|cause| Error::io(format!("cannot create {}", draft.display()), cause))
+        std::fs::File::create(&draft).and_then(|_| std::fs::remove_file(&draft)).map_err(|cause| {
+            let what = format!("cannot create {}, whose folder must exist and be writable", draft.display());
+            Error::io(what, cause)
+        })
     }
 
     /// Replaces the file.
@@ -90,6 +92,11 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&path).expect("there"), contents);
         }
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).expect("a link");
+        OutputFile::new(&link).write(b"three").expect("written");
+        assert_eq!(std::fs::read_to_string(&path).expect("there"), "three");
+        assert!(link.is_symlink(), "a link is not replaced");
         let error = OutputFile::new(&folder.path().join("no/file")).check().expect_err("no such folder");
         assert!(
             error.message().contains("cannot create ") && error.message().contains("/no/file.part"),

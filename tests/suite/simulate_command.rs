@@ -130,9 +130,13 @@ fn what_cannot_be_simulated_is_refused_with_cause_and_fix() {
         (
             "--topology 2 --svg /nowhere/x.svg",
             1,
-            "cannot write /nowhere/x.svg: give a file in a folder that exists",
+            "cannot create /nowhere/x.svg.part, whose folder must exist",
         ),
-        ("--topology 2 --trace /nowhere/x.json", 1, "cannot write /nowhere/x.json: give a file in a folder"),
+        (
+            "--topology 2 --trace /nowhere/x.json",
+            1,
+            "cannot create /nowhere/x.json.part, whose folder must exist",
+        ),
         ("--topology 2 --svg never.svg --no-path", 2, "omit --no-path or --svg"),
         ("--topology 2 --size 1M,2M --trace never.json", 2, "give --trace with a single --size"),
         ("--topology never.toml", 2, "cannot be read as a file"),

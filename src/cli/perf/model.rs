@@ -46,7 +46,9 @@ impl Gradients {
                 let sum = |lengths: &Vec<usize>| {
                     lengths.iter().try_fold(0usize, |sum, length| sum.checked_add(*length))
                 };
-                lengths.filter(|lengths| sum(lengths).is_some()).ok_or_else(|| {
+                // An element has 8 bytes at most.
+                let fits = |elements| elements <= isize::MAX as usize / 8;
+                lengths.filter(|lengths| sum(lengths).is_some_and(fits)).ok_or_else(|| {
                     "expected resnet50, gpt2, or the number of elements of each gradient, such as 1000,250,7".to_owned()
                 })?
             }

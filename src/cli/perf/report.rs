@@ -31,7 +31,7 @@ pub struct PerfReport {
     /// The training steps measured so far, of `--model`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<ModelRow>,
-    /// Mean of all bus bandwidths, in GB/s.
+    /// Mean of the bus bandwidths of all rows, in GB/s.
     pub avg_busbw: f64,
     /// The error that ended the measurement.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -6,6 +6,7 @@ use super::options::SimulateOptions;
 use super::report::{Report, SimulatedSize, amount};
 use crate::error::CommandError;
 use crate::output;
+use crate::output_file::OutputFile;
 use flexring::Error;
 use flexring::call::{Call, Collective};
 use flexring::dtype::{DType, ReduceOp};
@@ -13,8 +14,6 @@ use flexring::plan::drawing::{MOST_TIMELINE_RANKS, SizePoint, draw_sizes, draw_t
 use flexring::plan::topology::Topology;
 use flexring::trace::merge::merge;
 use flexring::trace::{RecordedCall, TraceFile, TraceOrigin};
-use std::fs::OpenOptions;
-use std::path::Path;
 
 /// Checks that the files can be written, before anything is simulated.
 pub fn check(options: &SimulateOptions, topology: &Topology) -> Result<(), CommandError> {
@@ -35,25 +34,14 @@ pub fn check(options: &SimulateOptions, topology: &Topology) -> Result<(), Comma
         );
         return Err(CommandError::Usage(message));
     }
-    [&options.svg, &options.trace].into_iter().flatten().try_for_each(|path| create(path))
-}
-
-fn create(path: &Path) -> Result<(), CommandError> {
-    let created = OpenOptions::new().append(true).create(true).open(path);
-    let explained = |cause| {
-        let what = format!(
-            "cannot write {}: give a file in a folder that exists and can be written",
-            path.display()
-        );
-        Error::io(what, cause)
-    };
-    Ok(created.map(drop).map_err(explained)?)
+    let mut files = [&options.svg, &options.trace].into_iter().flatten();
+    Ok(files.try_for_each(|path| OutputFile::new(path).check())?)
 }
 
 /// Writes the files that the flags ask for.
 pub fn write(options: &SimulateOptions, report: &Report<'_>) -> Result<(), CommandError> {
     if let Some(path) = &options.svg {
-        output::write(path, &drawing(report))?;
+        OutputFile::new(path).write(drawing(report).as_bytes())?;
     }
     match (&options.trace, &report.sizes[..]) {
         (Some(path), [only]) => Ok(timeline(report, only)?.save(path)?),

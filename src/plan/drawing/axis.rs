@@ -16,7 +16,9 @@ pub(super) fn time_ticks(end: f64, number: f64) -> Vec<(f64, String)> {
 
 /// The powers of ten around all of these times, with labels.
 pub(super) fn decades(times: impl Iterator<Item = f64> + Clone) -> Vec<(f64, String)> {
-    let least = times.clone().fold(f64::INFINITY, f64::min).max(1e-12);
+    let least = times.clone().fold(f64::INFINITY, f64::min);
+    // Without any time, the axis begins at a microsecond.
+    let least = if least.is_finite() { least.max(1e-12) } else { 1e-6 };
     let most = times.fold(least, f64::max);
     let (first, last) = (least.log10().floor() as i32, most.log10().ceil() as i32);
     (first..=last.max(first + 1)).map(|power| (10f64.powi(power), time_label(10f64.powi(power)))).collect()
@@ -49,6 +51,7 @@ mod tests {
         let powers: Vec<String> =
             decades([3e-5, 2e-3].into_iter()).into_iter().map(|(_, label)| label).collect();
         assert_eq!(powers, ["10 µs", "100 µs", "1 ms", "10 ms"]);
+        assert_eq!(decades(std::iter::empty()).len(), 2);
         assert_eq!([1 << 20, 3 << 10, 1000, 0].map(size_label), ["1M", "3K", "1000", "0"]);
     }
 }

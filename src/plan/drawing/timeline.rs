@@ -116,8 +116,11 @@ impl TimelinePainter<'_> {
     }
 
     fn legend(&mut self, y: f64, with_links: bool) {
-        let entries =
-            [(JOBS, "additions and copies"), (SENDS, "messages sent"), (DOWN, "down, below the line")];
+        let entries = [
+            (JOBS, "additions and copies"),
+            (SENDS, "messages to other nodes"),
+            (DOWN, "down, below the line"),
+        ];
         let links = ", and links up: the share of the bandwidth";
         let mut x = MARGIN;
         for (color, words) in &entries[..if with_links { 3 } else { 2 }] {
