@@ -1,12 +1,11 @@
 //! Output helpers of the subcommands that print once and end.
 //!
-//! Owns writing to standard output and files, the JSON style, units of times, and singular and plural forms. Must not know what is printed.
+//! Owns writing to standard output, the JSON style, units of times, and singular and plural forms. Must not know what is printed.
 
 use crate::error::CommandError;
 use flexring::Error;
 use serde::Serialize;
 use std::io::Write;
-use std::path::Path;
 
 /// Writes `text` to standard output, without adding a line break.
 ///
@@ -15,15 +14,6 @@ use std::path::Path;
 pub fn print(text: &str) -> Result<(), CommandError> {
     let written = std::io::stdout().write_all(text.as_bytes());
     written.map_err(|cause| Error::io("cannot write to standard output", cause).into())
-}
-
-/// Writes a file.
-///
-/// # Errors
-/// `CommandError::Failed` if it cannot be written.
-pub fn write(path: &Path, text: &str) -> Result<(), CommandError> {
-    let written = std::fs::write(path, text);
-    written.map_err(|cause| Error::io(format_args!("cannot write {}", path.display()), cause).into())
 }
 
 /// Indented JSON with a final line break.

@@ -15,17 +15,19 @@ pub use source::PlanSource;
 
 use crate::error::CommandError;
 use crate::output;
+use flexring::Error;
 use flexring::plan::drawing::{self, Labels};
 use flexring::plan::plan_file;
+use std::path::Path;
 
 /// Runs the command.
 pub fn run(options: &PlanOptions) -> Result<(), CommandError> {
     let planned = Planned::new(&options.source)?;
     if let Some(path) = &options.write {
-        output::write(path, &json(&planned, None)?)?;
+        write(path, &json(&planned, None)?)?;
     }
     if let Some(path) = &options.svg {
-        output::write(path, &draw(&planned, options.count)?)?;
+        write(path, &draw(&planned, options.count)?)?;
     }
     let mut text = String::new();
     if options.json {
@@ -69,4 +71,9 @@ fn draw(planned: &Planned, count: Option<u64>) -> Result<String, CommandError> {
     }
     let labels = Labels { topology: &planned.called, count };
     Ok(drawing::draw(&planned.schedule, &planned.topology, labels))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    std::fs::write(path, text)
+        .map_err(|cause| Error::io(format_args!("cannot write {}", path.display()), cause))
 }

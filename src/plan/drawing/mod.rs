@@ -12,10 +12,12 @@
 //! | `timeline` | a simulated run: ranks and links over time |
 //! | `sizes` | simulated times by size |
 //! | `axis` | ticks and labels of both |
+//! | `frame` | the frame with a title, and legends |
 //! | `canvas` | SVG elements and text width |
 
 mod axis;
 mod canvas;
+mod frame;
 mod geometry;
 mod holdings;
 mod palette;
@@ -32,7 +34,8 @@ use super::fraction::Span;
 use super::schedule::Schedule;
 use super::topology::{Topology, VertexKind};
 use canvas::{Anchor, Canvas, Font, number};
-use geometry::{CAPTION, Geometry, HEAD, LABEL, MARGIN, NOTE, OWNED, SUBTITLE, TITLE};
+use frame::frame;
+use geometry::{CAPTION, Geometry, HEAD, LABEL, MARGIN, NOTE, OWNED};
 use holdings::{Flow, Holdings, flows, holdings};
 use palette::color;
 use ribbons::{Ribbon, ribbons};
@@ -79,9 +82,8 @@ impl Painter<'_> {
         // SVG paints in order: earlier elements are behind later ones.
         let front = std::mem::take(&mut self.canvas);
         let width = self.geometry.width;
-        self.canvas
-            .rect([0.5, 0.5, width - 1.0, height - 1.0], "rx=\"10\" fill=\"#FFFFFF\" stroke=\"#CBD2D9\"");
-        let title = self.title();
+        let (title, subtitle) = self.titles();
+        frame(&mut self.canvas, [width, height], &title, &subtitle);
         self.define();
         self.tree();
         let columns = holdings(self.schedule);
@@ -96,21 +98,18 @@ impl Painter<'_> {
         self.canvas.finish(width, height, &title, &captions.join("; "))
     }
 
-    fn title(&mut self) -> String {
+    /// The title, and the line below it.
+    fn titles(&self) -> (String, String) {
         let world = self.schedule.world();
-        let title = format!("{} on {}", self.schedule.name(), self.labels.topology);
-        let room = self.geometry.width - 2.0 * MARGIN;
-        self.canvas.text(MARGIN, 36.0, TITLE, &TITLE.cut(&title, room));
         let vector = match self.labels.count {
             Some(count) => format!("a vector of {count} elements"),
             None => "a vector".to_owned(),
         };
         let ranks = if world == 1 { "1 rank sums".to_owned() } else { format!("{world} ranks sum") };
-        let text = format!(
+        let subtitle = format!(
             "{ranks} {vector}: the reduce-scatter goes from left to right, the all-gather back the same way"
         );
-        self.canvas.text(MARGIN, 56.0, SUBTITLE, &SUBTITLE.cut(&text, room));
-        title
+        (format!("{} on {}", self.schedule.name(), self.labels.topology), subtitle)
     }
 
     /// Defines what all bars consist of: the vector in the pale colors of its future owners, and the hatching of spans that

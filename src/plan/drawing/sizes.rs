@@ -4,7 +4,8 @@
 
 use super::axis::{decades, size_label};
 use super::canvas::{Anchor, Canvas, Font, number};
-use super::geometry::{LABEL, MARGIN, NOTE, SUBTITLE, TITLE, WIDTH};
+use super::frame::{frame, legend};
+use super::geometry::{LABEL, MARGIN, NOTE, WIDTH};
 
 /// The time of one size.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,12 +44,9 @@ pub fn draw_sizes(points: &[SizePoint], title: &str, subtitle: &str) -> String {
     let y = |seconds: f64| TOP + HEIGHT * (high - seconds.max(1e-12).log10()) / (high - low);
 
     let mut canvas = Canvas::default();
-    let (full, bottom) = (WIDTH, TOP + HEIGHT);
+    let bottom = TOP + HEIGHT;
     let height = bottom + 46.0 + MARGIN;
-    canvas.rect([0.5, 0.5, full - 1.0, height - 1.0], "rx=\"10\" fill=\"#FFFFFF\" stroke=\"#CBD2D9\"");
-    let room = WIDTH - 2.0 * MARGIN;
-    canvas.text(MARGIN, 36.0, TITLE, &TITLE.cut(title, room));
-    canvas.text(MARGIN, 56.0, SUBTITLE, &SUBTITLE.cut(subtitle, room));
+    frame(&mut canvas, [WIDTH, height], title, subtitle);
     for (time, label) in &ticks {
         let at = y(*time);
         let style = "stroke=\"#E4E7EB\" fill=\"none\"";
@@ -94,13 +92,8 @@ pub fn draw_sizes(points: &[SizePoint], title: &str, subtitle: &str) -> String {
             before = &point.schedule;
         }
     }
-    let legend =
+    let colors =
         [(TIME, "simulated, with the schedule where it changes"), (BOUND, "the least time of any schedule")];
-    let mut at = MARGIN;
-    for (color, words) in legend {
-        canvas.rect([at, 71.0, 10.0, 10.0], &format!("fill=\"{color}\""));
-        canvas.text(at + 15.0, 80.0, NOTE, words);
-        at += 15.0 + NOTE.width(words) + 18.0;
-    }
-    canvas.finish(full, height, title, subtitle)
+    legend(&mut canvas, colors);
+    canvas.finish(WIDTH, height, title, subtitle)
 }

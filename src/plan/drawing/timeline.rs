@@ -4,7 +4,8 @@
 
 use super::axis::time_ticks;
 use super::canvas::{Anchor, Canvas, Font, number};
-use super::geometry::{LABEL, MARGIN, NOTE, SUBTITLE, TITLE, WIDTH};
+use super::frame::{frame, legend};
+use super::geometry::{LABEL, MARGIN, NOTE, WIDTH};
 use crate::plan::simulator::{ActivityKind, LinkUse, PICOSECONDS, SimulatedRun};
 use crate::plan::topology::{Topology, VertexId, VertexKind};
 
@@ -80,16 +81,13 @@ struct TimelinePainter<'a> {
 
 impl TimelinePainter<'_> {
     fn paint(mut self, links: &[LinkUse], title: &str, subtitle: &str) -> String {
-        let (world, room) = (self.topology.world(), WIDTH - 2.0 * MARGIN);
+        let world = self.topology.world();
         let top = 98.0;
         let between = if links.is_empty() { 0.0 } else { 26.0 };
         let bottom = top + world as f64 * ROW + between + links.len() as f64 * LINK_ROW;
         let (width, height) = (self.left + self.width + SHARE + MARGIN, bottom + 24.0 + MARGIN);
-        self.canvas
-            .rect([0.5, 0.5, width - 1.0, height - 1.0], "rx=\"10\" fill=\"#FFFFFF\" stroke=\"#CBD2D9\"");
-        self.canvas.text(MARGIN, 36.0, TITLE, &TITLE.cut(title, room));
-        self.canvas.text(MARGIN, 56.0, SUBTITLE, &SUBTITLE.cut(subtitle, room));
-        self.legend(80.0, !links.is_empty());
+        frame(&mut self.canvas, [width, height], title, subtitle);
+        self.legend(!links.is_empty());
         self.axis(top - 4.0, bottom);
         let [jobs, sends] = self.busy();
         for (row, rank) in self.topology.ranks_in_tree_order().into_iter().enumerate() {
@@ -115,20 +113,13 @@ impl TimelinePainter<'_> {
         self.canvas.text(self.left - 10.0, y, font, text);
     }
 
-    fn legend(&mut self, y: f64, with_links: bool) {
-        let entries = [
-            (JOBS, "additions and copies"),
-            (SENDS, "messages to other nodes"),
-            (DOWN, "down, below the line"),
-        ];
-        let links = ", and links up: the share of the bandwidth";
-        let mut x = MARGIN;
-        for (color, words) in &entries[..if with_links { 3 } else { 2 }] {
-            let words =
-                if *color == SENDS && with_links { format!("{words}{links}") } else { (*words).to_owned() };
-            self.canvas.rect([x, y - 9.0, 10.0, 10.0], &format!("fill=\"{color}\""));
-            self.canvas.text(x + 15.0, y, NOTE, &words);
-            x += 15.0 + NOTE.width(&words) + 18.0;
+    fn legend(&mut self, with_links: bool) {
+        let (jobs, messages) = ((JOBS, "additions and copies"), "messages to other nodes");
+        if with_links {
+            let messages = format!("{messages}, and links up: the share of the bandwidth");
+            legend(&mut self.canvas, [jobs, (SENDS, &messages), (DOWN, "down, below the line")]);
+        } else {
+            legend(&mut self.canvas, [jobs, (SENDS, messages)]);
         }
     }
 
