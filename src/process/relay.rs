@@ -143,7 +143,8 @@ impl Default for ByteFlow {
 }
 
 impl ByteFlow {
-    /// Reads and writes as much as is possible at once. The functions are told why `source` or `sink` broke, before the end is passed on.
+    /// Reads and writes as much as is possible at once. If `source` or `sink` breaks, its function gets the error before the end
+    /// is passed on.
     fn advance(
         &mut self,
         source: BorrowedFd<'_>,

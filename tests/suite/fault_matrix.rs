@@ -527,7 +527,7 @@ fn can_begin() -> bool {
                 );
             }
         });
-        // A rank that starts late is told of a failed rendezvous by the process of rank 0, as long as that runs.
+        // The process of rank 0 reports a failed rendezvous to ranks that start late, as long as it runs.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     }
