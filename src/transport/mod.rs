@@ -87,7 +87,8 @@ pub trait Transport: Send {
     /// `Internal` if there is no link to `peer`.
     fn begin_link(&mut self, peer: Rank, sequence: u64) -> Result<()>;
 
-    /// Announces this rank's call to `peer`. Once per call, before the first message of it.
+    /// Announces this rank's call to `peer`: at once, with the next message to it, or in the next [`poll`](Self::poll). Once per
+    /// call, before the first message of it.
     ///
     /// # Errors
     /// `PeerLost` if the link is broken.

@@ -95,12 +95,12 @@ impl Link {
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// Sends a call. The index of the socket that it takes.
+    /// Queues a call, which the first message of this call takes along, or the next [`drive`](Self::drive): one system call and one
+    /// packet less. The index of the socket that it takes.
     pub fn announce(&mut self, call: &Call) -> Result<usize> {
         self.check()?;
         self.announced = true;
         self.streams[0].push(Frame::of_call(call));
-        self.flush(0)?;
         Ok(0)
     }
 

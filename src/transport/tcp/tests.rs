@@ -97,6 +97,12 @@ fn next(tcp: &mut Tcp) -> Result<Event> {
     Ok(events[0])
 }
 
+/// Announces call `sequence` to `peer`, and sends it.
+fn enter(tcp: &mut Tcp, peer: Rank, sequence: u64) {
+    tcp.announce(peer, &call(sequence)).expect("linked");
+    tcp.poll(&mut Events::new()).expect("linked");
+}
+
 fn expect_entry(tcp: &mut Tcp, sequence: u64) {
     match next(tcp).expect("an event") {
         Event::PeerEntered { call: theirs, .. } => assert_eq!(theirs, call(sequence)),
@@ -289,7 +295,7 @@ fn a_peer_may_skip_calls_and_is_reported_in_the_call_that_it_makes() {
     with_timeout(|| {
         let (mut here, mut there) = pair(1);
         there.begin(3);
-        there.announce(0, &call(3)).expect("linked");
+        enter(&mut there, 0, 3);
         for sequence in 1..=2 {
             here.begin(sequence);
             expect_no_event(&mut here);
@@ -305,7 +311,7 @@ fn a_call_with_another_sequence_is_reported_for_the_executor_to_compare() {
         // An earlier call than this rank's.
         let (mut here, mut there) = pair(1);
         there.begin(1);
-        there.announce(0, &call(1)).expect("linked");
+        enter(&mut there, 0, 1);
         here.begin(5);
         expect_entry(&mut here, 1);
         let error = here.announce(1, &call(5)).expect_err("different calls");
@@ -315,7 +321,7 @@ fn a_call_with_another_sequence_is_reported_for_the_executor_to_compare() {
         // A later call, while this rank still expects a message of its own call.
         let (mut here, mut there) = pair(1);
         there.begin(2);
-        there.announce(0, &call(2)).expect("linked");
+        enter(&mut there, 0, 2);
         here.begin(1);
         expect_no_event(&mut here);
         let mut destination = [0; 8];
@@ -362,7 +368,7 @@ fn an_extra_message_is_a_disagreement_in_the_next_call() {
         // The header of a call is longer than one short message, so the mismatch shows only with more bytes.
         there.poll(&mut Events::new()).expect("linked");
         there.begin(2);
-        there.announce(0, &call(2)).expect("linked");
+        enter(&mut there, 0, 2);
         let error = next(&mut here).expect_err("a call was expected");
         assert_eq!(error.kind(), ErrorKind::Disagreement);
         assert!(error.message().contains("where its next call was expected"), "{error}");

@@ -67,10 +67,11 @@ fn a_recorded_link_shows_no_message_if_it_is_encrypted() {
                 tcp.announce(peer, &call(1)).expect("a link");
             }
             zero.post_recv(1, piece(&mut arrived)).expect("a link");
+            let mut events = Events::new();
+            zero.poll(&mut events).expect("a link");
             expect_entry(&mut one, 1);
             one.send(0, piece(&mut sent)).expect("a link");
             assert!(matches!(next(&mut one).expect("an event"), Event::SendComplete { .. }));
-            let mut events = Events::new();
             while events.len() < 2 {
                 zero.poll(&mut events).expect("a link");
             }

@@ -45,7 +45,7 @@ fn a_peer_that_closes_before_its_message_is_lost() {
             let (mut here, mut there) = pair(sockets);
             let mut destinations = [[0; 8]; 2];
             there.begin(1);
-            there.announce(0, &call(1)).expect("linked");
+            enter(&mut there, 0, 1);
             here.begin(1);
             expect_entry(&mut here, 1);
             for destination in &mut destinations {
