@@ -34,16 +34,10 @@ impl Cores {
         self.mask.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether these processes, the ranks of one node, outnumber the cores that they may use together.
-    pub(super) fn are_crowded<'a>(ranks: impl Iterator<Item = &'a Self>) -> bool {
-        let (count, cores) = Self::shared_by(ranks);
-        count > cores
-    }
-
-    /// Number of these processes, the ranks of one node, for each core that they may use together, rounded down.
+    /// Number of these processes, the ranks of one node, for each core that they may use together, rounded up.
     pub(super) fn ranks_per_core<'a>(ranks: impl Iterator<Item = &'a Self>) -> usize {
         let (count, cores) = Self::shared_by(ranks);
-        count / cores.max(1)
+        count.div_ceil(cores.max(1))
     }
 
     /// The number of processes, and of the cores that they may use together.
@@ -70,19 +64,20 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_crowded_if_they_outnumber_their_cores() {
-        for (ranks, crowded) in [
-            (vec![cores(0b11, 2); 2], false),
-            (vec![cores(0b11, 2); 3], true),
+    fn the_ranks_of_a_node_share_the_cores_that_any_of_them_may_use() {
+        for (ranks, ranks_per_core) in [
+            (vec![cores(0b11, 2); 2], 1),
+            (vec![cores(0b11, 2); 3], 2),
+            (vec![cores(0b11, 2); 5], 3),
             // Each rank is bound to a core of its own.
-            ((0..8).map(|core| cores(1 << core, 1)).collect(), false),
+            ((0..8).map(|core| cores(1 << core, 1)).collect(), 1),
             // A control group grants two of eight cores.
-            (vec![cores(0xff, 2); 3], true),
-            (vec![cores(0xff, 2); 2], false),
+            (vec![cores(0xff, 2); 3], 2),
+            (vec![cores(0xff, 2); 2], 1),
         ] {
-            assert_eq!(Cores::are_crowded(ranks.iter()), crowded, "{ranks:?}");
+            assert_eq!(Cores::ranks_per_core(ranks.iter()), ranks_per_core, "{ranks:?}");
         }
         let here = Cores::of_this_process();
-        assert!(!Cores::are_crowded(std::iter::once(&here)));
+        assert_eq!(Cores::ranks_per_core(std::iter::once(&here)), 1);
     }
 }

@@ -61,7 +61,7 @@ fn peer_info_of_a_hostile_member() {
             infos.extend(PeerInfo::decode(reader.block()));
         }
         let cores = || infos.iter().map(|info| &info.cores);
-        let _ = (Cores::are_crowded(cores()), Cores::ranks_per_core(cores()));
+        let _ = Cores::ranks_per_core(cores());
         let offers: Vec<&Offer> = infos.iter().map(|info| &info.rails.ports).collect();
         let nodes: Vec<&str> = infos.iter().map(|info| &*info.node).collect();
         let used = rails_of_world(&offers, &nodes, true);

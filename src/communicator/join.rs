@@ -195,6 +195,7 @@ impl Communicator {
         }
         let threads: Vec<Rank> =
             (0..world).filter(|rank| infos[*rank].process == infos[me].process).collect();
+        let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
         let builder = CallRunnerBuilder {
             config,
             nodes: topology.nodes(),
@@ -208,7 +209,7 @@ impl Communicator {
             mailbox,
             registrar,
             rails,
-            crowded: Cores::are_crowded(node.iter().map(|rank| &infos[*rank].cores)),
+            ranks_per_core,
             launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].nonce, threads)),
             opens_gpu: true,
             trace,
@@ -220,7 +221,6 @@ impl Communicator {
                 // Random numbers of all ranks, so that no other communicator has this key.
                 let nonces: Vec<&[u8]> = infos.iter().map(|info| info.nonce.as_slice()).collect();
                 let key = connection.secret().derive("shrink", &nonces);
-                let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
                 let config = config.clone();
                 let params = ShrinkServiceParams { me, endpoints, key, listener, ranks_per_core, config };
                 Some(Arc::new(ShrinkService::start(params)?))
@@ -303,7 +303,7 @@ impl Communicator {
         let key: [u8; 16] = random_bytes()?;
         let timeline = Timeline::of(config, spec.is_derived, &key);
         let cores = Cores::of_this_process();
-        let crowded = Cores::are_crowded(std::iter::repeat_n(&cores, world));
+        let ranks_per_core = Cores::ranks_per_core(std::iter::repeat_n(&cores, world));
         let launch_group = LaunchGroup::new((0..world).collect());
         let memories = local::share_memory(world, key)?;
         let regions = memories.iter().map(|memory| memory.own().region(layout, None));
@@ -328,7 +328,7 @@ impl Communicator {
                 mailbox,
                 registrar: None,
                 rails: Arc::default(),
-                crowded,
+                ranks_per_core,
                 launch_group: Some(Arc::clone(&launch_group)),
                 // The thread that makes all ranks of a derived world need not use the GPU of each.
                 opens_gpu: !spec.is_derived || config.gpu.is_some(),

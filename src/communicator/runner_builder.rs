@@ -49,8 +49,8 @@ pub(super) struct CallRunnerBuilder<'a> {
     pub registrar: Option<Arc<dyn Registrar>>,
     /// What each rail carries.
     pub rails: Arc<[RailCounters]>,
-    /// Whether more ranks than cores share this node. Equal on all of them.
-    pub crowded: bool,
+    /// Number of ranks of this node for each of its cores, rounded up. Equal on all of them.
+    pub ranks_per_core: usize,
     /// The ranks of this process, if there are others than this one.
     pub launch_group: Option<Arc<LaunchGroup>>,
     /// Whether the GPU that this thread uses is opened at once; otherwise that of the first vector on a GPU is.
@@ -82,7 +82,7 @@ impl CallRunnerBuilder<'_> {
             fault: Arc::clone(&fault),
             spin: config.spin(),
             timeout: config.timeout,
-            crowded: self.crowded,
+            ranks_per_core: self.ranks_per_core,
             trace: self.trace,
         })?;
         self.plans.prepare(&mut executor)?;

@@ -254,7 +254,7 @@ settings! {
     heartbeat: Duration = "FLEXRING_HEARTBEAT_MS", Duration::from_millis(500), AnyValue,
         "Interval of heartbeats. A rank that sends none for twenty intervals is considered dead.";
     spin_us: usize = "FLEXRING_SPIN_US", 200, AnyValue,
-        "Time in microseconds that a wait spins before it sleeps.";
+        "Time in microseconds that a wait spins before it sleeps. While other programs compute on its core, it sleeps at once.";
     simd: Simd = "FLEXRING_SIMD", Simd::Auto, AnyValue,
         "Instruction set of reductions on the host.";
     #[shared yes]

@@ -79,8 +79,8 @@ pub struct ExecutorParts {
     pub spin: Duration,
     /// How long a call may make no progress.
     pub timeout: Duration,
-    /// Whether more ranks than cores share this node, so that a wait must yield its core. Equal on all ranks of the node.
-    pub crowded: bool,
+    /// Number of ranks of this node for each of its cores, rounded up. Equal on all of them.
+    pub ranks_per_core: usize,
     /// Records what happens, if the settings ask for it.
     pub trace: Trace,
 }
@@ -140,12 +140,12 @@ impl Executor {
                 links,
                 slots: Slots::new(parts.slots),
                 fault: parts.fault,
-                wait: Wait::new(parts.spin, parts.timeout, parts.crowded, eventfd),
+                wait: Wait::new(parts.spin, parts.timeout, parts.ranks_per_core, eventfd),
                 // A step adds at most one operand of each rank.
                 operands: Vec::with_capacity(parts.world),
                 trace: parts.trace,
             },
-            small: parts.mailbox.map(|mailbox| SmallPath::new(mailbox, parts.crowded)),
+            small: parts.mailbox.map(|mailbox| SmallPath::new(mailbox, parts.ranks_per_core)),
             failed: false,
         })
     }

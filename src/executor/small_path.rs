@@ -35,9 +35,9 @@ pub(super) struct SmallPath {
 }
 
 impl SmallPath {
-    /// `crowded`: the ranks outnumber the cores of the node. Equal on all ranks.
-    pub(super) fn new(mailbox: Mailbox, crowded: bool) -> Self {
-        let through_leader = crowded && mailbox.ranks() >= LEADER_RANKS;
+    /// `ranks_per_core`: as in [`ExecutorParts`](super::ExecutorParts).
+    pub(super) fn new(mailbox: Mailbox, ranks_per_core: usize) -> Self {
+        let through_leader = ranks_per_core > 1 && mailbox.ranks() >= LEADER_RANKS;
         Self { mailbox, through_leader }
     }
 

@@ -99,7 +99,7 @@ fn executor(journal: &Journal, panics: bool) -> Executor {
         fault: Arc::new(Fault::new()),
         spin: Duration::ZERO,
         timeout: Duration::from_secs(60),
-        crowded: false,
+        ranks_per_core: 1,
         trace: Trace::new(None),
     };
     Executor::new(parts).expect("a descriptor")
