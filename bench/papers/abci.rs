@@ -3,7 +3,7 @@
 //!
 //! Owns the paper's machine, from the parameters that its sections IV-D and V state, and the search for the best hierarchy.
 
-use crate::simulation::{seconds, uplink};
+use crate::simulation::{Messages, seconds, uplink};
 use flexring::config::Lowering;
 use flexring::plan::cost_model::hierarchy::{RingLayer, abci_ring, hierarchical};
 use flexring::plan::planner;
@@ -28,8 +28,8 @@ const USED_NODES: usize = 32;
 const BETWEEN_RACKS: f64 = RACK_NODES * ADAPTERS * ADAPTER / 3.0;
 const RACK: usize = USED_NODES * GPUS;
 
-/// Sub-chunks are the parts of a step, at 128 processes. With more processes a step is one sub-chunk.
-const SUBCHUNK: usize = 512 << 10;
+/// flexring's pipeline: its sub-chunks are the parts of a step of the flat ring at 128 processes. With more processes a step of it is one sub-chunk.
+const PIPELINED: Messages = Messages::Pipelined(512 << 10);
 
 const PROCESSES: [usize; 5] = [128, 256, 512, 1024, 2048];
 /// Table II, and what sections V-B 4 a to d name.
@@ -105,8 +105,10 @@ fn ranked(processes: usize, fits: impl Fn(&[usize]) -> bool) -> Vec<Vec<usize>> 
     all
 }
 
-/// Nodes of 4 GPUs in racks. A step of a ring costs s * alpha besides its bytes, so that is the latency between two GPUs.
-fn topology(processes: usize) -> Topology {
+/// Nodes of 4 GPUs in racks. A step of a ring costs s * alpha besides its bytes, so that is the latency between two GPUs. The paper's
+/// steps send messages within nodes too, so GPUs are `apart`: each is a node of its own at the switch of its machine. flexring reads them
+/// in place.
+fn topology(processes: usize, apart: bool) -> Topology {
     let mut builder = TopologyBuilder::new("racks");
     let gpu = uplink(NVLINK, PARTS * ALPHA / 2.0);
     let mut places = (0, 0);
@@ -115,17 +117,54 @@ fn topology(processes: usize) -> Topology {
             places.0 = builder.switch(0, &format!("rack {}", rank / RACK), uplink(BETWEEN_RACKS, 0.0));
         }
         if rank % GPUS == 0 {
-            let node = format!("node {}", rank / GPUS);
-            places.1 = builder.node(places.0, &node, uplink(ADAPTERS * ADAPTER, 0.0));
+            let (name, adapters) = (format!("node {}", rank / GPUS), uplink(ADAPTERS * ADAPTER, 0.0));
+            places.1 = if apart {
+                builder.switch(places.0, &name, adapters)
+            } else {
+                builder.node(places.0, &name, adapters)
+            };
         }
-        builder.rank(places.1, rank, gpu);
+        let at = if apart { builder.node(places.1, &format!("GPU {rank}"), gpu) } else { places.1 };
+        builder.rank(at, rank, if apart { uplink(NVLINK, 0.0) } else { gpu });
     }
     builder.finish().expect("each rank is on one node")
 }
 
-fn simulated(topology: &Topology, dimensions: &[usize]) -> f64 {
-    let schedule = planner::hierarchical::plan(topology, dimensions).expect("factors of the number of ranks");
-    seconds(schedule, topology, Lowering::Chain, BYTES as u64, SUBCHUNK)
+/// Simulations of one number of processes.
+struct Simulations {
+    /// With the paper's steps.
+    apart: Topology,
+    /// With flexring's pipeline.
+    nodes: Topology,
+}
+
+impl Simulations {
+    fn new(processes: usize) -> Self {
+        Self { apart: topology(processes, true), nodes: topology(processes, false) }
+    }
+
+    /// Seconds of a hierarchy, or of the flat ring, with the paper's steps and with flexring's pipeline.
+    fn seconds(&self, dimensions: Option<&[usize]>) -> [f64; 2] {
+        [(&self.apart, Messages::OnePerStep), (&self.nodes, PIPELINED)].map(|(topology, messages)| {
+            let schedule = match dimensions {
+                Some(all) => {
+                    planner::hierarchical::plan(topology, all).expect("factors of the number of ranks")
+                }
+                None => planner::ring::plan(topology),
+            };
+            seconds(schedule, topology, Lowering::Chain, BYTES as u64, messages)
+        })
+    }
+}
+
+/// A time of the model beside those of simulations, if there are any.
+fn row(simulations: Option<&Simulations>, dimensions: Option<&[usize]>, model: f64) -> Value {
+    let times = simulations.map(|simulations| simulations.seconds(dimensions));
+    json!({
+        "model": model,
+        "simulation": times.map(|[steps, _]| steps),
+        "pipeline": times.map(|[_, pipeline]| pipeline),
+    })
 }
 
 /// For each number of processes the flat ring, the paper's hierarchies, and those that are best by the model. Up to `most`
@@ -137,25 +176,18 @@ pub fn results(most: usize) -> Value {
             .collect()
     };
     let sizes = PROCESSES.iter().map(|processes| {
-        let topology = (*processes <= most).then(|| topology(*processes));
-        let ring = topology.as_ref().map(|topology| {
-            seconds(planner::ring::plan(topology), topology, Lowering::Chain, BYTES as u64, SUBCHUNK)
-        });
+        let simulations = (*processes <= most).then(|| Simulations::new(*processes));
         let named = HIERARCHIES.iter().filter(|(at, _)| at == processes).flat_map(|(_, all)| *all);
         let rows = named.map(|dimensions| {
-            json!({
-                "dimensions": dimensions,
-                "model": model(dimensions, true),
-                "model_without_racks": model(dimensions, false),
-                "simulation": topology.as_ref().map(|topology| simulated(topology, dimensions)),
-            })
+            let mut row = row(simulations.as_ref(), Some(dimensions), model(dimensions, true));
+            row["dimensions"] = json!(dimensions);
+            row["model_without_racks"] = json!(model(dimensions, false));
+            row
         });
+        let ring = abci_ring(BYTES, processes / GPUS, ALPHA, PARTS, 1.0 / ADAPTER);
         json!({
             "processes": processes,
-            "ring": {
-                "model": abci_ring(BYTES, processes / GPUS, ALPHA, PARTS, 1.0 / ADAPTER),
-                "simulation": ring,
-            },
+            "ring": row(simulations.as_ref(), None, ring),
             "hierarchies": rows.collect::<Vec<Value>>(),
             "ranked": timed(ranked(*processes, |_| true)),
             "ranked_by_node": timed(ranked(*processes, |all| all[0] == GPUS && all.len() <= FEW_LAYERS)),

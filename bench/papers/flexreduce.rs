@@ -3,7 +3,7 @@
 //! Owns the paper's machines. It says that they are connected by local Ethernet but not by which one, so that only ratios to
 //! the flat ring can be compared.
 
-use crate::simulation::{seconds, uplink};
+use crate::simulation::{Messages, seconds, uplink};
 use flexring::config::Lowering;
 use flexring::plan::cost_model::tree::{
     TreeLevel, blueconnect, flexreduce, reduce_call_bound, reduce_scatter,
@@ -62,7 +62,8 @@ fn times(learners: usize, items: u64) -> Value {
     };
     let blueconnect_time = dimensions.as_ref().map_or(ring, |all| blueconnect(n, ALPHA, &levels(all)));
     let flat = || planner::ring::plan(&topology);
-    let simulated = |schedule| seconds(schedule, &topology, Lowering::Auto, bytes, subchunk(bytes));
+    let simulated =
+        |schedule| seconds(schedule, &topology, Lowering::Auto, bytes, Messages::Pipelined(subchunk(bytes)));
     let ring_simulated = simulated(flat());
     json!({
         "learners": learners,

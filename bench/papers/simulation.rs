@@ -9,26 +9,41 @@ use flexring::plan::simulator::{SimulationInput, SimulationParameters, simulate}
 use flexring::plan::topology::{Topology, Uplink};
 use std::time::Instant;
 
+/// How the data of a step moves.
+#[derive(Clone, Copy)]
+pub enum Messages {
+    /// In sub-chunks of this many bytes, many of them in flight: flexring's pipeline.
+    Pipelined(usize),
+    /// In one message, which begins when the one before has arrived: the steps of the papers' models.
+    OnePerStep,
+}
+
 /// A link of this many bytes per second, with a latency in seconds.
 pub fn uplink(bytes_per_second: f64, latency: f64) -> Uplink {
     Uplink { bandwidth: (bytes_per_second * 8.0).round() as u64, latency: (latency * 1e9).round() as u64 }
 }
 
-/// Seconds that `schedule` takes for a vector of `bytes`, with sub-chunks of `subchunk` bytes. What is simulated, and how long
-/// that took, goes to standard error.
+/// Seconds that `schedule` takes for a vector of `bytes`. What is simulated, and how long that took, goes to standard error.
 pub fn seconds(
     schedule: Schedule,
     topology: &Topology,
     lowering: Lowering,
     bytes: u64,
-    subchunk: usize,
+    messages: Messages,
 ) -> f64 {
     let parameters = SimulationParameters {
-        subchunk,
-        window: 32,
         memory_bandwidth: 1 << 60,
         job_nanoseconds: 0,
         ..SimulationParameters::DEFAULT
+    };
+    let parameters = match messages {
+        Messages::Pipelined(subchunk) => SimulationParameters { subchunk, window: 32, ..parameters },
+        Messages::OnePerStep => SimulationParameters {
+            subchunk: bytes as usize,
+            window: 1,
+            completes_on_arrival: true,
+            ..parameters
+        },
     };
     let call = SimulationInput::new(bytes);
     let (name, begun) = (schedule.name().to_owned(), Instant::now());

@@ -3,7 +3,7 @@
 //! Owns machines whose links are alike. A time is a number of vectors (times M B t_m) and a number of set-ups (times t_c);
 //! each is found alone, with a long vector without latency, and with one element for each part of the vector.
 
-use crate::simulation::{seconds, uplink};
+use crate::simulation::{Messages, seconds, uplink};
 use flexring::config::Lowering;
 use flexring::plan::cost_model::uniform;
 use flexring::plan::fraction::Span;
@@ -48,10 +48,13 @@ fn method(name: &str, row: Row, p: usize, world: usize, schedule: &dyn Fn(&Topol
     let lowering = if name == "ring" { Lowering::Chain } else { Lowering::Direct };
     let vectors = |subchunk| {
         let topology = machines(world, 0.0);
-        seconds(schedule(&topology), &topology, lowering, BYTES, subchunk) * ADAPTER / BYTES as f64
+        seconds(schedule(&topology), &topology, lowering, BYTES, Messages::Pipelined(subchunk)) * ADAPTER
+            / BYTES as f64
     };
     let topology = machines(world, SET_UP);
-    let set_ups = seconds(schedule(&topology), &topology, lowering, 4 * world as u64, SUBCHUNK) / SET_UP;
+    let set_ups =
+        seconds(schedule(&topology), &topology, lowering, 4 * world as u64, Messages::Pipelined(SUBCHUNK))
+            / SET_UP;
     json!({
         "model": {"vectors": row(1.0, p, 1.0, 0.0), "set_ups": row(0.0, p, 1.0, 1.0)},
         "simulation": {

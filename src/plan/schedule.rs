@@ -82,7 +82,11 @@ impl ParticipantSet {
 
     /// The place of `rank` in the order of addition; `None` if it takes part in no group.
     pub(super) fn place_of(&self, rank: Rank) -> Option<usize> {
-        let found = self.places.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
+        // Sets of all ranks need no search.
+        let found = match self.places.get(rank) {
+            Some((at, _)) if *at == rank => rank,
+            _ => self.places.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?,
+        };
         Some(self.places[found].1 as usize)
     }
 

@@ -110,6 +110,7 @@ impl Report<'_> {
             subchunk,
             slots,
             window,
+            completes_on_arrival,
             memory_bandwidth,
             job_nanoseconds,
         } = self.parameters;
@@ -118,7 +119,7 @@ impl Report<'_> {
             "ranks": topology.world(),
             "parameters": {
                 "element_bytes": element_bytes, "in_place": in_place, "subchunk": subchunk, "slots": slots,
-                "window": window, "memory_bandwidth": memory_bandwidth, "job_nanoseconds": job_nanoseconds,
+                "window": window, "completes_on_arrival": completes_on_arrival, "memory_bandwidth": memory_bandwidth, "job_nanoseconds": job_nanoseconds,
             },
             "results": results.collect::<Vec<Value>>(),
         }))

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | `exchange` | chain or direct exchange, for each group |
 //! | `by_node` | the all-to-all with one message for each pair of nodes |
+//! | `program_classes` | which ranks have equal programs but for spans and peers |
 //! | `program_spec` | the collective and its variants |
 //! | `segment` | where the vector is cut |
 //! | `transfers` | the sends and receives of one rank, by depth |
@@ -21,12 +22,14 @@
 
 mod by_node;
 mod exchange;
+mod program_classes;
 mod program_spec;
 mod segment;
 mod step_builder;
 mod transfers;
 
 pub use exchange::{ExchangePattern, pattern_of};
+pub use program_classes::{ProgramClass, ProgramClasses};
 pub use program_spec::{HeldPart, ProgramSpec};
 
 use super::Rank;
@@ -36,10 +39,10 @@ use super::schedule::{Group, ParticipantSet, Schedule};
 use super::topology::Topology;
 use crate::config::Lowering;
 use exchange::chain_len;
-use segment::segments;
+use segment::{Segment, segments};
 use std::sync::Arc;
 use step_builder::StepBuilder;
-use transfers::{RankLowering, TransferOp};
+use transfers::{RankLowering, Transfer, TransferOp};
 
 /// Sub-chunks of the whole vector, summed over all shards, by which each hop of a program in waves is ahead of the
 /// next. The lead hides the round trip to a peer, queues in switches included, but sums that come late cost a tail at
@@ -138,6 +141,18 @@ impl Plan {
         self.program_sharing(rank, spec, &mut SharedSteps::default())
     }
 
+    fn lowering_of<'a>(&'a self, rank: Rank, spec: ProgramSpec, segments: &'a [Segment]) -> RankLowering<'a> {
+        RankLowering {
+            schedule: &self.schedule,
+            patterns: &self.patterns,
+            hops: &self.hops,
+            rank,
+            spec,
+            segments,
+            blocks: self.blocks.as_deref().filter(|_| spec.by_node),
+        }
+    }
+
     /// [`program`](Self::program), for callers that need the programs of many ranks: they share memory through `shared`.
     ///
     /// # Panics
@@ -147,17 +162,15 @@ impl Plan {
         let world = self.schedule.world();
         let order = || self.blocks.as_ref().expect("the plan knows the nodes");
         let blocks = spec.by_node.then(order);
-        let lowering = RankLowering {
-            schedule: &self.schedule,
-            patterns: &self.patterns,
-            hops: &self.hops,
-            rank,
-            spec,
-            segments: segments(&self.schedule, spec),
-            blocks: blocks.map(Arc::as_ref),
-        };
+        let segments = segments(&self.schedule, spec);
+        let lowering = self.lowering_of(rank, spec, &segments);
         let mut transfers = lowering.transfers();
-        transfers.sort_by_key(|transfer| (transfer.depth, transfer.group, transfer.segment.span.start));
+        // Both ends of a link list its messages by group and span. Sends come before receives, so that the programs of a ring's ranks
+        // differ by a rotation only.
+        let key = |transfer: &Transfer| {
+            (transfer.depth, transfer.op.receives(), transfer.group, transfer.segment.span.start)
+        };
+        transfers.sort_by_key(key);
         let held_spans = spec.held_spans(rank, world);
         let mut builder = StepBuilder::new(rank, spec, shared);
         for transfer in transfers {

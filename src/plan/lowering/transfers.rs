@@ -41,6 +41,34 @@ pub(super) enum TransferOp {
     Deliver,
 }
 
+impl TransferOp {
+    /// Whether it writes a part of the vector; otherwise it sends one.
+    pub(super) fn receives(&self) -> bool {
+        !matches!(self, Self::Send(_) | Self::Forward(_))
+    }
+
+    /// The ranks that it names.
+    pub(super) fn ranks(&self) -> &[Rank] {
+        match self {
+            Self::Send(ranks) | Self::Reduce(ranks) => ranks,
+            Self::Copy(rank) | Self::PassOn(Some(rank)) | Self::Forward(rank) => std::slice::from_ref(rank),
+            Self::PassOn(None) | Self::Deliver => &[],
+        }
+    }
+
+    /// A number that differs between the kinds of operations.
+    pub(super) fn kind(&self) -> u64 {
+        match self {
+            Self::Send(_) => 0,
+            Self::Reduce(_) => 1,
+            Self::Copy(_) => 2,
+            Self::PassOn(_) => 3,
+            Self::Forward(_) => 4,
+            Self::Deliver => 5,
+        }
+    }
+}
+
 /// The lowering of a plan for one rank.
 pub(super) struct RankLowering<'a> {
     pub(super) schedule: &'a Schedule,
@@ -51,7 +79,7 @@ pub(super) struct RankLowering<'a> {
     pub(super) rank: Rank,
     pub(super) spec: ProgramSpec,
     /// The whole vector, in order.
-    pub(super) segments: Vec<Segment>,
+    pub(super) segments: &'a [Segment],
     /// The places of blocks that go by node.
     pub(super) blocks: Option<&'a BlockOrder>,
 }
@@ -94,18 +122,24 @@ impl RankLowering<'_> {
 
     /// The reduction, from the first level to the last. Returns the next depth.
     fn reduce(&self, transfers: &mut Vec<Transfer>) -> u32 {
+        self.reduce_groups(|number, index, depth, op| {
+            let group = &self.schedule.levels()[number].groups()[index];
+            for segment in self.segments_of(group.span) {
+                // The sum is complete at the last level that reduces the shard; at earlier levels, other
+                // contributions are still missing.
+                let completes = group.root == self.rank && segment.shard.level == Some(number);
+                transfers.push(Transfer { depth, group: index, segment, completes, op: op.clone() });
+            }
+        })
+    }
+
+    /// Calls `push` with the level, the group, the depth and the operation of each hop of the reduction. Returns the next depth.
+    pub(super) fn reduce_groups(&self, mut push: impl FnMut(usize, usize, u32, TransferOp)) -> u32 {
         let mut depth = 0;
         for (number, level) in self.schedule.levels().iter().enumerate() {
             for index in level.groups_of(self.rank) {
-                let group = &level.groups()[index];
-                self.reduce_hops(group, self.patterns[number][index], |hop, op| {
-                    for segment in self.segments_of(group.span) {
-                        // The sum is complete at the last level that reduces the shard; at earlier levels, other
-                        // contributions are still missing.
-                        let completes = group.root == self.rank && segment.shard.level == Some(number);
-                        let (depth, op) = (depth + hop as u32, op.clone());
-                        transfers.push(Transfer { depth, group: index, segment, completes, op });
-                    }
+                self.reduce_hops(&level.groups()[index], self.patterns[number][index], |hop, op| {
+                    push(number, index, depth + hop as u32, op);
                 });
             }
             depth += self.hops[number];
@@ -198,16 +232,21 @@ impl RankLowering<'_> {
     }
 
     /// The gather, from the last level to the first, starting at `depth`.
-    fn gather(&self, mut depth: u32, transfers: &mut Vec<Transfer>) {
+    fn gather(&self, depth: u32, transfers: &mut Vec<Transfer>) {
+        self.gather_groups(depth, |number, index, depth, op| {
+            let Some(op) = self.without_root(op) else { return };
+            for segment in self.segments_of(self.schedule.levels()[number].groups()[index].span) {
+                transfers.push(Transfer { depth, group: index, segment, completes: false, op: op.clone() });
+            }
+        });
+    }
+
+    /// Calls `push` with the level, the group, the depth and the operation of each hop of the gather.
+    pub(super) fn gather_groups(&self, mut depth: u32, mut push: impl FnMut(usize, usize, u32, TransferOp)) {
         for (number, level) in self.schedule.levels().iter().enumerate().rev() {
             for index in level.groups_of(self.rank) {
-                let group = &level.groups()[index];
-                self.gather_hops(group, self.patterns[number][index], |hop, op| {
-                    let Some(op) = self.without_root(op) else { return };
-                    for segment in self.segments_of(group.span) {
-                        let (depth, op) = (depth + hop as u32, op.clone());
-                        transfers.push(Transfer { depth, group: index, segment, completes: false, op });
-                    }
+                self.gather_hops(&level.groups()[index], self.patterns[number][index], |hop, op| {
+                    push(number, index, depth + hop as u32, op);
                 });
             }
             depth += self.hops[number];
@@ -259,7 +298,7 @@ impl RankLowering<'_> {
         let shards = self.schedule.shards();
         let mut shard = 0;
         // Segments that are sent whole may contain several shards.
-        for segment in &self.segments {
+        for segment in self.segments {
             while shards[shard].span.end <= segment.span.start {
                 shard += 1;
             }
@@ -281,7 +320,7 @@ impl RankLowering<'_> {
         depth + 1
     }
 
-    fn segments_of(&self, span: Span) -> impl Iterator<Item = Segment> + '_ {
+    pub(super) fn segments_of(&self, span: Span) -> impl Iterator<Item = Segment> + '_ {
         let first = self.segments.partition_point(|segment| segment.span.end <= span.start);
         let over = self.segments[first..].iter().take_while(move |segment| segment.span.start < span.end);
         over.map(move |segment| Segment { span: segment.span.intersection(span), ..*segment })

@@ -5,7 +5,6 @@
 use super::Pipeline;
 use super::action::{Action, Location};
 use super::link_state::{PendingRecv, PendingSend};
-use super::message_order::BoundStep;
 use crate::plan::Rank;
 use crate::plan::program::{Body, OperandSource, StepId};
 use std::ops::Range;
@@ -37,7 +36,7 @@ impl Pipeline {
                 return Some(action);
             }
             self.to_combine.pop_front();
-            self.steps[step as usize].is_queued = false;
+            self.progress.unqueue(step);
         }
         None
     }
@@ -131,8 +130,9 @@ impl Pipeline {
     }
 
     fn try_combine(&mut self, step: StepId) -> Option<Action> {
-        let issued = self.steps[step as usize].issued;
-        if issued >= self.place(step).subs {
+        let subs = self.place(step).subs;
+        let issued = self.progress.issued(step, subs);
+        if issued >= subs {
             return None;
         }
         let sub = issued.into();
@@ -156,7 +156,7 @@ impl Pipeline {
         if !self.dependencies_met(step, sub) {
             return None;
         }
-        self.steps[step as usize].issued += 1;
+        self.progress.issue(step);
         Some(Action::Combine { step, sub })
     }
 
@@ -176,15 +176,14 @@ impl Pipeline {
     /// The element below which a step is done.
     fn watermark(&self, step: StepId) -> u64 {
         let bound = self.place(step);
-        let BoundStep { is_send, done, .. } = self.steps[step as usize];
-        let done = if is_send {
+        let done = if self.bound.is_send(step) == Some(true) {
             let completed = |(part, peer): (u32, &Rank)| {
                 let link = self.links.get(*peer).expect("a send's links exist");
-                link.sends.completed(self.program.link_entry(step, part))
+                link.completed(self.program.link_entry(step, part))
             };
             (0..).zip(self.peers_of(step)).map(completed).min().unwrap_or(bound.subs)
         } else {
-            done
+            self.progress.done(step, bound.subs)
         };
         match done {
             0 => bound.start,

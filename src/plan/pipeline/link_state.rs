@@ -6,8 +6,9 @@ use super::action::Slot;
 use super::binding::{LinkProfile, Staging};
 use super::message_order::MessageOrder;
 use crate::plan::Rank;
-use crate::plan::program::{LinkEntry, StepId};
+use crate::plan::program::{LinkMessages, StepId};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// A message from when it is planned until its send completes.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +32,11 @@ pub(super) struct PendingRecv {
 pub(super) struct LinkState {
     pub(super) profile: LinkProfile,
     pub(super) staging: Staging,
-    pub(super) sends: MessageOrder,
-    pub(super) receives: MessageOrder,
+    /// Both orders are shared by pipelines of one program.
+    pub(super) sends: Arc<MessageOrder>,
+    pub(super) receives: Arc<MessageOrder>,
+    /// By entry of `sends`, messages whose send is complete; empty if messages are in the order of entries.
+    completed: Vec<u32>,
     /// Messages with a [`PendingSend`], so far in this call. This and the other counters are numbers of messages.
     pub(super) planned: u64,
     /// Messages handed to the transport.
@@ -54,12 +58,31 @@ pub(super) struct LinkState {
 }
 
 impl LinkState {
-    pub(super) fn new(profile: LinkProfile, sends: &[LinkEntry], receives: &[LinkEntry]) -> Self {
+    /// A link of a program whose sub-chunks are interleaved if `waves`.
+    pub(super) fn new(profile: LinkProfile, messages: &LinkMessages, waves: bool) -> Self {
+        let sends = Arc::new(MessageOrder::new(&messages.sends));
+        let completed = vec![0; if waves { messages.sends.len() } else { 0 }];
+        Self::with(profile, sends, Arc::new(MessageOrder::new(&messages.receives)), completed)
+    }
+
+    /// The same link of another pipeline of the program.
+    pub(super) fn twin(&self) -> Self {
+        let completed = vec![0; self.completed.len()];
+        Self::with(self.profile, Arc::clone(&self.sends), Arc::clone(&self.receives), completed)
+    }
+
+    fn with(
+        profile: LinkProfile,
+        sends: Arc<MessageOrder>,
+        receives: Arc<MessageOrder>,
+        completed: Vec<u32>,
+    ) -> Self {
         Self {
             profile,
             staging: Staging::default(),
-            sends: MessageOrder::new(sends),
-            receives: MessageOrder::new(receives),
+            sends,
+            receives,
+            completed,
             planned: 0,
             send_posted: 0,
             send_completed: 0,
@@ -78,8 +101,7 @@ impl LinkState {
     /// Resets the link for a new call.
     pub(super) fn restart(&mut self, staging: Staging) {
         self.staging = staging;
-        self.sends.restart();
-        self.receives.restart();
+        self.completed.fill(0);
         (self.planned, self.send_posted, self.send_completed) = (0, 0, 0);
         (self.recv_posted, self.recv_completed, self.released) = (0, 0, 0);
         (self.send_slots_held, self.recv_slots_held) = (0, 0);
@@ -90,6 +112,22 @@ impl LinkState {
     /// Whether the window allows no further send.
     pub(super) fn is_full(&self) -> bool {
         self.planned - self.send_completed >= self.profile.window as u64
+    }
+
+    /// Counts the oldest send that is not complete.
+    pub(super) fn count_completed(&mut self) {
+        if !self.completed.is_empty()
+            && let Some((entry, _)) = self.sends.entry_of(self.send_completed)
+        {
+            self.completed[entry] += 1;
+        }
+        self.send_completed += 1;
+    }
+
+    /// How many messages of an entry of `sends` are complete.
+    pub(super) fn completed(&self, entry: u32) -> u32 {
+        let counted = self.completed.get(entry as usize);
+        counted.copied().unwrap_or_else(|| self.sends.among_first(entry, self.send_completed))
     }
 
     pub(super) fn plan_send(&mut self, outgoing: PendingSend) {
@@ -122,6 +160,12 @@ impl LinkTable {
         debug_assert!(self.peers.last().is_none_or(|last| *last < peer));
         self.peers.push(peer);
         self.states.push(state);
+    }
+
+    /// The links of another pipeline of the program.
+    pub(super) fn twin(&self) -> Self {
+        let states = self.states.iter().map(LinkState::twin).collect();
+        Self { peers: self.peers.clone(), states }
     }
 
     /// The link to `peer`; `None` if the program sends and receives nothing there.

@@ -3,42 +3,11 @@
 //! Owns message numbers: which message is which sub-chunk of which step. Must not know what a step waits for, nor
 //! other links.
 
+use super::bound_steps::BoundPlace;
 use crate::plan::program::{LinkEntry, StepId};
 
-/// The elements of steps with one place, bound to a call.
-#[derive(Clone, Debug, Default)]
-pub(super) struct BoundPlace {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    /// First element of the grid.
-    pub(super) origin: u64,
-    /// Sub-chunks of the grid.
-    pub(super) cells: u64,
-    /// Index in the grid of the first sub-chunk.
-    pub(super) first: u64,
-    /// Sub-chunks of each step.
-    pub(super) subs: u32,
-    /// The first step with this place.
-    pub(super) step: StepId,
-}
-
-/// The progress of a step in a call. Large programs run through many of these, so they are small.
-#[derive(Clone, Debug, Default)]
-pub(super) struct BoundStep {
-    /// Index of its [`BoundPlace`].
-    pub(super) place: u32,
-    /// Combines: sub-chunks submitted to the device.
-    pub(super) issued: u32,
-    /// Combines: sub-chunks done.
-    pub(super) done: u32,
-    /// Whether it sends; otherwise it combines.
-    pub(super) is_send: bool,
-    /// Combines: whether the pipeline has queued it.
-    pub(super) is_queued: bool,
-}
-
 /// The messages of one direction of a link, numbered from 0 in each call. Both ends derive the same order.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct MessageOrder {
     entries: Vec<StepMessages>,
     messages: u64,
@@ -54,8 +23,6 @@ struct StepMessages {
     step: StepId,
     /// Index in `numbers` of the step's first sub-chunk.
     base: u32,
-    /// Sends: messages that are complete.
-    completed: u32,
 }
 
 /// A message with its sort key.
@@ -69,7 +36,7 @@ struct DueMessage {
 
 impl MessageOrder {
     pub(super) fn new(entries: &[LinkEntry]) -> Self {
-        let messages = |entry: &LinkEntry| StepMessages { step: entry.step, base: 0, completed: 0 };
+        let messages = |entry: &LinkEntry| StepMessages { step: entry.step, base: 0 };
         let entries = entries.iter().map(messages).collect();
         Self { entries, messages: 0, order: Vec::new(), numbers: Vec::new() }
     }
@@ -109,17 +76,12 @@ impl MessageOrder {
         }
     }
 
-    /// Starts a call that has the numbering of the previous one.
-    pub(super) fn restart(&mut self) {
-        self.entries.iter_mut().for_each(|messages| messages.completed = 0);
-    }
-
     pub(super) fn messages(&self) -> u64 {
         self.messages
     }
 
     /// The entry and sub-chunk of a message; `None` past the last message.
-    fn entry_of(&self, message: u64) -> Option<(usize, u64)> {
+    pub(super) fn entry_of(&self, message: u64) -> Option<(usize, u64)> {
         if message >= self.messages {
             return None;
         }
@@ -149,15 +111,10 @@ impl MessageOrder {
         self.numbers.get(place as usize).map_or(place, |message| u64::from(*message))
     }
 
-    /// Counts a message as complete. It must be the next one of its step.
-    pub(super) fn count_completed(&mut self, message: u64) {
-        if let Some((entry, _)) = self.entry_of(message) {
-            self.entries[entry].completed += 1;
-        }
-    }
-
-    /// How many messages of an entry are complete.
-    pub(super) fn completed(&self, entry: u32) -> u32 {
-        self.entries[entry as usize].completed
+    /// How many of the first `messages` messages are of this entry, if messages are in the order of entries.
+    pub(super) fn among_first(&self, entry: u32, messages: u64) -> u32 {
+        let base = self.entries[entry as usize].base;
+        let end = self.entries.get(entry as usize + 1).map_or(self.messages, |next| next.base.into());
+        (messages.min(end) as u32).saturating_sub(base)
     }
 }

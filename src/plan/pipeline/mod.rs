@@ -9,9 +9,11 @@
 //! |---|---|
 //! | `action` | what the executor is asked to do, and where the data is |
 //! | `binding` | size of a call, properties of its links |
+//! | `bound_steps` | the elements of steps in a call |
 //! | `dispatch` | the choice of the next action |
 //! | `link_state` | progress and slots of one link |
 //! | `message_order` | the order of messages on a link |
+//! | `step_progress` | how far each combine has come |
 //!
 //! # Why every program ends
 //!
@@ -25,20 +27,23 @@
 
 mod action;
 mod binding;
+mod bound_steps;
 mod dispatch;
 mod link_state;
 mod message_order;
+mod step_progress;
 
 pub use action::{Action, Location, Slot};
 pub use binding::{Binding, BlockLayout, LinkProfile, Staging};
 
 use super::Rank;
-use super::program::{Body, BufferKind, OperandSource, Program, Step, StepId, Waves};
+use super::program::{Body, BufferKind, OperandSource, Program, StepId, Waves};
+use bound_steps::{BoundPlace, BoundSteps};
 use link_state::{LinkState, LinkTable, PendingRecv};
-use message_order::{BoundPlace, BoundStep};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use step_progress::StepProgress;
 
 /// The state machine of one program. [`start`](Self::start) binds it to a call without allocating, so a program
 /// needs only one.
@@ -50,9 +55,9 @@ pub struct Pipeline {
     blocks: BlockLayout,
     /// Whether messages are numbered for the size and layout of `binding` and `blocks`.
     numbered: bool,
-    steps: Vec<BoundStep>,
-    /// The elements of steps. Steps of one place share them, unless blocks are bound.
-    places: Vec<BoundPlace>,
+    /// Shared by pipelines of one program.
+    bound: Arc<BoundSteps>,
+    progress: StepProgress,
     links: LinkTable,
     /// Peers with traffic.
     peers: Vec<Rank>,
@@ -83,18 +88,17 @@ impl Pipeline {
             let profile = profile(*peer);
             slots += profile.send_slots + profile.recv_slots;
             window += profile.window;
-            links.push(*peer, LinkState::new(profile, &traffic.sends, &traffic.receives));
+            links.push(*peer, LinkState::new(profile, traffic, program.waves.is_some()));
         }
         links.shrink_to_fit();
         let peers: Vec<Rank> = program.peers().collect();
-        let (bound, places) = bound_steps(&program);
-        let steps = bound.len();
+        let steps = program.steps.len();
         Self {
             binding: Binding { count: 0, subchunk: 1, align: 1, in_place: false },
             blocks: BlockLayout::default(),
             numbered: false,
-            steps: bound,
-            places,
+            bound: Arc::new(BoundSteps::new(&program)),
+            progress: StepProgress::new(steps, true),
             to_send: VecDeque::with_capacity(peers.len()),
             to_post_recv: VecDeque::with_capacity(peers.len()),
             peers,
@@ -106,6 +110,31 @@ impl Pipeline {
             slot_users: vec![0; slots],
             remaining: 0,
             program,
+        }
+    }
+
+    /// A pipeline of the same program on equal links. It shares all that does not change in a call, and allocates what it needs while it
+    /// runs: for simulations of many ranks.
+    #[must_use]
+    pub fn twin(&self) -> Self {
+        let links = self.links.twin();
+        Self {
+            program: Arc::clone(&self.program),
+            binding: self.binding,
+            blocks: self.blocks.clone(),
+            numbered: self.numbered,
+            bound: Arc::clone(&self.bound),
+            progress: StepProgress::new(self.program.steps.len(), false),
+            links,
+            peers: self.peers.clone(),
+            free: Vec::new(),
+            slots: self.slots,
+            slot_users: vec![0; self.slots],
+            to_send: VecDeque::new(),
+            to_post_recv: VecDeque::new(),
+            to_combine: VecDeque::new(),
+            to_release: VecDeque::new(),
+            remaining: 0,
         }
     }
 
@@ -164,7 +193,6 @@ impl Pipeline {
         }
         self.binding = binding;
         self.numbered = true;
-        self.remaining = 0;
         self.free.clear();
         self.free.extend((0..self.slots as Slot).rev());
         self.slot_users.fill(0);
@@ -173,14 +201,10 @@ impl Pipeline {
         self.to_combine.clear();
         self.to_release.clear();
         if !numbered {
-            self.bind();
+            Arc::make_mut(&mut self.bound).bind(&self.program, &self.binding, &self.blocks);
         }
-        for (step, bound) in self.program.steps.iter().zip(&mut self.steps) {
-            (bound.issued, bound.done, bound.is_queued) = (0, 0, step.is_local());
-            if !bound.is_send {
-                self.remaining += u64::from(self.places[bound.place as usize].subs);
-            }
-        }
+        self.progress.restart();
+        self.remaining = self.bound.combined();
         // As many waves as the longest grid has sub-chunks.
         let number =
             |waves: &Waves| (waves.longest * binding.count as f64 / binding.subchunk as f64).ceil() as u64;
@@ -188,13 +212,9 @@ impl Pipeline {
         for peer in &self.peers {
             let link = self.links.get_mut(*peer).expect("the peer has a link");
             if !numbered {
-                let bound = |step: StepId| {
-                    let (place, depth) =
-                        (self.steps[step as usize].place, self.program.steps[step as usize].depth);
-                    (&self.places[place as usize], depth)
-                };
-                link.sends.number(bound, waves);
-                link.receives.number(bound, waves);
+                let bound = |step: StepId| (self.bound.place(step), self.program.steps[step as usize].depth);
+                Arc::make_mut(&mut link.sends).number(bound, waves);
+                Arc::make_mut(&mut link.receives).number(bound, waves);
             }
             link.restart(staging(*peer));
             self.remaining += link.sends.messages();
@@ -203,31 +223,8 @@ impl Pipeline {
                 self.to_post_recv.push_back(*peer);
             }
         }
-        let queued = (0..).zip(&self.steps).filter(|(_, bound)| bound.is_queued);
-        self.to_combine.extend(queued.map(|(step, _)| step));
-    }
-
-    /// Computes the elements and sub-chunks of every step.
-    fn bind(&mut self) {
-        let Binding { count, subchunk, align, .. } = self.binding;
-        if !self.blocks.sends.is_empty() && self.places.len() < self.steps.len() {
-            // Blocks differ where places are equal.
-            self.places.clear();
-            for (step, bound) in (0..).zip(&mut self.steps) {
-                bound.place = step;
-                self.places.push(BoundPlace { step, ..BoundPlace::default() });
-            }
-        }
-        for place in &mut self.places {
-            let step = &self.program.steps[place.step as usize];
-            let block = block_of(step, self.program.rank, &self.blocks);
-            let Range { start, end } = block.clone().unwrap_or_else(|| step.span().elements(count, align));
-            let grid = block.unwrap_or_else(|| step.place.grid.elements(count, align));
-            let (origin, cells) = (grid.start, (grid.end - grid.start).div_ceil(subchunk));
-            let first = (start - origin) / subchunk;
-            let subs = if start == end { 0 } else { (end - 1 - origin) / subchunk - first + 1 };
-            let subs = u32::try_from(subs).expect("`CallLayout` refuses so many");
-            *place = BoundPlace { start, end, origin, cells, first, subs, step: place.step };
+        for step in self.bound.local() {
+            queue_combine(&mut self.progress, &mut self.to_combine, *step);
         }
     }
 
@@ -244,7 +241,7 @@ impl Pipeline {
     }
 
     fn place(&self, step: StepId) -> &BoundPlace {
-        &self.places[self.steps[step as usize].place as usize]
+        self.bound.place(step)
     }
 
     /// The elements of a sub-chunk of a step, as a range of the vector.
@@ -284,8 +281,7 @@ impl Pipeline {
             return Err(unexpected("send completion", peer));
         }
         let outgoing = *link.outgoing.get(link.send_completed);
-        link.sends.count_completed(link.send_completed);
-        link.send_completed += 1;
+        link.count_completed();
         if let Some(slot) = outgoing.slot {
             link.send_slots_held -= 1;
             let users = &mut self.slot_users[slot as usize];
@@ -347,7 +343,7 @@ impl Pipeline {
             // The message was received at its destination: the step has nothing left to do.
             link.incoming.get(message).consumed = true;
             link.release_consumed(peer, None);
-            self.steps[step as usize].issued += 1;
+            self.progress.issue(step);
             self.finish_sub(step);
         } else {
             self.queue_combine(step);
@@ -373,11 +369,12 @@ impl Pipeline {
     /// # Errors
     /// A violation if none was submitted.
     pub fn combine_complete(&mut self, step: StepId) -> Result<(), Violation> {
-        let bound = &self.steps[step as usize];
-        if bound.done >= bound.issued {
+        let subs = self.place(step).subs;
+        let done = self.progress.done(step, subs);
+        if done >= self.progress.issued(step, subs) {
             return Err(Violation(format!("step {step} completed a sub-chunk that was not submitted")));
         }
-        let sub = bound.done.into();
+        let sub = done.into();
         let Self { program, links, .. } = self;
         let Body::Combine { operands, .. } = &*program.steps[step as usize].body else {
             return Err(Violation(format!("step {step} is not a combine")));
@@ -403,7 +400,7 @@ impl Pipeline {
     }
 
     fn finish_sub(&mut self, step: StepId) {
-        self.steps[step as usize].done += 1;
+        self.progress.finish(step, &self.bound);
         self.remaining -= 1;
         self.queue_combine(step);
         self.wake_dependents(step);
@@ -411,7 +408,7 @@ impl Pipeline {
 
     /// Queues the steps that wait for `step`.
     fn wake_dependents(&mut self, step: StepId) {
-        let Self { program, links, steps, to_send, to_post_recv, to_combine, .. } = self;
+        let Self { program, links, progress, to_send, to_post_recv, to_combine, .. } = self;
         for dependent in program.dependents(step) {
             let step = &program.steps[*dependent as usize];
             match &*step.body {
@@ -419,7 +416,7 @@ impl Pipeline {
                     peers.iter().for_each(|peer| links.queue_send(*peer, to_send));
                 }
                 Body::Combine { operands, .. } => {
-                    queue_combine(steps, to_combine, *dependent);
+                    queue_combine(progress, to_combine, *dependent);
                     if step.is_copy() {
                         for operand in operands {
                             if let OperandSource::Received { peer } = operand {
@@ -472,39 +469,13 @@ impl Pipeline {
     }
 
     fn queue_combine(&mut self, step: StepId) {
-        queue_combine(&mut self.steps, &mut self.to_combine, step);
+        queue_combine(&mut self.progress, &mut self.to_combine, step);
     }
 }
 
-fn queue_combine(steps: &mut [BoundStep], to_combine: &mut VecDeque<StepId>, step: StepId) {
-    if !std::mem::replace(&mut steps[step as usize].is_queued, true) {
+fn queue_combine(progress: &mut StepProgress, to_combine: &mut VecDeque<StepId>, step: StepId) {
+    if progress.queue(step) {
         to_combine.push_back(step);
-    }
-}
-
-/// The steps of a program, and the places that they share, both without elements.
-fn bound_steps(program: &Program) -> (Vec<BoundStep>, Vec<BoundPlace>) {
-    let (mut numbers, mut places) = (HashMap::new(), Vec::new());
-    let bound = |(number, step): (StepId, &Step)| {
-        let place = *numbers.entry(Arc::as_ptr(&step.place)).or_insert_with(|| {
-            places.push(BoundPlace { step: number, ..BoundPlace::default() });
-            places.len() as u32 - 1
-        });
-        BoundStep { place, is_send: matches!(*step.body, Body::Send { .. }), ..BoundStep::default() }
-    };
-    let steps = (0..).zip(&program.steps).map(bound).collect();
-    places.shrink_to_fit();
-    (steps, places)
-}
-
-/// The elements of the block that a step moves; `None` if `blocks` is empty.
-fn block_of(step: &Step, rank: Rank, blocks: &BlockLayout) -> Option<Range<u64>> {
-    match &*step.body {
-        Body::Send { peers, .. } => blocks.sends.get(*peers.first()?).cloned(),
-        Body::Combine { operands, .. } => match operands.first()? {
-            OperandSource::Received { peer } => blocks.receives.get(*peer).cloned(),
-            OperandSource::Own { .. } => blocks.receives.get(rank).cloned(),
-        },
     }
 }
 

@@ -3,12 +3,12 @@
 //! Owns how far each message of a channel has come. Must not know pipelines, or how fast a transfer is.
 
 use super::activity::ActivityId;
-use super::event_queue::{ChannelId, FlowId, VirtualTime};
+use super::event_queue::{ChannelId, VirtualTime};
 use super::network::{LinkId, Network};
 use crate::plan::Rank;
-use crate::plan::program::Program;
 use crate::plan::topology::Topology;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// A message that waits for its transfer.
 #[derive(Clone, Copy, Debug)]
@@ -18,57 +18,88 @@ pub struct WaitingMessage {
     pub cause: ActivityId,
 }
 
+/// The peers of a rank.
+#[derive(Debug)]
+pub struct RankPeers {
+    /// The ranks that it sends to or receives from, in rising order.
+    pub ranks: Vec<Rank>,
+    /// By peer, the number by which the rank's program names it. Ranks with one program have peers of their own.
+    pub names: Arc<[Rank]>,
+}
+
 /// The messages from one rank to another.
 #[derive(Debug)]
 pub struct Channel {
     pub from: Rank,
     pub to: Rank,
+    /// The sender, as the receiver's program names it.
+    pub from_name: Rank,
+    /// The receiver, as the sender's program names it.
+    pub to_name: Rank,
     /// Whether the receiver reads messages where the sender has them.
     pub in_place: bool,
-    pub path: Box<[LinkId]>,
+    /// Whether a message is being transferred.
+    pub is_busy: bool,
     /// Picoseconds from the last bit's departure to its arrival.
     pub latency: VirtualTime,
     /// Messages that wait for the one that is being transferred.
     pub waiting: VecDeque<WaitingMessage>,
-    /// The transfer in progress.
-    pub flow: Option<FlowId>,
     /// Of the transfer in progress, or the last one.
     pub transfer: ActivityId,
-    /// What caused the messages on their way, oldest first.
-    pub on_the_way: VecDeque<ActivityId>,
-    /// What caused the notifications back to the sender, oldest first.
-    pub releases: VecDeque<ActivityId>,
-    /// Messages that arrived before their receive was posted, by their transfers.
-    pub early: VecDeque<ActivityId>,
     /// Posted receives without a message.
     pub posted: u32,
+    /// Messages that arrived before their receive was posted, by their transfers.
+    pub early: VecDeque<ActivityId>,
+    /// What caused the messages on their way, oldest first; empty if nothing is recorded.
+    pub on_the_way: VecDeque<ActivityId>,
+    /// What caused the notifications back to the sender, oldest first; empty if nothing is recorded.
+    pub releases: VecDeque<ActivityId>,
 }
 
 /// All channels of a world.
 #[derive(Debug)]
 pub struct Channels {
     channels: Vec<Channel>,
-    /// By rank, the number of its first channel; and one past the last.
-    first: Vec<ChannelId>,
+    /// By channel, the one in the other direction.
+    opposite: Vec<ChannelId>,
+    ranks: Vec<RankChannels>,
+}
+
+#[derive(Debug)]
+struct RankChannels {
+    /// The channel to the first peer. Those to other peers follow.
+    first: ChannelId,
+    names: Arc<[Rank]>,
 }
 
 impl Channels {
-    /// The channels between the peers of these programs, which are listed by rank.
-    pub fn new<'a>(programs: impl Iterator<Item = &'a Program>, topology: &Topology) -> Self {
-        let (mut channels, mut first) = (Vec::new(), vec![0]);
-        for program in programs {
-            let from = program.rank;
-            channels.extend(program.peers().map(|to| channel(topology, from, to)));
-            first.push(channels.len() as ChannelId);
+    /// The channels between these peers, which are listed by rank.
+    pub fn new(peers: &[RankPeers], topology: &Topology) -> Self {
+        let (mut channels, mut opposite, mut ranks) = (Vec::new(), Vec::new(), Vec::new());
+        let mut next = 0;
+        for peers in peers {
+            ranks.push(RankChannels { first: next, names: Arc::clone(&peers.names) });
+            next += peers.ranks.len() as ChannelId;
         }
-        Self { channels, first }
+        for (from, own) in peers.iter().enumerate() {
+            for (to, to_name) in own.ranks.iter().zip(&*own.names) {
+                let at = peers[*to].ranks.binary_search(&from).expect("both ranks are peers");
+                opposite.push(ranks[*to].first + at as ChannelId);
+                channels.push(channel(topology, (from, peers[*to].names[at]), (*to, *to_name)));
+            }
+        }
+        Self { channels, opposite, ranks }
     }
 
-    /// The channel between two peers. Those of one rank are in the order of the peers.
-    pub fn between(&self, from: Rank, to: Rank) -> ChannelId {
-        let of_rank = &self.channels[self.first[from] as usize..self.first[from + 1] as usize];
-        let at = of_rank.binary_search_by_key(&to, |channel| channel.to).expect("both ranks are peers");
-        self.first[from] + at as ChannelId
+    /// The channel from a rank to the peer that its program names so.
+    pub fn outgoing(&self, rank: Rank, name: Rank) -> ChannelId {
+        let RankChannels { first, names } = &self.ranks[rank];
+        *first + names.binary_search(&name).expect("a peer of the program") as ChannelId
+    }
+
+    /// The channel to a rank from the peer that its program names so.
+    pub fn incoming(&self, rank: Rank, name: Rank) -> ChannelId {
+        self.opposite[self.outgoing(rank, name) as usize]
     }
 
     pub fn len(&self) -> usize {
@@ -78,25 +109,36 @@ impl Channels {
     pub fn get(&mut self, id: ChannelId) -> &mut Channel {
         &mut self.channels[id as usize]
     }
+
+    /// The links on the way of each channel.
+    pub fn paths<'a>(&'a self, topology: &'a Topology) -> impl Iterator<Item = Vec<LinkId>> + 'a {
+        self.channels.iter().map(|channel| path(topology, channel.from, channel.to))
+    }
 }
 
-fn channel(topology: &Topology, from: Rank, to: Rank) -> Channel {
+fn path(topology: &Topology, from: Rank, to: Rank) -> Vec<LinkId> {
+    let [up, down] = topology.uplinks_between(topology.leaf(from), topology.leaf(to));
+    let up = up.into_iter().map(Network::up);
+    up.chain(down.into_iter().rev().map(Network::down)).collect()
+}
+
+fn channel(topology: &Topology, (from, from_name): (Rank, Rank), (to, to_name): (Rank, Rank)) -> Channel {
     let [up, down] = topology.uplinks_between(topology.leaf(from), topology.leaf(to));
     let nanoseconds: u64 =
         up.iter().chain(&down).map(|vertex| topology.vertices()[*vertex].uplink.latency).sum();
-    let up = up.into_iter().map(Network::up);
     Channel {
         from,
         to,
+        from_name,
+        to_name,
         in_place: topology.node_of(from) == topology.node_of(to),
-        path: up.chain(down.into_iter().rev().map(Network::down)).collect(),
+        is_busy: false,
         latency: nanoseconds.saturating_mul(1_000),
         waiting: VecDeque::new(),
-        flow: None,
         transfer: ActivityId::NONE,
+        posted: 0,
+        early: VecDeque::new(),
         on_the_way: VecDeque::new(),
         releases: VecDeque::new(),
-        early: VecDeque::new(),
-        posted: 0,
     }
 }

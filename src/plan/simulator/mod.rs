@@ -10,6 +10,7 @@
 //! | `event_queue` | the order of events |
 //! | `network` | the bandwidth of each transfer: max-min fair shares of the links on its way |
 //! | `channels` | the messages from one rank to another |
+//! | `pipelines` | the pipelines of all ranks, and which of them share a program |
 //! | `rank_state` | a rank's pipeline, and the one thread that adds and copies |
 //! | `world` | the loop over events |
 //! | `activity` | what ranks and links did when, and the critical path |
@@ -21,7 +22,7 @@
 //! - A transfer uses the uplinks on its way, each with its bandwidth in each direction. Transfers that share a link share it
 //!   max-min fairly. The messages from one rank to another follow each other, as on one connection.
 //! - A message arrives when its last bit was sent and the latencies on its way have passed. Its memory can be overwritten when
-//!   the last bit was sent.
+//!   the last bit was sent, or when it has arrived ([`SimulationParameters::completes_on_arrival`]).
 //! - Within a node, the receiver reads a message where the sender has it, while it adds.
 //! - Additions and copies of a rank take place one after the other. They read and write memory at one rate.
 //!
@@ -34,6 +35,7 @@ mod event_queue;
 mod network;
 mod outcome;
 mod parameters;
+mod pipelines;
 mod rank_state;
 mod rank_timeline;
 mod world;
@@ -48,7 +50,7 @@ use super::topology::{Topology, Uplink};
 use crate::error::{Error, Result};
 use world::SimulatedWorld;
 
-/// Most steps of the programs of all ranks: about 8 GB of memory.
+/// Most steps of programs that differ in more than spans and peers: about 2 GB of memory.
 const MOST_STEPS: u64 = 20 << 20;
 
 /// Most activities that are recorded: about 200 MB.
@@ -92,35 +94,25 @@ pub fn simulate(
         return Err(Error::invalid_setting(message));
     }
     let spec = parameters.spec(plan, call.bytes);
-    // Rank 0 is no exception in any schedule by more than a small factor.
-    let steps = plan.program(0, spec).steps.len() as u64 * world as u64;
     let messages = sub_chunks(plan, call.bytes, parameters.subchunk).saturating_mul(world as u64);
     let too_large = |what: &str, number: u64, most: u64, fix: &str| {
         let message = format!(
             "this simulation is too large: {world} ranks have about {number} {what}, at most {most} fit: {fix}"
         );
-        Err(Error::invalid_setting(message))
+        Error::invalid_setting(message)
     };
-    if steps > MOST_STEPS {
-        return too_large(
-            "steps",
-            steps,
-            MOST_STEPS,
-            "use fewer ranks, or an algorithm with fewer steps per rank",
-        );
-    }
     if call.records && messages > MOST_ACTIVITIES {
         let fix =
             "do not ask for a timeline or the critical path, or use a shorter vector or longer sub-chunks";
-        return too_large("messages to record", messages, MOST_ACTIVITIES, fix);
+        return Err(too_large("messages to record", messages, MOST_ACTIVITIES, fix));
     }
     if messages > MOST_MESSAGES {
         let fix = "use a shorter vector or longer sub-chunks";
-        return too_large("messages", messages, MOST_MESSAGES, fix);
+        return Err(too_large("messages", messages, MOST_MESSAGES, fix));
     }
     if call.timelines && messages > MOST_IN_TIMELINES {
         let fix = "use fewer ranks or a shorter vector, or no timeline";
-        return too_large("messages and additions to draw", messages, MOST_IN_TIMELINES, fix);
+        return Err(too_large("messages and additions to draw", messages, MOST_IN_TIMELINES, fix));
     }
     if longest_time(topology, call.bytes, messages, parameters) > LONGEST_TIME {
         let message = format!(
@@ -129,8 +121,16 @@ pub fn simulate(
         );
         return Err(Error::invalid_setting(message));
     }
-    let layout = parameters.layout(world, call.bytes)?;
-    SimulatedWorld::new(plan, topology, spec, layout, parameters, call).run(progress)
+    let binding = parameters.layout(world, call.bytes)?;
+    let fits = |steps: u64| {
+        if steps <= MOST_STEPS {
+            return Ok(());
+        }
+        let fix = "use fewer ranks, or an algorithm with fewer steps per rank";
+        Err(too_large("steps of programs that differ", steps, MOST_STEPS, fix))
+    };
+    let (ranks, peers) = pipelines::start(plan, topology, (spec, binding), parameters, true, fits)?;
+    SimulatedWorld::new(topology, ranks, &peers, parameters, call).run(progress)
 }
 
 /// An upper bound of the time in seconds: all ranks send and add their data one after the other, over the slowest link.

@@ -46,6 +46,9 @@ pub struct SimulationParameters {
     pub slots: usize,
     /// Most messages in flight on a link, in each direction; at least 1. TCP links have 16, RDMA links 32.
     pub window: usize,
+    /// Whether a send is complete when its message has arrived, as on RDMA connections; otherwise when its last bit was sent. With a window
+    /// of 1, a link then carries one message at a time, and each one begins when the one before has arrived.
+    pub completes_on_arrival: bool,
     /// Bytes per second that additions and copies read and write together; at least 1.
     pub memory_bandwidth: u64,
     /// Nanoseconds that each addition or copy takes besides.
@@ -61,6 +64,7 @@ impl SimulationParameters {
         subchunk: 128 << 10,
         slots: 64,
         window: 16,
+        completes_on_arrival: false,
         memory_bandwidth: 20_000_000_000,
         job_nanoseconds: 1_000,
     };

@@ -3,17 +3,14 @@
 //! Owns what the thread does now, and the notifications that it has not handled. Must not know other ranks, links or time.
 
 use super::activity::ActivityId;
-use super::event_queue::{FlowId, VirtualTime};
-use super::parameters::SimulationParameters;
+use super::event_queue::VirtualTime;
 use crate::plan::Rank;
-use crate::plan::pipeline::{Binding, Location, Pipeline, Staging};
-use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
-use crate::plan::topology::Topology;
+use crate::plan::pipeline::{Location, Pipeline};
+use crate::plan::program::{Body, BufferKind, OperandSource, StepId};
 use crate::trace::{MessagePart, SpanActivity};
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-/// What a rank's links tell it, as the events of a transport.
+/// What happened on a rank's links, as the events of a transport. Peers are named as in the rank's program.
 #[derive(Clone, Copy, Debug)]
 pub enum Notification {
     SendComplete { peer: Rank },
@@ -32,7 +29,7 @@ pub struct RankJob {
     /// Whether the rank's thread still works on it.
     pub thread_works: bool,
     /// Transfers from the memory of peers, which the job reads in place.
-    pub reads: Vec<FlowId>,
+    pub reads: usize,
     pub activity: ActivityId,
     pub begun: VirtualTime,
 }
@@ -54,22 +51,11 @@ pub struct RequestedJob {
     pub bytes: u64,
     /// Bytes that this rank's thread reads and writes.
     pub moved: u64,
-    /// The peers whose messages are read in place.
-    pub peers: Vec<Rank>,
 }
 
 impl RankState {
-    pub fn new(
-        program: Program,
-        topology: &Topology,
-        binding: Binding,
-        parameters: &SimulationParameters,
-    ) -> Self {
-        let (rank, links) = (program.rank, program.links.len());
-        let profile =
-            |peer: Rank| parameters.link_profile(links, topology.node_of(rank) == topology.node_of(peer));
-        let mut pipeline = Pipeline::new(Arc::new(program), profile);
-        pipeline.start(binding, |_| Staging::default());
+    /// A rank whose pipeline is started.
+    pub fn new(pipeline: Pipeline) -> Self {
         Self { pipeline, job: None, inbox: VecDeque::new(), cause: ActivityId::NONE, done: false }
     }
 
@@ -79,13 +65,14 @@ impl RankState {
         (elements.end - elements.start) * element_bytes
     }
 
-    /// What an addition takes; `None` if the result is already in its place.
+    /// What an addition takes; `None` if the result is already in its place. Adds the peers whose messages are read in place to `peers`.
     pub fn combine(
         &self,
         step: StepId,
         sub: u64,
         in_place: bool,
         element_bytes: u64,
+        peers: &mut Vec<Rank>,
     ) -> Option<RequestedJob> {
         let Body::Combine { operands, .. } = &*self.pipeline.program().steps[step as usize].body else {
             return None;
@@ -96,13 +83,12 @@ impl RankState {
             return None;
         }
         let bytes = self.bytes(step, sub, element_bytes);
-        let mut peers = Vec::new();
         for part in 0..operands.len() {
             if let Location::Peer { peer, .. } = self.pipeline.operand_location(step, part, sub) {
                 peers.push(peer);
             }
         }
-        Some(RequestedJob { bytes, moved: bytes * (operands.len() as u64 + 1), peers })
+        Some(RequestedJob { bytes, moved: bytes * (operands.len() as u64 + 1) })
     }
 
     /// Reports the end of a job to the pipeline.

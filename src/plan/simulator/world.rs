@@ -4,8 +4,8 @@
 //! performs actions and polls in the order of the executor's program path.
 
 use super::activity::{ActivityId, ActivityKind, Record};
-use super::channels::{Channels, WaitingMessage};
-use super::event_queue::{ChannelId, EventQueue, FlowId, SimulatedEvent, VirtualTime};
+use super::channels::{Channels, RankPeers, WaitingMessage};
+use super::event_queue::{ChannelId, EventQueue, SimulatedEvent, VirtualTime};
 use super::network::Network;
 use super::outcome::{LinkUse, SimulatedRun};
 use super::parameters::{PICOSECONDS, SimulationInput, SimulationParameters};
@@ -13,22 +13,12 @@ use super::rank_state::{Notification, RankJob, RankState};
 use super::rank_timeline::RankTimelines;
 use crate::error::{Error, Result};
 use crate::plan::Rank;
-use crate::plan::lowering::{Plan, ProgramSpec};
-use crate::plan::pipeline::{Action, Binding};
-use crate::plan::program::{SharedSteps, StepId};
+use crate::plan::pipeline::Action;
+use crate::plan::program::StepId;
 use crate::plan::topology::Topology;
 
 /// Events between two calls of the progress function.
 const EVENTS_PER_REPORT: u64 = 1 << 16;
-
-/// What a flow transfers.
-#[derive(Clone, Copy, Debug)]
-enum FlowOwner {
-    /// A message of a channel.
-    Message(ChannelId),
-    /// The part of a rank's job that reads a peer's memory.
-    Read(Rank),
-}
 
 /// All ranks, the network between them, and the time.
 pub(super) struct SimulatedWorld<'a> {
@@ -37,11 +27,11 @@ pub(super) struct SimulatedWorld<'a> {
     now: VirtualTime,
     queue: EventQueue,
     network: Network,
-    /// By flow.
-    owners: Vec<FlowOwner>,
     channels: Channels,
     ranks: Vec<RankState>,
     record: Record,
+    /// The peers whose messages a job reads in place.
+    read_from: Vec<Rank>,
     /// `None` if they are not recorded.
     timelines: Option<RankTimelines>,
     messages: u64,
@@ -53,37 +43,29 @@ pub(super) struct SimulatedWorld<'a> {
 }
 
 impl<'a> SimulatedWorld<'a> {
+    /// A world of these ranks, each with its peers.
     pub(super) fn new(
-        plan: &Plan,
         topology: &'a Topology,
-        spec: ProgramSpec,
-        binding: Binding,
+        ranks: Vec<RankState>,
+        peers: &[RankPeers],
         parameters: &'a SimulationParameters,
         call: SimulationInput,
     ) -> Self {
-        let world = topology.world();
-        let mut shared = SharedSteps::default();
-        let rank = |rank| {
-            let program = plan.program_sharing(rank, spec, &mut shared);
-            RankState::new(program, topology, binding, parameters)
-        };
-        let ranks: Vec<RankState> = (0..world).map(rank).collect();
-        let programs = ranks.iter().map(|state| &**state.pipeline.program());
-        let channels = Channels::new(programs, topology);
+        let channels = Channels::new(peers, topology);
         Self {
-            timelines: call.timelines.then(|| RankTimelines::new(world, channels.len())),
+            timelines: call.timelines.then(|| RankTimelines::new(ranks.len(), channels.len())),
+            network: Network::new(topology, channels.paths(topology)),
             channels,
             topology,
             parameters,
             now: 0,
             queue: EventQueue::default(),
-            network: Network::new(topology),
-            owners: Vec::new(),
+            unfinished: ranks.len(),
             ranks,
             record: Record::new(call.records),
+            read_from: Vec::new(),
             messages: 0,
             events: 0,
-            unfinished: world,
             finished: 0,
             last: ActivityId::NONE,
         }
@@ -96,10 +78,12 @@ impl<'a> SimulatedWorld<'a> {
         }
         self.network.share(self.now, &mut self.queue);
         let mut next_report = EVENTS_PER_REPORT;
-        while let Some(time) = self.queue.next_time().filter(|_| self.unfinished > 0) {
+        while self.unfinished > 0
+            && let Some(time) = self.queue.next_time()
+        {
             self.now = time;
             // Rates are computed once for all that happens at this time.
-            while let Some(event) = self.queue.pop_at(time) {
+            while let Some(event) = self.queue.pop() {
                 self.events += 1;
                 self.handle(event)?;
             }
@@ -124,8 +108,12 @@ impl<'a> SimulatedWorld<'a> {
     fn into_run(self) -> SimulatedRun {
         let time = self.finished;
         let vertices = self.topology.vertices();
+        let mut bits = vec![0_u128; 2 * vertices.len()];
+        for (path, carried) in self.channels.paths(self.topology).zip(self.network.carried()) {
+            path.iter().for_each(|link| bits[*link as usize] += u128::from(carried));
+        }
         let link_use = |vertex: usize| {
-            let carried = [Network::up(vertex), Network::down(vertex)].map(|link| self.network.carried(link));
+            let carried = [Network::up(vertex), Network::down(vertex)].map(|link| bits[link as usize]);
             let possible = vertices[vertex].uplink.bandwidth as f64 * time as f64 / PICOSECONDS as f64;
             let larger = carried[0].max(carried[1]) as f64;
             let [up, down] = carried.map(|bits| (bits / 8) as u64);
@@ -144,20 +132,20 @@ impl<'a> SimulatedWorld<'a> {
 
     fn handle(&mut self, event: SimulatedEvent) -> Result<()> {
         match event {
-            SimulatedEvent::FlowEnds { flow, changes } => {
-                if !self.network.is_current(flow, changes) {
+            SimulatedEvent::FlowEnds { channel: id, changes } => {
+                if !self.network.is_current(id, changes) {
                     return Ok(());
                 }
-                match self.owners[flow as usize] {
-                    FlowOwner::Message(channel) => self.message_left(channel, flow),
-                    FlowOwner::Read(rank) => {
-                        self.network.end(flow);
-                        if let Some(job) = &mut self.ranks[rank].job {
-                            job.reads.retain(|read| *read != flow);
-                        }
-                        self.job_may_end(rank)
-                    }
+                let channel = self.channels.get(id);
+                if !channel.in_place {
+                    return self.message_left(id);
                 }
+                let reader = channel.to;
+                self.network.end(id);
+                if let Some(job) = &mut self.ranks[reader].job {
+                    job.reads -= 1;
+                }
+                self.job_may_end(reader)
             }
             SimulatedEvent::JobEnds { rank } => {
                 let rank = rank as Rank;
@@ -169,29 +157,33 @@ impl<'a> SimulatedWorld<'a> {
             SimulatedEvent::Arrives { channel: id } => {
                 let channel = self.channels.get(id);
                 let transfer = channel.on_the_way.pop_front().unwrap_or(ActivityId::NONE);
+                if self.parameters.completes_on_arrival {
+                    self.send_completes(id, transfer)?;
+                }
+                let channel = self.channels.get(id);
                 if channel.posted == 0 {
                     channel.early.push_back(transfer);
                     return Ok(());
                 }
                 channel.posted -= 1;
-                let (peer, to) = (channel.from, channel.to);
+                let (peer, from, to) = (channel.from_name, channel.from, channel.to);
                 if let Some(timelines) = &mut self.timelines {
-                    timelines.receive_ends(id, self.now, (peer, to));
+                    timelines.receive_ends(id, self.now, (from, to));
                 }
                 self.notify(to, Notification::RecvComplete { peer }, transfer)
             }
             SimulatedEvent::Announced { channel } => {
                 let channel = self.channels.get(channel);
                 let cause = channel.on_the_way.pop_front().unwrap_or(ActivityId::NONE);
-                let (peer, to) = (channel.from, channel.to);
+                let (peer, to) = (channel.from_name, channel.to);
                 self.notify(to, Notification::RecvReady { peer }, cause)
             }
             SimulatedEvent::Released { channel: id } => {
                 let channel = self.channels.get(id);
                 let cause = channel.releases.pop_front().unwrap_or(ActivityId::NONE);
-                let (peer, from) = (channel.to, channel.from);
+                let (peer, from, to) = (channel.to_name, channel.from, channel.to);
                 if let Some(timelines) = &mut self.timelines {
-                    timelines.send_ends(id, self.now, (from, peer));
+                    timelines.send_ends(id, self.now, (from, to));
                 }
                 self.notify(from, Notification::SendComplete { peer }, cause)
             }
@@ -199,26 +191,35 @@ impl<'a> SimulatedWorld<'a> {
     }
 
     /// The last bit of a channel's message was sent.
-    fn message_left(&mut self, id: ChannelId, flow: FlowId) -> Result<()> {
+    fn message_left(&mut self, id: ChannelId) -> Result<()> {
         let now = self.now;
         let channel = self.channels.get(id);
-        let (from, peer, transfer) = (channel.from, channel.to, channel.transfer);
-        channel.on_the_way.push_back(transfer);
+        let (from, to, transfer) = (channel.from, channel.to, channel.transfer);
+        if self.record.records() {
+            channel.on_the_way.push_back(transfer);
+        }
         self.queue.add(now + channel.latency, SimulatedEvent::Arrives { channel: id });
         self.record.end(transfer, now);
         match channel.waiting.pop_front() {
             Some(next) => {
-                let kind = ActivityKind::Transfer { from, to: peer };
+                let kind = ActivityKind::Transfer { from, to };
                 channel.transfer = self.record.begin(kind, next.bytes, now, transfer);
-                self.network.follow(now, flow, next.bytes, &mut self.queue);
+                self.network.follow(now, id, next.bytes, &mut self.queue);
             }
             None => {
-                channel.flow = None;
-                self.network.end(flow);
+                channel.is_busy = false;
+                self.network.end(id);
             }
         }
+        if self.parameters.completes_on_arrival { Ok(()) } else { self.send_completes(id, transfer) }
+    }
+
+    /// A message's memory can be overwritten.
+    fn send_completes(&mut self, id: ChannelId, transfer: ActivityId) -> Result<()> {
+        let channel = self.channels.get(id);
+        let (from, to, peer) = (channel.from, channel.to, channel.to_name);
         if let Some(timelines) = &mut self.timelines {
-            timelines.send_ends(id, now, (from, peer));
+            timelines.send_ends(id, self.now, (from, to));
         }
         self.notify(from, Notification::SendComplete { peer }, transfer)
     }
@@ -233,7 +234,7 @@ impl<'a> SimulatedWorld<'a> {
     /// Ends a rank's job if its thread and all its reads are done.
     fn job_may_end(&mut self, rank: Rank) -> Result<()> {
         let state = &mut self.ranks[rank];
-        let Some(job) = state.job.take_if(|job| !job.thread_works && job.reads.is_empty()) else {
+        let Some(job) = state.job.take_if(|job| !job.thread_works && job.reads == 0) else {
             return Ok(());
         };
         self.record.end(job.activity, self.now);
@@ -258,7 +259,7 @@ impl<'a> SimulatedWorld<'a> {
                 && let Some((step, sub)) = state.pipeline.next_recv_part(peer)
             {
                 let part = state.part(step, sub, element_bytes);
-                timelines.receive_begins(channels.between(peer, rank), now, part);
+                timelines.receive_begins(channels.incoming(rank, peer), now, part);
             }
         };
         ranks[rank].poll(readable).map_err(bug)
@@ -299,24 +300,26 @@ impl<'a> SimulatedWorld<'a> {
         match action {
             Action::Release { peer } => {
                 let cause = state.cause;
-                let id = self.channels.between(peer, rank);
+                let id = self.channels.incoming(rank, peer);
                 let channel = self.channels.get(id);
                 if let Some(timelines) = &mut self.timelines {
-                    timelines.receive_ends(id, now, (peer, rank));
+                    timelines.receive_ends(id, now, (channel.from, rank));
                 }
-                channel.releases.push_back(cause);
+                if self.record.records() {
+                    channel.releases.push_back(cause);
+                }
                 self.queue.add(now + channel.latency, SimulatedEvent::Released { channel: id });
             }
             Action::Send { peer, step, sub, .. } => {
                 let (bytes, cause) = (state.bytes(step, sub, element_bytes), state.cause);
+                let id = self.channels.outgoing(rank, peer);
                 if let Some(timelines) = &mut self.timelines {
-                    let part = state.part(step, sub, element_bytes);
-                    timelines.send_begins(self.channels.between(rank, peer), now, part);
+                    timelines.send_begins(id, now, state.part(step, sub, element_bytes));
                 }
-                self.send(rank, peer, WaitingMessage { bytes, cause });
+                self.send(id, WaitingMessage { bytes, cause });
             }
             Action::PostRecv { peer, step, sub, .. } => {
-                let id = self.channels.between(peer, rank);
+                let id = self.channels.incoming(rank, peer);
                 let channel = self.channels.get(id);
                 if let Some(timelines) = &mut self.timelines {
                     timelines.receive_begins(id, now, state.part(step, sub, element_bytes));
@@ -324,7 +327,7 @@ impl<'a> SimulatedWorld<'a> {
                 match channel.early.pop_front() {
                     Some(transfer) => {
                         if let Some(timelines) = &mut self.timelines {
-                            timelines.receive_ends(id, now, (peer, rank));
+                            timelines.receive_ends(id, now, (channel.from, rank));
                         }
                         state.inbox.push_back((Notification::RecvComplete { peer }, transfer));
                     }
@@ -333,57 +336,56 @@ impl<'a> SimulatedWorld<'a> {
             }
             Action::Stage { step, sub, .. } => {
                 let bytes = state.bytes(step, sub, element_bytes);
-                self.start_job(rank, (step, sub), &action, (bytes, 2 * bytes), &[]);
+                self.read_from.clear();
+                self.start_job(rank, (step, sub), &action, (bytes, 2 * bytes));
                 return Ok(false);
             }
             Action::Combine { step, sub } => {
-                let Some(job) = state.combine(step, sub, self.parameters.in_place, element_bytes) else {
+                self.read_from.clear();
+                let in_place = self.parameters.in_place;
+                let job = state.combine(step, sub, in_place, element_bytes, &mut self.read_from);
+                let Some(job) = job else {
                     state.pipeline.combine_complete(step).map_err(|violation| bug(violation.0))?;
                     return Ok(true);
                 };
-                self.start_job(rank, (step, sub), &action, (job.bytes, job.moved), &job.peers);
+                self.start_job(rank, (step, sub), &action, (job.bytes, job.moved));
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    fn send(&mut self, from: Rank, to: Rank, message: WaitingMessage) {
+    fn send(&mut self, id: ChannelId, message: WaitingMessage) {
         self.messages += 1;
         let now = self.now;
-        let id = self.channels.between(from, to);
         let channel = self.channels.get(id);
         if channel.in_place {
             // The bytes move when the receiver reads them.
-            channel.on_the_way.push_back(message.cause);
+            if self.record.records() {
+                channel.on_the_way.push_back(message.cause);
+            }
             self.queue.add(now + channel.latency, SimulatedEvent::Announced { channel: id });
-        } else if channel.flow.is_some() {
+        } else if channel.is_busy {
             channel.waiting.push_back(message);
         } else {
-            let kind = ActivityKind::Transfer { from, to };
+            let kind = ActivityKind::Transfer { from: channel.from, to: channel.to };
             channel.transfer = self.record.begin(kind, message.bytes, now, message.cause);
-            let flow = self.network.begin(now, &channel.path, message.bytes);
-            channel.flow = Some(flow);
-            self.own(flow, FlowOwner::Message(id));
+            channel.is_busy = true;
+            self.network.begin(now, id, message.bytes);
         }
     }
 
-    /// Starts a job with bytes of its result and bytes that the thread moves. It reads messages of `peers` in place.
+    /// Starts a job with bytes of its result and bytes that the thread moves. It reads messages of the peers in `read_from` in place.
     fn start_job(
         &mut self,
         rank: Rank,
         (step, sub): (StepId, u64),
         action: &Action,
         (bytes, moved): (u64, u64),
-        peers: &[Rank],
     ) {
         let (now, cause) = (self.now, self.ranks[rank].cause);
-        let mut reads = Vec::with_capacity(peers.len());
-        for peer in peers {
-            let id = self.channels.between(*peer, rank);
-            let flow = self.network.begin(now, &self.channels.get(id).path, bytes);
-            self.own(flow, FlowOwner::Read(rank));
-            reads.push(flow);
+        for peer in &self.read_from {
+            self.network.begin(now, self.channels.incoming(rank, *peer), bytes);
         }
         let state = &mut self.ranks[rank];
         state.job = Some(RankJob {
@@ -392,19 +394,11 @@ impl<'a> SimulatedWorld<'a> {
             stages: matches!(action, Action::Stage { .. }),
             is_own_copy: state.pipeline.is_own_copy(action),
             thread_works: true,
-            reads,
+            reads: self.read_from.len(),
             begun: now,
             activity: self.record.begin(ActivityKind::Job { rank }, bytes, now, cause),
         });
         self.queue.job_ends(now + self.parameters.job_time(moved), rank);
-    }
-
-    fn own(&mut self, flow: FlowId, owner: FlowOwner) {
-        let at = flow as usize;
-        if at >= self.owners.len() {
-            self.owners.resize(at + 1, owner);
-        }
-        self.owners[at] = owner;
     }
 }
 

@@ -1,0 +1,218 @@
+//! Which ranks have all-reduce programs that are equal but for the spans and peers that they name.
+//!
+//! Owns the comparison, which does not make the programs: it is an order of magnitude faster. Must not know what the programs are for.
+//!
+//! In a symmetric cluster most programs are equal in this sense. The ranks of a ring differ by a rotation: where one sends part k to rank k + 1,
+//! another sends part k + 1 to rank k + 2.
+
+use super::Plan;
+use super::program_spec::ProgramSpec;
+use super::segment::{Segment, segments};
+use super::transfers::TransferOp;
+use crate::plan::Rank;
+use crate::plan::fraction::Span;
+use crate::plan::pipeline::Binding;
+use std::collections::HashMap;
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_128;
+use zerocopy::IntoBytes;
+
+/// What the program of a rank has in common with those of other ranks, if its elements are bound.
+///
+/// If two ranks have equal keys, then step i of one program is step i of the other, with peers at the same places in the sorted lists of
+/// peers, with sub-chunks of the same lengths, and with the same dependencies and order of messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramClass {
+    /// A hash of all that the programs of the class have in common (XXH3).
+    pub key: u128,
+    /// The ranks that this rank sends to or receives from, in rising order.
+    pub peers: Vec<Rank>,
+}
+
+/// The classes of the ranks of a plan in all-reduces of one length.
+pub struct ProgramClasses<'a> {
+    plan: &'a Plan,
+    spec: ProgramSpec,
+    count: u64,
+    segments: Vec<Segment>,
+    /// By level and group, its pieces as a range of `pieces`.
+    pieces_of: Vec<Vec<Range<u32>>>,
+    pieces: Vec<GroupSegment>,
+    hops: Vec<Hop>,
+    /// The ends of all pieces that the rank accesses.
+    ends: Vec<u64>,
+    /// By piece, its cells, if it was seen.
+    seen: Vec<SeenSegment>,
+    /// Number of the last comparison.
+    comparison: u32,
+    /// By cell, the part between two ends: its label, counted from 1 in the order of first use, or 0; and whether it is written.
+    cells: Vec<(u32, bool)>,
+    text: Vec<u64>,
+}
+
+/// A segment of a group's span, in elements.
+#[derive(Clone, Copy)]
+struct GroupSegment {
+    start: u64,
+    end: u64,
+    /// The place in the grid, and the length of the grid; without waves each piece is its own grid.
+    in_grid: (u64, u64),
+    /// The last level that reduces it.
+    level: Option<usize>,
+}
+
+/// The cells of a piece in the comparison with this number.
+#[derive(Clone, Default)]
+struct SeenSegment {
+    comparison: u32,
+    cells: Range<usize>,
+}
+
+/// What one rank does in one group at one depth, with all pieces of the group.
+struct Hop {
+    depth: u32,
+    receives: bool,
+    level: usize,
+    group: usize,
+    op: TransferOp,
+    /// Whether it reduces onto this rank.
+    at_root: bool,
+}
+
+impl<'a> ProgramClasses<'a> {
+    /// Prepares what all ranks need. `by_wave`: see [`ProgramSpec`].
+    #[must_use]
+    pub fn of_all_reduce(plan: &'a Plan, by_wave: bool, binding: &Binding) -> Self {
+        let spec = ProgramSpec { by_wave, ..ProgramSpec::ALL_REDUCE };
+        let segments = segments(&plan.schedule, spec);
+        let mut known: HashMap<Span, Range<u32>> = HashMap::new();
+        let (mut pieces, mut pieces_of) = (Vec::new(), Vec::new());
+        let lowering = plan.lowering_of(0, spec, &segments);
+        for level in plan.schedule.levels() {
+            let of_level = level.groups().iter().map(|group| {
+                let range = known.entry(group.span).or_insert_with(|| {
+                    let start = pieces.len() as u32;
+                    pieces.extend(
+                        lowering.segments_of(group.span).map(|segment| piece(&segment, by_wave, binding)),
+                    );
+                    start..pieces.len() as u32
+                });
+                range.clone()
+            });
+            pieces_of.push(of_level.collect());
+        }
+        Self {
+            plan,
+            spec,
+            count: binding.count,
+            pieces_of,
+            seen: vec![SeenSegment::default(); pieces.len()],
+            comparison: 0,
+            pieces,
+            segments,
+            hops: Vec::new(),
+            ends: Vec::new(),
+            cells: Vec::new(),
+            text: Vec::new(),
+        }
+    }
+
+    /// The class of a rank; `None` if its program has parts that are compared with none.
+    pub fn class_of(&mut self, rank: Rank) -> Option<ProgramClass> {
+        self.find_hops(rank);
+        let mut peers: Vec<Rank> = Vec::new();
+        for hop in &self.hops {
+            for peer in hop.op.ranks().iter().filter(|peer| **peer != rank) {
+                if let Err(at) = peers.binary_search(peer) {
+                    peers.insert(at, *peer);
+                }
+            }
+        }
+        self.find_cells();
+        let mut text = std::mem::take(&mut self.text);
+        let mut labels = 0;
+        text.clear();
+        for hop in &self.hops {
+            let ranks = hop.op.ranks();
+            text.extend([u64::from(hop.depth), hop.op.kind(), ranks.len() as u64]);
+            // The rank itself is one of the operands of a reduction.
+            text.extend(
+                ranks.iter().map(|peer| peers.binary_search(peer).map_or(u64::MAX, |place| place as u64)),
+            );
+            let pieces = self.pieces_of[hop.level][hop.group].clone();
+            text.push(pieces.len() as u64);
+            for number in pieces {
+                let (piece, cells) = (&self.pieces[number as usize], &self.seen[number as usize].cells);
+                let completes = hop.at_root && piece.level == Some(hop.level);
+                text.extend([piece.in_grid.0, piece.in_grid.1, cells.len() as u64, completes.into()]);
+                for cell in cells.clone() {
+                    let (label, written) = &mut self.cells[cell];
+                    *written |= hop.receives;
+                    if *label == 0 {
+                        labels += 1;
+                        *label = labels;
+                        text.push(self.ends[cell + 1] - self.ends[cell]);
+                    }
+                    text.push(u64::from(*label));
+                }
+            }
+        }
+        // What no step writes is copied at the end, in parts that are not compared here.
+        let written = |(cell, _): &(usize, &(u32, bool))| self.cells[*cell].1;
+        let written = self.cells.iter().enumerate().filter(written);
+        let all: u64 = written.map(|(cell, _)| self.ends[cell + 1] - self.ends[cell]).sum();
+        let key = xxh3_128(text.as_bytes());
+        self.text = text;
+        (all == self.count).then_some(ProgramClass { key, peers })
+    }
+
+    /// Finds what the rank does, in the order of its steps.
+    fn find_hops(&mut self, rank: Rank) {
+        let lowering = self.plan.lowering_of(rank, self.spec, &self.segments);
+        let hops = &mut self.hops;
+        hops.clear();
+        lowering.reduce_groups(|level, group, depth, op| {
+            let at_root = self.plan.schedule.levels()[level].groups()[group].root == rank;
+            hops.push(Hop { depth, receives: op.receives(), level, group, op, at_root });
+        });
+        let depth = self.plan.hops.iter().sum();
+        lowering.gather_groups(depth, |level, group, depth, op| {
+            hops.push(Hop { depth, receives: op.receives(), level, group, op, at_root: false });
+        });
+        hops.sort_by_key(|hop| (hop.depth, hop.receives, hop.group));
+    }
+
+    fn find_cells(&mut self) {
+        self.comparison += 1;
+        self.ends.clear();
+        let mut pieces = Vec::new();
+        for number in self.hops.iter().flat_map(|hop| self.pieces_of[hop.level][hop.group].clone()) {
+            let seen = &mut self.seen[number as usize].comparison;
+            if std::mem::replace(seen, self.comparison) != self.comparison {
+                let GroupSegment { start, end, .. } = self.pieces[number as usize];
+                self.ends.extend([start, end]);
+                pieces.push(number as usize);
+            }
+        }
+        self.ends.sort_unstable();
+        self.ends.dedup();
+        let at = |end| self.ends.partition_point(|other| *other < end);
+        for number in pieces {
+            let GroupSegment { start, end, .. } = self.pieces[number];
+            self.seen[number].cells = at(start)..at(end);
+        }
+        self.cells.clear();
+        self.cells.resize(self.ends.len().saturating_sub(1), (0, false));
+    }
+}
+
+fn piece(segment: &Segment, by_wave: bool, binding: &Binding) -> GroupSegment {
+    let Range { start, end } = segment.span.elements(binding.count, binding.align);
+    let in_grid = if by_wave {
+        let grid = segment.grid.elements(binding.count, binding.align);
+        (start - grid.start, grid.end - grid.start)
+    } else {
+        (0, end - start)
+    };
+    GroupSegment { start, end, in_grid, level: segment.shard.level }
+}

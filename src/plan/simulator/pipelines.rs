@@ -1,0 +1,156 @@
+//! The pipelines of all ranks.
+//!
+//! Owns which ranks share a program. Must not know events.
+//!
+//! Ranks whose programs differ in spans and peers only run one program, so memory grows with the number of different programs, and with what
+//! is in flight. Each such rank has peers of its own, which the program names as those of the rank that it was made for.
+
+use super::channels::RankPeers;
+use super::parameters::SimulationParameters;
+use super::rank_state::RankState;
+use crate::error::Result;
+use crate::plan::Rank;
+use crate::plan::lowering::{Plan, ProgramClass, ProgramClasses, ProgramSpec};
+use crate::plan::pipeline::{Binding, Pipeline, Staging};
+use crate::plan::program::SharedSteps;
+use crate::plan::topology::Topology;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Ranks with their pipelines started, and their peers.
+pub type StartedRanks = (Vec<RankState>, Vec<RankPeers>);
+
+/// Starts the pipelines of all ranks. Ranks share programs if `shares`. `too_large` is called before a program is made with the steps of all
+/// programs before it, and returns the error if they are too many.
+pub fn start(
+    plan: &Plan,
+    topology: &Topology,
+    (spec, binding): (ProgramSpec, Binding),
+    parameters: &SimulationParameters,
+    shares: bool,
+    too_large: impl Fn(u64) -> Result<()>,
+) -> Result<StartedRanks> {
+    let mut classes = ProgramClasses::of_all_reduce(plan, spec.by_wave, &binding);
+    // By class, and by which of the peers are on the rank's node: the first rank.
+    let mut first_of: HashMap<(u128, Vec<bool>), Rank> = HashMap::new();
+    let mut shared = SharedSteps::default();
+    let (mut ranks, mut peers): StartedRanks = (Vec::new(), Vec::new());
+    let mut steps = 0;
+    for rank in 0..topology.world() {
+        let is_neighbour = |peer: &Rank| topology.node_of(*peer) == topology.node_of(rank);
+        let class = if shares { classes.class_of(rank) } else { None };
+        if let Some(ProgramClass { key, peers: own }) = class {
+            let neighbours = own.iter().map(is_neighbour).collect();
+            let first = *first_of.entry((key, neighbours)).or_insert(rank);
+            if first < rank {
+                let mut pipeline = ranks[first].pipeline.twin();
+                pipeline.start(binding, |_| Staging::default());
+                ranks.push(RankState::new(pipeline));
+                peers.push(RankPeers { ranks: own, names: Arc::clone(&peers[first].names) });
+                continue;
+            }
+        }
+        too_large(steps)?;
+        let program = plan.program_sharing(rank, spec, &mut shared);
+        steps += program.steps.len() as u64;
+        let links = program.links.len();
+        let mut pipeline =
+            Pipeline::new(Arc::new(program), |peer| parameters.link_profile(links, is_neighbour(&peer)));
+        pipeline.start(binding, |_| Staging::default());
+        let own: Vec<Rank> = pipeline.program().peers().collect();
+        ranks.push(RankState::new(pipeline));
+        peers.push(RankPeers { names: own[..].into(), ranks: own });
+    }
+    Ok((ranks, peers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Lowering;
+    use crate::plan::planner::{blueconnect, flexreduce, hierarchical, rabenseifner, ring};
+    use crate::plan::schedule::Schedule;
+    use crate::plan::simulator::world::SimulatedWorld;
+    use crate::plan::simulator::{SimulatedRun, SimulationInput};
+    use crate::plan::topology_file::parse_short;
+
+    fn started(
+        plan: &Plan,
+        topology: &Topology,
+        bytes: u64,
+        parameters: &SimulationParameters,
+        shares: bool,
+    ) -> StartedRanks {
+        let spec = parameters.spec(plan, bytes);
+        let binding = parameters.layout(topology.world(), bytes).expect("few sub-chunks");
+        start(plan, topology, (spec, binding), parameters, shares, |_| Ok(())).expect("few steps")
+    }
+
+    /// A run with all that can be recorded, and the number of programs.
+    fn run(
+        plan: &Plan,
+        topology: &Topology,
+        bytes: u64,
+        parameters: &SimulationParameters,
+        shares: bool,
+    ) -> (SimulatedRun, usize) {
+        let (ranks, peers) = started(plan, topology, bytes, parameters, shares);
+        let mut programs: Vec<*const _> =
+            ranks.iter().map(|rank| Arc::as_ptr(rank.pipeline.program())).collect();
+        programs.sort_unstable();
+        programs.dedup();
+        let call = SimulationInput { bytes, records: true, timelines: true };
+        let world = SimulatedWorld::new(topology, ranks, &peers, parameters, call);
+        (world.run(&mut |_, _| {}).expect("it ends"), programs.len())
+    }
+
+    #[test]
+    fn shared_programs_change_no_result() {
+        type Planner = fn(&Topology) -> Option<Schedule>;
+        let planners: [(&str, Planner); 6] = [
+            ("1x9", |topology| Some(ring::plan(topology))),
+            ("4x4", |topology| hierarchical::plan(topology, &[4, 4]).ok()),
+            ("4x4", |topology| blueconnect::plan(topology).ok()),
+            ("2x2x3", |topology| hierarchical::plan(topology, &[2, 6]).ok()),
+            ("2@1G+3@10G+4@2G", |topology| flexreduce::plan(topology).ok()),
+            ("3x4", |topology| Some(rabenseifner::plan(topology))),
+        ];
+        for (topology, planner) in planners {
+            let topology = parse_short(topology).expect("short form").expect("valid");
+            for (number, lowering) in (0..).zip([Lowering::Auto, Lowering::Chain, Lowering::Direct]) {
+                let plan = Plan::on(planner(&topology).expect("it applies"), &topology, lowering);
+                // Shards of equal and unequal lengths, with and without waves.
+                for (bytes, subchunk) in [(144 << 10, 4 << 10), (144 << 10, 64 << 10), (100_004, 8 << 10)] {
+                    let completes_on_arrival = number == 1;
+                    let parameters = SimulationParameters {
+                        subchunk,
+                        completes_on_arrival,
+                        ..SimulationParameters::DEFAULT
+                    };
+                    let (alone, most) = run(&plan, &topology, bytes, &parameters, false);
+                    let (shared, programs) = run(&plan, &topology, bytes, &parameters, true);
+                    assert_eq!(most, topology.world());
+                    assert!(programs <= most);
+                    assert!(alone == shared, "{}, {lowering:?}, {bytes} bytes", plan.schedule().name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_ranks_of_a_ring_share_two_programs() {
+        // The first and the last rank list their peers in another order than the others.
+        for (topology, bytes, programs) in
+            [("1x64", 64 << 20, 2), ("1x64", 64 << 10, 2), ("4x16", 64 << 20, 3)]
+        {
+            let topology = parse_short(topology).expect("short form").expect("valid");
+            let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Chain);
+            let (ranks, _) = started(&plan, &topology, bytes, &SimulationParameters::DEFAULT, true);
+            let mut seen: Vec<*const _> =
+                ranks.iter().map(|rank| Arc::as_ptr(rank.pipeline.program())).collect();
+            seen.sort_unstable();
+            seen.dedup();
+            assert!((2..=programs + 3).contains(&seen.len()), "{} programs", seen.len());
+        }
+    }
+}
