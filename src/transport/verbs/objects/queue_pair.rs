@@ -46,7 +46,7 @@ pub(crate) struct Endpoint {
     pub psn: u32,
 }
 
-/// The path from a local port to a peer's port (`ibv_ah_attr`), with MTU and retries.
+/// The path from a local port to a peer's port (`ibv_ah_attr`), with MTU and retries, and how messages are written to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathAttributes {
     /// The local port, from 1.
@@ -66,6 +66,9 @@ pub(crate) struct PathAttributes {
     /// The acknowledgement timeout is 4.096 us times two to the power of this.
     pub timeout: u8,
     pub retries: u8,
+    /// Messages of more bytes are written apart from their immediate data, so that switches may route them adaptively. `None`: no
+    /// message is.
+    pub split_above: Option<usize>,
 }
 
 /// How often a device repeats a request for which the peer has no receive: without end. A slow peer is not a lost one, and
