@@ -135,8 +135,10 @@ impl LinkSetup {
         prepared.iter().try_for_each(UnconnectedVerbs::send_links)?;
         let connect = |(me, prepared): (Rank, UnconnectedVerbs)| {
             let registrar = prepared.registrar();
-            let link_infos = prepared.receive_links(Instant::now() + Duration::from_secs(20), &faults[me])?;
-            let verbs = prepared.connect(&connect_info, &link_infos, &faults[me]);
+            let deadline = Instant::now() + Duration::from_secs(20);
+            // A rank may wait for what lower ones send while they connect.
+            let received = prepared.receive_links(deadline, &faults[me])?;
+            let verbs = prepared.connect(&connect_info, received, deadline, &faults[me]);
             let verbs = verbs.map_err(SetupFailure::into_error)?;
             Ok(ConnectedRank {
                 me,
