@@ -289,11 +289,11 @@ impl InterNodeSetup<'_> {
         };
         let unconnected = unconnected.ok_or_else(unreported)?;
         let registrar = unconnected.registrar();
-        let link_infos =
+        let received =
             unconnected.send_links().and_then(|()| unconnected.receive_links(self.deadline, self.fault));
-        let connected = link_infos
+        let connected = received
             .map_err(SetupFailure::from)
-            .and_then(|link_infos| unconnected.connect(&infos, &link_infos, self.fault));
+            .and_then(|received| unconnected.connect(&infos, received, self.deadline, self.fault));
         let (connected, outcome) =
             connected.map_or_else(|failure| (None, Err(failure)), |verbs| (Some(verbs), Ok(())));
         if let Err(attempt) = self.exchange_step("connections", outcome)? {

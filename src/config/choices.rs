@@ -45,7 +45,18 @@ macro_rules! choice {
     )*};
 }
 
-choice!(Algorithm, Lowering, TransportChoice, Family, Simd, LogLevel, Registration, GpuDirect, GdrLevel);
+choice!(
+    Algorithm,
+    Lowering,
+    TransportChoice,
+    Family,
+    Simd,
+    LogLevel,
+    Registration,
+    AdaptiveRouting,
+    GpuDirect,
+    GdrLevel,
+);
 
 /// The planner that makes the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
@@ -180,6 +191,21 @@ pub enum Registration {
     Subchunk,
     /// Each sub-chunk is copied through a registered slot.
     Stage,
+}
+
+/// Whether long messages are written so that switches may route them adaptively.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
+#[strum(ascii_case_insensitive)]
+pub enum AdaptiveRouting {
+    /// On InfiniBand ports.
+    #[strum(serialize = "auto")]
+    Auto,
+    /// On no port.
+    #[strum(serialize = "0")]
+    Off,
+    /// On all ports.
+    #[strum(serialize = "1")]
+    On,
 }
 
 /// The largest distance between an RDMA device and a GPU whose memory it accesses, in NCCL's words.

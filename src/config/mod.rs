@@ -10,7 +10,8 @@ mod tests;
 mod values;
 
 pub use choices::{
-    Algorithm, Family, GdrLevel, GpuDirect, LogLevel, Lowering, Registration, Simd, TransportChoice,
+    AdaptiveRouting, Algorithm, Family, GdrLevel, GpuDirect, LogLevel, Lowering, Registration, Simd,
+    TransportChoice,
 };
 pub use secret_text::SecretText;
 pub use values::{Dimensions, Servers, Size, Switch};
@@ -233,6 +234,11 @@ settings! {
         "Number of retransmissions before an RDMA device reports the link as broken. Software devices take 7 as unlimited; flexring uses 6 there.";
     ib_reconnect: Duration = "FLEXRING_IB_RECONNECT_MS", Duration::from_secs(10), AnyValue,
         "Time that a rank waits for a rail when no rail to a peer works, before the peer counts as lost. Broken rails are connected again in the background as long as the communicator exists.";
+    // Both defaults are NCCL's.
+    ib_adaptive_routing: AdaptiveRouting = "FLEXRING_IB_ADAPTIVE_ROUTING", AdaptiveRouting::Auto, AnyValue,
+        "Whether RDMA messages longer than FLEXRING_IB_AR_THRESHOLD are written apart from their immediate data, because InfiniBand switches route only writes without such data adaptively. auto: on InfiniBand ports.";
+    ib_ar_threshold: Size = "FLEXRING_IB_AR_THRESHOLD", Size(8 << 10), AnyValue,
+        "Longest RDMA message, in bytes, that is written together with its immediate data although FLEXRING_IB_ADAPTIVE_ROUTING applies.";
     ib_register: Registration = "FLEXRING_IB_REGISTER", Registration::Auto, AnyValue,
         "How RDMA devices reach memory that is not registered. subchunk: each sub-chunk is registered as a stage of the pipeline. stage: each sub-chunk is copied through a registered slot. auto: the faster one, measured when the communicator is created.";
     ib_relaxed_ordering: Switch = "FLEXRING_IB_RELAXED_ORDERING", Switch(true), AnyValue,

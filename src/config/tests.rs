@@ -70,6 +70,10 @@ fn errors_quote_the_variable_and_its_text() {
         ("FLEXRING_IB_TC", "256"),
         ("FLEXRING_IB_ROCE_VERSION", "3"),
         ("FLEXRING_IB_TIMEOUT", "0"),
+        ("FLEXRING_IB_ADAPTIVE_ROUTING", "2"),
+        ("FLEXRING_IB_ADAPTIVE_ROUTING", "on"),
+        ("FLEXRING_IB_AR_THRESHOLD", "-1"),
+        ("FLEXRING_IB_AR_THRESHOLD", "8 KB"),
         ("FLEXRING_IB_RAILS", "9"),
         ("FLEXRING_GPU_DIRECT", "yes"),
     ] {
@@ -118,6 +122,7 @@ fn accepted_values_are_described() {
         ("FLEXRING_SMALL", "a number of bytes up to 64K, such as 4K"),
         ("FLEXRING_SPIN_US", "a whole number"),
         ("FLEXRING_IB_REGISTER", "auto, subchunk or stage"),
+        ("FLEXRING_IB_ADAPTIVE_ROUTING", "auto, 0 or 1"),
     ] {
         assert_eq!(expected(name), phrase);
     }

@@ -4,7 +4,8 @@
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;
-use super::link::{RECV_DEPTH, SEND_DEPTH};
+use super::ece_agreement;
+use super::link::{RECV_DEPTH, WORK_REQUESTS};
 use super::objects::{CompletionQueue, Context, Depth, Fresh, PortAttributes, ProtectionDomain, QueuePair};
 use super::peer::ControlMemory;
 use super::port_selection::Rail;
@@ -22,8 +23,8 @@ use std::sync::Arc;
 /// Inline data requested for each queue pair, in bytes: enough for a call with a few dozen elements.
 const INLINE: u32 = 188;
 
-/// The depth of each queue pair. One extra request: the drain marker of a queue pair that breaks.
-const DEPTH: Depth = Depth { sends: SEND_DEPTH as u32 + 1, receives: RECV_DEPTH as u32, inline: INLINE };
+/// The depth of each queue pair.
+const DEPTH: Depth = Depth { sends: WORK_REQUESTS as u32, receives: RECV_DEPTH as u32, inline: INLINE };
 
 /// The open device of one rail.
 pub(super) struct RailDevice {
@@ -95,7 +96,8 @@ impl UnconnectedLink {
     /// What the peer needs to connect to this end.
     pub(super) fn link_info(&self) -> LinkConnectInfo {
         let endpoints = self.qps.iter().map(QueuePair::endpoint).collect();
-        LinkConnectInfo { endpoints, offset: self.offset }
+        let ece = ece_agreement::by_qp(self.qps.iter().map(QueuePair::<Fresh>::ece));
+        LinkConnectInfo { endpoints, offset: self.offset, ece }
     }
 }
 

@@ -10,6 +10,7 @@
 //! | `port_selection` | which ports become rails, why others do not, and which rails of two ranks are connected |
 //! | `objects` | libibverbs, and RAII owners of contexts, protection domains, completion queues, queue pairs and memory regions |
 //! | `options` | link settings, and the path attributes that follow from them |
+//! | `ece_agreement` | which options of Enhanced Connection Establishment the ends of a link agree on |
 //! | `rail_counters` | what each rail has carried |
 //! | `gpu` | how devices reach GPU memory, and when writes to it must be flushed |
 //! | `probe` | what libibverbs and an open device report about themselves, for `flexring doctor` |
@@ -35,6 +36,8 @@ mod connect;
 mod connect_info;
 #[cfg(feature = "verbs")]
 mod control_buffer;
+#[cfg(feature = "verbs")]
+mod ece_agreement;
 #[cfg_attr(
     all(feature = "verbs", not(test)),
     allow(dead_code, reason = "called by the device that runs on a GPU")

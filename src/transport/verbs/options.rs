@@ -5,7 +5,7 @@
 use super::inventory::LinkLayer;
 use super::objects::{PathAttributes, PortAttributes, Shim};
 use super::port_selection::{Rail, reaches_gpu};
-use crate::config::{Config, GdrLevel, GpuDirect, Registration};
+use crate::config::{AdaptiveRouting, Config, GdrLevel, GpuDirect, Registration};
 use std::time::Duration;
 
 /// The acknowledgement timeout that NCCL and others use: 4.3 s. Adapters lose no packets to speak of, and a shorter one fails
@@ -33,6 +33,10 @@ pub(crate) struct VerbsOptions {
     pub retries: u8,
     /// How long a rank waits for a rail while none to a peer works. Zero: broken queue pairs stay unused.
     pub reconnect: Duration,
+    /// Whether long messages are written apart from their immediate data.
+    pub adaptive_routing: AdaptiveRouting,
+    /// Bytes of the longest message that is not, in any case.
+    pub adaptive_routing_threshold: usize,
     /// Queue pairs for each connected pair of rails.
     pub qps_per_rail: usize,
     /// What is done with memory that the user did not register.
@@ -59,6 +63,8 @@ impl VerbsOptions {
             timeout: config.ib_timeout.map(|timeout| timeout as u8),
             retries: config.ib_retries as u8,
             reconnect: config.ib_reconnect,
+            adaptive_routing: config.ib_adaptive_routing,
+            adaptive_routing_threshold: config.ib_ar_threshold.0,
             qps_per_rail: config.ib_qps_per_rail,
             registration: config.ib_register,
             relaxed_ordering: config.ib_relaxed_ordering.0,
@@ -109,6 +115,18 @@ impl VerbsOptions {
             traffic_class: self.traffic_class,
             timeout: self.timeout.unwrap_or(usual),
             retries: if mine.is_software { self.retries.min(SOFTWARE_RETRIES) } else { self.retries },
+            split_above: self.splits_over(mine.layer).then_some(self.adaptive_routing_threshold),
+            ece: None,
+        }
+    }
+
+    /// Whether long messages over ports of this layer are written apart from their immediate data. As NCCL, by default not on RoCE: few of
+    /// its networks route packets of one connection over several paths.
+    fn splits_over(&self, layer: LinkLayer) -> bool {
+        match self.adaptive_routing {
+            AdaptiveRouting::Auto => layer == LinkLayer::InfiniBand,
+            AdaptiveRouting::Off => false,
+            AdaptiveRouting::On => true,
         }
     }
 }
@@ -164,6 +182,19 @@ mod tests {
         assert!(path(&config, &adapter, needy, &adapter).global);
         assert!(path(&config, &adapter, PORT, &elsewhere).global);
         assert!(path(&config, &software, PORT, &software).global);
+    }
+
+    #[test]
+    fn long_messages_are_split_on_infiniband_unless_settings_say_otherwise() {
+        let [adapter, software] = [rail(false), rail(true)];
+        let of = |routing, rail: &Rail| {
+            let config = Config { ib_adaptive_routing: routing, ..Config::default() };
+            path(&config, rail, PORT, rail).split_above
+        };
+        assert_eq!(of(AdaptiveRouting::Auto, &adapter), Some(8192));
+        assert_eq!(of(AdaptiveRouting::Auto, &software), None);
+        assert_eq!([&adapter, &software].map(|rail| of(AdaptiveRouting::Off, rail)), [None, None]);
+        assert_eq!([&adapter, &software].map(|rail| of(AdaptiveRouting::On, rail)), [Some(8192); 2]);
     }
 
     #[test]

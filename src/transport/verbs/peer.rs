@@ -9,8 +9,9 @@ mod tests;
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;
-use super::link::{Link, LinkRequest, Payload, SEND_DEPTH};
-use super::objects::{Completion, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
+use super::ece_agreement::{self, QpEce};
+use super::link::{Link, LinkRequest, Payload, SEND_DEPTH, WORK_REQUESTS};
+use super::objects::{Completion, Connected, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
 use super::rail_counters::RailCounters;
 use super::registry::RegisteredMemory;
 use super::wire::MAX_RAILS;
@@ -106,7 +107,7 @@ impl Peer {
             index,
             is_ready: false,
             unsignalled: vec![0; qps],
-            batches: (0..qps).map(|_| Vec::with_capacity(SEND_DEPTH)).collect(),
+            batches: (0..qps).map(|_| Vec::with_capacity(WORK_REQUESTS)).collect(),
             target: ControlTarget { controls: Arc::clone(controls), address: 0, keys: [0; MAX_RAILS] },
             link,
             qps: Vec::new(),
@@ -150,6 +151,12 @@ impl Peer {
         self.target.address = info.address.wrapping_add(link_info.offset);
         self.target.keys = info.keys;
         Ok(())
+    }
+
+    /// By queue pair: the ECE options in use.
+    pub(super) fn ece(&self) -> QpEce {
+        let of_qp = |qp: &PeerQp| qp.connected.as_ref().and_then(QueuePair::<Connected>::ece);
+        ece_agreement::by_qp(self.qps.iter().map(of_qp))
     }
 
     /// The queue pairs are connected at the peer's end, too. Queue pairs of rails that may have failed begin with a hello.
@@ -198,7 +205,6 @@ impl Peer {
         }
         match outcome {
             Ok(Some((imm, len))) => {
-                self.counters[self.link.qps[qp].rail].received(len.into());
                 if self.link.recv_completed(qp)
                     && let Some(connected) = &mut self.qps[qp].connected
                     && let Err(error) = connected.post_recv(id)
@@ -207,7 +213,8 @@ impl Peer {
                     // The receive was not posted, so it will not complete.
                     self.link.recv_completed(qp);
                 }
-                self.link.received(qp, imm, len)?;
+                let bytes = self.link.received(qp, imm, len)?;
+                self.counters[self.link.qps[qp].rail].received(bytes);
             }
             Ok(None) => {
                 let was_proven = self.link.qps[qp].is_proven();
@@ -377,7 +384,9 @@ impl Peer {
         Ok(WriteRequest { id, from, len, lkey, to, rkey, immediate: request.imm, signalled })
     }
 
-    /// Appends a request to its queue pair's batch.
+    /// Appends a request to its queue pair's batch. A long message becomes two RDMA writes where switches may route packets adaptively: its
+    /// data, which they route so, and its immediate data, with which they would not (NCCL's issue 850). Both have the request's identifier,
+    /// and only the second one completes if both succeed.
     fn enqueue(&mut self, request: &LinkRequest) -> Result<()> {
         let qp = request.qp;
         self.unsignalled[qp] += 1;
@@ -391,7 +400,16 @@ impl Peer {
                 before.signalled = false;
             }
         }
-        batch.push(write);
+        let split_above = self.qps[qp].reconnection.path.split_above;
+        let is_message = matches!(request.payload, Payload::Message { .. });
+        if is_message && split_above.is_some_and(|most| write.len as usize > most) {
+            // The peer's receive completes only after the data is there: see `Link::received`. The notification has the address of the
+            // message, although a device checks no address for a write without bytes.
+            batch.push(WriteRequest { immediate: None, signalled: false, ..write });
+            batch.push(WriteRequest { from: 0, len: 0, lkey: 0, ..write });
+        } else {
+            batch.push(write);
+        }
         Ok(())
     }
 
@@ -405,7 +423,10 @@ impl Peer {
             let posted = self.post_send(qp, &batch);
             let taken = posted.as_ref().map_or_else(|(taken, _)| *taken, |()| batch.len());
             let bytes = batch[..taken].iter().map(|write| u64::from(write.len)).sum();
-            self.counters[self.link.qps[qp].rail].sent(taken as u64, bytes);
+            // Of a message in two writes, the second counts.
+            let is_first = |write: &&WriteRequest| write.immediate.is_none() && write.len > 0;
+            let firsts = batch[..taken].iter().filter(is_first).count();
+            self.counters[self.link.qps[qp].rail].sent((taken - firsts) as u64, bytes);
             if let Err((taken, error)) = posted {
                 self.link.unpost(qp, batch[taken].id as u32);
                 self.break_qp(qp, &error);

@@ -32,7 +32,7 @@ mod send_state;
 #[cfg(test)]
 mod tests;
 
-pub(super) use qp_state::{RECV_DEPTH, SEND_DEPTH};
+pub(super) use qp_state::{RECV_DEPTH, SEND_DEPTH, WORK_REQUESTS};
 pub(super) use request::{LinkRequest, Payload};
 
 use super::control_buffer::ControlBuffer;

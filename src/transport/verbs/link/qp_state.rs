@@ -6,7 +6,12 @@ use std::collections::VecDeque;
 
 /// Requests that a queue pair takes. A call has at most a window of data and of CTS writes, the eager messages, and
 /// the call itself; the rest is for what must be sent when another queue pair breaks.
-pub(in super::super) const SEND_DEPTH: usize = 2 * WINDOW + EAGER_MESSAGES as usize + 28;
+pub(in super::super) const SEND_DEPTH: usize = 2 * WINDOW + EAGER_MESSAGES as usize + 26;
+
+/// Work requests that the device's send queue must take. A message may be written by two, and at most a window of messages is in flight on
+/// a link; one more is the drain marker of a queue pair that breaks. 127 altogether: drivers round up to powers of two, some after
+/// adding one.
+pub(in super::super) const WORK_REQUESTS: usize = SEND_DEPTH + WINDOW + 1;
 
 /// Writes of the peer that may arrive over one queue pair before this rank polls: all of a call, and of the next.
 pub(in super::super) const RECV_DEPTH: usize = 2 * SEND_DEPTH;

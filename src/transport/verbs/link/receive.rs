@@ -8,12 +8,14 @@ use crate::error::{Error, Result};
 const VIOLATION: &str = "wrote something that makes no sense: is it the same build of flexring?";
 
 impl Link {
-    /// A write of the peer arrived over a queue pair, with this immediate data and `len` bytes.
+    /// A write of the peer arrived over a queue pair, with this immediate data and `len` bytes. Returns how many bytes have arrived, with
+    /// those of a message that was written before, apart from the immediate data.
     ///
     /// # Errors
     /// `Disagreement` if the peer violates the protocol. The link is then unusable.
-    pub(in super::super) fn received(&mut self, qp: usize, imm: u32, len: u32) -> Result<()> {
+    pub(in super::super) fn received(&mut self, qp: usize, imm: u32, len: u32) -> Result<u64> {
         let ImmData { kind, epoch: low } = ImmData::unpack(imm);
+        let mut arrived = len;
         match kind {
             ImmKind::Hello(tag) if tag == self.tags.theirs => self.hellos |= 1 << qp,
             ImmKind::Hello(_) => {
@@ -21,7 +23,7 @@ impl Link {
             }
             ImmKind::Goodbye => self.polls_since_goodbye = self.polls_since_goodbye.or(Some(0)),
             ImmKind::Recovery(broken, generation) if len as usize == RECOVERY_BYTES => {
-                return self.received_recovery_state(broken, generation, None);
+                self.received_recovery_state(broken, generation, None)?;
             }
             ImmKind::Recovery(..) => return Err(self.protocol_violation()),
             ImmKind::Call | ImmKind::EagerCall | ImmKind::Eager(_) | ImmKind::Cts(_) | ImmKind::Data(_) => {
@@ -31,7 +33,9 @@ impl Link {
                 if ahead > 1 {
                     return Err(self.protocol_violation());
                 }
-                if !self.received_in_epoch(epoch, kind, len) {
+                if let Some(bytes) = self.received_in_epoch(epoch, kind, len) {
+                    arrived = bytes;
+                } else {
                     // A CTS for a message that was sent without one may follow from another call of the peer.
                     let may_follow = matches!(kind, ImmKind::Cts(_))
                         && self.recv_states[parity(epoch)].unreported_call().is_some();
@@ -42,13 +46,13 @@ impl Link {
                 }
             }
         }
-        Ok(())
+        Ok(arrived.into())
     }
 
-    /// `false` if the peer cannot have written this, should it make the same call.
-    fn received_in_epoch(&mut self, epoch: u64, kind: ImmKind, len: u32) -> bool {
+    /// The bytes that have arrived; `None` if the peer cannot have written this, should it make the same call.
+    fn received_in_epoch(&mut self, epoch: u64, kind: ImmKind, len: u32) -> Option<u32> {
         let state = &mut self.recv_states[parity(epoch)];
-        match kind {
+        let fits = match kind {
             ImmKind::Call => len as usize == CALL_BYTES && state.receive_call(false),
             ImmKind::EagerCall => {
                 let head = self.control.layout.eager_bytes(epoch, 0) - self.control.layout.eager(epoch, 0);
@@ -62,20 +66,29 @@ impl Link {
                 let (count, rest) = (len as usize / CTS_BYTES, len as usize % CTS_BYTES);
                 rest == 0 && state.add_credits(to, count as u64)
             }
-            ImmKind::Data(message) => match state.receive_data(message, len, epoch == self.epoch) {
-                Some(expected) => {
-                    if expected != len as usize {
-                        self.hold_wrong_length(
-                            epoch,
-                            &format!("sent {len} bytes where {expected} were expected"),
-                        );
-                    }
-                    true
-                }
-                None => false,
-            },
+            ImmKind::Data(message) => return self.received_data(epoch, message, len),
             ImmKind::Recovery(..) | ImmKind::Hello(_) | ImmKind::Goodbye => true,
+        };
+        fits.then_some(len)
+    }
+
+    /// A message is at its destination: written by this write, or, if this one has no bytes, by the one before it. Returns its bytes;
+    /// `None` if the peer cannot have written it.
+    ///
+    /// Both were posted to one queue pair, and devices execute the RDMA writes of a reliable connection in the order in which they were
+    /// posted. The completion of the receive covers both (InfiniBand Architecture Specification, volume 1, 9.5 "Transaction ordering";
+    /// ibv_reg_mr(3), "Ordering semantics": a completion guarantees that the data of all prior operations is visible in memory, with
+    /// relaxed ordering, too).
+    fn received_data(&mut self, epoch: u64, message: u64, len: u32) -> Option<u32> {
+        // Of a message that was written before, this end does not see the length. The peer has compared it with that in the CTS.
+        let seen = Some(len).filter(|len| *len > 0);
+        let is_current = epoch == self.epoch;
+        let expected = self.recv_states[parity(epoch)].receive_data(message, seen, is_current)?;
+        if seen.is_some_and(|len| len as usize != expected) {
+            let problem = format!("sent {len} bytes where {expected} were expected");
+            self.hold_wrong_length(epoch, &problem);
         }
+        Some(seen.unwrap_or(expected as u32))
     }
 
     fn eager_received(&mut self, epoch: u64, message: u64, len: u32) -> bool {

@@ -159,16 +159,18 @@ impl RecvState {
         self.cts_sent = to;
     }
 
-    /// Notes that a message of this length was written to its destination, if that is the expected length. Returns the expected
-    /// length; `None` if the peer cannot have written the message, because no receive for it is posted here, or it has arrived before.
-    pub(super) fn receive_data(&mut self, message: u64, len: u32, current: bool) -> Option<usize> {
+    /// Notes that a message of this length was written to its destination, if that is the expected length; `None` if its length is not
+    /// known here. Returns the expected length; `None` if the peer cannot have written the message, because no receive for it is posted
+    /// here, or it has arrived before.
+    pub(super) fn receive_data(&mut self, message: u64, len: Option<u32>, current: bool) -> Option<usize> {
         let message = widen(message, self.completed);
         let expected = self.recvs[message as usize % WINDOW]
             .as_ref()
             .filter(|_| message < self.posted && current)
             .map(|recv| recv.destination.len())
             .filter(|len| !is_eager(self.on_gpu, message, *len))?;
-        (expected != len as usize || self.mark_received(message)).then_some(expected)
+        let fits = len.is_none_or(|len| len as usize == expected);
+        (!fits || self.mark_received(message)).then_some(expected)
     }
 
     /// Notes that an eager message is in the control buffer. `false` if the peer cannot have written it.

@@ -10,6 +10,7 @@ pub(crate) use passing::Shim;
 #[cfg(not(test))]
 mod passing {
     use super::super::bindings::{ibv_qp_attr, ibv_wc};
+    use super::super::ece::EceOptions;
     use super::super::verb::Verb;
 
     /// Lets every verb pass.
@@ -49,6 +50,12 @@ mod passing {
         /// Changes the status of a completion.
         #[inline]
         pub(crate) fn alter(&self, _completion: &mut ibv_wc) {}
+
+        /// The ECE options that a device which does not exist supports.
+        #[inline]
+        pub(crate) fn ece(&self) -> Option<EceOptions> {
+            None
+        }
     }
 }
 
@@ -58,6 +65,7 @@ mod injecting {
         IBV_FORK_DISABLED, IBV_FORK_UNNEEDED, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_qp_attr,
         ibv_wc,
     };
+    use super::super::ece::EceOptions;
     use super::super::verb::Verb;
     use crate::memory::is_unforked;
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -77,6 +85,8 @@ mod injecting {
         fork_status: Option<u32>,
         /// An asynchronous event that the next device reports which is asked.
         event: Option<u32>,
+        /// The ECE options that devices without a driver support.
+        ece: Option<EceOptions>,
         /// The memory that was registered, if it is recorded.
         registered: Option<Vec<RecordedRegistration>>,
         /// The attributes of queue pairs, if they are recorded.
@@ -137,6 +147,16 @@ mod injecting {
                 completion: Some((k, status)),
                 ..InjectedFaults::default()
             })))
+        }
+
+        /// Also gives devices without a driver these ECE options.
+        pub(crate) fn with_ece(self, ece: Option<EceOptions>) -> Self {
+            self.faults().ece = ece;
+            self
+        }
+
+        pub(crate) fn ece(&self) -> Option<EceOptions> {
+            self.faults().ece
         }
 
         /// Also makes the `k`-th completion, counted from 0, end with this `ibv_wc_status`.

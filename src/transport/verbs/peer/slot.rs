@@ -31,6 +31,8 @@ pub(super) struct PeerQp {
 
 impl PeerQp {
     pub(super) fn new(connected: QueuePair<Connected>, path: PathAttributes) -> Self {
+        // Those that take its place use the same options.
+        let path = PathAttributes { ece: connected.ece(), ..path };
         let reconnection = Reconnection::new(connected.spec(), path);
         Self {
             connected: Some(connected),

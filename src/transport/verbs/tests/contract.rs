@@ -58,11 +58,21 @@ fn three_ranks_exchange_messages_of_all_sizes() {
     on_rails(LIMIT, |rails| exchange_all(&LinkSetup { ranks: 3, ..LinkSetup::over(rails, rails.len()) }));
 }
 
+#[test]
+fn messages_of_all_sizes_are_written_apart_from_their_immediate_data() {
+    on_rails(LIMIT, |rails| {
+        let adaptive_routing = AdaptiveRouting::On;
+        exchange_all(&LinkSetup { qps_per_rail: 2, adaptive_routing, ..LinkSetup::over(rails, rails.len()) });
+    });
+}
+
 /// The simulated driver treats host memory as memory of a GPU that needs flushes.
 #[test]
 fn messages_are_sent_from_and_received_into_gpu_memory_and_flushed() {
     on_rails(LIMIT, |rails| {
-        let setup = LinkSetup { on_gpu: true, ..LinkSetup::over(rails, rails.len()) };
+        // Long messages are written apart from their immediate data, whose completion is held back.
+        let adaptive_routing = AdaptiveRouting::On;
+        let setup = LinkSetup { on_gpu: true, adaptive_routing, ..LinkSetup::over(rails, rails.len()) };
         let act = |rank: &mut ConnectedRank| {
             rank.verbs.set_gpus(GpuRegistrar::with_fake_driver());
             let mut pool = MessagePool::on_gpu(2 * WINDOW);

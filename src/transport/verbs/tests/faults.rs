@@ -17,7 +17,12 @@ const LENS: [usize; 6] = [10, 5000, 300, SUBCHUNK, 20_000, 1];
 
 /// Exchanges messages while this fault occurs on rank 0. Returns the first error of any rank.
 fn exchange(rails: &[Rail], shim: &Shim) -> Result<()> {
-    let setup = LinkSetup { shim: shim.clone(), ..LinkSetup::over(rails, rails.len()) };
+    exchange_with(rails, shim, AdaptiveRouting::Auto)
+}
+
+/// [`exchange`], with this value of `FLEXRING_IB_ADAPTIVE_ROUTING`.
+fn exchange_with(rails: &[Rail], shim: &Shim, adaptive_routing: AdaptiveRouting) -> Result<()> {
+    let setup = LinkSetup { shim: shim.clone(), adaptive_routing, ..LinkSetup::over(rails, rails.len()) };
     with_timeout(LIMIT, move || {
         let act = |rank: &mut ConnectedRank| {
             // The pool outlives the links on every path.
@@ -69,7 +74,7 @@ fn with_each_failing(
 fn a_verb_that_fails_during_setup_is_named_with_its_device() {
     use Verb::{
         AllocPd, CreateCompChannel, CreateCq, CreateQp, GetDeviceList, ModifyQpToInit, ModifyQpToRtr,
-        ModifyQpToRts, OpenDevice, QueryPort,
+        ModifyQpToRts, OpenDevice, QueryEce, QueryPort,
     };
     on_rails(TEST_LIMIT, |rails| {
         for (verb, errno) in [
@@ -81,6 +86,7 @@ fn a_verb_that_fails_during_setup_is_named_with_its_device() {
             (CreateCq, Errno::NOMEM),
             (CreateQp, Errno::NOMEM),
             (ModifyQpToInit, Errno::INVAL),
+            (QueryEce, Errno::INVAL),
             (ModifyQpToRtr, Errno::TIMEDOUT),
             (ModifyQpToRts, Errno::INVAL),
         ] {
@@ -177,10 +183,11 @@ fn completions_of_every_status_break_their_queue_pair_only() {
     on_rails(TEST_LIMIT, |rails| {
         for rails in [&rails[..1], rails] {
             for status in 1..=21 {
+                let routing = if status % 2 == 0 { AdaptiveRouting::On } else { AdaptiveRouting::Off };
                 // A broken connection is the most common fault.
                 for k in (status as u64 % 3..24).step_by(if status == RETRY_EXCEEDED { 1 } else { 3 }) {
                     let shim = Shim::failing_completion(k, status);
-                    let outcome = exchange(rails, &shim);
+                    let outcome = exchange_with(rails, &shim, routing);
                     assert!(
                         shim.triggered() || (outcome.is_ok() && k > 6),
                         "there are more than {k} completions"

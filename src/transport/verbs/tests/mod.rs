@@ -21,7 +21,7 @@ use super::port_selection::{Rail, select};
 use super::rail_faults::SetupFailure;
 use super::transport::Verbs;
 use crate::call::Call;
-use crate::config::{Config, Registration};
+use crate::config::{AdaptiveRouting, Config, Registration};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
@@ -75,6 +75,8 @@ struct LinkSetup {
     planned: bool,
     qps_per_rail: usize,
     registration: Registration,
+    /// Whether long messages are written apart from their immediate data.
+    adaptive_routing: AdaptiveRouting,
     /// Whether calls are on GPUs.
     on_gpu: bool,
     /// The fault that occurs on rank 0.
@@ -92,6 +94,7 @@ impl LinkSetup {
             planned: true,
             qps_per_rail: 1,
             registration: Registration::Subchunk,
+            adaptive_routing: AdaptiveRouting::Auto,
             on_gpu: false,
             shim: Shim::none(),
             shares_devices: false,
@@ -104,6 +107,7 @@ impl LinkSetup {
             reconnect: Duration::ZERO,
             qps_per_rail: self.qps_per_rail,
             registration: self.registration,
+            adaptive_routing: self.adaptive_routing,
             subchunk: SUBCHUNK,
             shim: if me == 0 || self.shares_devices { self.shim.clone() } else { Shim::none() },
             ..VerbsOptions::new(&Config::default())
@@ -131,8 +135,10 @@ impl LinkSetup {
         prepared.iter().try_for_each(UnconnectedVerbs::send_links)?;
         let connect = |(me, prepared): (Rank, UnconnectedVerbs)| {
             let registrar = prepared.registrar();
-            let link_infos = prepared.receive_links(Instant::now() + Duration::from_secs(20), &faults[me])?;
-            let verbs = prepared.connect(&connect_info, &link_infos, &faults[me]);
+            let deadline = Instant::now() + Duration::from_secs(20);
+            // A rank may wait for what lower ones send while they connect.
+            let received = prepared.receive_links(deadline, &faults[me])?;
+            let verbs = prepared.connect(&connect_info, received, deadline, &faults[me]);
             let verbs = verbs.map_err(SetupFailure::into_error)?;
             Ok(ConnectedRank {
                 me,

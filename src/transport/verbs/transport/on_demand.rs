@@ -3,7 +3,8 @@
 //! Owns the steps from the first message about such a link until both ends may write. Must not know which calls need which links.
 //!
 //! Both ends take the same steps, whichever begins: a rank makes its queue pairs and sends their numbers to the peer; when it has the
-//! numbers of the peer it connects them, and sends that it is **ready**; it writes when the peer is ready. If devices failed meanwhile, it
+//! numbers of the peer it connects them, and sends that it is **ready**; it writes when the peer is ready. If the devices have options to
+//! agree on (`ece_agreement`), the higher rank connects when the lower one is ready. If devices failed meanwhile, it
 //! connects the queue pairs of the others only, and if none is left, it aborts the link instead. Until then, requests stay in the
 //! link. A rank that receives the numbers of a peer before it needs the link makes its end at once, so that a peer that is in a call
 //! that this rank does not make is noticed as on any other link. No rank waits within these steps, so ranks that make several links in
@@ -15,11 +16,12 @@ pub(super) mod tests;
 use super::port_states::PortStates;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-use crate::transport::verbs::connect_info::{LinkMessage, RailMessage};
+use crate::transport::verbs::connect_info::{ConnectInfo, LinkConnectInfo, LinkMessage, RailMessage};
+use crate::transport::verbs::ece_agreement;
 use crate::transport::verbs::link::Link;
 use crate::transport::verbs::link_batch::{LinkBatch, LinkResources, RailDevice, watch};
 use crate::transport::verbs::link_directory::LinkDirectory;
-use crate::transport::verbs::objects::{Fresh, PortAttributes, QueuePair};
+use crate::transport::verbs::objects::{EceOptions, Fresh, PortAttributes, QueuePair};
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::peer::Peer;
 use crate::transport::verbs::port_selection::Rail;
@@ -51,7 +53,12 @@ struct PendingLink {
     rails: Vec<(usize, usize)>,
     /// `None` once they are connected.
     fresh: Option<Vec<QueuePair<Fresh>>>,
+    /// The peer's end, which this one connects to when the peer has accepted ECE options.
+    offered: Option<Box<OfferedEnd>>,
 }
+
+/// The peer's end of a link: what it has sent, and by bit the queue pairs of rails that may have failed.
+type OfferedEnd = (ConnectInfo, LinkConnectInfo, u64);
 
 impl OnDemand {
     pub(super) fn new(directory: LinkDirectory, batch: LinkBatch) -> Self {
@@ -128,7 +135,7 @@ impl OnDemand {
         state.suspect(suspects);
         let peer_state = Peer::new(index, state, link.control, &link.controls, links.counters);
         links.peers.push(peer_state.with_reconnects(links.options.reconnect));
-        self.pending.push(PendingLink { index, rails: link.rails, fresh: Some(link.qps) });
+        self.pending.push(PendingLink { index, rails: link.rails, fresh: Some(link.qps), offered: None });
         links.index_of_rank[peer] = Some(index);
         log::debug!("verbs: rank {me} connects to rank {peer}, which its plans do not use");
         Ok(index)
@@ -162,24 +169,27 @@ impl OnDemand {
                     }
                     _ => return Err(unexpected()),
                 };
-                let pending = self.pending.iter_mut().find(|link| link.index == index);
-                let link = pending.ok_or_else(unexpected)?;
-                let fresh = link.fresh.take().ok_or_else(unexpected)?;
-                let published = (&info, &link_info);
-                let paths = self.directory.paths(from, &link.rails, links.rails, links.options, published)?;
-                let peer = &mut links.peers[index];
-                peer.link.suspect(suspects);
-                peer.connect(fresh, &paths, published, links.ports.failures()).map_err(|(_, error)| error)?;
-                let is_failed = peer.link.check().is_err();
-                let answer =
-                    if is_failed { LinkMessage::Rail(RailMessage::Aborted) } else { LinkMessage::Ready };
-                self.send(from, &answer)?;
+                let link = self.pending.iter_mut().find(|link| link.index == index).ok_or_else(unexpected)?;
+                let fresh = link.fresh.as_ref().filter(|_| link.offered.is_none()).ok_or_else(unexpected)?;
+                let ece = ece_agreement::by_qp(fresh.iter().map(QueuePair::<Fresh>::ece));
+                let proposals = ece_agreement::proposals(&ece, &link_info.ece);
+                let offered = Box::new((info, link_info, suspects));
+                if proposals.is_some() && !ece_agreement::accepts(self.directory.me, from) {
+                    link.offered = Some(offered);
+                } else {
+                    self.connect(links, index, *offered, &proposals.unwrap_or_default())?;
+                }
             }
-            LinkMessage::Ready => {
-                let index = links.index_of_rank.get(from).copied().flatten();
-                let is_connected = |link: &PendingLink| Some(link.index) == index && link.fresh.is_none();
-                let link = self.pending.iter().position(is_connected).ok_or_else(unexpected)?;
-                let peer = &mut links.peers[self.pending.swap_remove(link).index];
+            LinkMessage::Ready(ece) => {
+                let index = links.index_of_rank.get(from).copied().flatten().ok_or_else(unexpected)?;
+                let link = self.pending.iter_mut().find(|link| link.index == index).ok_or_else(unexpected)?;
+                if let Some(offered) = link.offered.take() {
+                    self.connect(links, index, *offered, &ece)?;
+                } else if link.fresh.is_some() {
+                    return Err(unexpected());
+                }
+                self.forget_pending(index);
+                let peer = &mut links.peers[index];
                 peer.set_ready()?;
                 peer.schedule(links.run_queue);
             }
@@ -197,9 +207,30 @@ impl OnDemand {
                 self.send_rail_messages(peer, &mut answers);
                 peer.schedule(links.run_queue);
             }
-            LinkMessage::Planned(_) => return Err(unexpected()),
+            LinkMessage::Planned(_) | LinkMessage::Accepted(_) => return Err(unexpected()),
         }
         Ok(())
+    }
+
+    /// Connects this rank's end of a link to the peer's, with these ECE options, and sends the peer that it is ready.
+    fn connect(
+        &mut self,
+        links: &mut LinkSet<'_>,
+        index: usize,
+        (info, link_info, suspects): OfferedEnd,
+        ece: &[Option<EceOptions>],
+    ) -> Result<()> {
+        let peer = &mut links.peers[index];
+        let Some(link) = self.pending.iter_mut().find(|link| link.index == index) else { return Ok(()) };
+        let Some(fresh) = link.fresh.take() else { return Ok(()) };
+        let (rank, published) = (peer.rank(), (&info, &link_info));
+        let mut paths = self.directory.paths(rank, &link.rails, links.rails, links.options, published)?;
+        ece_agreement::set(&mut paths, ece);
+        peer.link.suspect(suspects);
+        peer.connect(fresh, &paths, published, links.ports.failures()).map_err(|(_, error)| error)?;
+        let is_failed = peer.link.check().is_err();
+        let ready = LinkMessage::Ready(peer.ece());
+        self.send(rank, if is_failed { &LinkMessage::Rail(RailMessage::Aborted) } else { &ready })
     }
 
     /// Makes the link to this peer no further, because the peer never will be ready. Whether it was not ready.

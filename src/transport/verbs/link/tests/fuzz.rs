@@ -76,7 +76,7 @@ fn writes_of_a_hostile_rank() {
                 3 => {
                     let qp = reader.below(2);
                     let word = reader.word();
-                    ends.links[0].received(qp, word as u32, (word >> 32) as u32)
+                    ends.links[0].received(qp, word as u32, (word >> 32) as u32).map(drop)
                 }
                 4 => {
                     let mut events = Events::new();

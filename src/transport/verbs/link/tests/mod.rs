@@ -203,6 +203,25 @@ fn a_long_message_waits_for_its_cts() {
 }
 
 #[test]
+fn a_message_that_was_written_before_its_immediate_data_arrives_in_full() {
+    let mut ends = TwoEnds::new(1);
+    ends.begin(1);
+    ends.send(0, 5, LONG);
+    let destination = ends.post_recv(1, LONG);
+    ends.transfer(1);
+    let requests = ends.requests(0);
+    assert_eq!(kinds(&requests), [ImmKind::Call, ImmKind::Data(0)]);
+    ends.deliver(0, &requests[0]);
+    let imm = requests[1].imm.expect("a message has immediate data");
+    ends.deliver(0, &LinkRequest { imm: None, ..requests[1].clone() });
+    assert_eq!(ends.recvs_completed(1), 0, "nothing says that it has arrived");
+    assert_eq!(ends.links[1].received(0, imm, 0).expect("a rank keeps to the protocol"), LONG as u64);
+    assert_eq!(ends.recvs_completed(1), 1);
+    assert_eq!(ends.memory[destination], [5; LONG]);
+    ends.links[1].received(0, imm, 0).expect_err("it has arrived before");
+}
+
+#[test]
 fn writes_of_the_next_call_are_not_reported_early() {
     let mut ends = TwoEnds::new(1);
     ends.begin(1);

@@ -165,7 +165,7 @@ fn random_writes_never_panic() {
             }
             let mut events = Events::new();
             let outcome = received
-                .and_then(|()| ends.links[0].report(&mut events))
+                .and_then(|_| ends.links[0].report(&mut events))
                 .and_then(|()| ends.links[0].next_request().map(drop))
                 .and_then(|()| ends.links[0].check());
             if let Err(error) = outcome {

@@ -7,7 +7,7 @@
 //! arrive at the other end. An unsignalled write completes only if it fails.
 
 use super::super::wr_id;
-use crate::transport::verbs::link::RECV_DEPTH;
+use crate::transport::verbs::link::{RECV_DEPTH, WORK_REQUESTS};
 use crate::transport::verbs::objects::{Completion, RecordedCalls, WcStatus, WriteRequest};
 use fastrand::Rng;
 use std::collections::VecDeque;
@@ -48,6 +48,9 @@ struct SimulatedQp {
     delivered: usize,
     /// Writes that were on the wire when this end broke.
     on_the_wire: VecDeque<InFlightWrite>,
+    /// The writes that occupy the send queue, because no completion of them or of a later one was polled: identifiers, and whether they are
+    /// signalled.
+    occupied: VecDeque<(u64, bool)>,
     /// Receives posted and not completed.
     receives: usize,
     broken: bool,
@@ -67,6 +70,8 @@ pub(super) struct Fabric {
     pub stuck: Option<usize>,
     /// The most writes that ever waited on one queue pair to be polled.
     pub max_queued: usize,
+    /// Messages that were written apart from their immediate data.
+    pub split: u64,
 }
 
 impl Fabric {
@@ -81,6 +86,7 @@ impl Fabric {
             queues: [queues(|(one, _)| *one), queues(|(_, other)| *other)],
             stuck: None,
             max_queued: 0,
+            split: 0,
         }
     }
 
@@ -107,6 +113,15 @@ impl Fabric {
         if recorded.in_error {
             self.break_end(rank, qp, FLUSHED, random);
         }
+        let is_apart = |write: &WriteRequest| write.immediate.is_none() && write.len > 0;
+        for (at, write) in recorded.posted.iter().enumerate().filter(|(_, write)| is_apart(write)) {
+            let next = recorded.posted.get(at + 1);
+            let is_followed = next.is_some_and(|next| {
+                (next.id, next.to, next.len) == (write.id, write.to, 0) && next.immediate.is_some()
+            });
+            assert!(is_followed && !write.signalled, "{write:?} has no immediate data: {next:?}");
+            self.split += 1;
+        }
         let end = &mut self.qps[qp][rank];
         if end.broken {
             let flushed = Completion { id: wr_id(0, qp, true, end.generation), outcome: Err(FLUSHED) };
@@ -118,6 +133,8 @@ impl Fabric {
         }
         for request in recorded.posted {
             let end = &mut self.qps[qp][rank];
+            end.occupied.push_back((request.id, request.signalled));
+            assert!(end.occupied.len() <= WORK_REQUESTS, "the send queue of queue pair {qp} is full");
             if end.broken && self.stuck == Some(rank) {
                 continue;
             }
@@ -249,6 +266,17 @@ impl Fabric {
 
     /// Takes the next completion of a rail.
     pub(super) fn completion(&mut self, rank: usize, rail: usize) -> Option<Completion> {
-        self.queues[rank][rail].pop_front()
+        let completion = self.queues[rank][rail].pop_front()?;
+        let (id, is_failed) = (completion.id, completion.outcome.is_err());
+        for ends in &mut self.qps {
+            // Each write that fails has a completion, and those that succeed have one if they are signalled.
+            let occupied = &mut ends[rank].occupied;
+            if let Some(at) =
+                occupied.iter().position(|(of, signalled)| *of == id && (*signalled || is_failed))
+            {
+                occupied.drain(..=at);
+            }
+        }
+        Some(completion)
     }
 }

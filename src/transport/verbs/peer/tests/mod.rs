@@ -11,7 +11,9 @@ use crate::transport::Events;
 use crate::transport::fixtures::call;
 use crate::transport::verbs::connect_info::RailMessage;
 use crate::transport::verbs::link::RECV_DEPTH;
-use crate::transport::verbs::objects::{Completion, Destruction, RecordedCalls, Shim, Verb, WcStatus};
+use crate::transport::verbs::objects::{
+    Completion, Destruction, EceOptions, RecordedCalls, Shim, Verb, WcStatus,
+};
 use crate::transport::verbs::wire::{ImmData, ImmKind, RECOVERY_BYTES, WINDOW};
 use fastrand::Rng;
 use rustix::io::Errno;
@@ -29,11 +31,13 @@ struct Summary {
     /// How often ends of queue pairs were connected again, and bytes of messages that these carried.
     reconnected: u64,
     carried_again: u64,
+    /// Messages that were written apart from their immediate data.
+    split: u64,
 }
 
 /// Runs the scenarios of this many seeds. A seed that panics is printed.
 fn run_all(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Summary {
-    let mut summary = Summary { failed: 0, max_queued: 0, reconnected: 0, carried_again: 0 };
+    let mut summary = Summary { failed: 0, max_queued: 0, reconnected: 0, carried_again: 0, split: 0 };
     for seed in 0..seeds {
         let outcome = catch_unwind(AssertUnwindSafe(|| Simulation::new(scenario(seed)).run()));
         let outcome = outcome.unwrap_or_else(|panic| {
@@ -44,6 +48,7 @@ fn run_all(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Summary {
         let rails = outcome.rails.iter().flatten();
         summary.reconnected += rails.map(|rail| rail.reconnections).sum::<u64>();
         summary.carried_again += outcome.carried_again;
+        summary.split += outcome.split;
         summary.max_queued = summary.max_queued.max(outcome.max_queued);
     }
     summary
@@ -51,7 +56,39 @@ fn run_all(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Summary {
 
 #[test]
 fn all_messages_arrive_once_and_in_order_over_one_to_four_queue_pairs() {
-    assert_eq!(run_all(cases(4_000), |seed| Scenario::new(seed, 0)).failed, 0);
+    let seeds = cases(4_000);
+    let Summary { failed, split, .. } = run_all(seeds, |seed| Scenario::new(seed, 0));
+    assert_eq!(failed, 0);
+    assert!(split > seeds, "{split} messages were written apart from their immediate data");
+}
+
+/// A full window of messages in each direction, each of two writes.
+#[test]
+fn send_queues_have_room_for_messages_that_are_written_apart_from_their_immediate_data() {
+    let summary = run_all(cases(200), |seed| {
+        let lens = || [(); 2].map(|()| vec![5_000; 3 * WINDOW]);
+        let calls = (0..2).map(|_| ScenarioCall { uses_link: true, lens: lens() }).collect();
+        let qps = 1 + seed as usize % 2;
+        let rails = (0..qps).map(|rail| (rail, rail)).collect();
+        Scenario { rails, calls, split_above: [Some(0), Some(0)], ..Scenario::new(seed, 0) }
+    });
+    assert_eq!((summary.failed, summary.split), (0, cases(200) * 2 * 2 * 3 * WINDOW as u64));
+}
+
+#[test]
+fn messages_that_are_written_apart_from_their_immediate_data_survive_every_fault() {
+    let seeds = cases(1_000);
+    let summary = run_all(seeds, |seed| {
+        let scenario = Scenario::new(seed, 8);
+        let random = &mut Rng::with_seed(seed ^ 1 << 33);
+        let shims = [(), ()].map(|()| match random.usize(..3) {
+            0 => failing(Verb::PostSend, scenario.rails.len() + random.usize(..40)),
+            1 => failing(Verb::ModifyQpToErr, random.usize(..3)),
+            _ => Shim::none(),
+        });
+        Scenario { split_above: [Some(0), Some(4_000)], shims, unbroken: None, reconnects: true, ..scenario }
+    });
+    assert!(summary.split > 10 * seeds && summary.reconnected > seeds / 2, "{} split", summary.split);
 }
 
 #[test]
@@ -95,7 +132,9 @@ fn enough_receives_are_posted_for_a_peer_that_does_not_poll() {
             ScenarioCall { uses_link: true, lens }
         });
         let scenario = Scenario::new(seed, 0);
-        Scenario { rails: vec![(0, 0)], calls: calls.collect(), stepwise: true, ..scenario }
+        // Only the second of two writes is polled.
+        let split_above = [None, None];
+        Scenario { rails: vec![(0, 0)], calls: calls.collect(), split_above, stepwise: true, ..scenario }
     });
     assert_eq!(failed, 0);
     // A window of messages and as many CTS writes, and there is room for as many again.
@@ -144,7 +183,10 @@ fn broken_queue_pairs_are_connected_again_and_carry_messages() {
     let seeds = cases(1_000);
     let summary = run_all(seeds, |seed| {
         let scenario = Scenario::new(seed, 12);
-        Scenario { unbroken: None, reconnects: true, ..scenario }
+        // The options on which the ends agreed stay.
+        let ece = (seed % 2 == 0).then_some(EceOptions { vendor_id: 7, options: 5, comp_mask: 0 });
+        let shims = [(); 2].map(|()| Shim::none().with_ece(ece));
+        Scenario { unbroken: None, reconnects: true, shims, ..scenario }
     });
     assert_eq!(summary.failed, 0, "rails always come back");
     let Summary { reconnected, carried_again, .. } = summary;
@@ -182,6 +224,7 @@ fn after_hellos_over(qps: usize, reconnects: bool, shim: Shim) -> Simulation {
         calls: vec![],
         breaks: 0,
         unbroken: None,
+        split_above: [None, None],
         shims,
         stuck: None,
         reconnects,

@@ -18,6 +18,8 @@ pub(super) struct Scenario {
     pub breaks: usize,
     /// Index of a queue pair that is never selected to break spontaneously; `None`: any may break.
     pub unbroken: Option<usize>,
+    /// By rank: the longest message that is written together with its immediate data; `None`: all are.
+    pub split_above: [Option<usize>; 2],
     /// By rank: the verbs that fail.
     pub shims: [Shim; 2],
     /// The rank whose devices do not flush broken queue pairs, if there is one.
@@ -49,6 +51,8 @@ impl Scenario {
             calls: (0..calls).map(|_| ScenarioCall::random(&mut random)).collect(),
             breaks: if breaks == 0 { 0 } else { random.usize(..breaks + 1) },
             unbroken: (random.usize(..4) != 0).then(|| random.usize(..qps)),
+            // Each rank decides for itself.
+            split_above: [(); 2].map(|()| [None, Some(0), Some(8 << 10)][random.usize(..3)]),
             shims: [Shim::none(), Shim::none()],
             stuck: None,
             reconnects: false,

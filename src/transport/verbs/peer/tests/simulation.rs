@@ -9,7 +9,7 @@ use crate::memory::Piece;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::connect_info::RailMessage;
 use crate::transport::verbs::control_buffer::ControlBuffer;
-use crate::transport::verbs::link::{Link, RECV_DEPTH, SEND_DEPTH};
+use crate::transport::verbs::link::{Link, RECV_DEPTH, WORK_REQUESTS};
 use crate::transport::verbs::objects::{
     CompletionQueue, Context, Depth, Endpoint, PathAttributes, ProtectionDomain, QueuePair, WriteRequest,
 };
@@ -39,6 +39,8 @@ pub(super) struct SimulationOutcome {
     pub rails: [Vec<RailStatistics>; 2],
     /// Bytes of messages over queue pairs that were connected again.
     pub carried_again: u64,
+    /// Messages that were written apart from their immediate data.
+    pub split: u64,
 }
 
 fn bytes_of(piece: Piece) -> &'static [u8] {
@@ -78,6 +80,8 @@ struct SimulatedRank {
     done: usize,
     /// The call in progress.
     current: Option<SimulatedCall>,
+    /// Messages that were written apart from their immediate data, which has not arrived yet: the queue pair, and the address.
+    announced_later: Vec<(usize, u64)>,
     /// Memory that the link may keep registered during the call.
     held_memory: Vec<Weak<RegisteredMemory>>,
     leaving: bool,
@@ -125,15 +129,17 @@ impl SimulatedRank {
         memory.push(vec![0; LONGEST * (WINDOW + 4)]);
         let destinations = piece(memory.last_mut().expect("just pushed"));
         let control = ControlBuffer::new(controls[me], local, layout);
-        let depth = Depth { sends: SEND_DEPTH as u32 + 1, receives: RECV_DEPTH as u32, inline: 0 };
+        let depth = Depth { sends: WORK_REQUESTS as u32, receives: RECV_DEPTH as u32, inline: 0 };
         let fresh = rails.iter().map(|(mine, _)| {
             let qp = QueuePair::new(&pds[*mine], &queues[*mine], depth, (1, 0), 1 - me, 1);
             qp.expect("inert")
         });
-        let paths = vec![(Endpoint { qpn: 1, psn: 1 }, PATH); rails.len()];
+        let path =
+            PathAttributes { split_above: scenario.split_above[me], ece: scenario.shims[me].ece(), ..PATH };
+        let paths = vec![(Endpoint { qpn: 1, psn: 1 }, path); rails.len()];
         let address = controls[1 - me].as_ptr() as u64;
         let info = ConnectInfo { mtus: Vec::new(), address, keys: [7; MAX_RAILS] };
-        let link_info = LinkConnectInfo { endpoints: Vec::new(), offset: 0 };
+        let link_info = LinkConnectInfo { endpoints: Vec::new(), offset: 0, ece: Vec::new() };
         let link = Link::new(1 - me, control, &rails);
         let control_memory = ControlMemory {
             remote: registry.register_internal(controls[me], true).expect("inert"),
@@ -154,6 +160,7 @@ impl SimulatedRank {
             free: (0..WINDOW + 4).map(|at| destinations.narrow(at * LONGEST, LONGEST)).collect(),
             done: 0,
             current: None,
+            announced_later: Vec::new(),
             held_memory: Vec::new(),
             leaving: false,
             destroyed: false,
@@ -164,8 +171,8 @@ impl SimulatedRank {
         }
     }
 
-    /// Panics unless the peer may write this now.
-    fn allow(&self, request: &WriteRequest) {
+    /// Panics unless the peer may write this now over a queue pair.
+    fn allow(&mut self, qp: usize, request: &WriteRequest) {
         let (from, len) = (request.to, request.len as usize);
         let remote = self.remote.as_ptr() as u64;
         assert_eq!(request.rkey, 7, "the key of a rail that this rank has");
@@ -173,13 +180,24 @@ impl SimulatedRank {
             assert!(from + len as u64 <= remote + self.remote.len() as u64, "within the control buffer");
             return;
         }
-        let recv = self.current.iter().flat_map(|current| &current.recvs_posted).find(|recv| {
-            (recv.destination.as_ptr() as u64, recv.destination.len()) == (from, len)
-                && request
-                    .immediate
-                    .is_some_and(|imm| ImmData::unpack(imm).kind == ImmKind::Data(recv.message))
-        });
-        assert!(recv.is_some(), "{request:?} is written where no receive for its message is posted");
+        let mut recvs = self.current.iter().flat_map(|current| &current.recvs_posted);
+        let recv = recvs.find(|recv| recv.destination.as_ptr() as u64 == from);
+        let Some(ExpectedMessage { message, destination }) = recv else {
+            panic!("{request:?} is written where no receive is posted");
+        };
+        let is_whole = destination.len() == len;
+        match request.immediate.map(|imm| ImmData::unpack(imm).kind) {
+            None => {
+                assert!(is_whole, "{request:?} is a part of a message");
+                self.announced_later.push((qp, from));
+            }
+            Some(kind) => {
+                assert_eq!(kind, ImmKind::Data(*message), "another receive is posted there");
+                let written = self.announced_later.iter().rposition(|written| *written == (qp, from));
+                assert!(is_whole || (len == 0 && written.is_some()), "{request:?} comes before its data");
+                self.announced_later.retain(|(_, address)| *address != from);
+            }
+        }
     }
 }
 
@@ -194,6 +212,8 @@ const PATH: PathAttributes = PathAttributes {
     traffic_class: 0,
     timeout: 0,
     retries: 0,
+    split_above: None,
+    ece: None,
 };
 
 impl Simulation {
@@ -251,7 +271,7 @@ impl Simulation {
             }
             let (me, qp) = (self.random.usize(..2), self.random.usize(..self.scenario.rails.len()));
             match self.random.usize(..12) {
-                0..=3 => self.fabric.deliver(me, qp, |request| self.ranks[1 - me].allow(request)),
+                0..=3 => self.fabric.deliver(me, qp, |request| self.ranks[1 - me].allow(qp, request)),
                 4..=6 => self.fabric.acknowledge(me, qp),
                 7 if self.random.usize(..8) == 0 => self.fabric.time_out(me, qp, &mut self.random),
                 7 if self.breaks > 0
@@ -293,6 +313,10 @@ impl Simulation {
             self.ranks.each_ref().map(|rank| rank.counters.iter().map(RailCounters::statistics).collect());
         let qps = self.ranks.iter().flat_map(|rank| &rank.peer.link.qps);
         let carried_again = qps.map(|qp| qp.carried_again()).sum();
+        for (rank, shim) in self.ranks.iter().zip(&self.scenario.shims) {
+            let mut connected = rank.peer.qps.iter().filter_map(|qp| qp.connected.as_ref());
+            assert!(connected.all(|qp| qp.ece() == shim.ece()), "a queue pair has other options");
+        }
         let failed = self.ranks.map(|rank| {
             let SimulatedRank { peer, held_memory, failed, memory, .. } = rank;
             // An aborted link keeps its memory registered until it is destroyed.
@@ -303,7 +327,13 @@ impl Simulation {
             assert!(memory.len() > 2, "memory is kept to the end");
             failed
         });
-        SimulationOutcome { failed, max_queued: self.fabric.max_queued, rails, carried_again }
+        SimulationOutcome {
+            failed,
+            max_queued: self.fabric.max_queued,
+            rails,
+            carried_again,
+            split: self.fabric.split,
+        }
     }
 
     /// A rank acts: it begins the next call, sends, or posts a receive.

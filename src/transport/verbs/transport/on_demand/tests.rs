@@ -1,5 +1,7 @@
 //! Making links without devices: which messages follow from which, and when a rank may write.
 
+mod ece;
+
 use super::super::{Transport, Verbs};
 use super::*;
 use crate::config::{Config, Registration};
@@ -10,7 +12,7 @@ use crate::secret::SecretKey;
 use crate::transport::Events;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::connect::UnconnectedVerbs;
-use crate::transport::verbs::connect_info::{ConnectInfo, LinkConnectInfo, OutOfBand};
+use crate::transport::verbs::connect_info::OutOfBand;
 use crate::transport::verbs::objects::{Endpoint, PortAttributes, Shim, Verb};
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::Rail;
@@ -33,13 +35,24 @@ pub(in super::super) fn world(
     planned: impl Fn(Rank) -> Vec<Rank>,
     shim: &Shim,
 ) -> Result<(Vec<Verbs>, MemoryMessages)> {
+    let (ranks, messages) = try_world(ranks, rails, planned, |_| shim.clone())?;
+    Ok((ranks.into_iter().collect::<Result<_>>()?, messages))
+}
+
+/// [`world`], with a shim for each rank. The ranks connect one after the other.
+fn try_world(
+    ranks: usize,
+    rails: u16,
+    planned: impl Fn(Rank) -> Vec<Rank>,
+    shim: impl Fn(Rank) -> Shim,
+) -> Result<(Vec<Result<Verbs>>, MemoryMessages)> {
     let mut ends = MemoryMessages::world(ranks);
     let other = ends[0].clone();
     let rails: Vec<Vec<Rail>> = vec![(0..rails).map(rail).collect(); ranks];
     let open = |(me, end): (Rank, MemoryMessages)| {
         let contexts = rails[me].iter().map(|rail| {
             let port = PortAttributes { active: true, lid: 1, mtu: 5, needs_global: false };
-            (SharedDevice::open_inert(&rail.device, shim).expect("inert"), port)
+            (SharedDevice::open_inert(&rail.device, &shim(me)).expect("inert"), port)
         });
         let directory = LinkDirectory {
             me,
@@ -57,10 +70,11 @@ pub(in super::super) fn world(
     prepared.iter().try_for_each(UnconnectedVerbs::send_links)?;
     let connect = |unconnected: UnconnectedVerbs| {
         let fault = Arc::new(Fault::new());
-        let links = unconnected.receive_links(Instant::now() + Duration::from_secs(20), &fault)?;
-        unconnected.connect(&infos, &links, &fault).map_err(SetupFailure::into_error)
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let received = unconnected.receive_links(deadline, &fault)?;
+        unconnected.connect(&infos, received, deadline, &fault).map_err(SetupFailure::into_error)
     };
-    Ok((prepared.into_iter().map(connect).collect::<Result<_>>()?, other))
+    Ok((prepared.into_iter().map(connect).collect(), other))
 }
 
 /// Drops the ranks without goodbyes, which no device would carry.
@@ -262,19 +276,31 @@ fn the_departure_of_other_ranks_concerns_no_link() {
 #[test]
 fn messages_that_no_rank_sends_are_disagreements() {
     let info = ConnectInfo { mtus: vec![5; 2], address: 0, keys: [0; MAX_RAILS] };
-    let link = |qps| LinkConnectInfo { endpoints: vec![Endpoint { qpn: 1, psn: 1 }; qps], offset: 0 };
+    let link = |qps| LinkConnectInfo {
+        endpoints: vec![Endpoint { qpn: 1, psn: 1 }; qps],
+        offset: 0,
+        ece: Vec::new(),
+    };
     let on_demand = |qps| LinkMessage::OnDemand(info.clone(), link(qps), 0);
     let encode = |message: LinkMessage| message.encode().expect("encodes");
     let none = ConnectInfo { mtus: Vec::new(), ..info.clone() };
     for (from, messages) in [
         (1, vec![vec![9, 9, 9]]),
-        (1, vec![encode(LinkMessage::Ready)]),
+        (1, vec![encode(LinkMessage::Ready(Vec::new()))]),
         (1, vec![encode(LinkMessage::Planned(link(2)))]),
+        (1, vec![encode(LinkMessage::Accepted(Vec::new()))]),
         (1, vec![encode(on_demand(3))]),
         (1, vec![encode(on_demand(0))]),
         (1, vec![encode(LinkMessage::OnDemand(none, link(2), 0))]),
         (1, vec![encode(on_demand(2)), encode(on_demand(2))]),
-        (1, vec![encode(on_demand(2)), encode(LinkMessage::Ready), encode(LinkMessage::Ready)]),
+        (
+            1,
+            vec![
+                encode(on_demand(2)),
+                encode(LinkMessage::Ready(Vec::new())),
+                encode(LinkMessage::Ready(Vec::new())),
+            ],
+        ),
         (0, vec![encode(on_demand(2))]),
         (9, vec![encode(on_demand(2))]),
     ] {
@@ -310,7 +336,8 @@ fn a_device_that_refuses_a_further_link_fails_the_call_that_needs_it() {
         let verbs = &mut ranks[0];
         verbs.begin(1);
         let info = ConnectInfo { mtus: vec![5; 2], address: 0, keys: [0; MAX_RAILS] };
-        let link = LinkConnectInfo { endpoints: vec![Endpoint { qpn: 1, psn: 1 }; 2], offset: 0 };
+        let link =
+            LinkConnectInfo { endpoints: vec![Endpoint { qpn: 1, psn: 1 }; 2], offset: 0, ece: Vec::new() };
         let message = LinkMessage::OnDemand(info, link, 0).encode().expect("encodes");
         let failed = verbs.announce(1, &call(1)).and_then(|()| {
             messages.send(&[]).expect("in memory");
