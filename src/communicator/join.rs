@@ -197,7 +197,7 @@ impl Communicator {
             (0..world).filter(|rank| infos[*rank].process == infos[me].process).collect();
         let builder = CallRunnerBuilder {
             config,
-            nodes: topology.nodes(),
+            topology: &topology,
             world,
             me,
             plans,
@@ -317,7 +317,7 @@ impl Communicator {
             let mailbox = Some(Mailbox::new(region.arena(), &neighbours, me)?);
             let builder = CallRunnerBuilder {
                 config,
-                nodes: topology.nodes(),
+                topology: &measured,
                 world,
                 me,
                 plans: plans(spec, &topology, me, profile.as_ref())?,
