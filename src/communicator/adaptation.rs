@@ -22,7 +22,8 @@ use crate::plan::node_pairs::NodePair;
 use crate::plan::selection;
 use crate::plan::topology::{Topology, Uplink};
 use crate::plan::traffic::Traffic;
-use crate::rank::Rank;
+use crate::plan::tuning::{ClusterIdentity, ClusterNode};
+use crate::rank::{Rank, RankList};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,7 +53,7 @@ pub struct AdaptationStatistics {
 /// The link of a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct NodeLinkStatistics {
-    /// The name of the node.
+    /// Its number, host and ranks.
     pub name: String,
     /// Bits per second in the first plans, on the scale of the measured rates; `None` before the first measurement.
     pub first: Option<u64>,
@@ -148,16 +149,17 @@ impl LinkAdaptation {
     pub(super) fn new(
         config: &Config,
         topology: &Topology,
+        cluster: &ClusterIdentity,
         rank: Rank,
         memory: &UserMemory,
     ) -> Result<Option<Self>> {
         let Some(decision) = Adaptation::new(topology) else { return Ok(None) };
         let pairs = decision.rounds().iter().flatten().count();
-        let name = |vertex: usize| NodeLinkStatistics {
-            name: topology.vertices()[vertex].name.clone(),
+        let named = |(number, node): (usize, &ClusterNode)| NodeLinkStatistics {
+            name: format!("node {number} ({}, {})", node.host, RankList::new(&node.ranks)),
             ..NodeLinkStatistics::default()
         };
-        let nodes = topology.node_vertices().into_iter().map(name).collect();
+        let nodes = cluster.nodes.iter().enumerate().map(named).collect();
         Ok(Some(Self {
             decision,
             config: config.clone(),
@@ -250,14 +252,14 @@ impl LinkAdaptation {
 
     /// The changed nodes with their old and new rates, as a clause.
     pub(super) fn describe(&self, change: &LinkChange) -> String {
-        let vertices = self.topology.node_vertices();
+        let statistics = lock(&self.statistics);
         let label = |rate: f64| {
             // Three digits are as many as a measurement has.
             let unit = 10f64.powf((rate.max(1.0).log10().floor() - 2.0).max(0.0));
             Uplink { bandwidth: ((rate / unit).round() * unit) as u64, latency: 0 }.bandwidth_label()
         };
         let nodes = change.nodes.iter().map(|changed| {
-            let name = &self.topology.vertices()[vertices[changed.node]].name;
+            let name = statistics.nodes.get(changed.node).map_or("a node", |node| &node.name);
             format!(
                 "the link of {name} carries {}bit/s instead of {}bit/s",
                 label(changed.after),

@@ -198,6 +198,7 @@ impl Communicator {
         let builder = CallRunnerBuilder {
             config,
             topology: &topology,
+            cluster: &cluster,
             world,
             me,
             plans,
@@ -318,6 +319,7 @@ impl Communicator {
             let builder = CallRunnerBuilder {
                 config,
                 topology: &measured,
+                cluster: &cluster,
                 world,
                 me,
                 plans: plans(spec, &topology, me, profile.as_ref())?,

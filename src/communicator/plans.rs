@@ -298,8 +298,8 @@ fn verify(plans: &[SizedPlan]) -> Result<()> {
     let needs_proof = |sized: &&SizedPlan| {
         cfg!(debug_assertions) && sized.short.is_none() && sized.plan.schedule().world() <= MAX_VERIFIED_RANKS
     };
-    let plans = plans.iter().filter(needs_proof).map(|sized| Plan::clone(&sized.plan));
-    plans.map(|plan| VerifiedPlan::new(plan).map(drop)).collect()
+    let mut plans = plans.iter().filter(needs_proof).map(|sized| Plan::clone(&sized.plan));
+    plans.try_for_each(|plan| VerifiedPlan::new(plan).map(drop))
 }
 
 /// The plans for `topology` without the choices of a profile, in ascending order of the longest vectors. The last one has no limit.

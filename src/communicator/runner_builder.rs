@@ -18,6 +18,7 @@ use crate::executor::{Executor, ExecutorParts};
 use crate::fault::Fault;
 use crate::memory::Registrar;
 use crate::plan::topology::Topology;
+use crate::plan::tuning::ClusterIdentity;
 use crate::rank::Rank;
 use crate::trace::Trace;
 use crate::transport::AnyTransport;
@@ -38,6 +39,8 @@ pub(super) struct CallRunnerBuilder<'a> {
     pub config: &'a Config,
     /// What the plans are made for.
     pub topology: &'a Topology,
+    /// The hosts and ranks of its nodes.
+    pub cluster: &'a ClusterIdentity,
     /// Number of ranks.
     pub world: usize,
     pub me: Rank,
@@ -101,7 +104,8 @@ impl CallRunnerBuilder<'_> {
             match adaptation::obstacle(self.config, self.topology) {
                 None => {
                     adaptation =
-                        LinkAdaptation::new(self.config, self.topology, me, &user_memory)?.map(Box::new)
+                        LinkAdaptation::new(self.config, self.topology, self.cluster, me, &user_memory)?
+                            .map(Box::new)
                 }
                 Some(reason) if me == 0 => log::warn!("FLEXRING_ADAPT=1 has no effect: {reason}"),
                 Some(_) => {}

@@ -216,7 +216,7 @@ impl Adaptation {
         }
         self.since_probe = 0;
         let ratios = rates.iter().zip(&self.nominal).map(|(rate, nominal)| rate / nominal);
-        let Some(scale) = median(ratios.clone().filter(|ratio| *ratio > 0.0).collect()) else { return None };
+        let scale = median(ratios.clone().filter(|ratio| *ratio > 0.0).collect())?;
         let typical = median(rates.iter().copied().filter(|rate| *rate > 0.0).collect()).unwrap_or(0.0);
         let per_lane = typical / 8.0 / self.lanes as f64;
         self.message =
