@@ -36,10 +36,10 @@ def kill_all():
                 os.kill(int(pid), 9)
 
 
-def together(commands, limit):
+def together(commands, limit, meanwhile=lambda: None):
     """Runs `commands`, pairs of a command and its environment, in parallel. Returns the output of the first one.
 
-    Kills all of them if one fails or `limit` seconds pass.
+    Kills all of them if one fails or `limit` seconds pass. Calls `meanwhile` 20 times a second.
     """
     processes = []
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+", errors="replace") as errors:
@@ -59,6 +59,7 @@ def together(commands, limit):
                     break
                 if time.monotonic() > deadline:
                     fail(f"not done after {limit:.0f} s")
+                meanwhile()
                 time.sleep(0.05)
             if any(states):
                 number = next(number for number, state in enumerate(states) if state)
@@ -98,8 +99,21 @@ def iperf3(sender, receiver, seconds):
         server.wait()
 
 
+def set_rate(node, rate):
+    """Changes the rate of both ends of a node's link, in the notation of tc."""
+    lab = NODES[node].rsplit("-", 1)[0]
+    for namespace, device in ((NODES[node], "up0"), (f"{lab}-switch", f"port{node}")):
+        shape = ["tc", "qdisc", "change", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
+        subprocess.run(["ip", "netns", "exec", namespace, *shape], check=True)
+
+
 def flexring(places, arguments, limit, **settings):
     """Runs `flexring perf` and returns its first row. Ranks in different network namespaces count as different nodes."""
+    return report(places, arguments, limit, **settings)["rows"][0]
+
+
+def report(places, arguments, limit, on_row=lambda rows: None, **settings):
+    """Runs `flexring perf` and returns its report. `on_row` gets the number of rows that are done, 20 times a second."""
     world = {
         "FLEXRING_WORLD_SIZE": str(len(places)),
         "FLEXRING_MASTER_ADDR": ADDRESSES[places[0]],
@@ -111,5 +125,11 @@ def flexring(places, arguments, limit, **settings):
         for rank, place in enumerate(places):
             command = [*inside(place), FLEXRING, "perf", *arguments, *([] if rank else ["--json", file.name])]
             commands.append((command, {**world, "FLEXRING_RANK": str(rank)}))
-        together(commands, limit)
-        return json.load(open(file.name))["rows"][0]
+
+        def look():
+            # The report is replaced as a whole, but is empty at first.
+            with contextlib.suppress(ValueError, OSError):
+                on_row(len(json.load(open(file.name))["rows"]))
+
+        together(commands, limit, look)
+        return json.load(open(file.name))

@@ -198,7 +198,8 @@ impl Communicator {
         let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
         let builder = CallRunnerBuilder {
             config,
-            nodes: topology.nodes(),
+            topology: &topology,
+            cluster: &cluster,
             world,
             me,
             plans,
@@ -317,7 +318,8 @@ impl Communicator {
             let mailbox = Some(Mailbox::new(region.arena(), &neighbours, me)?);
             let builder = CallRunnerBuilder {
                 config,
-                nodes: topology.nodes(),
+                topology: &measured,
+                cluster: &cluster,
                 world,
                 me,
                 plans: plans(spec, &topology, me, profile.as_ref())?,

@@ -3,6 +3,7 @@
 //! Owns the handle that users hold, the order of calls, their validation, and how a failure is reported. Must
 //! not know how ranks find each other (`bootstrap`), nor how data moves (`executor`).
 
+mod adaptation;
 mod block_lists;
 mod blueprint;
 mod buffers;
@@ -44,6 +45,7 @@ mod worker;
 mod worker_pool;
 
 pub use crate::transport::verbs::RailStatistics;
+pub use adaptation::{AdaptationStatistics, CallTimes, NodeLinkStatistics};
 pub(crate) use checked_call::{CallValidator, CheckedCall};
 pub use groups::{Operation, OwnedOperation};
 pub(crate) use request::CallOutcome;
@@ -166,6 +168,13 @@ impl Communicator {
         self.runner.rails.iter().map(RailCounters::statistics).collect()
     }
 
+    /// How the times of calls compare with predictions, and how plans were adapted to links that changed. `None` if
+    /// `FLEXRING_ADAPT` is not set or has no effect. May be called from any thread, also during a call.
+    #[must_use]
+    pub fn adaptation_statistics(&self) -> Option<AdaptationStatistics> {
+        self.runner.adaptation.as_ref().map(adaptation::read)
+    }
+
     /// Uses `plan` for all later calls, whatever the settings say. All ranks must do so between the same two
     /// calls; otherwise the next call fails with `Disagreement`.
     ///
@@ -180,8 +189,10 @@ impl Communicator {
         }
         let ticket = QueueTicket::take(&*self.runner.queue);
         self.runner.wait_turn(&ticket);
-        let RunnerState { executor, plans, .. } = &mut *self.runner.lock_state();
+        let RunnerState { executor, plans, adaptation, .. } = &mut *self.runner.lock_state();
         plans.replace(plan, executor);
+        // The program has chosen.
+        *adaptation = None;
         Ok(())
     }
 
@@ -229,8 +240,7 @@ impl Communicator {
 
     /// Checks arguments of calls of this rank.
     pub(crate) fn validator(&self) -> CallValidator<'_> {
-        let CallRunner { rank, world, block_lists, .. } = &*self.runner;
-        CallValidator { rank: *rank, world: *world, block_lists }
+        self.runner.validator()
     }
 
     /// Runs a checked call to its end. The pieces are not used afterwards.

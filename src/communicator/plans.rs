@@ -14,6 +14,7 @@ use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
 use crate::plan::selection::{self, AlgorithmSelection, ShortPlan};
 use crate::plan::topology::Topology;
+use crate::plan::traffic::Traffic;
 use crate::plan::tuning::{TunedPlan, TuningProfile};
 use crate::plan::verifier::VerifiedPlan;
 use crate::rank::Rank;
@@ -21,6 +22,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
+
+/// Times are predicted for at most this many ranks, because every rank counts what the programs of all ranks send.
+const MOST_PREDICTED_RANKS: usize = 256;
 
 /// Debug builds verify plans for at most this many ranks, because every rank verifies the programs of all
 /// ranks.
@@ -34,6 +38,8 @@ pub(super) struct Plans {
     all: Vec<SizedPlan>,
     /// Number of plans without the choices of a profile.
     untuned: usize,
+    /// The first plans of vectors on the host, once they are not in use any more because links have changed.
+    first: Option<Vec<SizedPlan>>,
     /// See [`digest`](Self::digest).
     digest: u64,
     /// Most bytes that a rank may receive if every rank reduces a vector itself.
@@ -50,7 +56,7 @@ pub(super) struct Plans {
 
 /// The plan of vectors up to a length.
 #[derive(Clone)]
-struct SizedPlan {
+pub(super) struct SizedPlan {
     /// For short vectors, whose time depends on the number of messages; `None` if it depends on bandwidth, or for a choice of a
     /// tuning profile.
     short: Option<ShortPlan>,
@@ -104,18 +110,13 @@ impl Plans {
             let tuned = tuned(&all, choices, config.small.0);
             all.extend(tuned);
         }
-        // Tests verify the planners. Debug builds, where speed does not matter, verify each plan, too.
-        if cfg!(debug_assertions) && topology.world() <= MAX_VERIFIED_RANKS {
-            let plans = all.iter().filter(|sized| sized.short.is_none());
-            plans
-                .map(|sized| Plan::clone(&sized.plan))
-                .try_for_each(|plan| VerifiedPlan::new(plan).map(drop))?;
-        }
+        verify(&all)?;
         Ok(Self {
             rank,
             digest: digest_of(&all),
             all,
             untuned,
+            first: None,
             direct_limit: config.direct.0,
             small: config.small.0,
             longest_by_node: selection::longest_block_by_node(config, topology),
@@ -192,9 +193,50 @@ impl Plans {
     pub(super) fn replace(&mut self, plan: &VerifiedPlan, executor: &mut Executor) {
         self.all = vec![SizedPlan { short: None, plan: Arc::clone(plan.plan()), ..self.main().clone() }];
         self.untuned = 1;
+        self.first = None;
         self.digest = digest_of(&self.all);
         self.installed.clear();
         executor.uninstall_all();
+    }
+
+    /// Plans of vectors on the host for `topology`, whose links have changed; the first ones for `None`.
+    ///
+    /// # Errors
+    /// `InvalidSetting` if a planner does not support the topology.
+    pub(super) fn for_links(&self, config: &Config, topology: Option<&Topology>) -> Result<Vec<SizedPlan>> {
+        let Some(topology) = topology else {
+            return Ok(self.first.clone().unwrap_or_else(|| self.all[self.positions(false)].to_vec()));
+        };
+        let (mut plans, _) = untuned(config, topology)?;
+        plans.iter_mut().for_each(|sized| sized.subchunk = self.main().subchunk);
+        verify(&plans)?;
+        Ok(plans)
+    }
+
+    /// Uses other plans for vectors on the host from now on. Those of vectors on GPUs stay: calls on GPUs are prepared before they run.
+    ///
+    /// # Errors
+    /// Those of [`prepare`](Self::prepare).
+    pub(super) fn adopt(&mut self, plans: Vec<SizedPlan>, executor: &mut Executor) -> Result<()> {
+        let first = self.all[self.positions(false)].to_vec();
+        self.first.get_or_insert(first);
+        self.all.truncate(self.untuned);
+        self.all.extend(plans);
+        self.digest = digest_of(&self.all);
+        self.installed.clear();
+        executor.uninstall_all();
+        self.prepare(executor)
+    }
+
+    /// The algorithm of long vectors on the host.
+    pub(super) fn algorithm(&self) -> &str {
+        self.main().plan.schedule().name()
+    }
+
+    /// What the plan of long vectors on the host sends over each link; `None` if there are too many ranks.
+    pub(super) fn traffic(&self, topology: &Topology) -> Option<Traffic> {
+        let is_small = topology.world() <= MOST_PREDICTED_RANKS;
+        is_small.then(|| Traffic::of(&self.main().plan, topology, ProgramSpec::ALL_REDUCE))
     }
 
     /// How `checked` is executed. The first call of its kind installs the program.
@@ -249,6 +291,15 @@ impl Plans {
         self.installed.insert(key, installed);
         Ok(installed)
     }
+}
+
+/// Tests verify the planners. Debug builds, where speed does not matter, verify each plan, too.
+fn verify(plans: &[SizedPlan]) -> Result<()> {
+    let needs_proof = |sized: &&SizedPlan| {
+        cfg!(debug_assertions) && sized.short.is_none() && sized.plan.schedule().world() <= MAX_VERIFIED_RANKS
+    };
+    let mut plans = plans.iter().filter(needs_proof).map(|sized| Plan::clone(&sized.plan));
+    plans.try_for_each(|plan| VerifiedPlan::new(plan).map(drop))
 }
 
 /// The plans for `topology` without the choices of a profile, in ascending order of the longest vectors. The last one has no limit.

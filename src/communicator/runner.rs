@@ -3,9 +3,10 @@
 //! Owns the executor, the plans, scratch memory, and what happens on this rank when a call fails. Must not
 //! know the public API, nor which thread submits a call.
 
+use super::adaptation::{self, LinkAdaptation, SharedStatistics};
 use super::block_lists::BlockLists;
 use super::call_queue::{CallQueue, QueueTicket};
-use super::checked_call::CheckedCall;
+use super::checked_call::{CallValidator, CheckedCall};
 use super::control_plane::ControlPlane;
 use super::gpu::{self, GpuState, ResidentCall};
 use super::launch_group::LaunchMember;
@@ -27,7 +28,7 @@ use crate::transport::verbs::RailCounters;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Runs calls. Shared by the threads that make blocking calls and the worker that runs asynchronous ones.
 pub(super) struct CallRunner {
@@ -59,6 +60,8 @@ pub(super) struct CallRunner {
     pub control: ControlPlane,
     /// Links, schedule and other choices, in one sentence.
     pub summary: String,
+    /// What adapts the plans to the links, if the settings ask for it.
+    pub adaptation: Option<SharedStatistics>,
     /// This rank's part of the process's memory. The last field: neighbours' regions are read until all others are dropped.
     pub region: Mutex<Option<Region>>,
 }
@@ -69,6 +72,8 @@ pub(super) struct RunnerState {
     pub plans: Plans,
     /// Intermediate results outside the caller's memory; as long as the call that needed most so far.
     pub scratch: Option<Buffer<u8>>,
+    /// Adapts the plans to the links, if the settings ask for it. Equal on all ranks.
+    pub adaptation: Option<Box<LinkAdaptation>>,
     /// Sequence number of the last collective, from 1.
     pub sequence: u64,
     /// Whether the next call panics.
@@ -149,6 +154,11 @@ impl CallRunner {
         })
     }
 
+    /// Checks arguments of calls of this rank.
+    pub(super) fn validator(&self) -> CallValidator<'_> {
+        CallValidator { rank: self.rank, world: self.world, block_lists: &self.block_lists }
+    }
+
     /// Ends the communicator on all ranks, for this reason.
     pub(super) fn abort(&self, reason: &str) {
         self.control.abort(&self.fault, self.rank, reason);
@@ -192,6 +202,51 @@ impl CallRunner {
     fn attempt(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<()> {
         #[cfg(test)]
         assert!(!state.panics, "a test wants a panic");
+        let Some(mut adaptation) = state.adaptation.take_if(|_| adaptation::counts(checked)) else {
+            return self.execute(checked, state);
+        };
+        if adaptation.is_due() {
+            self.adapt(&mut adaptation, state)?;
+        }
+        let begun = Instant::now();
+        self.execute(checked, state)?;
+        adaptation.record(checked.whole_bytes(), begun.elapsed());
+        state.adaptation = Some(adaptation);
+        Ok(())
+    }
+
+    /// Makes other plans if links have changed. This comes before a call that already has its number, so the calls that it takes are
+    /// numbered first.
+    fn adapt(&self, adaptation: &mut LinkAdaptation, state: &mut RunnerState) -> Result<()> {
+        state.sequence -= 1;
+        let change = adaptation.adapt(self.validator(), &mut |checked| {
+            state.sequence += u64::from(checked.is_collective());
+            let outcome = self.execute(checked, state);
+            self.control.leave_call();
+            outcome
+        });
+        state.sequence += 1;
+        let Some(change) = change? else { return Ok(()) };
+        let RunnerState { executor, plans, sequence, .. } = state;
+        // An error would be the same on all ranks, and the plans that there are work.
+        let next = match plans.for_links(adaptation.config(), adaptation.changed_topology().as_ref()) {
+            Ok(next) => next,
+            Err(error) => {
+                log::warn!("cannot plan for links that have changed: {}", error.message());
+                return Ok(());
+            }
+        };
+        plans.adopt(next, executor).map_err(|failure| self.fail(failure))?;
+        adaptation.note_plan(plans.algorithm(), |first| plans.traffic(first), Some(*sequence));
+        if self.rank == 0 {
+            let changed = adaptation.describe(&change);
+            log::warn!("{changed}: {} is used from call {sequence} on", plans.algorithm());
+        }
+        Ok(())
+    }
+
+    /// Runs a call, and nothing else.
+    fn execute(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<()> {
         let fail = |failure| self.fail(failure);
         if let Some(messages) = &checked.messages {
             let group = self.bind_group(checked, Arc::clone(messages), state).map_err(fail)?;

@@ -3,6 +3,7 @@
 //! Owns the layout of a rank's region, and the assembly of executor, plans and user memory. Must not know how
 //! links were made.
 
+use super::adaptation::{self, LinkAdaptation};
 use super::block_lists::BlockLists;
 use super::control_plane::ControlPlane;
 use super::gpu::GpuState;
@@ -16,6 +17,8 @@ use crate::error::Result;
 use crate::executor::{Executor, ExecutorParts};
 use crate::fault::Fault;
 use crate::memory::Registrar;
+use crate::plan::topology::Topology;
+use crate::plan::tuning::ClusterIdentity;
 use crate::rank::Rank;
 use crate::trace::Trace;
 use crate::transport::AnyTransport;
@@ -34,8 +37,10 @@ pub(super) fn region_layout(config: &Config, local_ranks: usize, world: usize) -
 /// What a rank has when its links are ready.
 pub(super) struct CallRunnerBuilder<'a> {
     pub config: &'a Config,
-    /// Number of nodes in the topology.
-    pub nodes: usize,
+    /// What the plans are made for.
+    pub topology: &'a Topology,
+    /// The hosts and ranks of its nodes.
+    pub cluster: &'a ClusterIdentity,
     /// Number of ranks.
     pub world: usize,
     pub me: Rank,
@@ -93,6 +98,23 @@ impl CallRunnerBuilder<'_> {
         if self.opens_gpu {
             gpu_state.open_known(&mut executor)?;
         }
+        let user_memory = UserMemory::new(memory, registrar);
+        let mut adaptation = None;
+        if self.config.adapt.0 {
+            match adaptation::obstacle(self.config, self.topology) {
+                None => {
+                    adaptation =
+                        LinkAdaptation::new(self.config, self.topology, self.cluster, me, &user_memory)?
+                            .map(Box::new)
+                }
+                Some(reason) if me == 0 => log::warn!("FLEXRING_ADAPT=1 has no effect: {reason}"),
+                Some(_) => {}
+            }
+        }
+        if let Some(adaptation) = &mut adaptation {
+            adaptation.note_plan(self.plans.algorithm(), |first| self.plans.traffic(first), None);
+        }
+        let statistics = adaptation.as_deref().map(LinkAdaptation::statistics);
         Ok(CallRunner {
             rank: me,
             world,
@@ -103,12 +125,13 @@ impl CallRunnerBuilder<'_> {
             gpu_state,
             launch_member,
             leaving: AtomicBool::new(false),
-            user_memory: UserMemory::new(memory, registrar),
+            user_memory,
             block_lists: BlockLists::default(),
             state: Mutex::new(RunnerState {
                 executor,
                 plans: self.plans,
                 scratch: None,
+                adaptation,
                 sequence: 0,
                 #[cfg(test)]
                 panics: false,
@@ -119,13 +142,15 @@ impl CallRunnerBuilder<'_> {
             error_reported: AtomicBool::new(false),
             control,
             summary,
+            adaptation: statistics,
             region: Mutex::new(Some(region)),
         })
     }
 
     /// Links, schedule and settings of this rank, in one sentence.
     fn summary(&self, host: &Host) -> String {
-        let Self { config, me, world, nodes, .. } = *self;
+        let Self { config, me, world, .. } = *self;
+        let nodes = self.topology.nodes();
         let link = |(index, transport): (usize, &AnyTransport)| {
             let ranks = (0..world).filter(|rank| *rank != me && self.routes[*rank] == index).count();
             format!("{} to {ranks} {}", transport.common().name(), if ranks == 1 { "rank" } else { "ranks" })

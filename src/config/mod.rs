@@ -169,6 +169,9 @@ settings! {
     tuning: Option<String> = "FLEXRING_TUNING", None, AnyValue,
         "File of a tuning profile, as written by `flexring tune` on this cluster. Rank 0 reads it. Its links replace those of the topology, and auto selects plans, sub-chunks, slots and sockets per link from it where the settings of these are not set.";
     #[shared yes]
+    adapt: Switch = "FLEXRING_ADAPT", Switch(false), AnyValue,
+        "Whether auto plans again when the link of a node becomes slower or faster than the others. Applies to vectors on the host, from three nodes on, if FLEXRING_ALGO and FLEXRING_LOWERING are auto and neither dimensions nor a plan file are set.";
+    #[shared yes]
     reproducible: Switch = "FLEXRING_REPRODUCIBLE", Switch(false), AnyValue,
         "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";
     #[shared yes]

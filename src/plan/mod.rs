@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adaptation;
 pub mod block_order;
 pub mod call_layout;
 pub mod captions;
@@ -17,6 +18,7 @@ pub mod fraction;
 #[cfg(test)]
 mod fuzz;
 pub mod lowering;
+pub mod node_pairs;
 pub mod pipeline;
 pub mod plan_file;
 pub mod planner;

@@ -60,6 +60,15 @@ pub fn select_algorithm(setting: Algorithm, topology: &Topology, details: &Detai
     }
 }
 
+/// Whether the settings leave the plan to flexring.
+#[must_use]
+pub fn is_automatic(config: &Config) -> bool {
+    config.algo == Algorithm::Auto
+        && config.lowering == Lowering::Auto
+        && config.plan_file.is_none()
+        && config.dimensions.is_none()
+}
+
 /// A plan for short vectors, whose time depends on the number of messages in a row and of messages in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ShortPlan {

@@ -262,6 +262,37 @@ impl Topology {
         self.node_of[rank]
     }
 
+    /// The vertices of the nodes, by number.
+    #[must_use]
+    pub fn node_vertices(&self) -> Vec<VertexId> {
+        let mut vertices: Vec<VertexId> = vec![0; self.nodes];
+        for (rank, leaf) in self.leaves.iter().enumerate() {
+            vertices[self.node_of[rank]] = self.vertices[*leaf].parent.unwrap_or(0);
+        }
+        vertices
+    }
+
+    /// The ranks of each node, by number, in ascending order.
+    #[must_use]
+    pub fn ranks_of_nodes(&self) -> Vec<Vec<Rank>> {
+        let mut ranks = vec![Vec::new(); self.nodes];
+        for (rank, node) in self.node_of.iter().enumerate() {
+            ranks[*node].push(rank);
+        }
+        ranks
+    }
+
+    /// This tree with the bandwidth of each node's uplink multiplied by its factor, by number.
+    #[must_use]
+    pub fn with_scaled_nodes(&self, factors: &[f64]) -> Self {
+        let mut scaled = self.clone();
+        for (vertex, factor) in self.node_vertices().into_iter().zip(factors) {
+            let uplink = &mut scaled.vertices[vertex].uplink;
+            uplink.bandwidth = ((uplink.bandwidth as f64 * factor) as u64).max(1);
+        }
+        scaled
+    }
+
     /// All vertices, the root first and children after their parents.
     #[must_use]
     pub fn vertices(&self) -> &[Vertex] {
@@ -372,6 +403,17 @@ impl Topology {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_uplinks_of_nodes_are_scaled() {
+        let topology = Topology::from_names(&["a", "b", "a", "c"]);
+        assert_eq!(topology.ranks_of_nodes(), [vec![0, 2], vec![1], vec![3]]);
+        let scaled = topology.with_scaled_nodes(&[1.0, 0.5, 1.0]);
+        let bandwidths: Vec<u64> =
+            scaled.node_vertices().iter().map(|node| scaled.vertices()[*node].uplink.bandwidth).collect();
+        assert_eq!(bandwidths, [10_000_000_000, 5_000_000_000, 10_000_000_000]);
+        assert_eq!(scaled.with_scaled_nodes(&[1.0, 2.0, 1.0]), topology);
+    }
 
     #[test]
     fn bandwidth_labels_use_decimal_units() {

@@ -282,6 +282,32 @@ fn the_report_contains_ranks_rows_and_statistics() {
 }
 
 #[test]
+fn with_adaptation_the_report_compares_measured_and_predicted_times() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    let arguments = format!(
+        "perf --ranks 3 --topology 1+1+1 --transport tcp -b 1M -e 1M -w 1 -n 8 --json {}",
+        path.display()
+    );
+    let (run, out, err) = output(flexring(&arguments).env("FLEXRING_ADAPT", "1"));
+    assert!(run.status.success(), "{out}\n{err}");
+    assert!(out.contains("\n# Links in bit/s        : ") && out.contains("(us)"), "{out}");
+    let adaptation = &read_json(&path)["adaptation"];
+    assert_eq!(adaptation["nodes"].as_array().map(Vec::len), Some(3), "{adaptation}");
+    // On a busy machine links may seem to differ just before the end, which begins new statistics.
+    let times = &adaptation["calls"][0];
+    let is_replanned = adaptation["replans"] != 0;
+    assert!(is_replanned || times["bytes"] == 1 << 20, "{adaptation}");
+    for time in ["measured_us", "predicted_us"] {
+        assert!(is_replanned || times[time].as_f64().is_some_and(|time| time > 0.0), "{adaptation}");
+    }
+    // With an algorithm of the user there is nothing to adapt.
+    let (run, out, err) = output(flexring(&format!("{arguments} --algo ring")).env("FLEXRING_ADAPT", "1"));
+    assert!(run.status.success() && !out.contains("# Links"), "{out}\n{err}");
+    assert!(err.contains("FLEXRING_ADAPT=1 has no effect: the settings name an algorithm"), "{err}");
+}
+
+#[test]
 fn a_training_step_is_measured_in_buckets_and_as_one_vector() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.json");

@@ -8,7 +8,7 @@ use super::options::{HostMemory, PerfOptions, VectorDevice};
 use super::progress_bar::Progress;
 use super::report::{ModelRow, PerfReport, PerfRow, RankInfo, ReportFile};
 use super::table;
-use flexring::communicator::RailStatistics;
+use flexring::communicator::{AdaptationStatistics, RailStatistics};
 use flexring::config::{Config, environment};
 use flexring::{Error, Result};
 use std::io::Write;
@@ -151,6 +151,11 @@ impl ProgressOutput {
         }
     }
 
+    /// Adds links, and measured and predicted times, to the report.
+    pub fn set_adaptation(&mut self, statistics: AdaptationStatistics) {
+        self.report.adaptation = Some(statistics);
+    }
+
     /// Prints the end of the table unless `error` interrupted it, and writes the final report.
     ///
     /// # Errors
@@ -164,6 +169,9 @@ impl ProgressOutput {
                 table::foot(wrong, self.report.avg_busbw)
             };
             self.print(&foot)?;
+            if let Some(statistics) = &self.report.adaptation {
+                self.print(&table::adaptation(statistics))?;
+            }
         }
         self.report.error = error;
         self.file.as_ref().map_or(Ok(()), |file| file.finish(&self.report))

@@ -85,7 +85,10 @@ fn measure(
             DType::Bool => measurement.rows::<Boolean>(),
         }?;
     }
-    let Measurement { output, wrong, .. } = measurement;
+    let Measurement { mut output, wrong, .. } = measurement;
+    if let (Some(output), Some(statistics)) = (output.as_mut(), comm.adaptation_statistics()) {
+        output.set_adaptation(statistics);
+    }
     if options.json.is_some() {
         let rails = gather_rails(&comm)?;
         if let Some(output) = output {

@@ -3,7 +3,7 @@
 //! Owns the statistics, the names of the JSON fields and the file. Must not know how anything is measured.
 
 use crate::output_file::OutputFile;
-use flexring::communicator::RailStatistics;
+use flexring::communicator::{AdaptationStatistics, RailStatistics};
 use flexring::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -33,6 +33,9 @@ pub struct PerfReport {
     pub models: Vec<ModelRow>,
     /// Mean of the bus bandwidths of all rows, in GB/s.
     pub avg_busbw: f64,
+    /// Links, and measured and predicted times, with `FLEXRING_ADAPT=1`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adaptation: Option<AdaptationStatistics>,
     /// The error that ended the measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

@@ -4,6 +4,8 @@
 //! not know where the table is printed.
 
 use super::report::{ModelRow, PerfRow, Timing};
+use flexring::communicator::AdaptationStatistics;
+use flexring::plan::topology::Uplink;
 
 /// The three lines above the first row.
 pub const HEAD: &str = "\
@@ -66,6 +68,40 @@ fn time(us: f64) -> String {
 /// The lines below the last row: `wrong` elements in all and the average bus bandwidth in GB/s.
 pub fn foot(wrong: u64, avg_busbw: f64) -> String {
     format!("{}\n# Avg bus bandwidth    : {avg_busbw:.4} \n#", model_foot(wrong))
+}
+
+/// The lines about links, and about measured and predicted times.
+pub fn adaptation(statistics: &AdaptationStatistics) -> String {
+    let label = |bandwidth: u64| Uplink { bandwidth, latency: 0 }.bandwidth_label();
+    let links = statistics.nodes.iter().map(|node| match (node.first, node.current) {
+        (Some(first), Some(current)) if first == current => format!("{} {}", node.name, label(current)),
+        (Some(first), Some(current)) => {
+            format!("{} {} (at first {})", node.name, label(current), label(first))
+        }
+        _ => format!("{} not measured", node.name),
+    });
+    let mut lines = format!("# Links in bit/s        : {}", links.collect::<Vec<_>>().join(", "));
+    lines += &match statistics.replans {
+        0 => format!("\n# Plan                 : {}", statistics.algorithm),
+        _ => format!(
+            "\n# Plan                 : {} from call {} on, plan {}",
+            statistics.algorithm,
+            statistics.replanned_at,
+            statistics.replans + 1
+        ),
+    };
+    for times in &statistics.calls {
+        let measured = times.measured.as_secs_f64() * 1e6;
+        let predicted = times.predicted.map_or_else(
+            || "no prediction".to_owned(),
+            |predicted| {
+                let predicted = predicted.as_secs_f64() * 1e6;
+                format!("predicted {} us, {:+.1} %", time(predicted), (measured / predicted - 1.0) * 100.0)
+            },
+        );
+        lines += &format!("\n# {:12} B       : last call {} us, {predicted}", times.bytes, time(measured));
+    }
+    lines + "\n#"
 }
 
 /// The line below the last training step: `wrong` elements in all.

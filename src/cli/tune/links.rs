@@ -5,6 +5,7 @@
 use super::session::{TuningSession, median};
 use flexring::communicator::Operation;
 use flexring::memory::Buffer;
+use flexring::plan::node_pairs::{self, NodePair};
 use flexring::plan::topology::{Topology, VertexId};
 use flexring::plan::tuning::{
     ClusterIdentity, LinkClass, MAX_LATENCY, MAX_RATE, MeasuredUplink, WITHIN_NODES, link_latencies,
@@ -36,9 +37,6 @@ pub struct MeasuredLinks {
     pub switches: Vec<MeasuredUplink>,
     pub classes: Vec<LinkClass>,
 }
-
-/// Two nodes, or a node twice for two of its ranks.
-type NodePair = (usize, usize);
 
 /// What was measured between two ranks: seconds in one direction, and bytes per second.
 #[derive(Clone, Copy, Default)]
@@ -92,25 +90,17 @@ pub fn measure(session: &mut TuningSession) -> Result<MeasuredLinks> {
     Ok(MeasuredLinks { uplinks, switches, classes })
 }
 
-/// Rounds of pairs of nodes so that each node is in at most one pair of a round, and each pair in one round (the circle method).
-/// With few nodes each pair is a round.
+/// The rounds of pairs that are measured. With few nodes each pair is a round.
 fn rounds(nodes: usize) -> Vec<Vec<NodePair>> {
-    let seats = nodes.next_multiple_of(2);
-    let round = |turn: usize| -> Vec<NodePair> {
-        let seat = |place: usize| if place == 0 { 0 } else { 1 + (place - 1 + turn) % (seats - 1) };
-        let pairs = (0..seats / 2).map(|place| (seat(place), seat(seats - 1 - place)));
-        let pairs = pairs.map(|(one, other)| (one.min(other), one.max(other)));
-        pairs.filter(|(_, other)| *other < nodes).collect()
-    };
-    let rounds: Vec<Vec<NodePair>> =
-        (0..seats.saturating_sub(1)).map(round).filter(|round| !round.is_empty()).take(MOST_ROUNDS).collect();
+    let mut rounds = node_pairs::rounds(nodes);
+    rounds.truncate(MOST_ROUNDS);
     if nodes > MOST_ALONE {
         return rounds;
     }
     rounds.into_iter().flatten().map(|pair| vec![pair]).collect()
 }
 
-/// The two ranks between which the link of a pair is measured.
+/// The two ranks between which the link of a pair is measured: those of two nodes, or of one that is given twice.
 fn ranks_of(cluster: &ClusterIdentity, (one, other): NodePair) -> (Rank, Rank) {
     let second = usize::from(one == other);
     (cluster.nodes[one].ranks[0], cluster.nodes[other].ranks[second])

@@ -4,10 +4,11 @@
 
 use super::links;
 use super::profile::{MeasuredChoice, TuningProfile};
-use crate::config::{Algorithm, Config, Lowering, Size};
+use crate::config::{Algorithm, Config, Size};
 use crate::error::Result;
 use crate::plan::lowering::Plan;
 use crate::plan::planner::{self, Details};
+use crate::plan::selection::is_automatic;
 use crate::plan::simulator::SimulationParameters;
 use crate::plan::topology::Topology;
 
@@ -35,7 +36,7 @@ impl TuningProfile {
         {
             tuned.sockets_per_link = self.sockets_per_link;
         }
-        if fixed_subchunk(config).is_none() && Self::is_free(config) {
+        if fixed_subchunk(config).is_none() && is_automatic(config) {
             let longest = self.choices.iter().map(|choice| choice.subchunk).max();
             tuned.subchunk = longest.map_or(config.subchunk, |longest| longest.max(config.subchunk));
         }
@@ -67,7 +68,7 @@ impl TuningProfile {
     /// # Errors
     /// `InvalidSetting` if a planner does not support the topology.
     pub fn plans(&self, config: &Config, topology: &Topology) -> Result<Vec<TunedPlan>> {
-        if !Self::is_free(config) {
+        if !is_automatic(config) {
             return Ok(Vec::new());
         }
         let fixed = fixed_subchunk(config);
@@ -84,14 +85,6 @@ impl TuningProfile {
             Ok(TunedPlan { choice, plan: Some(Plan::on(schedule, topology, choice.lowering)) })
         };
         self.choices.iter().map(plan).collect()
-    }
-
-    /// Whether the settings leave the plan to flexring.
-    fn is_free(config: &Config) -> bool {
-        config.algo == Algorithm::Auto
-            && config.lowering == Lowering::Auto
-            && config.plan_file.is_none()
-            && config.dimensions.is_none()
     }
 }
 
