@@ -64,7 +64,7 @@ impl OneRank {
             fault: Arc::new(Fault::new()),
             spin: Duration::from_secs(1),
             timeout: Duration::from_secs(60),
-            crowded: false,
+            ranks_per_core: 1,
             trace: Trace::new(None),
         };
         Executor::new(parts).expect("an executor")
