@@ -5,6 +5,7 @@
 //! for the next attempt. Numbers are random: a restarted process could not continue a count. Must not know why an
 //! attempt failed.
 
+use crate::process::PerProcess;
 use crate::rank::Rank;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,8 +22,8 @@ struct Failure {
 }
 
 fn failures() -> MutexGuard<'static, VecDeque<Failure>> {
-    static FAILURES: Mutex<VecDeque<Failure>> = Mutex::new(VecDeque::new());
-    FAILURES.lock().unwrap_or_else(PoisonError::into_inner)
+    static FAILURES: PerProcess<Mutex<VecDeque<Failure>>> = PerProcess::new();
+    FAILURES.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Records that attempt `number` failed for `rank` of this process.

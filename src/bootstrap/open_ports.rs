@@ -5,6 +5,7 @@
 //! or `flexring status`. Must not know what is answered.
 
 use crate::error::{Error, Result};
+use crate::process::PerProcess;
 use crate::wake::WakeFd;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,35 +100,30 @@ impl CoordinatorControl {
 
 /// A coordinator that listens at the rendezvous address of its ranks.
 struct OpenPort {
-    /// The process that listens. A forked child inherits the table but not the thread.
-    pid: u32,
     host: String,
     port: u16,
     control: Weak<CoordinatorControl>,
 }
 
 fn table() -> MutexGuard<'static, Vec<OpenPort>> {
-    static TABLE: Mutex<Vec<OpenPort>> = Mutex::new(Vec::new());
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+    // A forked child does not have the threads that listen.
+    static TABLE: PerProcess<Mutex<Vec<OpenPort>>> = PerProcess::new();
+    TABLE.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Records the coordinator that listens for ranks that look for it at `host` and `port`.
 pub(super) fn register(host: &str, port: u16, control: &Arc<CoordinatorControl>) {
-    let pid = std::process::id();
     let mut table = table();
-    table.retain(|open| {
-        open.control.strong_count() > 0 && (open.pid, &*open.host, open.port) != (pid, host, port)
-    });
-    table.push(OpenPort { pid, host: host.to_owned(), port, control: Arc::downgrade(control) });
+    table.retain(|open| open.control.strong_count() > 0 && (&*open.host, open.port) != (host, port));
+    table.push(OpenPort { host: host.to_owned(), port, control: Arc::downgrade(control) });
 }
 
 /// The listeners of an earlier coordinator of this process at the same address, which stops listening. `None` if there is
 /// none, or if its rendezvous is still in progress.
 pub(super) fn take_over(host: &str, port: u16) -> Option<Vec<TcpListener>> {
-    let pid = std::process::id();
     let control = table()
         .iter()
-        .find(|open| (open.pid, &*open.host, open.port) == (pid, host, port))
+        .find(|open| (&*open.host, open.port) == (host, port))
         .and_then(|open| open.control.upgrade())?;
     control.request_listeners()
 }

@@ -5,7 +5,7 @@
 
 use super::open_ports::CoordinatorControl;
 use crate::error::{Error, Result};
-use crate::process::{ClosedInChild, spawn};
+use crate::process::{ClosedInChild, PerProcess, spawn};
 use crate::wake::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -30,9 +30,8 @@ struct UnusedId {
 }
 
 /// The ids of one process.
+#[derive(Default)]
 struct UnusedIds {
-    /// The process that the thread belongs to. A forked child inherits this state but not the thread.
-    pid: u32,
     ids: Vec<UnusedId>,
     /// Wakes the thread. `None` if it does not run.
     wake: Option<Arc<WakeFd>>,
@@ -40,21 +39,11 @@ struct UnusedIds {
     created: VecDeque<u128>,
 }
 
-static IDS: Mutex<UnusedIds> = Mutex::new(UnusedIds::new());
-
-impl UnusedIds {
-    const fn new() -> Self {
-        Self { pid: 0, ids: Vec::new(), wake: None, created: VecDeque::new() }
-    }
-}
+/// A forked child has neither the ids nor the thread of its parent, which may hold the lock during the fork.
+static IDS: PerProcess<Mutex<UnusedIds>> = PerProcess::new();
 
 fn lock() -> MutexGuard<'static, UnusedIds> {
-    let mut state = IDS.lock().unwrap_or_else(PoisonError::into_inner);
-    let pid = std::process::id();
-    if state.pid != pid {
-        *state = UnusedIds { pid, ..UnusedIds::new() };
-    }
-    state
+    IDS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Listens for the ranks of the id with this job number until `expires`, and calls `start` for the first connection.

@@ -95,6 +95,24 @@ static void children_do_not_disturb(void) {
     WORKS(flexring_free(comm, pool));
 }
 
+/* A thread of the parent uses the table of its ids right after it has created one. A child that is forked meanwhile has a table of its
+   own, and does not wait for that thread. */
+static void children_create_ids_while_a_thread_of_the_parent_does(void) {
+    for (int round = 0; round < 20; round++) {
+        flexring_unique_id id;
+        int status;
+        WORKS(flexring_get_unique_id(&id));
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            alarm(20);
+            WORKS(flexring_get_unique_id(&id));
+            _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+}
+
 /* Rank 1 dies and leaves a child behind. Rank 0 learns it at once, and not after the heartbeats' ten seconds. */
 static void children_hide_no_death(int rank) {
     if (rank == 1) {
@@ -124,6 +142,7 @@ static void rank(flexring_unique_id id, int number) {
 int main(void) {
     static const char *const transports[] = {"auto", "tcp"};
     alarm(120);
+    children_create_ids_while_a_thread_of_the_parent_does();
     for (int transport = 0; transport < 2; transport++) {
         flexring_unique_id id;
         pid_t ranks[2];
