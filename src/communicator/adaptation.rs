@@ -20,7 +20,7 @@ use crate::plan::adaptation::{
 };
 use crate::plan::node_pairs::NodePair;
 use crate::plan::selection;
-use crate::plan::topology::{Topology, Uplink};
+use crate::plan::topology::{Topology, bandwidth_label};
 use crate::plan::traffic::Traffic;
 use crate::plan::tuning::{ClusterIdentity, ClusterNode};
 use crate::rank::{Rank, RankList};
@@ -126,13 +126,13 @@ pub(super) enum MeasuredTime {
 }
 
 /// Why plans cannot be adapted, as a clause; `None` if they can.
-pub(super) fn obstacle(config: &Config, topology: &Topology) -> Option<String> {
+fn obstacle(config: &Config, topology: &Topology) -> Option<String> {
     if !selection::is_automatic(config) {
         return Some("the settings name an algorithm, a lowering, dimensions or a plan file".to_owned());
     }
     let nodes = topology.nodes();
     (nodes < FEWEST_NODES).then(|| {
-        format!("the slow link of {nodes} nodes cannot be told from the other one: there must be {FEWEST_NODES} nodes")
+        format!("the slow link of {nodes} nodes cannot be distinguished from the other one: there must be {FEWEST_NODES} nodes")
     })
 }
 
@@ -142,7 +142,8 @@ pub(super) fn counts(checked: &CheckedCall) -> bool {
 }
 
 impl LinkAdaptation {
-    /// The state before the first call; `None` if there are too few nodes. `topology` is what the first plans were made for.
+    /// The state before the first call; `None` if the settings do not ask for it, or if plans cannot be adapted, which rank 0 logs.
+    /// `topology` is what the first plans were made for.
     ///
     /// # Errors
     /// `System` if there is too little memory.
@@ -153,6 +154,15 @@ impl LinkAdaptation {
         rank: Rank,
         memory: &UserMemory,
     ) -> Result<Option<Self>> {
+        if !config.adapt.0 {
+            return Ok(None);
+        }
+        if let Some(reason) = obstacle(config, topology) {
+            if rank == 0 {
+                log::warn!("FLEXRING_ADAPT=1 has no effect: {reason}");
+            }
+            return Ok(None);
+        }
         let Some(decision) = Adaptation::new(topology) else { return Ok(None) };
         let pairs = decision.rounds().iter().flatten().count();
         let named = |(number, node): (usize, &ClusterNode)| NodeLinkStatistics {
@@ -256,7 +266,7 @@ impl LinkAdaptation {
         let label = |rate: f64| {
             // Three digits are as many as a measurement has.
             let unit = 10f64.powf((rate.max(1.0).log10().floor() - 2.0).max(0.0));
-            Uplink { bandwidth: ((rate / unit).round() * unit) as u64, latency: 0 }.bandwidth_label()
+            bandwidth_label(((rate / unit).round() * unit) as u64)
         };
         let nodes = change.nodes.iter().map(|changed| {
             let name = statistics.nodes.get(changed.node).map_or("a node", |node| &node.name);

@@ -3,7 +3,7 @@
 //! Owns the layout of a rank's region, and the assembly of executor, plans and user memory. Must not know how
 //! links were made.
 
-use super::adaptation::{self, LinkAdaptation};
+use super::adaptation::LinkAdaptation;
 use super::block_lists::BlockLists;
 use super::control_plane::ControlPlane;
 use super::gpu::GpuState;
@@ -99,18 +99,8 @@ impl CallRunnerBuilder<'_> {
             gpu_state.open_known(&mut executor)?;
         }
         let user_memory = UserMemory::new(memory, registrar);
-        let mut adaptation = None;
-        if self.config.adapt.0 {
-            match adaptation::obstacle(self.config, self.topology) {
-                None => {
-                    adaptation =
-                        LinkAdaptation::new(self.config, self.topology, self.cluster, me, &user_memory)?
-                            .map(Box::new)
-                }
-                Some(reason) if me == 0 => log::warn!("FLEXRING_ADAPT=1 has no effect: {reason}"),
-                Some(_) => {}
-            }
-        }
+        let mut adaptation =
+            LinkAdaptation::new(self.config, self.topology, self.cluster, me, &user_memory)?.map(Box::new);
         if let Some(adaptation) = &mut adaptation {
             adaptation.note_plan(self.plans.algorithm(), |first| self.plans.traffic(first), None);
         }

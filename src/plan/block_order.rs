@@ -25,12 +25,10 @@ impl BlockOrder {
     /// The order for the nodes of a topology.
     #[must_use]
     pub fn by_node(topology: &Topology) -> Self {
-        let mut nodes: Vec<Vec<Rank>> = vec![Vec::new(); topology.nodes()];
-        let mut place = Vec::with_capacity(topology.world());
-        for rank in 0..topology.world() {
-            let node = topology.node_of(rank);
-            place.push((node, nodes[node].len()));
-            nodes[node].push(rank);
+        let nodes = topology.ranks_of_nodes();
+        let mut place = vec![(0, 0); topology.world()];
+        for (node, ranks) in nodes.iter().enumerate() {
+            ranks.iter().enumerate().for_each(|(index, rank)| place[*rank] = (node, index));
         }
         let mut before = vec![0];
         for ranks in &nodes[..nodes.len() - 1] {

@@ -31,16 +31,21 @@ impl Uplink {
         self.bandwidth as f64 / 8.0
     }
 
-    /// The bandwidth with a decimal unit, rounded down to three places: `500M`, `2.5G`.
+    /// The [label](bandwidth_label) of the bandwidth.
     #[must_use]
     pub fn bandwidth_label(self) -> String {
-        let units = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "K")];
-        let unit = units.into_iter().find(|(unit, _)| self.bandwidth >= *unit);
-        let (unit, letter) = unit.unwrap_or((1, ""));
-        let thousandths = (self.bandwidth as u128 * 1_000 / unit as u128) as u64;
-        let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
-        format!("{}{letter}", text.trim_end_matches('0').trim_end_matches('.'))
+        bandwidth_label(self.bandwidth)
     }
+}
+
+/// Bits per second with a decimal unit, rounded down to three places: `500M`, `2.5G`.
+#[must_use]
+pub fn bandwidth_label(bandwidth: u64) -> String {
+    let units = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "K")];
+    let (unit, letter) = units.into_iter().find(|(unit, _)| bandwidth >= *unit).unwrap_or((1, ""));
+    let thousandths = (bandwidth as u128 * 1_000 / unit as u128) as u64;
+    let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
+    format!("{}{letter}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
 /// The kind of a vertex.

@@ -5,7 +5,7 @@
 
 use super::report::{ModelRow, PerfRow, Timing};
 use flexring::communicator::AdaptationStatistics;
-use flexring::plan::topology::Uplink;
+use flexring::plan::topology::bandwidth_label as label;
 
 /// The three lines above the first row.
 pub const HEAD: &str = "\
@@ -72,7 +72,6 @@ pub fn foot(wrong: u64, avg_busbw: f64) -> String {
 
 /// The lines about links, and about measured and predicted times.
 pub fn adaptation(statistics: &AdaptationStatistics) -> String {
-    let label = |bandwidth: u64| Uplink { bandwidth, latency: 0 }.bandwidth_label();
     let links = statistics.nodes.iter().map(|node| match (node.first, node.current) {
         (Some(first), Some(current)) if first == current => format!("{} {}", node.name, label(current)),
         (Some(first), Some(current)) => {

@@ -30,7 +30,7 @@ pub const LONGEST_MESSAGE: usize = 4 << 20;
 /// Messages that a pair exchanges in a probe, one after the other. The fastest counts, because other programs may delay some.
 pub const EXCHANGES: u32 = 3;
 
-/// Fewest nodes among which one link can be told from another: two nodes have one pair.
+/// Fewest nodes for which probes can identify a slow link: two nodes have one pair.
 pub const FEWEST_NODES: usize = 3;
 
 /// Most rounds of a probe.
@@ -78,7 +78,7 @@ pub struct Adaptation {
     window: Vec<(usize, u64)>,
     /// By class of lengths, nanoseconds per byte with the current plans.
     usual: ClassTimes,
-    /// The same in the last window.
+    /// By class of lengths, nanoseconds per byte in the last window.
     latest: ClassTimes,
     /// Nanoseconds of calls since the last probe, and of that probe.
     since_probe: u64,
@@ -93,8 +93,6 @@ pub struct Adaptation {
 /// What a probe has changed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkChange {
-    /// By node, the factor of its bandwidth.
-    pub factors: Vec<f64>,
     /// The nodes whose factors have changed.
     pub nodes: Vec<ChangedNode>,
 }
@@ -197,7 +195,7 @@ impl Adaptation {
     }
 
     /// Ends a probe with the nanoseconds of a message of each pair, in the order of [`rounds`](Self::rounds), that the ranks have agreed
-    /// on: the longest of the ranks of the pair. Returns the new factors if they have changed.
+    /// on: the longest of the ranks of the pair. Returns the changed nodes if [`factors`](Self::factors) have changed.
     pub fn end_probe(&mut self, agreed: &[u64]) -> Option<LinkChange> {
         let mut rates = vec![0f64; self.nominal.len()];
         let bits = 8.0 * (self.lanes * self.message) as f64;
@@ -256,10 +254,10 @@ impl Adaptation {
                 after: after * nominal * scale,
             },
         );
-        let nodes = nodes.collect();
-        self.factors.clone_from(&found);
+        let change = LinkChange { nodes: nodes.collect() };
+        self.factors = found;
         self.usual = [None; CLASSES];
-        Some(LinkChange { factors: found, nodes })
+        Some(change)
     }
 
     /// By node, the factor in the current plans.

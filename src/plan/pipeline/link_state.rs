@@ -65,7 +65,7 @@ impl LinkState {
         Self::with(profile, sends, Arc::new(MessageOrder::new(&messages.receives)), completed)
     }
 
-    /// The same link of another pipeline of the program.
+    /// The state of this link for another pipeline of the program.
     pub(super) fn twin(&self) -> Self {
         let completed = vec![0; self.completed.len()];
         Self::with(self.profile, Arc::clone(&self.sends), Arc::clone(&self.receives), completed)
