@@ -11,6 +11,7 @@ use crate::bootstrap::departed_before_call;
 use crate::call::Collective;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::process::PerProcess;
 use crate::rank::{Rank, RankList};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -58,8 +59,11 @@ struct MemberState {
     has_left: bool,
 }
 
-/// Groups of communicators whose ranks joined separately, by the communicator's random number.
-static GROUPS: Mutex<Vec<([u8; 16], Weak<LaunchGroup>)>> = Mutex::new(Vec::new());
+/// Groups by the random number of their communicator.
+type KnownGroups = Vec<([u8; 16], Weak<LaunchGroup>)>;
+
+/// Groups of communicators whose ranks joined separately.
+static GROUPS: PerProcess<Mutex<KnownGroups>> = PerProcess::new();
 
 impl LaunchGroup {
     /// A group of these ranks.
@@ -71,7 +75,7 @@ impl LaunchGroup {
 
     /// The group of a communicator, the same one for all ranks of this process that pass the same bytes, which belong to one communicator.
     pub(super) fn shared(communicator: [u8; 16], ranks: Vec<Rank>) -> Arc<Self> {
-        let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = GROUPS.get().lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|(_, group)| group.strong_count() > 0);
         let known = groups.iter().find(|(number, _)| *number == communicator);
         if let Some(group) = known.and_then(|(_, group)| group.upgrade()) {

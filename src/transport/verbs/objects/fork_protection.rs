@@ -10,6 +10,7 @@ use super::library::Library;
 use super::shim::Shim;
 use super::verb::{CallSite, Verb, failed};
 use crate::error::Result;
+use crate::process::PerProcess;
 use rustix::io::Errno;
 use std::sync::{Mutex, PoisonError};
 
@@ -20,8 +21,8 @@ use std::sync::{Mutex, PoisonError};
 /// `System` if it refuses, as it does if another library of this process has registered memory before.
 pub(super) fn protect(library: &Library, device: &str, shim: &Shim) -> Result<()> {
     /// libibverbs does not lock what it initializes.
-    static INITIALIZING: Mutex<()> = Mutex::new(());
-    let _one = INITIALIZING.lock().unwrap_or_else(PoisonError::into_inner);
+    static INITIALIZING: PerProcess<Mutex<()>> = PerProcess::new();
+    let _one = INITIALIZING.get().lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: it only asks the kernel.
     let reported = || library.ibv_is_fork_initialized.map(|status| unsafe { status() });
     if !is_needed(shim.fork_status().or_else(reported)) {

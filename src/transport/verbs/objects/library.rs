@@ -13,6 +13,7 @@ use super::bindings::{
     verbs_context,
 };
 use crate::error::{Error, Result};
+use crate::process::PerProcess;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
@@ -150,9 +151,9 @@ impl Library {
     /// # Errors
     /// `System`, with the loader's message or the missing functions, and the fix.
     pub(crate) fn open(name: Option<&str>) -> Result<&'static Self> {
-        static OPEN: Mutex<BTreeMap<String, &'static Library>> = Mutex::new(BTreeMap::new());
+        static OPEN: PerProcess<Mutex<BTreeMap<String, &'static Library>>> = PerProcess::new();
         let name = name.unwrap_or(NAME);
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(library) = open.get(name) {
             return Ok(library);
         }
