@@ -1,5 +1,6 @@
 //! Runs the tests of the Python bindings, and the training example on four ranks.
 
+use crate::harness::free_port;
 use crate::programs::{libraries, program, root, simulated_cuda, succeed};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -92,7 +93,8 @@ fn training_gives_the_same_losses_over_flexring_and_gloo() {
     };
     let logs = tempfile::tempdir().expect("a folder");
     let mut torchrun = python(interpreter, root());
-    torchrun.args(["-m", "torch.distributed.run", "--nproc_per_node", "4", "--standalone"]);
+    torchrun.args(["-m", "torch.distributed.run", "--nproc_per_node", "4", "--master_addr", "127.0.0.1"]);
+    torchrun.args(["--master_port", &free_port().to_string()]);
     // PyTorch 1.13 with Python 3.11 does not start ranks without these two options.
     torchrun.args(["--redirects", "1", "--tee", "1", "--log_dir"]).arg(logs.path());
     torchrun.args(["examples/train_digits.py", "--backend", "flexring", "--steps", "45"]);

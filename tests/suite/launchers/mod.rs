@@ -5,7 +5,7 @@
 
 mod slurm;
 
-use crate::harness::{test_name, with_watchdog};
+use crate::harness::{free_port, test_name, with_watchdog};
 use crate::programs::{present, program, run};
 use flexring::{Communicator, ReduceOp};
 use slurm::Slurm;
@@ -124,9 +124,11 @@ fn torchrun_starts_ranks() {
     // The training example runs without a killed rank.
     starts_ranks_that_reduce_and_name_a_killed_rank(&[true], || {
         let mut command = program(torchrun);
-        command.args(["--no_python", "--standalone", "--monitor_interval", "1", "--nproc_per_node"]);
+        command.args(["--no_python", "--monitor_interval", "1", "--nproc_per_node"]).arg(RANKS.to_string());
+        // All jobs of PyTorch 1.13 with --standalone meet at one port.
+        command.args(["--master_addr", "127.0.0.1", "--master_port", &free_port().to_string()]);
         // PyTorch 1.13 with Python 3.11 does not start ranks without these two options.
-        command.arg(RANKS.to_string()).args(["--redirects", "1", "--tee", "1", "--log_dir"]).arg(logs.path());
+        command.args(["--redirects", "1", "--tee", "1", "--log_dir"]).arg(logs.path());
         command
     });
 }
