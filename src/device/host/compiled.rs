@@ -16,11 +16,11 @@ pub(super) trait Compiled: Instructions {
     /// As for [`kernel::reduce`].
     unsafe fn reduce<L: Lane, C: Combine<L::Acc>>(job: &Job<'_>);
 
-    /// [`kernel::copy_non_temporal`], compiled for this instruction set.
+    /// [`kernel::copy`], compiled for this instruction set.
     ///
     /// # Safety
-    /// As for [`kernel::copy_non_temporal`].
-    unsafe fn copy_non_temporal(into: *mut u8, from: *const u8, len: usize);
+    /// As for [`kernel::copy`].
+    unsafe fn copy(into: *mut u8, from: *const u8, len: usize, streaming: bool);
 }
 
 /// Compiles the kernels with these target features: everything that they call is inlined.
@@ -37,14 +37,14 @@ macro_rules! compile {
                 unsafe { inner::<L, C>(job) }
             }
 
-            unsafe fn copy_non_temporal(into: *mut u8, from: *const u8, len: usize) {
+            unsafe fn copy(into: *mut u8, from: *const u8, len: usize, streaming: bool) {
                 $(#[$features])?
-                unsafe fn inner(into: *mut u8, from: *const u8, len: usize) {
-                    // SAFETY: the caller has the obligations of `kernel::copy_non_temporal`.
-                    unsafe { kernel::copy_non_temporal::<$set>(into, from, len) }
+                unsafe fn inner(into: *mut u8, from: *const u8, len: usize, streaming: bool) {
+                    // SAFETY: the caller has the obligations of `kernel::copy`.
+                    unsafe { kernel::copy::<$set>(into, from, len, streaming) }
                 }
                 // SAFETY: as above; the caller guarantees the instructions too.
-                unsafe { inner(into, from, len) }
+                unsafe { inner(into, from, len, streaming) }
             }
         }
     };

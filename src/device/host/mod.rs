@@ -37,12 +37,12 @@ type Reduce = unsafe fn(&Job<'_>);
 #[derive(Clone, Copy, Debug)]
 struct Kernels {
     reduce: fn(DType, Arithmetic) -> Reduce,
-    copy_non_temporal: unsafe fn(*mut u8, *const u8, usize),
+    copy: unsafe fn(*mut u8, *const u8, usize, bool),
 }
 
 impl Kernels {
     fn of<I: Compiled>() -> Self {
-        Self { reduce: by_dtype::<I>, copy_non_temporal: I::copy_non_temporal }
+        Self { reduce: by_dtype::<I>, copy: I::copy }
     }
 
     /// The kernels for `simd`, if this build has them and this processor can run them.
@@ -169,15 +169,10 @@ impl Device for Host {
         let (into, len) = (job.into.as_ptr(), job.into.len());
         if let Some(from) = copied {
             let from = from.as_ptr();
-            if from == into {
-                // Nothing to copy.
-            } else if job.streaming {
+            if from != into {
                 // SAFETY: `check` verified that both pieces have `len` bytes and do not overlap. `find` verified that the
                 // processor runs the kernels.
-                unsafe { (self.kernels.copy_non_temporal)(into, from, len) }
-            } else {
-                // SAFETY: `check` verified that both pieces have `len` bytes and do not overlap.
-                unsafe { std::ptr::copy_nonoverlapping(from, into, len) }
+                unsafe { (self.kernels.copy)(into, from, len, job.streaming) }
             }
         } else if len > 0 {
             let reduce = (self.kernels.reduce)(job.dtype, job.arithmetic);
