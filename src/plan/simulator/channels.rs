@@ -4,7 +4,8 @@
 
 use super::activity::ActivityId;
 use super::event_queue::{ChannelId, VirtualTime};
-use super::network::{LinkId, Network};
+use super::fair_rates::LinkId;
+use super::network::Network;
 use crate::plan::Rank;
 use crate::plan::topology::Topology;
 use std::collections::VecDeque;
@@ -116,7 +117,8 @@ impl Channels {
     }
 }
 
-fn path(topology: &Topology, from: Rank, to: Rank) -> Vec<LinkId> {
+/// The links on the way from one rank to another.
+pub fn path(topology: &Topology, from: Rank, to: Rank) -> Vec<LinkId> {
     let [up, down] = topology.uplinks_between(topology.leaf(from), topology.leaf(to));
     let up = up.into_iter().map(Network::up);
     up.chain(down.into_iter().rev().map(Network::down)).collect()

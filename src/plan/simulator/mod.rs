@@ -8,7 +8,8 @@
 //! |---|---|
 //! | `parameters` | what the simulated machines can do |
 //! | `event_queue` | the order of events |
-//! | `network` | the bandwidth of each transfer: max-min fair shares of the links on its way |
+//! | `network` | how far each transfer has come |
+//! | `fair_rates` | the bandwidth of each transfer: max-min fair shares of the links on its way |
 //! | `channels` | the messages from one rank to another |
 //! | `pipelines` | the pipelines of all ranks, and which of them share a program |
 //! | `rank_state` | a rank's pipeline, and the one thread that adds and copies |
@@ -26,12 +27,13 @@
 //! - Within a node, the receiver reads a message where the sender has it, while it adds.
 //! - Additions and copies of a rank take place one after the other. They read and write memory at one rate.
 //!
-//! Virtual time is a whole number of picoseconds, rates are whole bits per second, and events at one time are handled in the
-//! order in which they were queued, so equal inputs give equal results.
+//! Virtual time is a whole number of picoseconds, rates are whole thousandths of a bit per second, and events at one time are
+//! handled in the order in which they were queued, so equal inputs give equal results.
 
 mod activity;
 mod channels;
 mod event_queue;
+mod fair_rates;
 mod network;
 mod outcome;
 mod parameters;
