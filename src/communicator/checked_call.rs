@@ -84,6 +84,11 @@ impl CheckedCall {
         self.messages.is_none()
     }
 
+    /// The peers of a group, each as often as it has messages.
+    pub(super) fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.messages.iter().flat_map(|messages| messages.iter()).map(|message| message.peer)
+    }
+
     /// The caller's memory that the call uses.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> + '_ {
         let messages = self.messages.iter().flat_map(|messages| messages.iter());

@@ -10,16 +10,16 @@ use super::call_queue::{CallQueue, QueueTicket};
 use super::checked_wait::CHECK_INTERVAL;
 use super::gpu::PreparedLaunch;
 use super::launch_group::{Launch, ReadyLaunch};
-use super::registration_gate::permit;
+use super::registration_gate::{LaunchPermit, permit};
 use super::request::WaitCheck;
 use super::runner::CallRunner;
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::call::Collective;
 use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
-use crate::executor::PeerMessage;
 use crate::interrupt;
 use crate::memory::Piece;
+use crate::rank::Rank;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Communicator {
     /// Checks that a call whose arguments are valid can be made in a stream, as far as that is known without the GPU.
     ///
     /// # Errors
-    /// `InvalidArgument` for the host's memory; the failure of an earlier call.
+    /// `InvalidArgument` for the host's memory, `Unsupported` for a peer in this process; the failure of an earlier call.
     pub(crate) fn check_for_stream(&self, checked: &CheckedCall) -> Result<()> {
         self.check_process()?;
         if checked.is_empty() {
@@ -37,7 +37,18 @@ impl Communicator {
             let message = "a stream was given, but the vectors are the host's memory: give NULL, or memory of the stream's GPU";
             return Err(Error::invalid_argument(message));
         }
-        self.runner.check_usable()
+        let runner = &self.runner;
+        runner.check_usable()?;
+        let shares_process = |peer: Rank| {
+            peer != runner.rank && runner.launch_member.as_ref().is_some_and(|member| member.has_rank(peer))
+        };
+        // Its kernel and that of the peer wait for each other, and only the calls of all ranks are launched together.
+        let Some(peer) = checked.peers().find(|peer| shares_process(*peer)) else { return Ok(()) };
+        let message = format!(
+            "rank {peer} is a thread of this process, and vectors on GPUs are sent between processes only: run each rank in a \
+             process of its own, or use all_to_all_v"
+        );
+        Err(Error::unsupported(message))
     }
 
     /// Starts a checked call that takes effect in a stream: after the work that is in it already, and before
@@ -70,7 +81,6 @@ impl Communicator {
         let runner = &self.runner;
         checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
         let (small, collective) = (runner.is_small(&checked), checked.collective);
-        let messages = checked.messages.clone();
         if !small && checked.most_scratch_bytes() > 0 {
             checked.gpu_scratch = runner.gpu_state.scratch(checked.most_scratch_bytes())?;
         }
@@ -91,8 +101,7 @@ impl Communicator {
         };
         let (permit, running) = permit();
         let outcome = self.enqueue(&submissions, run, Some((resident, running)))?;
-        let ready = ReadyLaunch { permit, launch: Box::new(launch) };
-        runner.launch(ready, collective, messages.as_deref()).map_err(|error| runner.fail(error))?;
+        runner.launch(launch, collective, permit).map_err(|error| runner.fail(error))?;
         Ok(outcome)
     }
 }
@@ -118,26 +127,22 @@ impl WaitCheck for CallRunner {
 }
 
 impl CallRunner {
-    /// Launches a kernel, together with those of the ranks of this process that take part in its call: all of them in that of a
-    /// collective, and those at the other end of a group's `messages`.
+    /// Launches a kernel, together with those of the other ranks of this process.
     fn launch(
         &self,
-        mut ready: ReadyLaunch,
+        mut prepared: PreparedLaunch,
         collective: Collective,
-        messages: Option<&[PeerMessage]>,
+        permit: LaunchPermit,
     ) -> Result<()> {
-        match (&self.launch_member, messages) {
-            (None, _) => {
-                ready.permit.begin();
-                ready.launch.launch()?;
-                ready.launch.record()
-            }
-            (Some(member), None) => member.launch(ready, collective, &self.fault, self.timeout),
-            (Some(member), Some(messages)) => {
-                let peers = messages.iter().map(|message| message.peer);
-                member.launch_group(ready, peers, &self.fault, self.timeout)
-            }
-        }
+        // The other ranks of this process do not make the call of a group.
+        let member = self.launch_member.as_ref().filter(|_| collective != Collective::SendRecv);
+        let Some(member) = member else {
+            permit.begin();
+            prepared.launch()?;
+            return prepared.record();
+        };
+        let ready = ReadyLaunch { permit, launch: Box::new(prepared) };
+        member.launch(ready, collective, &self.fault, self.timeout)
     }
 
     /// Makes sure that the GPU that holds `piece` can be used, before a call on it is queued.

@@ -2,8 +2,7 @@
 //!
 //! A CUDA call that blocks holds a lock of the driver. If one rank's kernel ran while another rank's kernel was not launched
 //! yet, a blocking call by any thread would wait for the first kernel, the first kernel for the second, and the launch of the
-//! second for the lock. So the last rank to make a call launches the kernels of all, and no rank returns earlier. A group of sends and
-//! receives is launched together with those of its peers in this process, and with what their groups need in turn.
+//! second for the lock. So the last rank to make a call launches the kernels of all, and no rank returns earlier.
 //!
 //! Owns who launches and when. Must not know what a launch is.
 
@@ -49,32 +48,15 @@ struct GroupState {
     ended: Option<Error>,
 }
 
+#[derive(Default)]
 struct MemberState {
     /// Calls that the member has made so far, on the host or on a GPU.
     calls: u64,
-    waiting: Option<WaitingLaunch>,
-    /// By other member, groups of this one without a kernel that no group of the other one corresponds to yet.
-    groups: Vec<u64>,
+    /// The launch that waits for other members, with the number of its call.
+    waiting: Option<(u64, ReadyLaunch)>,
     outcome: Option<Result<()>>,
     /// Whether the member makes no more calls.
     has_left: bool,
-}
-
-/// A launch that waits for other members.
-struct WaitingLaunch {
-    needs: Needs,
-    /// The call, in errors.
-    call: String,
-    ready: ReadyLaunch,
-}
-
-/// What a launch waits for.
-#[derive(Clone, Debug)]
-enum Needs {
-    /// All members have made this many calls.
-    Calls(u64),
-    /// Each of these members makes a group with messages for this one. It may need others in turn.
-    Groups(Vec<usize>),
 }
 
 /// Groups by the random number of their communicator.
@@ -86,14 +68,7 @@ static GROUPS: PerProcess<Mutex<KnownGroups>> = PerProcess::new();
 impl LaunchGroup {
     /// A group of these ranks.
     pub(super) fn new(ranks: Vec<Rank>) -> Arc<Self> {
-        let member = || MemberState {
-            calls: 0,
-            waiting: None,
-            groups: vec![0; ranks.len()],
-            outcome: None,
-            has_left: false,
-        };
-        let members = ranks.iter().map(|_| member()).collect();
+        let members = ranks.iter().map(|_| MemberState::default()).collect();
         let state = Mutex::new(GroupState { members, ended: None });
         Arc::new(Self { ranks, state, changed: Condvar::new() })
     }
@@ -115,135 +90,60 @@ impl LaunchGroup {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error of member `index`, which waits, if a member that it waits for has left.
-    fn check_departures(&self, state: &GroupState, index: usize) -> Result<()> {
-        let departed = state.missing(index).into_iter().filter(|member| state.members[*member].has_left);
-        let Some(leaver) = departed.min_by_key(|member| state.members[*member].calls) else {
-            return Ok(());
-        };
-        let (rank, calls) = (self.ranks[leaver], state.members[leaver].calls);
-        let message =
-            departed_before_call(&format!("rank {rank}"), calls, self.ranks[index], &state.call(index));
-        Err(Error::peer_lost(message).with_suspect(rank))
+    /// The ranks that have made fewer than `calls` calls.
+    fn missing(&self, state: &GroupState, calls: u64) -> Vec<Rank> {
+        let members = self.ranks.iter().zip(&state.members);
+        members.filter(|(_, member)| member.calls < calls).map(|(rank, _)| *rank).collect()
     }
 
-    /// The error of member `index`, which waits, if one of the members whose groups it waits for is in a collective, and waits for the
-    /// same collective of this one.
-    fn check_order(&self, state: &GroupState, index: usize) -> Result<()> {
-        if !matches!(state.needs(index), Some(Needs::Groups(_))) {
+    /// The error of `rank`, which waits in its call number `calls`, if another rank has left without that call.
+    fn check_departures(
+        &self,
+        state: &GroupState,
+        rank: Rank,
+        calls: u64,
+        collective: Collective,
+    ) -> Result<()> {
+        let members = self.ranks.iter().zip(&state.members);
+        let departed = members.filter(|(_, member)| member.has_left && member.calls < calls);
+        let Some((leaver, left)) = departed.min_by_key(|(_, member)| member.calls) else {
             return Ok(());
-        }
-        let own_calls = state.members[index].calls;
-        let waits =
-            |member: &usize| matches!(state.needs(*member), Some(Needs::Calls(calls)) if own_calls < *calls);
-        let Some(other) = state.missing(index).into_iter().find(waits) else { return Ok(()) };
-        Err(Error::disagreement(format!(
-            "rank {} is in {} that needs rank {}, which is in {}: all ranks must make the same calls in the same order",
-            self.ranks[index],
-            state.call(index),
-            self.ranks[other],
-            state.call(other)
-        )))
-    }
-
-    /// The error of member `index`, whose launch has waited for `timeout`.
-    fn timed_out(&self, state: &GroupState, index: usize, timeout: Duration) -> Error {
-        let missing: Vec<Rank> = state.missing(index).into_iter().map(|member| self.ranks[member]).collect();
-        let call = match state.needs(index) {
-            Some(Needs::Groups(_)) => "sends and receives for the ranks that wait for them",
-            _ => "the same call",
         };
-        let error = Error::timeout(format!(
-            "{} did not make {call} within {timeout:?}: ranks of one process launch their kernels together, so each must call \
-             from a thread of its own",
-            RankList::new(&missing)
-        ));
-        missing.first().map_or(error.clone(), |rank| error.with_suspect(*rank))
+        let call = format!("{} #{calls}", collective.name());
+        let message = departed_before_call(&format!("rank {leaver}"), left.calls, rank, &call);
+        Err(Error::peer_lost(message).with_suspect(*leaver))
     }
 }
 
 impl GroupState {
-    fn needs(&self, member: usize) -> Option<&Needs> {
-        self.members[member].waiting.as_ref().map(|waiting| &waiting.needs)
-    }
-
-    /// The call whose launch waits.
-    fn call(&self, member: usize) -> &str {
-        self.members[member].waiting.as_ref().map_or("a call", |waiting| &waiting.call)
-    }
-
-    /// The members whose calls the launch of `member` waits for; none if it can take place.
-    fn missing(&self, member: usize) -> Vec<usize> {
-        match self.needs(member) {
-            None => Vec::new(),
-            Some(Needs::Calls(calls)) => {
-                (0..self.members.len()).filter(|other| self.members[*other].calls < *calls).collect()
-            }
-            Some(Needs::Groups(_)) => self.missing_groups(member),
+    /// Counts a call of a member, and launches what waited for it alone.
+    fn arrive(&mut self, member: usize, launch: Option<ReadyLaunch>) {
+        let arrived = &mut self.members[member];
+        arrived.calls += 1;
+        // A call without a kernel, by another thread of the rank, leaves the launch that waits.
+        if let Some(launch) = launch {
+            arrived.waiting = Some((arrived.calls, launch));
         }
-    }
-
-    /// The members that did not make the groups that correspond to the group of `member`, or to one that it needs.
-    fn missing_groups(&self, member: usize) -> Vec<usize> {
-        let peers = |member: usize| match self.needs(member) {
-            Some(Needs::Groups(peers)) => &peers[..],
-            _ => &[],
-        };
-        let (mut found, mut missing, mut next) = (vec![member], Vec::new(), 0);
-        while let Some(one) = found.get(next).copied() {
-            next += 1;
-            for peer in peers(one).iter().copied().filter(|peer| self.members[*peer].groups[one] == 0) {
-                if self.members[one].groups[peer] > 0 || !peers(peer).contains(&one) {
-                    missing.push(peer);
-                } else if !found.contains(&peer) {
-                    found.push(peer);
-                }
-            }
-        }
-        missing.sort_unstable();
-        missing.dedup();
-        missing
-    }
-
-    /// Counts a call of a member in which all take part.
-    fn count(&mut self, member: usize) -> u64 {
-        self.members[member].calls += 1;
-        self.members[member].calls
-    }
-
-    /// Notes a group without a kernel, which has messages for these members.
-    fn note_group(&mut self, member: usize, peers: Vec<usize>) {
-        for peer in peers {
-            match self.members[peer].groups[member].checked_sub(1) {
-                Some(left) => self.members[peer].groups[member] = left,
-                None => self.members[member].groups[peer] += 1,
-            }
-        }
-    }
-
-    /// Launches all kernels that wait for nobody.
-    fn launch_ready(&mut self) {
-        let is_ready = |member: &usize| self.needs(*member).is_some() && self.missing(*member).is_empty();
-        let members: Vec<usize> = (0..self.members.len()).filter(is_ready).collect();
-        if members.is_empty() {
+        let common = self.members.iter().map(|member| member.calls).min().unwrap_or(0);
+        let ready =
+            |member: &MemberState| member.waiting.as_ref().is_some_and(|(number, _)| *number <= common);
+        let permits =
+            self.members.iter().filter(|member| ready(member)).filter_map(|member| member.waiting.as_ref());
+        let mut permits = permits.map(|(_, launch)| &launch.permit).peekable();
+        if permits.peek().is_none() {
             return;
         }
-        let mut ready = Vec::with_capacity(members.len());
-        for member in members {
-            let Some(launch) = self.members[member].waiting.take() else { continue };
-            if let Needs::Groups(peers) = launch.needs {
-                for peer in peers {
-                    let without_kernel = &mut self.members[peer].groups[member];
-                    *without_kernel = without_kernel.saturating_sub(1);
-                }
-            }
-            ready.push((member, launch.ready));
-        }
         // All at once: a registration that came between two of them would wait for the first, and the first for the second.
-        GATE.begin(ready.iter().map(|(_, ready)| &ready.permit));
-        let outcomes: Vec<Result<()>> = ready.iter_mut().map(|(_, ready)| ready.launch.launch()).collect();
-        for ((member, ready), outcome) in ready.into_iter().zip(outcomes) {
-            self.members[member].outcome = Some(outcome.and_then(|()| ready.launch.record()));
+        GATE.begin(permits);
+        let mut launched = Vec::with_capacity(self.members.len());
+        for (index, member) in self.members.iter_mut().enumerate().filter(|(_, member)| ready(member)) {
+            if let Some((_, mut ready)) = member.waiting.take() {
+                let outcome = ready.launch.launch();
+                launched.push((index, ready.launch, outcome));
+            }
+        }
+        for (index, launch, outcome) in launched {
+            self.members[index].outcome = Some(outcome.and_then(|()| launch.record()));
         }
     }
 }
@@ -261,34 +161,15 @@ impl LaunchMember {
         (group.ranks.len() > 1).then(|| Self { group: Arc::clone(group), index })
     }
 
+    /// Whether this rank is a member of the group.
+    pub(super) fn has_rank(&self, rank: Rank) -> bool {
+        self.group.ranks.contains(&rank)
+    }
+
     /// Counts a call without a kernel.
     pub(super) fn pass(&self) {
-        let mut state = self.group.lock();
-        state.count(self.index);
-        // By another thread of this rank, it leaves the launch that waits.
-        state.launch_ready();
+        self.group.lock().arrive(self.index, None);
         self.group.changed.notify_all();
-    }
-
-    /// Notes a group of sends and receives with these peers that has no kernel.
-    pub(super) fn pass_group(&self, peers: impl Iterator<Item = Rank>) {
-        let peers = self.members_of(peers);
-        if !peers.is_empty() {
-            let mut state = self.group.lock();
-            state.note_group(self.index, peers);
-            state.launch_ready();
-            self.group.changed.notify_all();
-        }
-    }
-
-    /// The other members among these ranks, each once.
-    fn members_of(&self, ranks: impl Iterator<Item = Rank>) -> Vec<usize> {
-        let member = |rank: Rank| self.group.ranks.iter().position(|member| *member == rank);
-        let mut members: Vec<usize> =
-            ranks.filter_map(member).filter(|member| *member != self.index).collect();
-        members.sort_unstable();
-        members.dedup();
-        members
     }
 
     /// Waits until all other members have made as many calls, and returns when this member's kernel is in its stream.
@@ -303,55 +184,33 @@ impl LaunchMember {
         fault: &Fault,
         timeout: Duration,
     ) -> Result<()> {
-        let mut state = self.group.lock();
-        let calls = state.count(self.index);
-        let call = format!("{} #{calls}", collective.name());
-        self.wait(state, WaitingLaunch { needs: Needs::Calls(calls), call, ready }, fault, timeout)
-    }
-
-    /// Launches the kernel of a group of sends and receives with these peers, together with those of the corresponding groups of the
-    /// peers in this process. A group of this rank corresponds to one group of the peer, in order.
-    ///
-    /// # Errors
-    /// As for [`launch`](Self::launch); `Disagreement` if a peer is in a collective that waits for this rank.
-    pub(super) fn launch_group(
-        &self,
-        ready: ReadyLaunch,
-        peers: impl Iterator<Item = Rank>,
-        fault: &Fault,
-        timeout: Duration,
-    ) -> Result<()> {
-        let (needs, call) =
-            (Needs::Groups(self.members_of(peers)), "a group of sends and receives".to_owned());
-        self.wait(self.group.lock(), WaitingLaunch { needs, call, ready }, fault, timeout)
-    }
-
-    /// Waits until this launch takes place.
-    fn wait(
-        &self,
-        mut state: MutexGuard<'_, GroupState>,
-        launch: WaitingLaunch,
-        fault: &Fault,
-        timeout: Duration,
-    ) -> Result<()> {
         let Self { group, index } = self;
         let deadline = Instant::now() + timeout;
+        let mut state = group.lock();
         if let Some(error) = &state.ended {
             return Err(error.clone());
         }
-        state.members[*index].waiting = Some(launch);
-        state.launch_ready();
+        state.arrive(*index, Some(ready));
+        // Another thread may count calls of this member while this one waits.
+        let calls = state.members[*index].calls;
         group.changed.notify_all();
         loop {
             if let Some(outcome) = state.members[*index].outcome.take() {
                 return outcome;
             }
-            let blocked = || {
-                group.check_departures(&state, *index).and_then(|()| group.check_order(&state, *index)).err()
+            let late = || {
+                let missing = group.missing(&state, calls);
+                let message = format!(
+                    "{} did not make the same call within {timeout:?}: ranks of one process launch their kernels \
+                     together, so each must call from a thread of its own",
+                    RankList::new(&missing)
+                );
+                let error = Error::timeout(message);
+                missing.first().map_or(error.clone(), |rank| error.with_suspect(*rank))
             };
-            let late = || (Instant::now() >= deadline).then(|| group.timed_out(&state, *index, timeout));
-            let ended = fault.get().or(state.ended.as_ref()).cloned();
-            if let Some(error) = ended.or_else(blocked).or_else(late) {
+            let departed = || group.check_departures(&state, group.ranks[*index], calls, collective).err();
+            let ended = fault.get().or(state.ended.as_ref()).cloned().or_else(departed);
+            if let Some(error) = ended.or_else(|| (Instant::now() >= deadline).then(late)) {
                 state.members[*index].waiting = None;
                 state.ended.get_or_insert_with(|| error.clone());
                 group.changed.notify_all();
@@ -471,109 +330,6 @@ mod tests {
                 assert!(error.message().starts_with(expected), "{error}");
             }
         });
-    }
-
-    /// The launches of a group of `count` members that begin to wait one after the other, each with the members for which it has
-    /// messages: those that have taken place after each.
-    fn launched(count: usize, groups: &[(usize, &[usize])]) -> Vec<Vec<usize>> {
-        let group = LaunchGroup::new((0..count).collect());
-        let mut state = group.lock();
-        let mut begin = |(member, peers): &(usize, &[usize])| {
-            let needs = Needs::Groups(peers.to_vec());
-            state.members[*member].waiting =
-                Some(WaitingLaunch { needs, call: String::new(), ready: ready(|_| Ok(())) });
-            state.launch_ready();
-            (0..count).filter(|member| state.members[*member].outcome.take().is_some()).collect()
-        };
-        groups.iter().map(&mut begin).collect()
-    }
-
-    #[test]
-    fn groups_of_messages_are_launched_with_those_that_they_need() {
-        assert_eq!(launched(3, &[(0, &[]), (1, &[])]), [vec![0], vec![1]], "messages to itself");
-        assert_eq!(launched(3, &[(0, &[2]), (2, &[0])]), [vec![], vec![0, 2]], "a pair");
-        let line: [(usize, &[usize]); 3] = [(0, &[1]), (1, &[0, 2]), (2, &[1])];
-        assert_eq!(launched(3, &line), [vec![], vec![], vec![0, 1, 2]], "a line");
-        let pairs: [(usize, &[usize]); 4] = [(0, &[1]), (2, &[3]), (1, &[0]), (3, &[2])];
-        assert_eq!(launched(4, &pairs), [vec![], vec![], vec![0, 1], vec![2, 3]], "two pairs");
-        let later: [(usize, &[usize]); 4] = [(0, &[1]), (1, &[2]), (2, &[1]), (1, &[0])];
-        assert_eq!(
-            launched(3, &later),
-            [vec![], vec![], vec![1, 2], vec![0, 1]],
-            "another group of the peer first"
-        );
-    }
-
-    #[test]
-    fn a_group_without_a_kernel_lets_one_group_of_the_peer_be_launched() {
-        let members = members(2);
-        let group = &members[0].group;
-        let begin = |member: usize| {
-            let mut state = group.lock();
-            let needs = Needs::Groups(vec![1 - member]);
-            state.members[member].waiting =
-                Some(WaitingLaunch { needs, call: String::new(), ready: ready(|_| Ok(())) });
-            state.launch_ready();
-            let launched = (0..2).filter(|member| state.members[*member].outcome.take().is_some());
-            launched.collect::<Vec<usize>>()
-        };
-        members[0].pass_group([0, 1].into_iter());
-        assert_eq!(begin(1), [1], "it was made before");
-        assert!(begin(1).is_empty());
-        members[0].pass_group([1].into_iter());
-        assert!(group.lock().members[1].outcome.take().is_some(), "it was made afterwards");
-        // Groups without kernels at both ends correspond to each other.
-        members[0].pass_group([1].into_iter());
-        members[1].pass_group([0].into_iter());
-        assert!(begin(1).is_empty());
-        assert_eq!(begin(0), [0, 1]);
-        // The group of the host corresponds to the first one, whatever its peer does next.
-        members[0].pass_group([1].into_iter());
-        assert!(begin(0).is_empty(), "its second group");
-        assert_eq!(begin(1), [1], "the peer's first one");
-        assert_eq!(begin(1), [0, 1]);
-    }
-
-    #[test]
-    fn a_group_and_a_collective_that_wait_for_each_other_are_an_error() {
-        let fault = Fault::new();
-        let members = members(2);
-        let limit = Duration::from_secs(20);
-        std::thread::scope(|scope| {
-            let collective =
-                scope.spawn(|| members[1].launch(ready(|_| Ok(())), Collective::AllReduce, &fault, limit));
-            wait_for_calls(&members, 1);
-            let group = members[0].launch_group(ready(|_| Ok(())), [1].into_iter(), &fault, limit);
-            for outcome in [group, collective.join().expect("no panic")] {
-                let error = outcome.expect_err("they wait for each other");
-                assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
-                let expected =
-                    "rank 0 is in a group of sends and receives that needs rank 1, which is in all_reduce #1";
-                assert!(error.message().starts_with(expected), "{error}");
-            }
-        });
-    }
-
-    #[test]
-    fn a_group_without_its_counterpart_names_the_rank() {
-        let fault = Fault::new();
-        let mut members = members(3);
-        let launch = |member: &LaunchMember, peers: &[Rank], limit| {
-            let peers = peers.iter().copied();
-            member.launch_group(ready(|_| Ok(())), peers, &fault, limit).expect_err("rank 2 has no group")
-        };
-        let error = launch(&members[0], &[2], Duration::from_millis(10));
-        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-        assert!(
-            error.message().starts_with("rank 2 did not make sends and receives for the ranks"),
-            "{error}"
-        );
-        let left = members.remove(2).group.clone();
-        left.lock().ended = None;
-        let error = launch(&members[1], &[2], Duration::from_secs(20));
-        assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
-        let expected = "rank 2 left before its first call, and rank 1 is in a group of sends and receives";
-        assert!(error.message().starts_with(expected), "{error}");
     }
 
     #[test]

@@ -55,7 +55,6 @@ pub use user_memory::Registered;
 use crate::bootstrap::{Identity, UniqueId, identity};
 use crate::config::{Config, environment};
 use crate::error::{Error, Result};
-use crate::executor::PeerMessage;
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
 use crate::plan::topology::Topology;
@@ -248,7 +247,7 @@ impl Communicator {
     pub(crate) fn run(&self, checked: &CheckedCall) -> Result<()> {
         self.check_process()?;
         let ticket = QueueTicket::take(&*self.runner.queue);
-        self.pass_launch(checked.messages.as_deref());
+        self.pass_launch(checked.is_collective());
         self.runner.wait_turn(&ticket);
         let outcome = self.runner.run(checked);
         self.runner.error_reported.fetch_or(outcome.is_err(), Ordering::Relaxed);
@@ -258,18 +257,16 @@ impl Communicator {
     /// Starts a checked call on the worker. The pieces must stay valid until the outcome is set.
     pub(crate) fn submit(&self, checked: CheckedCall) -> Result<Arc<CallOutcome>> {
         self.check_process()?;
-        let messages = checked.messages.clone();
+        let is_collective = checked.is_collective();
         let outcome = self.enqueue(&self.lock_submissions(), checked, None)?;
-        self.pass_launch(messages.as_deref());
+        self.pass_launch(is_collective);
         Ok(outcome)
     }
 
-    /// Counts a call without a kernel for the other ranks of this process: a collective, or a group of these messages.
-    fn pass_launch(&self, messages: Option<&[PeerMessage]>) {
-        match (&self.runner.launch_member, messages) {
-            (None, _) => {}
-            (Some(member), None) => member.pass(),
-            (Some(member), Some(messages)) => member.pass_group(messages.iter().map(|message| message.peer)),
+    /// Counts a call without a kernel for the ranks of this process, if all of them make it.
+    fn pass_launch(&self, is_collective: bool) {
+        if let Some(member) = self.runner.launch_member.as_ref().filter(|_| is_collective) {
+            member.pass();
         }
     }
 

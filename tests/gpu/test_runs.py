@@ -20,7 +20,6 @@ MODULES = {
     "reproducible": 300,
     "cuda": 300,
     "cudarc": 300,
-    "groups": 120,
     "allocations": 120,
 }
 

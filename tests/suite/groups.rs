@@ -178,116 +178,35 @@ fn every_message_arrives_on_two_nodes_over_rdma() {
     check_all(World::VerbsMixed);
 }
 
-/// The kernels of ranks that are threads of one process wait for each other, so those of corresponding groups are launched together.
+/// Vectors on GPUs are sent between processes, and from a rank to itself. These ranks are threads of one process, whose kernels
+/// would wait for each other without being launched together.
 #[cfg(feature = "cuda")]
 #[test]
-fn messages_on_gpus_arrive_between_threads() {
-    use flexring::device::cuda::gpu_count;
+fn messages_on_gpus_between_threads_are_refused() {
+    use flexring::device::cuda::{GpuBuffer, gpu_count};
 
     for &world in World::enabled().iter().filter(|world| world.is_gpu()) {
         spawn(&Setup::new(world, 3), |comm| {
             let (rank, gpu) = (comm.rank(), comm.rank() % gpu_count().expect("a driver"));
-            let (next, before) = ((rank + 1) % 3, (rank + 2) % 3);
-            let send_recv = |to: usize, from: usize, number: usize| {
-                let sent = content::<i32>(rank, to, number);
-                let mut received = elements(count_of(from, rank, number), noise::<i32>);
-                comm.call_on_gpu_into(gpu, &sent, &mut received, |send, receive| {
-                    comm.send_recv_on_gpu(send, to, receive, from)
-                })
-                .expect("the peers make the counterparts");
-                assert!(
-                    received == content::<i32>(from, rank, number),
-                    "{world:?}: {number} from {from} to {rank}"
-                );
-            };
             for number in 0..COUNTS.len() {
-                send_recv(rank, rank, number);
-                send_recv(next, before, number);
-                // A collective lies between the groups, which are no calls of all ranks.
-                comm.all_reduce(&mut [1f32; 700], ReduceOp::Sum).expect("all ranks call it");
-                send_recv(before, next, number);
-                // Two of the ranks, while the third one waits in the next collective.
-                if rank != number % 3 {
-                    let peer = 3 - rank - number % 3;
-                    send_recv(peer, peer, number);
+                let given = content::<i32>(rank, rank, number);
+                let mut send = GpuBuffer::new(gpu, given.len()).expect("memory");
+                let mut receive = GpuBuffer::new(gpu, given.len()).expect("memory");
+                send.write(&given).expect("a copy");
+                receive.write(&elements(given.len(), noise::<i32>)).expect("a copy");
+                comm.send_recv_on_gpu(&send, rank, &mut receive, rank).expect("a rank may send to itself");
+                comm.synchronize().expect("the call succeeds");
+                let mut received = vec![0; given.len()];
+                receive.read(&mut received).expect("a copy");
+                assert!(received == given, "{world:?}: message {number} to itself");
+                if !given.is_empty() {
+                    let to = (rank + 1) % 3;
+                    let error = comm.send_on_gpu(&send, to).expect_err("the peer is a thread");
+                    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+                    assert!(error.message().contains("a process of its own"), "{error}");
                 }
-                // Along a line, one message after the other.
-                let mut passed = elements(count_of(0, 1, number), |at| token::<i32>(rank, at));
-                if rank > 0 {
-                    comm.call_on_gpu(gpu, &mut passed, |vector| comm.recv_on_gpu(vector, rank - 1))
-                        .expect("it sends");
-                }
-                if rank < 2 {
-                    comm.call_on_gpu(gpu, &mut passed, |vector| comm.send_on_gpu(vector, rank + 1))
-                        .expect("it receives");
-                }
-                assert!(
-                    passed == elements(passed.len(), |at| token::<i32>(0, at)),
-                    "{world:?}: {number} along the line"
-                );
             }
         });
-    }
-}
-
-/// A group without elements has no kernel with which those of its peers could be launched.
-#[cfg(feature = "cuda")]
-#[test]
-fn messages_without_elements_need_no_kernel_at_the_other_end() {
-    use flexring::device::cuda::gpu_count;
-
-    for &world in World::enabled().iter().filter(|world| world.is_gpu()) {
-        spawn(&Setup::new(world, 3), |comm| {
-            let (rank, gpu) = (comm.rank(), comm.rank() % gpu_count().expect("a driver"));
-            let mut vector = elements(4099, |at| token::<i32>(rank, at));
-            for _ in 0..3 {
-                match rank {
-                    0 => comm.call_on_gpu(gpu, &mut [0i32; 0], |vector| comm.recv_on_gpu(vector, 1)),
-                    1 => comm.call_on_gpu_into(gpu, &[0i32; 0], &mut vector, |send, receive| {
-                        comm.send_recv_on_gpu(send, 0, receive, 2)
-                    }),
-                    _ => comm.call_on_gpu(gpu, &mut vector, |vector| comm.send_on_gpu(vector, 1)),
-                }
-                .expect("the peers make the counterparts");
-            }
-            if rank == 1 {
-                assert!(vector == elements(4099, |at| token::<i32>(2, at)), "{world:?}");
-            }
-        });
-    }
-}
-
-#[cfg(feature = "cuda")]
-#[test]
-fn a_message_on_a_gpu_without_a_counterpart_in_the_process_is_an_error_on_all_ranks() {
-    use flexring::device::cuda::gpu_count;
-
-    for &world in World::enabled().iter().filter(|world| world.is_gpu()) {
-        // A rank that leaves, and one that makes a collective instead.
-        for leaves in [true, false] {
-            let errors = spawn(&Setup::new(world, 2), |comm| {
-                let (rank, gpu) = (comm.rank(), comm.rank() % gpu_count().expect("a driver"));
-                comm.barrier().expect("all ranks call it");
-                if rank == 1 && leaves {
-                    return None;
-                }
-                let begun = Instant::now();
-                let mut vector = vec![1f32; 5000];
-                let outcome = if rank == 0 {
-                    comm.call_on_gpu(gpu, &mut vector, |vector| comm.send_on_gpu(vector, 1))
-                } else {
-                    comm.all_reduce(&mut vector, ReduceOp::Sum)
-                };
-                assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
-                outcome.err()
-            });
-            let expected = if leaves { ErrorKind::PeerLost } else { ErrorKind::Disagreement };
-            for (rank, error) in errors.into_iter().enumerate().filter(|(rank, _)| *rank == 0 || !leaves) {
-                let error = error.unwrap_or_else(|| panic!("{world:?}: rank {rank} has no error"));
-                assert_eq!(error.kind(), expected, "{world:?}: {error}");
-                assert!(error.message().contains("rank 1"), "{world:?}: {error}");
-            }
-        }
     }
 }
 

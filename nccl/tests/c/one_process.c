@@ -98,44 +98,42 @@ static void collectives(void) {
 static float from_before(int rank, size_t i) { return value((rank + WORLD - 1) % WORLD, i); }
 static float to_itself(int rank, size_t i) { return value(rank, i); }
 
-/* Sends and receives progress together in a group, whatever their order: a ring, and everyone to everyone. */
+/* Sends and receives progress together in a group, whatever their order. Vectors on GPUs are sent between processes only, so those
+ * of ranks of this process are the host's. */
 static void messages(void) {
-    fill();
-    NCCL(ncclGroupStart());
-    for (int r = 0; r < WORLD; r++) {
-        int before = (r + WORLD - 1) % WORLD, after = (r + 1) % WORLD;
-        if (r % 2) NCCL(ncclRecv(recvs[r], COUNT, ncclFloat, before, comms[r], streams[r]));
-        NCCL(ncclSend(sends[r], COUNT, ncclFloat, after, comms[r], streams[r]));
-        if (r % 2 == 0) NCCL(ncclRecv(recvs[r], COUNT, ncclFloat, before, comms[r], streams[r]));
-    }
-    NCCL(ncclGroupEnd());
-    verify("a ring", COUNT, from_before);
-
-    fill();
-    NCCL(ncclGroupStart());
-    for (int r = 0; r < WORLD; r++) {
-        for (int peer = 0; peer < WORLD; peer++) {
-            NCCL(ncclSend(sends[r] + peer * COUNT, COUNT, ncclFloat, peer, comms[r], streams[r]));
-            NCCL(ncclRecv(recvs[r] + peer * COUNT, COUNT, ncclFloat, peer, comms[r], streams[r]));
-        }
-    }
-    NCCL(ncclGroupEnd());
-    verify("everyone to everyone", LENGTH, exchanged);
-
-    /* Vectors of the host. */
     static float from[WORLD][LENGTH], to[WORLD][LENGTH];
     for (int r = 0; r < WORLD; r++) {
         for (size_t i = 0; i < LENGTH; i++) from[r][i] = value(r, i), to[r][i] = -1;
     }
     NCCL(ncclGroupStart());
     for (int r = 0; r < WORLD; r++) {
-        NCCL(ncclSend(from[r], COUNT, ncclFloat, (r + 1) % WORLD, comms[r], NULL));
-        NCCL(ncclRecv(to[r], COUNT, ncclFloat, (r + WORLD - 1) % WORLD, comms[r], NULL));
+        int before = (r + WORLD - 1) % WORLD, after = (r + 1) % WORLD;
+        if (r % 2) NCCL(ncclRecv(to[r], COUNT, ncclFloat, before, comms[r], NULL));
+        NCCL(ncclSend(from[r], COUNT, ncclFloat, after, comms[r], NULL));
+        if (r % 2 == 0) NCCL(ncclRecv(to[r], COUNT, ncclFloat, before, comms[r], NULL));
     }
     NCCL(ncclGroupEnd());
     for (int r = 0; r < WORLD; r++) {
         for (size_t i = 0; i < LENGTH; i++) CHECK(to[r][i] == (i < COUNT ? from_before(r, i) : -1));
     }
+
+    /* Everyone to everyone, as an all-to-all. */
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) {
+        for (int peer = 0; peer < WORLD; peer++) {
+            NCCL(ncclSend(from[r] + peer * COUNT, COUNT, ncclFloat, peer, comms[r], NULL));
+            NCCL(ncclRecv(to[r] + peer * COUNT, COUNT, ncclFloat, peer, comms[r], NULL));
+        }
+    }
+    NCCL(ncclGroupEnd());
+    for (int r = 0; r < WORLD; r++) {
+        for (size_t i = 0; i < LENGTH; i++) CHECK(to[r][i] == exchanged(r, i));
+    }
+
+    NCCL(ncclGroupStart());
+    NCCL(ncclSend(sends[0], COUNT, ncclFloat, 1, comms[0], streams[0]));
+    NCCL(ncclRecv(recvs[1], COUNT, ncclFloat, 0, comms[1], streams[1]));
+    RETURNS(ncclInvalidUsage, "between processes only", ncclGroupEnd());
 
     /* To itself, and beside a collective, which ranks list in different orders. */
     fill();
