@@ -42,7 +42,9 @@ impl Communicator {
         let shares_process = |peer: Rank| {
             peer != runner.rank && runner.launch_member.as_ref().is_some_and(|member| member.has_rank(peer))
         };
-        // Its kernel and that of the peer wait for each other, and only the calls of all ranks are launched together.
+        // Its kernel and that of the peer wait for each other. Launching both together is not enough if another rank of the process takes
+        // no part: a blocking CUDA call of its thread between the two launches waits for the first kernel, and holds the driver's lock,
+        // which the second launch needs. In a collective all these threads wait for the launches.
         let Some(peer) = checked.peers().find(|peer| shares_process(*peer)) else { return Ok(()) };
         let message = format!(
             "rank {peer} is a thread of this process, and vectors on GPUs are sent between processes only: run each rank in a \
