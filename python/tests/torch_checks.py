@@ -719,10 +719,12 @@ def _survivors(rank, work):
     """The last rank kills itself during ``work``. Every other one raises an error that names it, at once."""
     dist = rank.dist
     dist.barrier()
-    if rank.number == rank.size - 1:
-        Path(os.environ["CHECK_DEATH"]).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
+        # When it ends on the last rank, the others have finished the one before.
+        dist.barrier()
+        if rank.number == rank.size - 1:
+            Path(os.environ["CHECK_DEATH"]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         for _ in range(1000):
             work()
             time.sleep(0.001)

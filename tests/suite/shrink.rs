@@ -1,7 +1,8 @@
 //! Shrink: the ranks that are left after a failure get a communicator with the right sums, and no rank goes on alone.
 
 use crate::harness::{
-    Rank, Setup, World, signal_self, spawn, spawn_processes_with, test_name, with_watchdog,
+    Rank, Setup, World, call_until_failure, let_others_finish, signal_self, spawn, spawn_processes_with,
+    test_name, with_watchdog,
 };
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::Algorithm;
@@ -30,21 +31,6 @@ fn sums_of(comm: &Communicator, number: usize, members: &[usize]) -> Result<(), 
         assert!(vector.iter().all(|sum| *sum == expected), "{} instead of {expected}", vector[0]);
     }
     Ok(())
-}
-
-/// When this returns, all other ranks have finished their earlier calls, so that this one may die. The call may fail on the
-/// others.
-fn let_others_finish(comm: &Communicator) {
-    let _ = comm.all_reduce(&mut [1u64], ReduceOp::Sum);
-}
-
-/// Makes calls until one fails, and returns the error. A rank that was killed is noticed in a call.
-fn call_until_failure(comm: &Communicator) -> Error {
-    loop {
-        if let Err(error) = comm.all_reduce(&mut vec![1u64; 1000], ReduceOp::Sum) {
-            return error;
-        }
-    }
 }
 
 /// Runs `body` as every rank of a world of processes, once for each case. `heartbeat` is in milliseconds.
@@ -105,12 +91,12 @@ fn ranks_die_one_after_the_other(test: &str, world: World, positions: &[usize]) 
         while members.len() > 1 {
             let current: &Communicator = comm.as_ref().unwrap_or(&first);
             sums_of(current, number, &members).expect("all members are alive");
-            let_others_finish(current);
+            let last = let_others_finish(current);
             let victim = members.remove(position.min(members.len() - 1));
             if number == victim {
                 signal_self(Signal::KILL);
             }
-            let error = call_until_failure(current);
+            let error = last.err().unwrap_or_else(|| call_until_failure(current));
             assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
             let shrunk = timed_shrink(current);
             assert_eq!(members[shrunk.rank()], number, "the order of ranks stays");
@@ -156,7 +142,7 @@ fn a_rank_may_die_while_the_others_shrink() {
         let (second, delay) = (numbers[0] as usize, numbers[1]);
         let number = first.rank();
         sums_of(&first, number, &[0, 1, 2, 3]).expect("all ranks are alive");
-        let_others_finish(&first);
+        let _ = let_others_finish(&first);
         if number == 1 {
             signal_self(Signal::KILL);
         }
@@ -197,7 +183,7 @@ fn a_stopped_rank_that_continues_is_told_that_the_others_went_on() {
         let mut ids = [0u64; 3];
         let mine = u64::from(std::process::id());
         first.all_gather(&[mine], &mut ids).expect("all ranks are alive");
-        let_others_finish(&first);
+        let _ = let_others_finish(&first);
         if number == stopped {
             signal_self(Signal::STOP);
             // It continues here.

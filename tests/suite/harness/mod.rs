@@ -303,6 +303,21 @@ pub fn signal_self(signal: rustix::process::Signal) {
     let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
 }
 
+/// A call that a rank makes before it ends itself: when it returns there, all others have finished their earlier calls. It may
+/// fail on the others.
+pub fn let_others_finish(comm: &Communicator) -> Result<()> {
+    comm.all_reduce(&mut [1u64], ReduceOp::Sum)
+}
+
+/// Makes calls until one fails, and returns the error. A rank that was killed is noticed in a call.
+pub fn call_until_failure(comm: &Communicator) -> Error {
+    loop {
+        if let Err(error) = comm.all_reduce(&mut [1u64; 1000], ReduceOp::Sum) {
+            return error;
+        }
+    }
+}
+
 /// Starts this test binary once per rank of a world of `ranks`, with the test whose full name is `name`, and with `variables`
 /// beside rank and world size. Does not wait.
 pub fn start_processes(name: &str, ranks: usize, variables: &[(&str, &str)]) -> Vec<std::process::Child> {

@@ -5,7 +5,9 @@
 
 mod slurm;
 
-use crate::harness::{free_port, test_name, with_watchdog};
+use crate::harness::{
+    call_until_failure, free_port, let_others_finish, signal_self, test_name, with_watchdog,
+};
 use crate::programs::{present, program, run};
 use flexring::{Communicator, ReduceOp};
 use slurm::Slurm;
@@ -43,14 +45,11 @@ fn a_rank_of_a_launcher() {
         if std::env::var_os(KILLS).is_none() {
             return;
         }
+        let last = let_others_finish(&comm);
         if comm.rank() == 1 {
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            signal_self(rustix::process::Signal::KILL);
         }
-        let error = loop {
-            if let Err(error) = comm.all_reduce(&mut [1f32; 1000], ReduceOp::Sum) {
-                break error;
-            }
-        };
+        let error = last.err().unwrap_or_else(|| call_until_failure(&comm));
         report("error", error.message());
     });
 }
