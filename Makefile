@@ -34,10 +34,10 @@ TESTS = --lib --bins --test suite --test nccl
 # cust is linked to libcuda.so and looks for it in the folder lib64 of this one: the simulated driver's.
 CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
 # For a few tests the optimizer costs more than it saves. Dependencies stay optimized, and are shared.
-QUICK = --config profile.test.opt-level=0
+QUICK = --config profile.test.package.flexring.opt-level=0
 
 .PHONY: all build check lint test test-long bench bench-gate bench-lab bench-papers bench-verbs versus install \
-	setup setup-cuda fmt clippy doc deny msrv aarch64 \
+	setup setup-cuda fmt clippy doc deny portable \
 	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
 
 all: build
@@ -53,7 +53,7 @@ check: fmt
 
 # What CI runs. Each word is a target below; the time of each is printed at the end, with what was skipped and why.
 lint:
-	@MAKE="$(MAKE)" tests/stages setup fmt clippy doc deny msrv aarch64
+	@MAKE="$(MAKE)" tests/stages setup fmt clippy doc deny portable
 
 test:
 	@MAKE="$(MAKE)" tests/stages setup test-cust test-rust test-nvrtc test-loom test-gpu test-verbs
@@ -86,20 +86,9 @@ deny:
 	else echo "skipped: security advisories: no cargo-deny (cargo install --locked cargo-deny)"; \
 	tests/dependencies.py; fi
 
-# The minimum Rust version of Cargo.toml. Without that toolchain, clippy's lint incompatible_msrv still checks the standard
-# library's items.
-MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-msrv:
-	@if rustup run $(MSRV) cargo --version >/dev/null 2>&1; then set -x; rustup run $(MSRV) cargo check --target-dir target/msrv; \
-	else echo "skipped: cargo check with Rust $(MSRV): no such toolchain (rustup toolchain install $(MSRV))"; fi
-
-ARM = aarch64-unknown-linux-gnu
-aarch64:
-	@if ! [ -d "$$(rustc --print sysroot)/lib/rustlib/$(ARM)/lib" ]; then \
-	echo "skipped: cargo check for aarch64: no such target (rustup target add $(ARM))"; \
-	elif ! command -v aarch64-linux-gnu-gcc >/dev/null; then \
-	echo "skipped: cargo check for aarch64: no aarch64-linux-gnu-gcc, which compiles the C code of ring"; \
-	else set -x; $(CARGO) check --target $(ARM); fi
+# With the minimum Rust version, and for aarch64.
+portable:
+	tests/portable
 
 test-rust:
 	$(CARGO) $(NEXTEST) $(TESTS)
@@ -149,7 +138,8 @@ gpu-bundle: setup
 # one: their names do not depend on features.
 test-cust: $(CUST)
 	@if [ -d $(CUST)/lib64 ]; then set -x; \
-	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu $(CARGO) test -p flexring $(QUICK) --features cust --test cust; \
+	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu \
+	$(CARGO) test -p flexring $(QUICK) --no-default-features --features cust --test cust; \
 	else echo "skipped: no g++ for the simulated CUDA driver, which cust is linked to"; fi
 
 .PHONY: $(CUST)
@@ -157,12 +147,9 @@ $(CUST):
 	@mkdir -p $(CUST)
 	@if command -v g++ >/dev/null; then tests/gpu/driver/build.sh $(CUST)/.. && ln -sfn .. $(CUST)/lib64; fi
 
-# What the memory model allows for the shared-memory queue, its wake-ups, and the words that a GPU's kernel and the host share.
-# Only loom and what switches its threads are compiled with the optimizer: the tests spend their time there.
-LOOM = --config 'profile.test.package."*".opt-level=0' --config profile.test.package.loom.opt-level=2 \
-	--config profile.test.package.generator.opt-level=2
+# The memory orders of shared memory and of the GPU engine, under loom.
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test -p flexring $(QUICK) $(LOOM) --no-default-features --lib --target-dir target/loom -- spsc_queue:: need_wakeup:: engine_model::
+	CARGO=$(CARGO) tests/loom
 
 # On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
 test-verbs:
@@ -203,12 +190,14 @@ bench-verbs: build
 	@bench/setup.sh $(VM_PACKAGES)
 	bench/verbs.py
 
+MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+ARM = aarch64-unknown-linux-gnu
 # Everything that the tests and lints use beyond stable Rust: Debian packages; by rustup, if it can be had, the minimum Rust
 # version and the target aarch64; from PyPI the compiler of GPU kernels (109 MB), and nccl.h (in a wheel of 216 MB).
 setup:
 	@bench/setup.sh $(VERBS_PACKAGES) $(TEST_PACKAGES) $(VM_PACKAGES)
 	@rustup run $(MSRV) cargo --version >/dev/null 2>&1 || timeout 120 rustup -q toolchain install $(MSRV) --profile minimal >/dev/null 2>&1 || true
-	@timeout 120 rustup -q target add $(ARM) >/dev/null 2>&1 || true
+	@timeout 120 rustup -q target add $(ARM) --toolchain $(MSRV) >/dev/null 2>&1 || timeout 120 rustup -q target add $(ARM) >/dev/null 2>&1 || true
 	@$(MAKE) --no-print-directory setup-cuda
 	@bench/setup_nccl.sh target/nccl-header
 

@@ -56,6 +56,8 @@ SHORT_BINARIES = [
 ]
 # The worlds that tests/suite tests in the machine (tests/suite/harness).
 WORLDS = "WORLDS=verbs"
+# With --short, fewer cases of the tests that run many.
+SHORT_EFFORT = "FLEXRING_TEST_EFFORT=0.3"
 # Seconds that the tests of one filter may take together.
 FILTER_LIMIT = 480
 
@@ -107,7 +109,7 @@ def files(programs):
     return [f"{programs[name]}=/usr/bin/{name}" for name in ("lib", "suite")] + [programs["flexring"]]
 
 
-def run_binaries(machine, binaries, report):
+def run_binaries(machine, binaries, report, effort=""):
     """Runs the tests of each filter in one machine."""
     for binary, wanted in binaries:
         output = machine.run(f"{binary} {wanted} --list --format terse", 30).output
@@ -119,7 +121,7 @@ def run_binaries(machine, binaries, report):
             continue
         times = TestTimes()
         command = f"{binary} {' '.join(names)} --exact --test-threads=1 --show-output"
-        code, printed = machine.start(f"RUST_BACKTRACE=1 {WORLDS} {command}", times.sink).wait(FILTER_LIMIT)
+        code, printed = machine.start(f"RUST_BACKTRACE=1 {WORLDS} {effort} {command}", times.sink).wait(FILTER_LIMIT)
         seconds = times.seconds()
         report.add_binary(f"{binary}::", names, printed, f"{binary} ended with status {code}", seconds=seconds)
 
@@ -143,7 +145,7 @@ def short(programs, report):
     """Boots two machines once. Runs the essential tests in the first, and the short scenarios between both."""
     pending = [scenario for scenario in scenarios.SHORT if report.wanted(f"scenarios::{scenario.__name__}")]
     with vm.boot(2, scenarios.CARDS, files(programs)) as machines:
-        run_binaries(machines[0], SHORT_BINARIES, report)
+        run_binaries(machines[0], SHORT_BINARIES, report, SHORT_EFFORT)
         with contextlib.suppress(Lost):
             while pending:
                 perform(pending.pop(0), machines, report)

@@ -290,7 +290,7 @@ def rdma_sums_are_right_with_loss_and_delay(machines):
     measured(results)
 
 
-@scenario(short=True)
+@scenario
 def sums_are_right_when_a_rail_goes_down(machines):
     jobs = running(machines, LASTING)
     rail_down(machines[1], 1)
@@ -303,7 +303,7 @@ def sums_are_right_when_a_rail_goes_down(machines):
 RETURNING = "flexring perf -b 64K -e 64K -w 1 -n 500"  # long enough for a rail to go down and come back
 
 
-@scenario
+@scenario(short=True)
 def a_rail_that_comes_back_is_used_again(machines):
     one, two = machines
     jobs = running(machines, RETURNING)
