@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Checks that `make versus` kills and names a library that hangs, and leaves no process and no namespace when it is interrupted.
+"""Checks that `make versus` and `make bench-training` kill and name what hangs, and leave no process and no namespace when they are interrupted.
 
-    bench/versus/test_bounds.py
+    bench/test_bounds.py
 
-Scripts stand in for MPICH, so that no library is needed, and no release build. Namespaces are checked as root where iperf3 is installed.
+Scripts stand in for MPICH and for Python with torch, so that no library is needed, and no release build. Namespaces are checked as root where
+iperf3 is installed.
 """
 
+import argparse
 import contextlib
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +21,10 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE / "versus"), str(HERE / "training")]
 
+import lab
+import train
 from peers import Peer, Place
 from turns import Turns, setting
 
@@ -32,6 +35,13 @@ trap '' TERM
 echo "$$ ${LAB_NODES-}" > "$STARTED.new"
 mv "$STARTED.new" "$STARTED"
 while :; do sleep 0.2; done
+"""
+# Has a torch, and hangs where it is to train. SIGTERM ends it, as it does Python.
+PYTHON = """#!/bin/sh
+[ "$1" = -c ] && { echo "2.15.0 False"; exit 0; }
+echo "$$ ${LAB_NODES-}" > "$STARTED.new"
+mv "$STARTED.new" "$STARTED"
+exec sleep 600
 """
 # Creates the file after -o.
 COMPILES = """#!/bin/sh
@@ -93,20 +103,50 @@ class TurnsTest(unittest.TestCase):
         self.assertEqual(its["failed"]["stub"], "sums of 8 bytes are wrong")
 
 
+class TrainingTest(unittest.TestCase):
+    def test_a_job_that_hangs_is_killed_and_keeps_what_it_printed(self):
+        with self.assertRaises(lab.Failure) as caught:
+            lab.supervised(["sh", "-c", "echo done; sleep 60 & wait"], 0.5)
+        self.assertIn("not done after", str(caught.exception))
+        self.assertEqual(caught.exception.printed, "done\n")
+
+    def test_losses_that_differ_from_those_of_gloo_are_a_failure(self):
+        record = {"losses": {"flexring": [2.0, 1.5], "gloo": [2.0, 1.0]}, "tolerance": 1e-2, "equal_weights": {"gloo": False}}
+        differing, unequal = train.compare(record)
+        self.assertIn("flexring: the losses differ from Gloo's by 5.0e-01", differing)
+        self.assertEqual(unequal, "gloo: ranks have different weights")
+        self.assertEqual(train.compare({**record, "tolerance": 0.6, "equal_weights": {}}), [])
+
+    def test_a_loss_that_is_no_number_is_a_failure(self):
+        record = {"losses": {"flexring": [2.0, float("nan")], "gloo": [2.0, 1.0]}, "tolerance": 1e-2}
+        self.assertEqual(len(train.compare(record)), 1)
+
+    def test_without_torch_training_is_skipped(self):
+        command = [HERE / "training/train.py", "--short"]
+        run = subprocess.run(command, env={**os.environ, "PYTHON": "/bin/false"}, stdout=subprocess.PIPE, text=True, check=True)
+        self.assertIn("skipped: training: /bin/false cannot import torch", run.stdout)
+
+    def test_wrong_clusters_are_refused(self):
+        for name in ("", "1", "2+", "x+3", "2+3@5T", "0+2"):
+            with self.assertRaises(argparse.ArgumentTypeError, msg=name):
+                train.cluster_named(name)
+
+
 class InterruptTest(unittest.TestCase):
-    def interrupt(self, part, number):
-        """Interrupts a run while its library hangs, and returns the nodes of its lab."""
+    def interrupt(self, command, scripts, number):
+        """Interrupts a benchmark while one of the scripts hangs, and returns the nodes of its lab."""
         with tempfile.TemporaryDirectory() as folder:
             folder = Path(folder)
-            for name, script in (("mpicc.mpich", COMPILES), ("mpiexec.mpich", HANGS)):
+            for name, script in scripts.items():
                 (folder / name).write_text(script)
                 (folder / name).chmod(0o755)
             started = folder / "started"
-            environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "STARTED": str(started)}
-            command = [HERE / "versus.py", "--short", "--peers", "MPICH", "--only", part, "--clusters", "2+3", "--out", folder / "out"]
+            environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "STARTED": str(started), "PYTHON": str(folder / "python")}
+            # By its interpreter, because a script may be another one.
+            command = [sys.executable, *command, "--short", "--out", folder / "out"]
             run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             try:
-                self.assertTrue(until(started.exists, 60), "the library was not started")
+                self.assertTrue(until(started.exists, 60), "no script was started")
                 pid, *nodes = started.read_text().split()
                 run.send_signal(number)
                 # A second signal must not disturb the removal.
@@ -118,17 +158,29 @@ class InterruptTest(unittest.TestCase):
                     run.kill()
             self.assertEqual(run.returncode, 128 + number, printed)
             self.assertTrue(until(lambda: not runs(int(pid)), 5), f"process {pid} still runs")
+            self.assertEqual([node for node in nodes if os.path.exists(f"/run/netns/{node}")], [])
             return nodes
 
-    def test_an_interrupt_ends_the_libraries(self):
-        self.interrupt("node", signal.SIGINT)
+    def versus(self, part, number):
+        command = [HERE / "versus/versus.py", "--peers", "MPICH", "--only", part, "--clusters", "2+3"]
+        return self.interrupt(command, {"mpicc.mpich": COMPILES, "mpiexec.mpich": HANGS}, number)
 
-    @unittest.skipUnless(os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "iperf3"))), "needs root, iproute2 and iperf3")
+    def training(self, cluster, number):
+        return self.interrupt([HERE / "training/train.py", "--clusters", cluster], {"python": PYTHON}, number)
+
+    def test_an_interrupt_ends_the_libraries(self):
+        self.versus("node", signal.SIGINT)
+
+    def test_an_interrupt_ends_the_training(self):
+        self.training("2", signal.SIGINT)
+
+    @unittest.skipUnless(lab.missing("iperf3") is None, "needs root, iproute2 and iperf3")
     def test_a_termination_removes_the_namespaces(self):
-        nodes = self.interrupt("clusters", signal.SIGTERM)
-        self.assertEqual(len(nodes), 2)
-        there = [node for node in nodes if os.path.exists(f"/run/netns/{node}")]
-        self.assertEqual(there, [])
+        self.assertEqual(len(self.versus("clusters", signal.SIGTERM)), 2)
+
+    @unittest.skipUnless(lab.missing() is None, "needs root and iproute2")
+    def test_a_termination_of_the_training_removes_the_namespaces(self):
+        self.assertEqual(len(self.training("2+3", signal.SIGTERM)), 2)
 
 
 if __name__ == "__main__":
