@@ -184,10 +184,10 @@ versus: build
 	@bench/setup.sh $(VERSUS_PACKAGES)
 	bench/versus/versus.py $(ARGS)
 
-# A ResNet and a GPT by DistributedDataParallel over flexring and over Gloo, on one node and on clusters of namespaces; ARGS=--short takes
+# A ResNet and a GPT by DistributedDataParallel over flexring, Gloo and Open MPI, on one node and on clusters of namespaces; ARGS=--short takes
 # 3 minutes instead of 15. PYTHON names an interpreter with torch 2.8 or later (pip install torch).
 bench-training: build
-	@bench/setup.sh iproute2 python3 python3-matplotlib
+	@bench/setup.sh iproute2 openmpi-bin python3 python3-matplotlib
 	bench/training/train.py $(ARGS)
 
 # Instructions of the hot paths, by callgrind, beside the committed counts; fails above 3 %. ARGS=--update writes new ones.

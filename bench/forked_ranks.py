@@ -16,24 +16,15 @@ PR_SET_PDEATHSIG = 1
 def start(places, function):
     """Runs `function()` in as many forks as there are `places`: network namespaces, or None for this one. Sets RANK and WORLD_SIZE.
 
-    A fork ends with this process, and without unloading torch. If one fails, the others are killed and this process exits with status 1.
+    A fork ends with this process. If one fails, the others are killed and this process exits with status 1.
     """
     os.environ["WORLD_SIZE"] = str(len(places))
     sys.stdout.flush()
     running = set()
     for rank, namespace in enumerate(places):
         if (pid := os.fork()) == 0:
-            try:
-                _enter(namespace)
-                os.environ["RANK"] = str(rank)
-                function()
-                sys.stdout.flush()
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(1)
+            os.environ["RANK"] = str(rank)
+            run_and_exit(lambda: (_enter(namespace), function()))
         running.add(pid)
     while running:
         pid, status = os.wait()
@@ -42,6 +33,19 @@ def start(places, function):
             for other in running:
                 os.kill(other, signal.SIGKILL)
             sys.exit(1)
+
+
+def run_and_exit(function):
+    """Runs the function of a rank and ends the process, without unloading torch. The exit status is 1 if it fails."""
+    status = 0
+    try:
+        function()
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _enter(namespace):

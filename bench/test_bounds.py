@@ -32,15 +32,15 @@ LINE = json.dumps({"bytes": 8, "wrong": 0, "first_us": 3.0, "times_us": [1.0, 2.
 # Prints its process number and the nodes of its lab into $STARTED, and does not react to SIGTERM.
 HANGS = """#!/bin/sh
 trap '' TERM
-echo "$$ ${LAB_NODES-}" > "$STARTED.new"
-mv "$STARTED.new" "$STARTED"
+echo "$$ ${LAB_NODES-}" > "$STARTED.$$"
+mv "$STARTED.$$" "$STARTED"
 while :; do sleep 0.2; done
 """
 # Has a torch, and hangs where it is to train. SIGTERM ends it, as it does Python.
 PYTHON = """#!/bin/sh
-[ "$1" = -c ] && { echo "2.15.0 False"; exit 0; }
-echo "$$ ${LAB_NODES-}" > "$STARTED.new"
-mv "$STARTED.new" "$STARTED"
+[ "$1" = -c ] && { echo 2.15.0; exit 0; }
+echo "$$ ${LAB_NODES-}" > "$STARTED.$$"
+mv "$STARTED.$$" "$STARTED"
 exec sleep 600
 """
 # Creates the file after -o.

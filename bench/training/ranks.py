@@ -2,7 +2,7 @@
 
     ranks.py JSON
 
-train.py starts it, on this machine or inside bench/lab.sh. Rank 0 prints the record of a work as a line of JSON after each round, and a rank
+train.py starts it, on this machine or inside bench/lab.sh. It forks the ranks, unless mpirun started it as one of them. Rank 0 prints the record of a work as a line of JSON after each round, and a rank
 that fails prints its error as one. The libraries' groups and models exist side by side in each process, so that a drifting machine affects all.
 """
 
@@ -26,6 +26,7 @@ import training  # adds the folder of the package flexring
 import flexring.torch  # isort: skip
 from common import in_order
 from models import ImageTraining, TextTraining
+from mpi_hook import MpiHook
 
 # The same step without communication.
 ALONE = "alone"
@@ -39,14 +40,19 @@ class Libraries:
 
     def __init__(self):
         self.backends = {name: training.Backend(name) for name in ("flexring", "gloo")}
-        # Gloo's group with flexring as a hook.
+        # Gloo's group with hooks.
         self.communicator = flexring.torch.from_process_group()
+        self.mpi = MpiHook() if "OMPI_COMM_WORLD_RANK" in os.environ else None
 
     def wrap(self, name, model, strategy="ddp"):
         """The model, parallel over all ranks."""
         if name == "flexring hook":
             model = self.backends["gloo"].wrap(model, strategy)
             flexring.torch.register(model, self.communicator)
+            return model
+        if name == "mpi":
+            model = self.backends["gloo"].wrap(model, strategy)
+            model.register_comm_hook(self.mpi, MpiHook.average)
             return model
         return self.backends["gloo" if name == ALONE else name].wrap(model, strategy)
 
@@ -132,8 +138,13 @@ def report(record):
         print(f"  round {len(record['seconds']['gloo'])}, {record['cluster']}, {record['work']}: {times}", file=sys.stderr, flush=True)
 
 
-def train(libraries, names, work, strategy, options, end):
+def train(libraries, work, strategy, options, end):
     """Measures steps of one model."""
+    if strategy == "ddp":
+        names = ["flexring", "flexring hook", "gloo", *(["mpi"] if libraries.mpi else []), ALONE]
+    else:
+        # With sharded weights there is no step without communication, and the hooks are others.
+        names = ["flexring", "gloo"]
     runs = {name: Run(libraries, name, work, strategy) for name in names}
     count = sum(weight.numel() for weight in runs["gloo"].model.parameters())
     record = new_record(options, work.name if strategy == "ddp" else f"{work.name}-{strategy}")
@@ -171,6 +182,8 @@ def run_rank(options, works):
     for number, work in enumerate(works):
         now = time.monotonic()
         work(libraries, options, now + (end - now) / (len(works) - number))
+    if libraries.mpi:
+        libraries.mpi.close()
     # Rank 0 serves the others' barrier.
     dist.barrier()
 
@@ -185,16 +198,12 @@ def work_named(name):
         return measure
     model, _, strategy = name.partition("-")
     work = {"resnet": ImageTraining, "gpt": TextTraining}[model]()
-    # With sharded weights there is no step without communication, and the hook is another one.
-    names = ["flexring", "gloo"] if strategy else ["flexring", "flexring hook", "gloo", ALONE]
-    return lambda libraries, options, end: train(libraries, names, work, strategy or "ddp", options, end)
+    return lambda libraries, options, end: train(libraries, work, strategy or "ddp", options, end)
 
 
 def main():
     options = json.loads(sys.argv[1])
     works = [work_named(name) for name in options["works"]]
-    nodes = options["nodes"]
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = lab.master(nodes if lab.NODES else ())
 
     def run():
         try:
@@ -204,6 +213,12 @@ def main():
             print(json.dumps({"error": f"rank {os.environ['RANK']}: {message}"}), flush=True)
             raise
 
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        # mpi_launch.py has set the address of rank 0.
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["OMPI_COMM_WORLD_SIZE"]
+        forked_ranks.run_and_exit(run)
+    nodes = options["nodes"]
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = lab.master(nodes if lab.NODES else ())
     forked_ranks.start([lab.NODES[node] if lab.NODES else None for node in nodes], run)
 
 

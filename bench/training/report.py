@@ -16,8 +16,9 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 from cluster import Cluster
 from pictures import Pictures
 
-TITLES = {"flexring": "flexring", "flexring hook": "flexring as a hook of Gloo's group", "gloo": "Gloo", "alone": "no communication"}
-COLOURS = {"flexring": "#1b7bb8", "flexring hook": "#7fb8de", "gloo": "#7570b3"}
+TITLES = {"flexring": "flexring", "flexring hook": "flexring as a hook of Gloo's group", "gloo": "Gloo", "mpi": "Open MPI as a hook",
+          "alone": "no communication"}
+COLOURS = {"flexring": "#1b7bb8", "flexring hook": "#7fb8de", "gloo": "#7570b3", "mpi": "#d95f02"}
 COMPUTATION = "#bbbbbb"
 
 
@@ -141,7 +142,7 @@ def draw(results, folder):
         pictures.style(at, f"{records[0]['work']}, {records[0]['parameters'] / 1e6:.1f} million parameters")
         at.grid(axis="x", visible=False)
     entries = {label: handle for at in axes.flat for handle, label in zip(*at.get_legend_handles_labels())}
-    figure.legend(entries.values(), entries.keys(), loc="upper center", ncol=4, frameon=False, fontsize=8)
+    figure.legend(entries.values(), entries.keys(), loc="upper center", ncol=5, frameon=False, fontsize=8)
     pictures.save(figure, "training.svg", top=0.92)
     return "training.svg"
 

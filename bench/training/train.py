@@ -2,7 +2,8 @@
 """Trains over flexring and over the other libraries of torch.distributed, on the same data, in one run: steps per second, the time lost to
 communication, and whether the losses agree.
 
-    bench/training/train.py [--short] [--clusters 2,4,2+3,1+4] [--works resnet,gpt] [--rounds N] [--steps N] [--out FOLDER]
+    bench/training/train.py [--short] [--clusters 2,4,2+3,1+4] [--works resnet,gpt] [--rounds N] [--steps N] [--without-mpi]
+                            [--out FOLDER]
 
 A number is that many ranks on this machine, and 2+3 are two nodes, which are network namespaces with links of 1 Gbit/s (as root). Works are
 resnet and gpt by DistributedDataParallel, gpt-fsdp2, and all_reduce, which is none of training. Rounds of steps over each library alternate in the
@@ -24,9 +25,11 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
 import lab
+import mpi_launch
 from cluster import Cluster
 from common import ROOT, commit, exit_on_signals, python_with, words, write
 
+HERE = Path(__file__).resolve().parent
 OLDEST = (2, 8)
 WORKS = ("resnet", "gpt", "gpt-fsdp2", "all_reduce")
 # Seconds in all, with the report; rounds of each work, and at most so many steps of a library in a round.
@@ -37,18 +40,18 @@ GRACE, LEAST = 15, 10
 
 
 def find_torch():
-    """A Python interpreter with a torch that has flexring as a backend, that torch's version, and whether it has MPI. Or why there is none."""
+    """A Python interpreter with a torch that has flexring as a backend, and that torch's version. Or why there is none."""
     found = []
     for python in [os.environ["PYTHON"]] if os.environ.get("PYTHON") else ["python3", "/usr/bin/python3"]:
-        look = "import torch, torch.distributed as d; print(torch.__version__, d.is_available() and d.is_mpi_available())"
         try:
-            printed = subprocess.run([python, "-c", look], text=True, capture_output=True, timeout=120, check=True).stdout.split()
+            printed = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], text=True, capture_output=True,
+                                     timeout=120, check=True).stdout.split()
         except (OSError, subprocess.SubprocessError):
             found.append(f"{python} cannot import torch")
             continue
-        version, mpi = printed[-2:]
+        version = printed[-1]
         if tuple(map(int, re.findall(r"\d+", version)[:2])) >= OLDEST:
-            return (python, version, mpi == "True"), None
+            return (python, version), None
         found.append(f"{python} has torch {version}")
     oldest = ".".join(map(str, OLDEST))
     return None, f"{', '.join(found)}, and flexring as a backend needs {oldest} or later: name an interpreter that has it in PYTHON"
@@ -58,7 +61,9 @@ def run_job(python, cluster, options, seconds):
     """Runs the ranks of one cluster. Returns the last record of each work, and the failure of the job or None."""
     its = {"cluster": cluster.name, "nodes": cluster.nodes(), "works": options.works, "seconds": seconds, "rounds": options.rounds,
            "steps": options.steps}
-    ranks = [python, Path(__file__).with_name("ranks.py"), json.dumps(its)]
+    ranks = [python, HERE / "ranks.py", json.dumps(its)]
+    if options.mpi:
+        ranks = [sys.executable, HERE / "mpi_launch.py", python, json.dumps(its)]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if len(cluster.ranks) == 1:
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "FLEXRING_SOCKET_IFNAME": "lo"}
@@ -158,6 +163,7 @@ def parse():
     parser.add_argument("--works", type=words, default=["resnet", "gpt"], help=f"of {', '.join(WORKS)} [default: resnet,gpt]")
     parser.add_argument("--rounds", type=positive, help=f"of each work [default: {LONG[1]}; {SHORT[1]} with --short]")
     parser.add_argument("--steps", type=positive, help=f"over a library in a round, at most [default: {LONG[2]}; {SHORT[2]} with --short]")
+    parser.add_argument("--without-mpi", action="store_true", help="leave Open MPI out, whose mpirun otherwise starts all ranks")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/out/training", help="folder of the report [default: bench/out/training]")
     options = parser.parse_args()
     if unknown := set(options.works) - set(WORKS):
@@ -175,10 +181,12 @@ def main():
     if not found:
         print(f"skipped: training: {reason}")
         return
-    python, version, has_mpi = found
+    python, version = found
     about = {"commit": commit(), "load_before": os.getloadavg()[0], "torch": version, "skipped": {}}
-    # Its processes are those of mpirun, and not forks.
-    about["skipped"]["MPI"] = "its ranks must be started by mpirun" if has_mpi else f"torch {version} has no MPI backend"
+    reason = "by --without-mpi" if options.without_mpi else mpi_launch.missing()
+    options.mpi = not reason
+    if reason:
+        about["skipped"]["Open MPI"] = reason
     if reason := lab.missing():
         there = [cluster for cluster in options.clusters if len(cluster.ranks) == 1]
         if len(there) < len(options.clusters):
@@ -192,7 +200,7 @@ def main():
     write(options.out / "training.json", "training", results)
     # Another interpreter may be the one that has matplotlib.
     drawing = python_with("matplotlib") or sys.executable
-    subprocess.run([drawing, Path(__file__).with_name("report.py"), options.out], check=True)
+    subprocess.run([drawing, HERE / "report.py", options.out], check=True)
     if results["failures"]:
         sys.exit(1)
 

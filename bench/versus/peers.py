@@ -116,6 +116,10 @@ class OpenMpi(Mpi):
         super().__init__(name, colour, define, ["mpicc.openmpi", "mpicc"], ["mpirun.openmpi", "mpirun"], "libopenmpi-dev openmpi-bin")
 
     def commands(self, place, dtype, arguments):
+        return self.launch(place, self.loop(dtype, arguments))
+
+    def launch(self, place, program):
+        """The command that starts the ranks of any program."""
         btl = {"shm": "self,vader", "tcp": "self,tcp", "lab": "self,vader,tcp"}[place.transport]
         settings = {"pml": "ob1", "btl": btl}
         options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", place.ranks]
@@ -127,7 +131,7 @@ class OpenMpi(Mpi):
             options += ["--host", place.slots()]
         for name, value in settings.items():
             options += ["--mca", name, value]
-        return place.launched([self.launcher, *options, *self.loop(dtype, arguments)], {})
+        return place.launched([self.launcher, *options, *program], {})
 
 
 class Mpich(Mpi):
