@@ -136,7 +136,7 @@ def draw(results, folder):
         return None
     if not works:
         return None
-    figure, axes = pictures.plt.subplots(1, len(works), figsize=(5.4 * len(works), 3.8), squeeze=False)
+    figure, axes = pictures.plt.subplots(1, len(works), figsize=(max(8, 5.4 * len(works)), 3.8), squeeze=False)
     for at, records in zip(axes.flat, works):
         bars(at, records)
         pictures.style(at, f"{records[0]['work']}, {records[0]['parameters'] / 1e6:.1f} million parameters")
