@@ -55,7 +55,7 @@ class ImageTraining:
 
     name = "resnet"
     # Images in a batch of one rank, and the noise's standard deviation; that of patterns is 1.
-    images, noise = 4, 1.0
+    images, noise = 4, 0.5
     batch = f"{images} images of {PIXELS} x {PIXELS} pixels"
     # Normalization over so few images amplifies differences more than a GPT does.
     tolerance = 1e-2
@@ -68,7 +68,7 @@ class ImageTraining:
         return resnet()
 
     def optimizer(self, weights):
-        return torch.optim.SGD(weights, lr=0.005, momentum=0.9)
+        return torch.optim.SGD(weights, lr=0.02, momentum=0.9)
 
     def loss(self, model, step):
         generator = torch.Generator().manual_seed(1 + step * dist.get_world_size() + dist.get_rank())
