@@ -33,10 +33,10 @@ TESTS = --lib --bins --test suite --test nccl
 
 # cust is linked to libcuda.so and looks for it in the folder lib64 of this one: the simulated driver's.
 CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
-# For a few tests the optimizer costs more than it saves. Dependencies stay optimized, and are shared.
+# For a few tests the optimizer costs more than it saves. Dependencies are shared.
 QUICK = --config profile.test.package.flexring.opt-level=0
 
-.PHONY: all build check lint test test-long bench bench-gate bench-lab bench-papers bench-verbs versus install \
+.PHONY: all build check lint test test-long bench bench-gate bench-lab bench-papers bench-training bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny portable \
 	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
 
@@ -170,6 +170,12 @@ bench-lab: build
 versus: build
 	@bench/setup.sh $(VERSUS_PACKAGES)
 	bench/versus/versus.py $(ARGS)
+
+# A ResNet and a GPT by DistributedDataParallel over flexring, Gloo and Open MPI, on one node and on clusters of namespaces; ARGS=--short takes
+# 3 minutes instead of 15. PYTHON names an interpreter with torch 2.8 or later (pip install torch).
+bench-training: build
+	@bench/setup.sh iproute2 openmpi-bin python3 python3-matplotlib
+	bench/training/train.py $(ARGS)
 
 # Instructions of the hot paths, by callgrind, beside the committed counts; fails above 3 %. ARGS=--update writes new ones.
 # The harness is not among the default members, so it is linted here.

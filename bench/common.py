@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,11 +36,34 @@ def exit_on_signals():
         signal.signal(number, leave)
 
 
+def commit():
+    """The commit of this checkout, with -dirty if files differ from it."""
+    return run(["git", "-C", ROOT, "describe", "--always", "--dirty"]).strip()
+
+
+def in_order(peers, number):
+    """Another library comes first in each round."""
+    first = number % max(1, len(peers))
+    return peers[first:] + peers[:first]
+
+
+def words(text):
+    """The words of an option that are separated by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def build_ompi(folder):
     """Compiles the Open MPI benchmark into `folder` and returns its path."""
     program = Path(folder) / "ompi_allreduce"
     run(["mpicc", "-O2", ROOT / "bench/peers/ompi_allreduce.c", "-o", program])
     return program
+
+
+def python_with(module):
+    """A Python interpreter that has the module, or None. /usr/bin/python3 is tried too, because it has Debian's packages."""
+    find = f"import importlib.util as util; exit(not util.find_spec('{module}'))"
+    here = (python for python in ("python3", "/usr/bin/python3") if shutil.which(python))
+    return next((python for python in here if subprocess.run([python, "-c", find]).returncode == 0), None)
 
 
 def write(path, benchmark, results):

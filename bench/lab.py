@@ -1,8 +1,11 @@
-"""Measurements inside bench/lab.sh. Nodes are identified by index; `places` is the node of each rank."""
+"""Starts bench/lab.sh, and measurements inside it. Nodes are identified by index; `places` is the node of each rank."""
 
 import contextlib
 import json
 import os
+import shutil
+import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +23,53 @@ class Failure(Exception):
     def __init__(self, reason, printed=""):
         super().__init__(reason)
         self.printed = printed
+
+
+def missing(*tools):
+    """Why there can be no network namespaces, or no measurements with these tools in them. None if there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    lacking = [tool for tool in ("ip", "tc", "unshare", *tools) if not shutil.which(tool)]
+    return f"not installed: {', '.join(lacking)}" if lacking else None
+
+
+def supervised(command, limit, **environment):
+    """Runs a command, such as bench/lab.sh, and returns what it printed. After `limit` seconds, or when this script is interrupted, its
+    processes get SIGTERM, so that it removes what it made.
+
+    They are a process group of their own, so that a Ctrl-C comes to this script first and to them only from here.
+    """
+    command = [str(argument) for argument in command]
+    group = subprocess.Popen(command, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE, start_new_session=True)
+    reason = printed = None
+    try:
+        printed, _ = group.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        reason = f"not done after {limit:.0f} s"
+    finally:
+        if group.poll() is None:
+            os.killpg(group.pid, signal.SIGTERM)
+            try:
+                group.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                os.killpg(group.pid, signal.SIGKILL)
+    if reason:
+        # What was printed before.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            printed, _ = group.communicate(timeout=5)
+    elif group.returncode:
+        reason = f"{os.path.basename(command[0])} ended with status {group.returncode}"
+    if reason:
+        raise Failure(reason, printed or "")
+    return printed
+
+
+def master(places=()):
+    """An address of rank 0 and a port that is free there. Without places the ranks are on this machine."""
+    if places:
+        return ADDRESSES[places[0]], "29400"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return "127.0.0.1", str(server.getsockname()[1])
 
 
 def inside(node):
@@ -114,10 +164,11 @@ def flexring(places, arguments, limit, **settings):
 
 def report(places, arguments, limit, on_row=lambda rows: None, **settings):
     """Runs `flexring perf` and returns its report. `on_row` gets the number of rows that are done, 20 times a second."""
+    address, port = master(places)
     world = {
         "FLEXRING_WORLD_SIZE": str(len(places)),
-        "FLEXRING_MASTER_ADDR": ADDRESSES[places[0]],
-        "FLEXRING_MASTER_PORT": "29400",
+        "FLEXRING_MASTER_ADDR": address,
+        "FLEXRING_MASTER_PORT": port,
         **settings,
     }
     with tempfile.NamedTemporaryFile(suffix=".json") as file:

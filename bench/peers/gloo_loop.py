@@ -2,24 +2,21 @@
 
     gloo_loop.py RANKS|NAMESPACE... -- f32|bf16 SECONDS MOST BYTES...
 
-Starts that many ranks, or one in each of the network namespaces. They are forked from one process that has loaded torch, because
-loading it takes longer than a few all-reduces, and exit without unloading it. MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME are
-those of torch.distributed.
+Starts that many ranks, or one in each of the network namespaces. MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME are those of
+torch.distributed.
 """
 
-import ctypes
 import json
-import os
-import signal
 import sys
 import time
-import traceback
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-CLONE_NEWNET = 0x40000000
-PR_SET_PDEATHSIG = 1
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import forked_ranks
 
 
 def timed(tensor):
@@ -57,45 +54,16 @@ def measure(dtype, size, limit, most):
         print(json.dumps(result), flush=True)
 
 
-def run_rank(rank, namespace, arguments):
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if namespace and libc.setns(os.open(f"/run/netns/{namespace}", os.O_RDONLY), CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
-    os.environ["RANK"] = str(rank)
-    dtype, limit, most, sizes = arguments[0], float(arguments[1]), int(arguments[2]), [int(size) for size in arguments[3:]]
+def run_rank():
+    dtype, limit, most, *sizes = sys.argv[sys.argv.index("--") + 1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for size in sizes:
-        measure(dtype, size, limit, most)
-    sys.stdout.flush()
+        measure(dtype, int(size), float(limit), int(most))
     # Rank 0 serves the others' barrier.
     dist.barrier()
 
 
-def main():
-    split = sys.argv.index("--")
-    where, arguments = sys.argv[1:split], sys.argv[split + 1:]
-    namespaces = [None] * int(where[0]) if where[0].isdigit() else where
-    os.environ["WORLD_SIZE"] = str(len(namespaces))
-    running = set()
-    for rank, namespace in enumerate(namespaces):
-        if (pid := os.fork()) == 0:
-            try:
-                run_rank(rank, namespace, arguments)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
-        running.add(pid)
-    while running:
-        pid, status = os.wait()
-        running.discard(pid)
-        if status:
-            for other in running:
-                os.kill(other, signal.SIGKILL)
-            sys.exit(1)
-
-
-main()
+if __name__ == "__main__":
+    where = sys.argv[1:sys.argv.index("--")]
+    forked_ranks.start([None] * int(where[0]) if where[0].isdigit() else where, run_rank)

@@ -6,13 +6,12 @@ All run the loop of bench/peers/allreduce.c, and print its lines of JSON.
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 from collections import Counter
 from pathlib import Path
 
 import lab
-from common import ROOT, run
+from common import ROOT, python_with, run
 
 LOOP = ROOT / "bench/peers/allreduce.c"
 LIBRARY = ROOT / "target/release/libflexring.a"
@@ -29,13 +28,6 @@ class Place:
         self.ranks, self.transport = ranks, transport
         # For the lab: the node of each rank, and flexring's short form if links differ.
         self.nodes, self.topology = nodes, topology
-
-    def master(self):
-        """An address of rank 0 and a port that is free there."""
-        if self.nodes:
-            return lab.ADDRESSES[self.nodes[0]], "29400"
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            return "127.0.0.1", str(server.getsockname()[1])
 
     def slots(self):
         """The nodes' names with the number of their ranks, as MPI's launchers want them."""
@@ -78,7 +70,7 @@ class Flexring(Peer):
             run(["cc", "-O2", "-DPEER_FLEXRING", f"-I{ROOT}/include", LOOP, LIBRARY, "-lpthread", "-ldl", "-lm", "-o", self.program])
 
     def commands(self, place, dtype, arguments):
-        address, port = place.master()
+        address, port = lab.master(place.nodes)
         environment = {"FLEXRING_WORLD_SIZE": str(place.ranks), "FLEXRING_MASTER_ADDR": address, "FLEXRING_MASTER_PORT": port}
         if place.transport != "lab":
             environment |= {"FLEXRING_TRANSPORT": place.transport, "FLEXRING_SOCKET_IFNAME": "lo"}
@@ -124,6 +116,10 @@ class OpenMpi(Mpi):
         super().__init__(name, colour, define, ["mpicc.openmpi", "mpicc"], ["mpirun.openmpi", "mpirun"], "libopenmpi-dev openmpi-bin")
 
     def commands(self, place, dtype, arguments):
+        return self.launch(place, self.loop(dtype, arguments))
+
+    def launch(self, place, program):
+        """The command that starts the ranks of any program."""
         btl = {"shm": "self,vader", "tcp": "self,tcp", "lab": "self,vader,tcp"}[place.transport]
         settings = {"pml": "ob1", "btl": btl}
         options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", place.ranks]
@@ -135,7 +131,7 @@ class OpenMpi(Mpi):
             options += ["--host", place.slots()]
         for name, value in settings.items():
             options += ["--mca", name, value]
-        return place.launched([self.launcher, *options, *self.loop(dtype, arguments)], {})
+        return place.launched([self.launcher, *options, *program], {})
 
 
 class Mpich(Mpi):
@@ -161,19 +157,12 @@ class Gloo(Peer):
         return None if self.python else "not installed: python3-torch"
 
     def commands(self, place, dtype, arguments):
-        address, port = place.master()
+        address, port = lab.master(place.nodes)
         environment = {"MASTER_ADDR": address, "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "up0" if place.nodes else "lo",
                        "OMP_NUM_THREADS": "1"}
         ranks = [lab.NODES[node] for node in place.nodes] or [place.ranks]
         command = [*LEASH, self.python, ROOT / "bench/peers/gloo_loop.py", *ranks, "--", dtype, *arguments]
         return [(command, environment)]
-
-
-def python_with(module):
-    """A Python interpreter that has the module, or None. /usr/bin/python3 is tried too, because it has Debian's packages."""
-    find = f"import importlib.util as util; exit(not util.find_spec('{module}'))"
-    here = (python for python in ("python3", "/usr/bin/python3") if shutil.which(python))
-    return next((python for python in here if subprocess.run([python, "-c", find]).returncode == 0), None)
 
 
 def all_peers():

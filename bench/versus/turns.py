@@ -30,12 +30,6 @@ def record(result):
     return kept
 
 
-def in_order(peers, number):
-    """Another library comes first in each round."""
-    first = number % max(1, len(peers))
-    return peers[first:] + peers[:first]
-
-
 def fitting(peers, place, dtype):
     """The libraries that have this transport and type."""
     return [peer for peer in peers if place.transport in peer.transports and dtype in peer.dtypes]

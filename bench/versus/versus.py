@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import clusters
 import lab
-from common import ROOT, exit_on_signals, run, write
-from peers import Place, all_peers, present, python_with
-from turns import Turns, fitting, in_order, setting
+from common import ROOT, commit, exit_on_signals, in_order, python_with, run, words, write
+from peers import Place, all_peers, present
+from turns import Turns, fitting, setting
 
 PARTS = ("node", "clusters")
 
@@ -135,18 +135,6 @@ def measure_clusters(options, bounds, peers, folder, end, found, wire, failures,
             print(f"failed: {failures[-1]}", flush=True)
 
 
-def missing_for_clusters():
-    """Why there can be no network namespaces, or None."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    tools = [tool for tool in ("ip", "tc", "iperf3", "unshare") if not shutil.which(tool)]
-    return f"not installed: {', '.join(tools)}" if tools else None
-
-
-def words(text):
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="fewer lengths, ranks, rounds and clusters, in at most 5 minutes")
@@ -188,7 +176,7 @@ def main():
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     results = {
-        "commit": run(["git", "-C", ROOT, "describe", "--always", "--dirty"]).strip(),
+        "commit": commit(),
         "load_before": os.getloadavg()[0],
         "peers": {peer.name: peer.colour for peer in all_peers()},
         "wire": {},
@@ -201,7 +189,7 @@ def main():
         peers, results["skipped"] = present(folder, options.peers)
         if not peers:
             sys.exit("there is no library to measure: run cargo build --release")
-        if "clusters" in options.only and (reason := missing_for_clusters()):
+        if "clusters" in options.only and (reason := lab.missing("iperf3")):
             results["skipped"]["clusters"] = reason
             options.only.remove("clusters")
         for name, reason in results["skipped"].items():

@@ -8,12 +8,12 @@ use std::time::Duration;
 /// Timeout on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// `make versus` kills a library that hangs, and an interrupted run leaves no process and no namespace.
+/// `make versus` and `make bench-training` kill what hangs, and an interrupted run leaves no process and no namespace.
 #[test]
 fn comparisons_end_at_their_bounds_and_leave_nothing() {
     let Some(python) = interpreter("unittest") else { return };
     let mut checks = Command::new(python);
-    checks.arg(root().join("bench/versus/test_bounds.py")).arg("-v").env("PYTHONDONTWRITEBYTECODE", "1");
+    checks.arg(root().join("bench/test_bounds.py")).arg("-v").env("PYTHONDONTWRITEBYTECODE", "1");
     let text = succeed(&mut checks, LIMIT);
     assert!(text.contains("\nOK"), "{text}");
     for line in text.lines().filter(|line| line.contains("... skipped ")) {

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Checks that `make versus` and `make bench-training` kill and name what hangs, and leave no process and no namespace when they are interrupted.
+
+    bench/test_bounds.py
+
+Scripts stand in for MPICH and for Python with torch, so that no library is needed, and no release build. Namespaces are checked as root where
+iperf3 is installed.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE / "versus"), str(HERE / "training")]
+
+import lab
+import train
+from peers import Peer, Place
+from turns import Turns, setting
+
+LINE = json.dumps({"bytes": 8, "wrong": 0, "first_us": 3.0, "times_us": [1.0, 2.0, 4.0]})
+# Prints its process number and the nodes of its lab into $STARTED, and does not react to SIGTERM.
+HANGS = """#!/bin/sh
+trap '' TERM
+echo "$$ ${LAB_NODES-}" > "$STARTED.$$"
+mv "$STARTED.$$" "$STARTED"
+while :; do sleep 0.2; done
+"""
+# Has a torch, and hangs where it is to train. SIGTERM ends it, as it does Python.
+PYTHON = """#!/bin/sh
+[ "$1" = -c ] && { echo 2.15.0; exit 0; }
+echo "$$ ${LAB_NODES-}" > "$STARTED.$$"
+mv "$STARTED.$$" "$STARTED"
+exec sleep 600
+"""
+# Creates the file after -o.
+COMPILES = """#!/bin/sh
+while [ $# -gt 1 ]; do [ "$1" = -o ] && : > "$2"; shift; done
+"""
+
+
+def runs(pid):
+    """Whether a process exists that is not only waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+class Script(Peer):
+    """A library that is a shell script."""
+
+    def __init__(self, name, script):
+        super().__init__(name, "#000000")
+        self.script = script
+
+    def commands(self, place, dtype, arguments):
+        return [(["sh", "-c", self.script], {})] * place.ranks
+
+
+class TurnsTest(unittest.TestCase):
+    def take(self, script, limit=0.5, left=60.0):
+        place = Place(2, "shm")
+        its = setting("2 ranks", place, "f32", [8, 64], {})
+        with contextlib.redirect_stderr(io.StringIO()):
+            Turns((0.1, 10, limit), time.monotonic() + left).take(Script("stub", script), place, its, 0)
+        return its
+
+    def test_a_library_that_hangs_is_killed_and_keeps_the_lengths_that_it_finished(self):
+        its = self.take(f"echo '{LINE}'; exec sleep 60")
+        self.assertIn("not done after", its["failed"]["stub"])
+        self.assertEqual(its["times"]["stub"]["8"]["0"]["median_us"], 2.0)
+        self.assertNotIn("64", its["times"]["stub"])
+
+    def test_the_end_of_the_run_leaves_a_library_out_and_is_no_failure(self):
+        its = self.take("exec sleep 60", limit=60, left=1.5)
+        self.assertEqual(its["failed"], {})
+        self.assertEqual(its["left_out"], ["stub in round 1"])
+
+    def test_a_library_that_fails_is_named_with_its_last_message(self):
+        its = self.take("echo 'no such interface' >&2; exit 3")
+        self.assertIn("ended with status 3; no such interface", its["failed"]["stub"])
+
+    def test_wrong_sums_are_a_failure(self):
+        its = self.take(f"echo '{LINE.replace(chr(34) + 'wrong' + chr(34) + ': 0', chr(34) + 'wrong' + chr(34) + ': 1')}'")
+        self.assertEqual(its["failed"]["stub"], "sums of 8 bytes are wrong")
+
+
+class TrainingTest(unittest.TestCase):
+    def test_a_job_that_hangs_is_killed_and_keeps_what_it_printed(self):
+        with self.assertRaises(lab.Failure) as caught:
+            lab.supervised(["sh", "-c", "echo done; sleep 60 & wait"], 0.5)
+        self.assertIn("not done after", str(caught.exception))
+        self.assertEqual(caught.exception.printed, "done\n")
+
+    def test_losses_that_differ_from_those_of_gloo_are_a_failure(self):
+        record = {"losses": {"flexring": [2.0, 1.5], "gloo": [2.0, 1.0]}, "tolerance": 1e-2, "equal_weights": {"gloo": False}}
+        differing, unequal = train.compare(record)
+        self.assertIn("flexring: the losses differ from Gloo's by 5.0e-01", differing)
+        self.assertEqual(unequal, "gloo: ranks have different weights")
+        self.assertEqual(train.compare({**record, "tolerance": 0.6, "equal_weights": {}}), [])
+
+    def test_a_loss_that_is_no_number_is_a_failure(self):
+        record = {"losses": {"flexring": [2.0, float("nan")], "gloo": [2.0, 1.0]}, "tolerance": 1e-2}
+        self.assertEqual(len(train.compare(record)), 1)
+
+    def test_without_torch_training_is_skipped(self):
+        command = [HERE / "training/train.py", "--short"]
+        run = subprocess.run(command, env={**os.environ, "PYTHON": "/bin/false"}, stdout=subprocess.PIPE, text=True, check=True)
+        self.assertIn("skipped: training: /bin/false cannot import torch", run.stdout)
+
+    def test_wrong_clusters_are_refused(self):
+        for name in ("", "1", "2+", "x+3", "2+3@5T", "0+2"):
+            with self.assertRaises(argparse.ArgumentTypeError, msg=name):
+                train.cluster_named(name)
+
+
+class InterruptTest(unittest.TestCase):
+    def interrupt(self, command, scripts, number):
+        """Interrupts a benchmark while one of the scripts hangs, and returns the nodes of its lab."""
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            for name, script in scripts.items():
+                (folder / name).write_text(script)
+                (folder / name).chmod(0o755)
+            started = folder / "started"
+            environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "STARTED": str(started), "PYTHON": str(folder / "python")}
+            # By its interpreter, because a script may be another one.
+            command = [sys.executable, *command, "--short", "--out", folder / "out"]
+            run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            try:
+                self.assertTrue(until(started.exists, 60), "no script was started")
+                pid, *nodes = started.read_text().split()
+                run.send_signal(number)
+                # A second signal must not disturb the removal.
+                time.sleep(0.2)
+                run.send_signal(number)
+                printed, _ = run.communicate(timeout=60)
+            finally:
+                if run.poll() is None:
+                    run.kill()
+            self.assertEqual(run.returncode, 128 + number, printed)
+            self.assertTrue(until(lambda: not runs(int(pid)), 5), f"process {pid} still runs")
+            self.assertEqual([node for node in nodes if os.path.exists(f"/run/netns/{node}")], [])
+            return nodes
+
+    def versus(self, part, number):
+        command = [HERE / "versus/versus.py", "--peers", "MPICH", "--only", part, "--clusters", "2+3"]
+        return self.interrupt(command, {"mpicc.mpich": COMPILES, "mpiexec.mpich": HANGS}, number)
+
+    def training(self, cluster, number):
+        return self.interrupt([HERE / "training/train.py", "--clusters", cluster], {"python": PYTHON}, number)
+
+    def test_an_interrupt_ends_the_libraries(self):
+        self.versus("node", signal.SIGINT)
+
+    def test_an_interrupt_ends_the_training(self):
+        self.training("2", signal.SIGINT)
+
+    @unittest.skipUnless(lab.missing("iperf3") is None, "needs root, iproute2 and iperf3")
+    def test_a_termination_removes_the_namespaces(self):
+        self.assertEqual(len(self.versus("clusters", signal.SIGTERM)), 2)
+
+    @unittest.skipUnless(lab.missing() is None, "needs root and iproute2")
+    def test_a_termination_of_the_training_removes_the_namespaces(self):
+        self.assertEqual(len(self.training("2+3", signal.SIGTERM)), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
