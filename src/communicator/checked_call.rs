@@ -66,13 +66,6 @@ impl CheckedCall {
         self.count as usize * self.dtype.size()
     }
 
-    /// The most bytes of scratch memory that a program of this call needs: the length of the whole vector if the output is
-    /// shorter, else 0.
-    pub(super) fn most_scratch_bytes(&self) -> usize {
-        let whole = self.whole_bytes();
-        if self.output.len() == whole || !self.collective.reduces() { 0 } else { whole }
-    }
-
     /// Whether this rank neither provides nor receives elements.
     pub(crate) fn is_empty(&self) -> bool {
         let mut messages = self.messages.iter().flat_map(|messages| messages.iter());

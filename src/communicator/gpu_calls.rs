@@ -83,8 +83,10 @@ impl Communicator {
         let runner = &self.runner;
         checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
         let (small, collective) = (runner.is_small(&checked), checked.collective);
-        if !small && checked.most_scratch_bytes() > 0 {
-            checked.gpu_scratch = runner.gpu_state.scratch(checked.most_scratch_bytes())?;
+        if !small && checked.is_collective() {
+            // Unlocked before memory is allocated: that may wait for calls which the worker looks up meanwhile.
+            let bytes = runner.lock_plans().scratch_bytes(&checked);
+            checked.gpu_scratch = runner.gpu_state.scratch(bytes)?;
         }
         // Held until the launch, because kernels must be launched in the order of their calls.
         let submissions = self.lock_submissions();

@@ -189,8 +189,8 @@ impl Communicator {
         }
         let ticket = QueueTicket::take(&*self.runner.queue);
         self.runner.wait_turn(&ticket);
-        let RunnerState { executor, plans, adaptation, .. } = &mut *self.runner.lock_state();
-        plans.replace(plan, executor);
+        let RunnerState { executor, adaptation, .. } = &mut *self.runner.lock_state();
+        self.runner.lock_plans().replace(plan, executor);
         // The program has chosen.
         *adaptation = None;
         Ok(())

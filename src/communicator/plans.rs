@@ -10,8 +10,10 @@ use crate::description;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 use crate::executor::{CallPath, Executor};
+use crate::plan::call_layout;
 use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
+use crate::plan::program::Program;
 use crate::plan::selection::{self, AlgorithmSelection, ShortPlan};
 use crate::plan::topology::Topology;
 use crate::plan::traffic::Traffic;
@@ -49,7 +51,7 @@ pub(super) struct Plans {
     /// Longest block of an all-to-all, in bytes, that goes by node.
     longest_by_node: usize,
     reproducible: bool,
-    installed: HashMap<ProgramKey, Installed>,
+    lowered: HashMap<ProgramKey, LoweredProgram>,
     /// The chosen algorithm, and why it was chosen.
     selection: AlgorithmSelection,
 }
@@ -77,6 +79,21 @@ impl SizedPlan {
 /// Identifies a program: the position of its plan, and the variant.
 type ProgramKey = (usize, ProgramSpec);
 
+/// A program of this rank.
+struct LoweredProgram {
+    program: Arc<Program>,
+    /// See [`Installed::digest`].
+    digest: u64,
+    /// Where the executor has it; `None` until it does.
+    path: Option<CallPath>,
+}
+
+impl LoweredProgram {
+    fn scratch_bytes(&self, checked: &CheckedCall) -> usize {
+        call_layout::scratch_bytes(&self.program, checked.collective, checked.count, checked.dtype.size())
+    }
+}
+
 /// How a call is executed.
 #[derive(Clone, Copy)]
 pub(super) struct Installed {
@@ -85,6 +102,8 @@ pub(super) struct Installed {
     pub digest: u64,
     /// Longest sub-chunk in bytes.
     pub subchunk: usize,
+    /// Bytes of scratch memory that the call needs.
+    pub scratch_bytes: usize,
 }
 
 impl Plans {
@@ -121,7 +140,7 @@ impl Plans {
             small: config.small.0,
             longest_by_node: selection::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
-            installed: HashMap::new(),
+            lowered: HashMap::new(),
             selection,
         })
     }
@@ -195,7 +214,7 @@ impl Plans {
         self.untuned = 1;
         self.first = None;
         self.digest = digest_of(&self.all);
-        self.installed.clear();
+        self.lowered.clear();
         executor.uninstall_all();
     }
 
@@ -223,7 +242,7 @@ impl Plans {
         self.all.truncate(self.untuned);
         self.all.extend(plans);
         self.digest = digest_of(&self.all);
-        self.installed.clear();
+        self.lowered.clear();
         executor.uninstall_all();
         self.prepare(executor)
     }
@@ -241,6 +260,24 @@ impl Plans {
 
     /// How `checked` is executed. The first call of its kind installs the program.
     pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<Installed> {
+        let key = self.key_of(checked);
+        let (path, subchunk) = (self.install(key, executor)?, self.all[key.0].subchunk);
+        let lowered = self.lowered(key);
+        Ok(Installed {
+            path,
+            digest: lowered.digest,
+            subchunk,
+            scratch_bytes: lowered.scratch_bytes(checked),
+        })
+    }
+
+    /// Bytes of scratch memory that `checked` needs when it runs a program.
+    pub(super) fn scratch_bytes(&mut self, checked: &CheckedCall) -> usize {
+        self.lowered(self.key_of(checked)).scratch_bytes(checked)
+    }
+
+    /// The program that executes `checked`.
+    fn key_of(&self, checked: &CheckedCall) -> ProgramKey {
         // A barrier is an all-reduce without elements.
         let collective = if checked.collective == Collective::Barrier {
             Collective::AllReduce
@@ -273,23 +310,30 @@ impl Plans {
             one_shot,
             by_node,
         };
-        match self.installed.get(&(at, spec)) {
-            Some(installed) => Ok(*installed),
-            None => self.install((at, spec), executor),
-        }
+        (at, spec)
     }
 
-    fn install(&mut self, key: ProgramKey, executor: &mut Executor) -> Result<Installed> {
-        let (at, spec) = key;
-        let SizedPlan { plan, subchunk, .. } = &self.all[at];
-        let (program, subchunk) = (Arc::new(plan.program(self.rank, spec)), *subchunk);
-        // Hash the two digests instead of combining them by XOR: each depends on the plan's digest, which
-        // would cancel out.
-        let both = u128::from(self.digest()) << 64 | u128::from(program.digest);
-        let digest = xxh3_64(&both.to_le_bytes());
-        let installed = Installed { digest, path: executor.install(program)?, subchunk };
-        self.installed.insert(key, installed);
-        Ok(installed)
+    /// The program of this rank. The first call lowers it.
+    fn lowered(&mut self, key: ProgramKey) -> &mut LoweredProgram {
+        let Self { all, lowered, rank, digest, .. } = self;
+        lowered.entry(key).or_insert_with_key(|(at, spec)| {
+            let program = Arc::new(all[*at].plan.program(*rank, *spec));
+            // Hash the two digests instead of combining them by XOR: each depends on the plan's digest, which
+            // would cancel out.
+            let both = u128::from(*digest) << 64 | u128::from(program.digest);
+            LoweredProgram { program, digest: xxh3_64(&both.to_le_bytes()), path: None }
+        })
+    }
+
+    /// Where a program is installed. The first call installs it.
+    fn install(&mut self, key: ProgramKey, executor: &mut Executor) -> Result<CallPath> {
+        let lowered = self.lowered(key);
+        if let Some(path) = lowered.path {
+            return Ok(path);
+        }
+        let path = executor.install(Arc::clone(&lowered.program))?;
+        lowered.path = Some(path);
+        Ok(path)
     }
 }
 

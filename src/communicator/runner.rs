@@ -51,6 +51,8 @@ pub(super) struct CallRunner {
     /// Whether the communicator is being dropped.
     pub leaving: AtomicBool,
     pub state: Mutex<RunnerState>,
+    /// Locked for short, also by callers while a call runs; after `state` where both are.
+    pub plans: Mutex<Plans>,
     pub queue: Arc<CallQueue>,
     pub fault: Arc<Fault>,
     /// What each rail carries. Empty without RDMA.
@@ -69,7 +71,6 @@ pub(super) struct CallRunner {
 /// What only the running call uses.
 pub(super) struct RunnerState {
     pub executor: Executor,
-    pub plans: Plans,
     /// Intermediate results outside the caller's memory; as long as the call that needed most so far.
     pub scratch: Option<Buffer<u8>>,
     /// Adapts the plans to the links, if the settings ask for it. Equal on all ranks.
@@ -170,6 +171,11 @@ impl CallRunner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the plans. A panic leaves them as they were, or without some programs.
+    pub(super) fn lock_plans(&self) -> MutexGuard<'_, Plans> {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Refuses calls on a communicator that has failed. The first caller gets the original error, later
     /// callers get `Aborted` with its message.
     pub(super) fn check_usable(&self) -> Result<()> {
@@ -227,7 +233,8 @@ impl CallRunner {
         });
         state.sequence += 1;
         let Some(change) = change? else { return Ok(()) };
-        let RunnerState { executor, plans, sequence, .. } = state;
+        let RunnerState { executor, sequence, .. } = state;
+        let mut plans = self.lock_plans();
         // An error would be the same on all ranks, and the plans that there are work.
         let next = match plans.for_links(adaptation.config(), adaptation.changed_topology().as_ref()) {
             Ok(next) => next,
@@ -236,7 +243,10 @@ impl CallRunner {
                 return Ok(());
             }
         };
-        plans.adopt(next, executor).map_err(|failure| self.fail(failure))?;
+        if let Err(failure) = plans.adopt(next, executor) {
+            drop(plans);
+            return Err(self.fail(failure));
+        }
         adaptation.note_plan(plans.algorithm(), |first| plans.traffic(first), Some(*sequence));
         if self.rank == 0 {
             let changed = adaptation.describe(&change);
@@ -258,7 +268,7 @@ impl CallRunner {
 
     /// Announces a collective to the coordinator, and binds it to its memory.
     fn bind(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<(BoundCall, CallPath)> {
-        let Installed { path, digest: program, subchunk } = self.path(checked, state)?;
+        let Installed { path, digest: program, subchunk, scratch_bytes } = self.path(checked, state)?;
         let call = Call {
             sequence: state.sequence,
             collective: checked.collective,
@@ -273,11 +283,11 @@ impl CallRunner {
         log::trace!("rank {}: {call}", self.rank);
         self.control.enter_call(&call)?;
         reach(FaultPoint::CallEntered);
-        let mut bound = BoundCall {
+        let bound = BoundCall {
             call,
             input: checked.input,
             output: checked.output,
-            scratch: Piece::EMPTY,
+            scratch: self.scratch(checked, scratch_bytes, state)?,
             in_place: checked.in_place,
             arithmetic: checked.arithmetic(),
             average: checked.op == ReduceOp::Avg,
@@ -285,8 +295,6 @@ impl CallRunner {
             subchunk,
             blocks: checked.blocks.clone(),
         };
-        let scratch_bytes = state.executor.scratch_bytes(&bound, path)?;
-        bound.scratch = self.scratch(checked, scratch_bytes, state)?;
         Ok((bound, path))
     }
 
@@ -325,10 +333,10 @@ impl CallRunner {
     /// How the call is executed.
     fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<Installed> {
         if self.is_small(checked) {
-            let digest = state.plans.digest();
-            return Ok(Installed { path: CallPath::Small, digest, subchunk: self.small });
+            let digest = self.lock_plans().digest();
+            return Ok(Installed { path: CallPath::Small, digest, subchunk: self.small, scratch_bytes: 0 });
         }
-        state.plans.path(checked, &mut state.executor)
+        self.lock_plans().path(checked, &mut state.executor)
     }
 
     /// Scratch memory of this many bytes, on the GPU if the vectors are there.
@@ -337,6 +345,10 @@ impl CallRunner {
             return Ok(Piece::EMPTY);
         }
         if checked.on_gpu {
+            if checked.gpu_scratch.len() < bytes {
+                let message = "a plan was set while another thread made this call: set plans between calls";
+                return Err(Error::invalid_argument(message));
+            }
             return Ok(checked.gpu_scratch);
         }
         if state.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {

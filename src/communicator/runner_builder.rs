@@ -119,13 +119,13 @@ impl CallRunnerBuilder<'_> {
             block_lists: BlockLists::default(),
             state: Mutex::new(RunnerState {
                 executor,
-                plans: self.plans,
                 scratch: None,
                 adaptation,
                 sequence: 0,
                 #[cfg(test)]
                 panics: false,
             }),
+            plans: Mutex::new(self.plans),
             queue: Arc::default(),
             fault,
             rails: self.rails,

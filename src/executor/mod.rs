@@ -225,17 +225,6 @@ impl Executor {
         self.resources.links.need_control_connection()
     }
 
-    /// Bytes of [`BoundCall::scratch`] that a call needs.
-    ///
-    /// # Errors
-    /// `InvalidSetting` if the vector has too many sub-chunks.
-    pub fn scratch_bytes(&mut self, bound: &BoundCall, path: CallPath) -> Result<usize> {
-        match path {
-            CallPath::Small => Ok(0),
-            CallPath::Program(number) => self.programs.scratch_bytes(&self.resources, bound, number),
-        }
-    }
-
     /// Executes one call. After a failure no link and no device touches the caller's memory, and every later call fails.
     /// `report` gets the error before the links and devices are stopped, because that may take a device any time.
     ///

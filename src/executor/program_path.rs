@@ -89,25 +89,6 @@ impl ProgramPath {
         self.pipelines.clear();
     }
 
-    /// Bytes of scratch memory that a call of the program with this number needs.
-    ///
-    /// # Errors
-    /// Those of the call's layout.
-    pub(super) fn scratch_bytes(
-        &mut self,
-        resources: &Resources,
-        bound: &BoundCall,
-        number: usize,
-    ) -> Result<usize> {
-        let program = self.pipelines[number].program();
-        if program.scratch.is_empty() || bound.call.count == 0 {
-            return Ok(0);
-        }
-        let layout = CallLayout::of_program(&facts_of(resources, bound), program)?;
-        self.scratch.lay_out(&program.scratch, &layout.binding);
-        Ok(self.scratch.count() as usize * bound.call.dtype.size())
-    }
-
     /// Executes a call by the program with this number.
     pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall, number: usize) -> Result<()> {
         self.current = number;

@@ -167,7 +167,7 @@ impl CallLayout {
         let binding = Binding {
             count: facts.count.max(1),
             subchunk: (subchunk_bytes(facts) / facts.element_bytes) as u64,
-            align: alignment(facts),
+            align: alignment(facts.collective, facts.count, facts.element_bytes, facts.world),
             in_place: facts.in_place && !copies_input,
         };
         let setting = if facts.on_gpu { GPU_SETTING } else { SETTING };
@@ -236,6 +236,24 @@ impl ScratchLayout {
     }
 }
 
+/// Bytes of scratch memory that a call of `program` needs. `count` is that of [`CallFacts`].
+#[must_use]
+pub fn scratch_bytes(program: &Program, collective: Collective, count: u64, element_bytes: usize) -> usize {
+    // The dummy element of a call without elements is in a spare slot.
+    if program.scratch.is_empty() || count == 0 {
+        return 0;
+    }
+    let (count, align) = match &program.blocks {
+        Some(_) => (count.saturating_mul(program.world as u64), 1),
+        None => (count, alignment(collective, count, element_bytes, program.world)),
+    };
+    let lengths = program.scratch.iter().map(|span| {
+        let elements = span.elements(count, align);
+        elements.end - elements.start
+    });
+    lengths.sum::<u64>() as usize * element_bytes
+}
+
 /// Bytes of a sub-chunk: a slot of the pool. On a GPU, where a copy over PCI Express costs more for each sub-chunk, it is
 /// doubled while it fits a GPU slot and a rank's share has enough sub-chunks.
 fn subchunk_bytes(facts: &CallFacts) -> usize {
@@ -252,11 +270,11 @@ fn subchunk_bytes(facts: &CallFacts) -> usize {
 
 /// Spans of long vectors begin on a cache line, so that no line is written by two ranks. They are not aligned if that would move the
 /// ends of the parts that the ranks' own vectors hold.
-fn alignment(facts: &CallFacts) -> u64 {
-    let line = (CACHE_LINE / facts.element_bytes) as u64;
-    let world = facts.world as u64;
-    let keeps_ends = !facts.collective.has_parts() || (facts.count / world).is_multiple_of(line);
-    if keeps_ends && facts.count >= MIN_ALIGNED_LINES * line * world { line } else { 1 }
+fn alignment(collective: Collective, count: u64, element_bytes: usize, world: usize) -> u64 {
+    let line = (CACHE_LINE / element_bytes) as u64;
+    let world = world as u64;
+    let keeps_ends = !collective.has_parts() || (count / world).is_multiple_of(line);
+    if keeps_ends && count >= MIN_ALIGNED_LINES * line * world { line } else { 1 }
 }
 
 /// What a link can do with one of the call's vectors, as it is.
@@ -337,7 +355,10 @@ pub fn link_profile(delivery: LinkDelivery, window: usize, slots: usize) -> Link
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Lowering;
     use crate::error::ErrorKind;
+    use crate::plan::lowering::{Plan, ProgramSpec};
+    use crate::plan::planner::{flexreduce, ring};
     use crate::plan::topology::Topology;
 
     const WHOLE: HeldSpans = HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
@@ -471,6 +492,34 @@ mod tests {
         assert_eq!([0, 9, 30, 40].map(|element| scratch.place_of(element)), [0, 9, 10, 20]);
         scratch.lay_out(&[], &binding(&facts()));
         assert_eq!(scratch.count(), 0);
+    }
+
+    #[test]
+    fn the_bytes_of_scratch_memory_are_those_that_are_laid_out() {
+        let topology = Topology::from_names(&["a", "a", "a", "b", "b"]);
+        let schedules = [ring::plan(&topology), flexreduce::plan(&topology).expect("a small tree")];
+        let plans = schedules.iter().flat_map(|schedule| {
+            Lowering::ALL.iter().map(|lowering| Plan::on(schedule.clone(), &topology, *lowering))
+        });
+        let mut longest = 0;
+        for plan in plans {
+            for collective in [Collective::ReduceScatter, Collective::Reduce, Collective::AllReduce] {
+                let spec = ProgramSpec { collective, root: 1, ..ProgramSpec::ALL_REDUCE };
+                for (program, count) in (0..5).map(|rank| plan.program(rank, spec)).flat_map(|program| {
+                    [1, 7, 1200, 5 << 10, (5 << 10) + 5].map(|count| (program.clone(), count))
+                }) {
+                    let facts = CallFacts { collective, count, world: 5, ..facts() };
+                    let layout = CallLayout::of_program(&facts, &program).expect("few sub-chunks");
+                    let mut scratch = ScratchLayout::default();
+                    scratch.lay_out(&program.scratch, &layout.binding);
+                    let bytes = scratch_bytes(&program, collective, count, facts.element_bytes);
+                    assert_eq!(bytes, scratch.count() as usize * facts.element_bytes);
+                    assert_eq!(scratch_bytes(&program, collective, 0, facts.element_bytes), 0);
+                    longest = longest.max(bytes);
+                }
+            }
+        }
+        assert!(longest > 0, "some program writes scratch memory");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use flexring::device::cuda::{GpuBuffer, gpu_count, gpu_info};
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Boolean, Communicator, DType, Element, ErrorKind, ReduceOp};
 use half::{bf16, f16};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const OPS: [ReduceOp; 9] = [
@@ -315,6 +315,113 @@ fn one_stream_runs_many_calls_in_order() {
             assert!(got.iter().all(|got| *got == (2 * call + 1) as f32), "call {call}");
         }
     });
+}
+
+/// Bytes of GPU memory that this process has taken on all GPUs.
+fn taken() -> usize {
+    let gpus = 0..gpu_count().expect("a driver");
+    let of_gpu = |gpu| {
+        let (free, total) = CudaContext::new(gpu).expect("a GPU").mem_get_info().expect("a GPU that works");
+        total - free
+    };
+    gpus.map(of_gpu).sum()
+}
+
+/// The element `at` that `rank` contributes.
+fn given(rank: usize, at: usize) -> f32 {
+    ((rank * 31 + at) % 1009) as f32
+}
+
+/// Checks the result of a reduce-scatter of parts of this many elements, and that the input does not change.
+fn checked_reduce_scatter(comm: &Rank, part: usize, in_place: bool) {
+    let (rank, world) = (comm.rank(), comm.world_size());
+    let gpu = rank % gpu_count().expect("a driver");
+    let send: Vec<f32> = (0..world * part).map(|at| given(rank, at)).collect();
+    let sum = |at: usize| (0..world).map(|rank| given(rank, at)).sum::<f32>();
+    let own = rank * part..(rank + 1) * part;
+    let mut vector = GpuBuffer::new(gpu, send.len()).expect("memory");
+    vector.write(&send).expect("a GPU that works");
+    let mut left = vec![0f32; send.len()];
+    if in_place {
+        comm.reduce_scatter_in_place_on_gpu(&mut vector, ReduceOp::Sum).expect("a sum");
+        vector.read(&mut left).expect("a GPU that works");
+        let wrong = own.clone().find(|at| left[*at] != sum(*at));
+        assert_eq!(wrong, None, "rank {rank}, in place, parts of {part}");
+        return;
+    }
+    let mut result = vec![-1f32; part];
+    let mut receive = GpuBuffer::new(gpu, part).expect("memory");
+    receive.write(&result).expect("a GPU that works");
+    comm.reduce_scatter_on_gpu(&vector, &mut receive, ReduceOp::Sum).expect("a sum");
+    receive.read(&mut result).expect("a GPU that works");
+    let wrong = own.clone().find(|at| result[*at - own.start] != sum(*at));
+    assert_eq!(wrong, None, "rank {rank}, parts of {part}");
+    vector.read(&mut left).expect("a GPU that works");
+    assert!(left == send, "rank {rank}, parts of {part}: the input has changed");
+}
+
+/// Lengths of parts, the longest last: multiples of a cache line and others.
+const PARTS: [usize; 4] = [129, 4096, 10_007, 20_480];
+
+/// Bytes of GPU memory that all ranks together keep after reduce-scatters of [`PARTS`].
+fn kept_by_reduce_scatters(setup: &Setup) -> usize {
+    let all = Barrier::new(setup.ranks);
+    let measured = spawn(setup, |comm| {
+        // A real GPU loads kernels when they are first used.
+        let gpu = comm.rank() % gpu_count().expect("a driver");
+        let mut vector = GpuBuffer::new(gpu, 10_000).expect("memory");
+        vector.write(&[1f32; 10_000]).expect("a GPU that works");
+        comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a sum");
+        comm.synchronize().expect("all calls succeed");
+        let measure = || {
+            all.wait();
+            let taken = taken();
+            all.wait();
+            taken
+        };
+        let before = measure();
+        for part in PARTS {
+            checked_reduce_scatter(&comm, part, false);
+            checked_reduce_scatter(&comm, part, true);
+        }
+        comm.synchronize().expect("all calls succeed");
+        measure().checked_sub(before).expect("only the vectors were freed")
+    });
+    assert!(measured.iter().all(|kept| *kept == measured[0]), "{measured:?}");
+    measured[0]
+}
+
+/// The most that four ranks keep if each needs memory for half of the longest vector: memory grows by doubling, and what was
+/// outgrown is kept, too. A GPU gives memory in pages.
+fn most_kept_for_halves() -> usize {
+    const PAGE: usize = 2 << 20;
+    let half = 2 * PARTS[PARTS.len() - 1] * size_of::<f32>();
+    let rounding = if is_simulated() { 0 } else { PAGE * PARTS.len() };
+    4 * (2 * half.next_power_of_two() + rounding)
+}
+
+#[test]
+fn a_reduce_scatter_on_one_node_takes_no_gpu_memory() {
+    for world in [World::Gpu, World::GpuPinned, World::GpuTcp].into_iter().filter(|world| world.is_enabled())
+    {
+        for ranks in [2, 4] {
+            let kept = kept_by_reduce_scatters(&Setup::new(world, ranks));
+            assert_eq!(kept, 0, "{world:?} with {ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn a_reduce_scatter_takes_gpu_memory_for_the_partial_sums_that_a_rank_passes_on() {
+    for world in World::enabled().iter().copied().filter(|world| world.is_gpu()) {
+        // A chain of four ranks has two ranks in the middle, and two nodes of two ranks reduce halves of the vector first.
+        let lowerings =
+            if world.is_mixed() { vec![Lowering::Chain, Lowering::Auto] } else { vec![Lowering::Chain] };
+        for lowering in lowerings {
+            let kept = kept_by_reduce_scatters(&Setup::new(world, 4).lowering(lowering));
+            assert!(kept <= most_kept_for_halves(), "{world:?} {lowering:?}: {kept} bytes");
+        }
+    }
 }
 
 #[test]

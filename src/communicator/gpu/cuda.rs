@@ -204,6 +204,9 @@ impl GpuState {
     /// Scratch memory on the GPU. Must be called before the call is launched, by the caller's thread: allocating may wait
     /// for earlier calls.
     pub(in crate::communicator) fn scratch(&self, bytes: usize) -> Result<Piece> {
+        if bytes == 0 {
+            return Ok(Piece::EMPTY);
+        }
         let opened = self.opened()?;
         let mut scratch = opened.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = scratch.last().filter(|last| last.piece().len() >= bytes) {
