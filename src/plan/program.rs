@@ -12,7 +12,7 @@ use super::block_order::BlockOrder;
 use super::fraction::Span;
 use super::short_list::ShortList;
 use super::step_lists::StepLists;
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// Index of a step in its program.
@@ -121,6 +121,21 @@ pub enum Body {
     },
 }
 
+impl Body {
+    /// The ranks that it sends to or receives from.
+    fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
+        let (sends, operands) = match self {
+            Self::Send { peers, .. } => (&peers[..], &[][..]),
+            Self::Combine { operands, .. } => (&[][..], &operands[..]),
+        };
+        let received = operands.iter().filter_map(|operand| match operand {
+            OperandSource::Received { peer } => Some(*peer),
+            OperandSource::Own { .. } => None,
+        });
+        sends.iter().copied().chain(received)
+    }
+}
+
 impl Step {
     /// The part of the vector that it reads or writes.
     #[must_use]
@@ -166,6 +181,20 @@ pub struct LinkEntry {
     pub step: StepId,
     /// The index of the peer among a send's peers, or of the operand among a combine's operands.
     pub part: u32,
+}
+
+/// Where the messages of a step and one of its parts are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinkPlace {
+    /// Number of the link: the index of the peer in [`Program::links`].
+    pub(super) link: u32,
+    /// The index in the list of the link, [`LinkMessages::sends`] or [`LinkMessages::receives`].
+    pub(super) entry: u32,
+}
+
+impl LinkPlace {
+    /// In place of the messages of an operand that is not received.
+    const NONE: Self = Self { link: u32::MAX, entry: u32::MAX };
 }
 
 /// The messages between this rank and one peer, in order.
@@ -223,8 +252,8 @@ pub struct Program {
     dependencies: StepLists<Dependency>,
     /// By step, the later steps that wait for it.
     dependents: StepLists<StepId>,
-    /// By step and part, the index of its messages in the lists of `links`.
-    link_entries: StepLists<u32>,
+    /// By step and part, where its messages are listed.
+    link_places: StepLists<LinkPlace>,
     /// By peer, the messages of the link; only peers with messages.
     pub links: BTreeMap<Rank, LinkMessages>,
 }
@@ -247,39 +276,41 @@ impl Program {
         let ProgramParts { rank, world, digest, waves, held_spans, blocks, mut steps, mut depends } = parts;
         steps.shrink_to_fit();
         depends.shrink_to_fit();
-        let mut links: BTreeMap<Rank, LinkMessages> = BTreeMap::new();
-        let mut link_entries = StepLists::default();
-        let add = |list: &mut Vec<LinkEntry>, entry| {
+        let peers: BTreeSet<Rank> = steps.iter().flat_map(|step| step.body.peers()).collect();
+        let peers: Vec<Rank> = peers.into_iter().collect();
+        let mut lists = vec![LinkMessages::default(); peers.len()];
+        let mut link_places = StepLists::default();
+        let mut add = |peer: Rank, is_send: bool, entry: LinkEntry| {
+            let link = peers.binary_search(&peer).expect("a peer of a step");
+            let LinkMessages { sends, receives } = &mut lists[link];
+            let list = if is_send { sends } else { receives };
             list.push(entry);
-            list.len() as u32 - 1
+            LinkPlace { link: link as u32, entry: list.len() as u32 - 1 }
         };
         for (step, body) in (0..).zip(steps.iter().map(|step| &step.body)) {
             match &**body {
                 Body::Send { peers, .. } => {
                     for (part, peer) in (0..).zip(peers) {
-                        let sends = &mut links.entry(*peer).or_default().sends;
-                        link_entries.push(add(sends, LinkEntry { step, part }));
+                        link_places.push(add(*peer, true, LinkEntry { step, part }));
                     }
                 }
                 Body::Combine { operands, .. } => {
                     for (part, operand) in (0..).zip(operands) {
-                        link_entries.push(match operand {
-                            OperandSource::Received { peer } => {
-                                let receives = &mut links.entry(*peer).or_default().receives;
-                                add(receives, LinkEntry { step, part })
-                            }
-                            OperandSource::Own { .. } => u32::MAX,
+                        link_places.push(match operand {
+                            OperandSource::Received { peer } => add(*peer, false, LinkEntry { step, part }),
+                            OperandSource::Own { .. } => LinkPlace::NONE,
                         });
                     }
                 }
             }
-            link_entries.end_step();
+            link_places.end_step();
         }
-        link_entries.shrink_to_fit();
-        for messages in links.values_mut() {
+        link_places.shrink_to_fit();
+        for messages in &mut lists {
             messages.sends.shrink_to_fit();
             messages.receives.shrink_to_fit();
         }
+        let links = peers.into_iter().zip(lists).collect();
         let scratch = scratch_spans(&steps, held_spans.output);
         let dependents = depends.reversed(|dependency| dependency.on);
         Self {
@@ -293,7 +324,7 @@ impl Program {
             blocks,
             dependencies: depends,
             dependents,
-            link_entries,
+            link_places,
             links,
         }
     }
@@ -344,11 +375,10 @@ impl Program {
         self.dependents.get(step)
     }
 
-    /// The index of a step's messages in the list of its link, [`LinkMessages::sends`] or [`LinkMessages::receives`]. `part` is that
-    /// of [`LinkEntry`]; it is `u32::MAX` for an operand that is not received.
+    /// By part of a step, where its messages are listed. `part` is that of [`LinkEntry`]; operands that are not received have no messages.
     #[must_use]
-    pub(super) fn link_entry(&self, step: StepId, part: u32) -> u32 {
-        self.link_entries.get(step)[part as usize]
+    pub(super) fn link_places(&self, step: StepId) -> &[LinkPlace] {
+        self.link_places.get(step)
     }
 
     /// The peers that this rank sends to or receives from.

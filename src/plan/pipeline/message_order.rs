@@ -9,8 +9,9 @@ use crate::plan::program::{LinkEntry, StepId};
 /// The messages of one direction of a link, numbered from 0 in each call. Both ends derive the same order.
 #[derive(Clone, Debug)]
 pub(super) struct MessageOrder {
+    /// By entry, and one at the end for the messages past the last one.
     entries: Vec<StepMessages>,
-    messages: u64,
+    messages: u32,
     /// Entry and sub-chunk of each message; empty if messages are in the order of entries.
     order: Vec<DueMessage>,
     /// Message number of each sub-chunk of each entry, by [`StepMessages::base`]; empty if messages are in the order of entries.
@@ -21,6 +22,8 @@ pub(super) struct MessageOrder {
 #[derive(Clone, Copy, Debug)]
 struct StepMessages {
     step: StepId,
+    /// See [`LinkEntry::part`].
+    part: u32,
     /// Index in `numbers` of the step's first sub-chunk.
     base: u32,
 }
@@ -34,10 +37,39 @@ struct DueMessage {
     sub: u32,
 }
 
+/// A place in the order of messages, which moves from each message to the next.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MessageCursor {
+    /// Number of the message: how many are before it.
+    message: u32,
+    /// Its entry and sub-chunk, if messages are in the order of entries.
+    entry: u32,
+    sub: u32,
+}
+
+/// One message of a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OrderedMessage {
+    pub(super) step: StepId,
+    pub(super) sub: u32,
+    /// See [`LinkEntry::part`].
+    pub(super) part: u32,
+    /// The index of the step among those that have messages in this direction of the link.
+    pub(super) entry: u32,
+}
+
+impl MessageCursor {
+    /// Number of the message.
+    pub(super) fn number(self) -> u32 {
+        self.message
+    }
+}
+
 impl MessageOrder {
     pub(super) fn new(entries: &[LinkEntry]) -> Self {
-        let messages = |entry: &LinkEntry| StepMessages { step: entry.step, base: 0 };
-        let entries = entries.iter().map(messages).collect();
+        let messages = |entry: &LinkEntry| StepMessages { step: entry.step, part: entry.part, base: 0 };
+        let end = LinkEntry { step: StepId::MAX, part: 0 };
+        let entries = entries.iter().chain([&end]).map(messages).collect();
         Self { entries, messages: 0, order: Vec::new(), numbers: Vec::new() }
     }
 
@@ -54,7 +86,8 @@ impl MessageOrder {
         self.order.clear();
         self.numbers.clear();
         let mut total = 0;
-        for (entry, messages) in (0..).zip(&mut self.entries) {
+        let Some((end, entries)) = self.entries.split_last_mut() else { return };
+        for (entry, messages) in (0..).zip(entries) {
             let (place, depth) = bound(messages.step);
             messages.base = total;
             total += place.subs;
@@ -66,7 +99,8 @@ impl MessageOrder {
                 sub: sub as u32,
             }));
         }
-        self.messages = total.into();
+        end.base = total;
+        self.messages = total;
         if waves.is_some() {
             self.order.sort_unstable();
             self.numbers.resize(self.order.len(), 0);
@@ -76,45 +110,61 @@ impl MessageOrder {
         }
     }
 
-    pub(super) fn messages(&self) -> u64 {
+    pub(super) fn messages(&self) -> u32 {
         self.messages
     }
 
-    /// The entry and sub-chunk of a message; `None` past the last message.
-    pub(super) fn entry_of(&self, message: u64) -> Option<(usize, u64)> {
-        if message >= self.messages {
-            return None;
-        }
-        let at = message as usize;
-        if let Some(ordered) = self.order.get(at) {
-            return Some((ordered.entry as usize, ordered.sub.into()));
-        }
-        let base = |entry: usize| self.entries.get(entry).map(|messages| u64::from(messages.base));
-        // Steps have one message each, unless the vector is long.
-        let entry = if base(at) == Some(message) && base(at + 1).is_none_or(|next| next > message) {
-            at
-        } else {
-            self.entries.partition_point(|messages| u64::from(messages.base) <= message) - 1
-        };
-        Some((entry, message - u64::from(self.entries[entry].base)))
+    /// Number of steps with messages in this direction.
+    pub(super) fn entries(&self) -> usize {
+        self.entries.len() - 1
     }
 
-    /// The step and sub-chunk of a message; `None` past the last message.
-    pub(super) fn get(&self, message: u64) -> Option<(StepId, u64)> {
-        let (entry, sub) = self.entry_of(message)?;
-        Some((self.entries[entry].step, sub))
+    /// The place of the first message.
+    pub(super) fn first(&self) -> MessageCursor {
+        let mut cursor = MessageCursor::default();
+        self.skip_empty(&mut cursor);
+        cursor
+    }
+
+    /// The message at a place; `None` past the last message.
+    pub(super) fn get(&self, cursor: MessageCursor) -> Option<OrderedMessage> {
+        if cursor.message >= self.messages {
+            return None;
+        }
+        let (entry, sub) = match self.order.get(cursor.message as usize) {
+            Some(ordered) => (ordered.entry, ordered.sub),
+            None => (cursor.entry, cursor.sub),
+        };
+        let StepMessages { step, part, .. } = self.entries[entry as usize];
+        Some(OrderedMessage { step, sub, part, entry })
+    }
+
+    /// Moves a place to the next message.
+    pub(super) fn advance(&self, cursor: &mut MessageCursor) {
+        cursor.message += 1;
+        if self.order.is_empty() {
+            cursor.sub += 1;
+            self.skip_empty(cursor);
+        }
+    }
+
+    /// Moves a place to the next entry with messages if it is past the last one of its entry.
+    fn skip_empty(&self, cursor: &mut MessageCursor) {
+        while self.entries.get(cursor.entry as usize + 1).is_some_and(|next| next.base <= cursor.message) {
+            cursor.entry += 1;
+            cursor.sub = 0;
+        }
     }
 
     /// Number of the message that carries a sub-chunk of the step of this entry.
-    pub(super) fn message_of(&self, entry: u32, sub: u64) -> u64 {
-        let place = u64::from(self.entries[entry as usize].base) + sub;
-        self.numbers.get(place as usize).map_or(place, |message| u64::from(*message))
+    pub(super) fn message_of(&self, entry: u32, sub: u32) -> u32 {
+        let place = self.entries[entry as usize].base + sub;
+        self.numbers.get(place as usize).map_or(place, |message| *message)
     }
 
     /// How many of the first `messages` messages are of this entry, if messages are in the order of entries.
-    pub(super) fn among_first(&self, entry: u32, messages: u64) -> u32 {
-        let base = self.entries[entry as usize].base;
-        let end = self.entries.get(entry as usize + 1).map_or(self.messages, |next| next.base.into());
-        (messages.min(end) as u32).saturating_sub(base)
+    pub(super) fn among_first(&self, entry: u32, messages: u32) -> u32 {
+        let (base, end) = (self.entries[entry as usize].base, self.entries[entry as usize + 1].base);
+        messages.min(end).saturating_sub(base)
     }
 }

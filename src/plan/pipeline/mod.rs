@@ -37,9 +37,9 @@ pub use action::{Action, Location, Slot};
 pub use binding::{Binding, BlockLayout, LinkProfile, Staging};
 
 use super::Rank;
-use super::program::{Body, BufferKind, OperandSource, Program, StepId, Waves};
+use super::program::{Body, BufferKind, LinkPlace, OperandSource, Program, StepId, Waves};
 use bound_steps::{BoundPlace, BoundSteps};
-use link_state::{LinkState, LinkTable, PendingRecv};
+use link_state::{LinkNumber, LinkTable, LinkTraffic};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -59,17 +59,16 @@ pub struct Pipeline {
     bound: Arc<BoundSteps>,
     progress: StepProgress,
     links: LinkTable,
-    /// Peers with traffic.
-    peers: Vec<Rank>,
     free: Vec<Slot>,
     slots: usize,
     /// By slot: links that still send from it.
     slot_users: Vec<u32>,
-    /// Work that may have become possible. Each peer or step is queued at most once per queue.
-    to_send: VecDeque<Rank>,
-    to_post_recv: VecDeque<Rank>,
+    /// Work that may have become possible. Each link or step is queued at most once per queue.
+    to_send: VecDeque<LinkNumber>,
+    to_post_recv: VecDeque<LinkNumber>,
     to_combine: VecDeque<StepId>,
-    to_release: VecDeque<Rank>,
+    /// The links of messages to release.
+    to_release: VecDeque<LinkNumber>,
     /// Sub-chunks of combines and sends of messages that are not complete.
     remaining: u64,
 }
@@ -83,25 +82,22 @@ impl Pipeline {
     /// hold.
     pub fn new(program: Arc<Program>, profile: impl Fn(Rank) -> LinkProfile) -> Self {
         let (mut slots, mut window) = (0, 0);
-        let mut links = LinkTable::default();
-        for (peer, traffic) in &program.links {
+        let links = program.links.iter().map(|(peer, messages)| {
             let profile = profile(*peer);
             slots += profile.send_slots + profile.recv_slots;
             window += profile.window;
-            links.push(*peer, LinkState::new(profile, traffic, program.waves.is_some()));
-        }
-        links.shrink_to_fit();
-        let peers: Vec<Rank> = program.peers().collect();
-        let steps = program.steps.len();
+            (*peer, profile, messages)
+        });
+        let links = LinkTable::new(links, program.waves.is_some());
+        let (peers, steps) = (links.peers().len(), program.steps.len());
         Self {
             binding: Binding { count: 0, subchunk: 1, align: 1, in_place: false },
             blocks: BlockLayout::default(),
             numbered: false,
             bound: Arc::new(BoundSteps::new(&program)),
             progress: StepProgress::new(steps, true),
-            to_send: VecDeque::with_capacity(peers.len()),
-            to_post_recv: VecDeque::with_capacity(peers.len()),
-            peers,
+            to_send: VecDeque::with_capacity(peers),
+            to_post_recv: VecDeque::with_capacity(peers),
             to_combine: VecDeque::with_capacity(steps),
             to_release: VecDeque::with_capacity(window),
             links,
@@ -117,7 +113,6 @@ impl Pipeline {
     /// runs: for simulations of many ranks.
     #[must_use]
     pub fn twin(&self) -> Self {
-        let links = self.links.twin();
         Self {
             program: Arc::clone(&self.program),
             binding: self.binding,
@@ -125,8 +120,7 @@ impl Pipeline {
             numbered: self.numbered,
             bound: Arc::clone(&self.bound),
             progress: StepProgress::new(self.program.steps.len(), false),
-            links,
-            peers: self.peers.clone(),
+            links: self.links.twin(),
             free: Vec::new(),
             slots: self.slots,
             slot_users: vec![0; self.slots],
@@ -209,18 +203,21 @@ impl Pipeline {
         let number =
             |waves: &Waves| (waves.longest * binding.count as f64 / binding.subchunk as f64).ceil() as u64;
         let waves = self.program.waves.as_ref().map(|waves| (number(waves), waves.lag));
-        for peer in &self.peers {
-            let link = self.links.get_mut(*peer).expect("the peer has a link");
-            if !numbered {
-                let bound = |step: StepId| (self.bound.place(step), self.program.steps[step as usize].depth);
-                Arc::make_mut(&mut link.sends).number(bound, waves);
-                Arc::make_mut(&mut link.receives).number(bound, waves);
+        if !numbered {
+            let bound = |step: StepId| (self.bound.place(step), self.program.steps[step as usize].depth);
+            for LinkTraffic { sends, receives, .. } in self.links.traffic_mut() {
+                sends.number(bound, waves);
+                receives.number(bound, waves);
             }
-            link.restart(staging(*peer));
-            self.remaining += link.sends.messages();
-            self.to_send.push_back(*peer);
+        }
+        for number in 0..self.links.peers().len() as LinkNumber {
+            let staging = staging(self.links.peer(number));
+            let (traffic, link) = self.links.get_mut(number);
+            link.restart(traffic, staging);
+            self.remaining += u64::from(traffic.sends.messages());
+            self.to_send.push_back(number);
             if link.recv_queued {
-                self.to_post_recv.push_back(*peer);
+                self.to_post_recv.push_back(number);
             }
         }
         for step in self.bound.local() {
@@ -261,11 +258,12 @@ impl Pipeline {
         match operands[part] {
             OperandSource::Own { buffer, .. } => Location::Buffer(buffer),
             OperandSource::Received { peer } => {
-                let message = self.recv_message_of(peer, step, part as u32, sub);
-                let link = self.links.get(peer).expect("the operand's link exists");
-                match link.incoming.peek(message).and_then(|incoming| incoming.slot) {
+                let LinkPlace { link, entry } = self.program.link_places(step)[part];
+                let (traffic, link) = self.links.get(link);
+                let message = traffic.receives.message_of(entry, sub as u32);
+                match link.incoming_slot(traffic, message) {
                     Some(slot) => Location::Slot(slot),
-                    None => Location::Peer { peer, message },
+                    None => Location::Peer { peer, message: message.into() },
                 }
             }
         }
@@ -276,14 +274,11 @@ impl Pipeline {
     /// # Errors
     /// A violation if no message is in flight.
     pub fn send_complete(&mut self, peer: Rank) -> Result<(), Violation> {
-        let link = self.links.get_mut(peer).ok_or_else(|| unexpected("send completion", peer))?;
-        if link.send_completed >= link.send_posted {
-            return Err(unexpected("send completion", peer));
-        }
-        let outgoing = *link.outgoing.get(link.send_completed);
-        link.count_completed();
-        if let Some(slot) = outgoing.slot {
-            link.send_slots_held -= 1;
+        let number = self.links.number_of(peer).ok_or_else(|| unexpected("send completion", peer))?;
+        let (traffic, link) = self.links.get_mut(number);
+        let (message, slot) =
+            link.complete_send(traffic).ok_or_else(|| unexpected("send completion", peer))?;
+        if let Some(slot) = slot {
             let users = &mut self.slot_users[slot as usize];
             *users -= 1;
             if *users == 0 {
@@ -291,8 +286,8 @@ impl Pipeline {
             }
         }
         self.remaining -= 1;
-        self.queue_send(peer);
-        self.wake_dependents(outgoing.step);
+        self.queue_send(number);
+        self.wake_dependents(message.step);
         Ok(())
     }
 
@@ -301,18 +296,19 @@ impl Pipeline {
     /// # Errors
     /// A violation if the program expects no further message, or none within the window.
     pub fn recv_ready(&mut self, peer: Rank) -> Result<u64, Violation> {
-        let link = self.links.get_mut(peer).ok_or_else(|| unexpected("message", peer))?;
-        let message = link.recv_completed;
-        let Some((step, _)) = link.receives.get(message).filter(|_| link.profile.reads_in_place) else {
+        let number = self.links.number_of(peer).ok_or_else(|| unexpected("message", peer))?;
+        let (traffic, link) = self.links.get_mut(number);
+        let next = link.recv_completed;
+        let Some(message) = traffic.receives.get(next).filter(|_| traffic.profile.reads_in_place) else {
             return Err(unexpected("message", peer));
         };
-        if message - link.released >= link.profile.window as u64 {
+        if link.is_full_of_received(traffic, next) {
             return Err(unexpected("message beyond the window", peer));
         }
-        link.incoming.set(message, PendingRecv { slot: None, consumed: false });
-        link.recv_completed += 1;
-        self.queue_combine(step);
-        Ok(message)
+        link.announce(traffic);
+        self.progress.receive(message.step, message.part);
+        self.queue_combine(message.step);
+        Ok(next.number().into())
     }
 
     /// The elements that the next message of `peer` carries; `None` if the program expects no further message.
@@ -324,8 +320,9 @@ impl Pipeline {
     /// The step that uses the next message of `peer`, and the sub-chunk of it.
     #[must_use]
     pub fn next_recv_part(&self, peer: Rank) -> Option<(StepId, u64)> {
-        let link = self.links.get(peer)?;
-        link.receives.get(link.recv_completed)
+        let (traffic, link) = self.links.get(self.links.number_of(peer)?);
+        let message = traffic.receives.get(link.recv_completed)?;
+        Some((message.step, message.sub.into()))
     }
 
     /// The oldest posted receive of `peer` is complete.
@@ -333,33 +330,36 @@ impl Pipeline {
     /// # Errors
     /// A violation if no receive is posted.
     pub fn recv_complete(&mut self, peer: Rank) -> Result<(), Violation> {
-        let link = self.links.get_mut(peer).ok_or_else(|| unexpected("receive completion", peer))?;
-        let message = link.recv_completed;
-        let Some((step, _)) = link.receives.get(message).filter(|_| message < link.recv_posted) else {
+        let number = self.links.number_of(peer).ok_or_else(|| unexpected("receive completion", peer))?;
+        let (traffic, link) = self.links.get_mut(number);
+        let next = link.recv_completed;
+        let is_posted = next.number() < link.recv_posted.number();
+        let Some(message) = traffic.receives.get(next).filter(|_| is_posted) else {
             return Err(unexpected("receive completion", peer));
         };
-        link.recv_completed += 1;
-        if link.incoming.get(message).slot.is_none() {
+        traffic.receives.advance(&mut link.recv_completed);
+        if link.incoming_slot(traffic, next.number()).is_none() {
             // The message was received at its destination: the step has nothing left to do.
-            link.incoming.get(message).consumed = true;
-            link.release_consumed(peer, None);
-            self.progress.issue(step);
-            self.finish_sub(step);
+            link.consume(traffic, next.number());
+            link.release_consumed(traffic);
+            self.progress.issue(message.step);
+            self.finish_sub(message.step);
         } else {
-            self.queue_combine(step);
+            self.progress.receive(message.step, message.part);
+            self.queue_combine(message.step);
         }
-        self.queue_recv(peer);
+        self.queue_recv(number);
         Ok(())
     }
 
     /// The copy that [`Action::Stage`] requested is complete.
     pub fn stage_complete(&mut self, step: StepId, sub: u64) {
-        for part in 0..self.peers_of(step).len() {
-            let peer = self.peers_of(step)[part];
-            if self.needs_staging(peer, step) {
-                let message = self.send_message_of(peer, step, part as u32, sub);
-                self.link(peer).outgoing.get(message).ready = true;
-                self.queue_send(peer);
+        for part in 0..self.program.link_places(step).len() {
+            let LinkPlace { link: number, entry } = self.program.link_places(step)[part];
+            if self.needs_staging(number, step) {
+                let (traffic, link) = self.links.get_mut(number);
+                link.set_ready(traffic, traffic.sends.message_of(entry, sub as u32));
+                self.queue_send(number);
             }
         }
     }
@@ -374,26 +374,24 @@ impl Pipeline {
         if done >= self.progress.issued(step, subs) {
             return Err(Violation(format!("step {step} completed a sub-chunk that was not submitted")));
         }
-        let sub = done.into();
         let Self { program, links, .. } = self;
         let Body::Combine { operands, .. } = &*program.steps[step as usize].body else {
             return Err(Violation(format!("step {step} is not a combine")));
         };
-        for (part, operand) in operands.iter().enumerate() {
-            let OperandSource::Received { peer } = *operand else {
+        for (operand, place) in operands.iter().zip(program.link_places(step)) {
+            if matches!(operand, OperandSource::Own { .. }) {
                 continue;
-            };
-            let link = links.get_mut(peer).expect("the operand's link exists");
-            let message = link.receives.message_of(program.link_entry(step, part as u32), sub);
-            let incoming = link.incoming.get(message);
-            incoming.consumed = true;
-            if let Some(slot) = incoming.slot.take() {
-                link.recv_slots_held -= 1;
-                self.free.push(slot);
             }
-            let releases = link.profile.reads_in_place.then_some(&mut self.to_release);
-            link.release_consumed(peer, releases);
-            links.queue_recv(peer, &mut self.to_post_recv);
+            let LinkPlace { link: number, entry } = *place;
+            let (traffic, link) = links.get_mut(number);
+            let message = traffic.receives.message_of(entry, done);
+            self.free.extend(link.consume(traffic, message));
+            let released = link.release_consumed(traffic);
+            if traffic.profile.reads_in_place {
+                self.to_release.extend((0..released).map(|_| number));
+            } else {
+                links.queue_recv(number, &mut self.to_post_recv);
+            }
         }
         self.finish_sub(step);
         Ok(())
@@ -411,61 +409,44 @@ impl Pipeline {
         let Self { program, links, progress, to_send, to_post_recv, to_combine, .. } = self;
         for dependent in program.dependents(step) {
             let step = &program.steps[*dependent as usize];
+            let links_of = || program.link_places(*dependent).iter().map(|place| place.link);
             match &*step.body {
-                Body::Send { peers, .. } => {
-                    peers.iter().for_each(|peer| links.queue_send(*peer, to_send));
-                }
-                Body::Combine { operands, .. } => {
+                Body::Send { .. } => links_of().for_each(|number| links.queue_send(number, to_send)),
+                Body::Combine { .. } => {
                     queue_combine(progress, to_combine, *dependent);
                     if step.is_copy() {
-                        for operand in operands {
-                            if let OperandSource::Received { peer } = operand {
-                                links.queue_recv(*peer, to_post_recv);
-                            }
-                        }
+                        links_of().for_each(|number| links.queue_recv(number, to_post_recv));
                     }
                 }
             }
         }
     }
 
-    fn needs_staging(&self, peer: Rank, step: StepId) -> bool {
+    fn needs_staging(&self, number: LinkNumber, step: StepId) -> bool {
         let Body::Send { buffer, .. } = &*self.program.steps[step as usize].body else {
             return false;
         };
-        self.links.get(peer).is_some_and(|link| match buffer {
+        let (_, link) = self.links.get(number);
+        match buffer {
             BufferKind::Input => link.staging.input,
             BufferKind::Output | BufferKind::Transit => link.staging.output,
-        })
-    }
-
-    fn peers_of(&self, step: StepId) -> &[Rank] {
-        match &*self.program.steps[step as usize].body {
-            Body::Send { peers, .. } => peers,
-            Body::Combine { .. } => &[],
         }
     }
 
-    fn recv_message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
-        let link = self.links.get(peer).expect("the operand's link exists");
-        link.receives.message_of(self.program.link_entry(step, part), sub)
+    /// The vector that a send reads.
+    fn source(&self, step: StepId) -> BufferKind {
+        match *self.program.steps[step as usize].body {
+            Body::Send { buffer, .. } => buffer,
+            Body::Combine { .. } => unreachable!("only sends have messages to peers"),
+        }
     }
 
-    fn send_message_of(&self, peer: Rank, step: StepId, part: u32, sub: u64) -> u64 {
-        let link = self.links.get(peer).expect("the send's link exists");
-        link.sends.message_of(self.program.link_entry(step, part), sub)
+    fn queue_send(&mut self, number: LinkNumber) {
+        self.links.queue_send(number, &mut self.to_send);
     }
 
-    fn link(&mut self, peer: Rank) -> &mut LinkState {
-        self.links.get_mut(peer).expect("the link exists")
-    }
-
-    fn queue_send(&mut self, peer: Rank) {
-        self.links.queue_send(peer, &mut self.to_send);
-    }
-
-    fn queue_recv(&mut self, peer: Rank) {
-        self.links.queue_recv(peer, &mut self.to_post_recv);
+    fn queue_recv(&mut self, number: LinkNumber) {
+        self.links.queue_recv(number, &mut self.to_post_recv);
     }
 
     fn queue_combine(&mut self, step: StepId) {

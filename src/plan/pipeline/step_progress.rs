@@ -13,6 +13,10 @@ struct CombineProgress {
     /// Submitted to the device.
     issued: u32,
     done: u32,
+    /// Operands of the next sub-chunk to submit that were received, before the first that was not when they were checked last.
+    received: u32,
+    /// Whether the operand after them is still to come.
+    waits: bool,
 }
 
 /// The progress of all combines.
@@ -68,13 +72,44 @@ impl StepProgress {
         Some(self.begun.get(at as usize).copied().unwrap_or_default())
     }
 
-    /// Counts a sub-chunk of a combine as submitted.
-    pub(super) fn issue(&mut self, step: StepId) {
+    /// Operands of the next sub-chunk to submit that were received, and need not be checked; `None` if the one after them was not.
+    pub(super) fn received(&self, step: StepId) -> Option<u32> {
+        let progress = self.get(step).unwrap_or_default();
+        (!progress.waits).then_some(progress.received)
+    }
+
+    /// The next sub-chunk of a step to submit waits for this operand, and has all before it.
+    pub(super) fn wait_for(&mut self, step: StepId, operand: u32) {
+        let progress = self.begun(step);
+        (progress.received, progress.waits) = (operand, true);
+    }
+
+    /// The next sub-chunk of a step to submit has all its operands.
+    pub(super) fn all_received(&mut self, step: StepId, operands: u32) {
+        self.begun(step).received = operands;
+    }
+
+    /// A message with this operand was received, perhaps for a later sub-chunk than the next.
+    pub(super) fn receive(&mut self, step: StepId, operand: u32) {
+        let at = step.checked_sub(self.first).map(|at| at as usize);
+        if let Some(progress) = at.and_then(|at| self.begun.get_mut(at)) {
+            progress.waits &= progress.received != operand;
+        }
+    }
+
+    fn begun(&mut self, step: StepId) -> &mut CombineProgress {
         let at = (step - self.first) as usize;
         if at >= self.begun.len() {
             self.begun.resize(at + 1, CombineProgress::default());
         }
-        self.begun[at].issued += 1;
+        &mut self.begun[at]
+    }
+
+    /// Counts a sub-chunk of a combine as submitted.
+    pub(super) fn issue(&mut self, step: StepId) {
+        let progress = self.begun(step);
+        progress.issued += 1;
+        (progress.received, progress.waits) = (0, false);
     }
 
     /// Counts a submitted sub-chunk of a combine as done, and forgets the steps that no longer need counters.
