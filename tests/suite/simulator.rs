@@ -87,6 +87,21 @@ fn transfers_over_a_shared_trunk_divide_its_bandwidth() {
 }
 
 #[test]
+fn the_links_of_nodes_with_a_single_rank_are_in_use_all_the_time() {
+    // A shard of such a rank is gathered from all ranks of another node. While it was summed from its start to its end, one link after
+    // the other was in use: 1.13 and 1.17 of the bound.
+    for (nodes, most) in [("1@1G+4@1G", 1.06), ("5@1G+2@1G+1@1G", 1.12), ("3@1G+3@1G+4@1G", 1.03)] {
+        let topology = short(nodes);
+        let plan = Plan::on(flexreduce::plan(&topology).expect("a small tree"), &topology, Lowering::Auto);
+        let call = SimulationInput::new(64 << 20);
+        let time =
+            simulate(&plan, &topology, call, &FAST, &mut |_, _| {}).expect("it can be simulated").seconds();
+        let bound = lower_bound(&topology).expect("several ranks").seconds_per_byte * f64::from(64 << 20);
+        assert!(time / bound < most, "{nodes}: {:.3} of the bound", time / bound);
+    }
+}
+
+#[test]
 fn additions_take_the_time_of_the_memory() {
     let topology = short("4");
     let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Auto);

@@ -34,12 +34,13 @@ pub use program_spec::{HeldPart, ProgramSpec};
 
 use super::Rank;
 use super::block_order::BlockOrder;
+use super::fraction::Fraction;
 use super::program::{Program, ProgramParts, SharedSteps, Waves};
 use super::schedule::{Group, ParticipantSet, Schedule};
 use super::topology::Topology;
 use crate::config::Lowering;
 use exchange::chain_len;
-use segment::{Segment, segments};
+use segment::{Segment, group_starts, segments};
 use std::sync::Arc;
 use step_builder::StepBuilder;
 use transfers::{RankLowering, Transfer, TransferOp};
@@ -48,8 +49,7 @@ use transfers::{RankLowering, Transfer, TransferOp};
 /// next. The lead hides the round trip to a peer, queues in switches included, but sums that come late cost a tail at
 /// the end. Measured with sub-chunks of 128 KiB of 64 MiB over links of 1 Gbit/s with queues of up to 100 ms, as the
 /// bound of the link divided by the time: 1+1+1 with a slow node 0.97 with 8, 0.98 with 16, 0.99 with 32; 4+4+4 0.966
-/// with 32, 0.955 with 48, 0.95 with 96, 0.93 with 192. Uneven shards, on a busy machine: more
-/// helps some clusters and slows others: 1+4 0.89 with 32, 0.92 with 64, 0.93 with 96; 5+2+1 0.86, 0.83, 0.84.
+/// with 32, 0.955 with 48, 0.95 with 96, 0.93 with 192.
 const LEAD: f64 = 32.0;
 /// The smallest lag, in waves, with which a message can arrive while the previous one is used.
 const MIN_LAG: u64 = 2;
@@ -63,6 +63,8 @@ pub struct Plan {
     /// By level, the hops of its longest group.
     hops: Vec<u32>,
     digest: u64,
+    /// Where groups start, in rising order.
+    group_starts: Vec<Fraction>,
     longest_shard: f64,
     /// The order of the blocks of an all-to-all by node, if the nodes are known.
     blocks: Option<Arc<BlockOrder>>,
@@ -88,7 +90,8 @@ impl Plan {
             hops.push(longest as u32);
         }
         let longest_shard = schedule.shards().iter().map(|shard| shard.span.extent()).fold(0.0, f64::max);
-        Self { schedule, patterns, hops, digest, longest_shard, blocks: None }
+        let group_starts = group_starts(&schedule);
+        Self { schedule, patterns, hops, digest, group_starts, longest_shard, blocks: None }
     }
 
     /// A plan with the exchange patterns of [`pattern_of`].
@@ -162,7 +165,7 @@ impl Plan {
         let world = self.schedule.world();
         let order = || self.blocks.as_ref().expect("the plan knows the nodes");
         let blocks = spec.by_node.then(order);
-        let segments = segments(&self.schedule, spec);
+        let segments = segments(&self.schedule, &self.group_starts, spec);
         let lowering = self.lowering_of(rank, spec, &segments);
         let mut transfers = lowering.transfers();
         // Both ends of a link list its messages by group and span. Sends come before receives, so that the programs of a ring's ranks

@@ -84,7 +84,7 @@ impl<'a> ProgramClasses<'a> {
     #[must_use]
     pub fn of_all_reduce(plan: &'a Plan, by_wave: bool, binding: &Binding) -> Self {
         let spec = ProgramSpec { by_wave, ..ProgramSpec::ALL_REDUCE };
-        let segments = segments(&plan.schedule, spec);
+        let segments = segments(&plan.schedule, &plan.group_starts, spec);
         let mut known: HashMap<Span, Range<u32>> = HashMap::new();
         let (mut pieces, mut pieces_of) = (Vec::new(), Vec::new());
         let lowering = plan.lowering_of(0, spec, &segments);

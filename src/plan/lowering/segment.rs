@@ -3,7 +3,7 @@
 //! Owns the cutting. Must not know what is sent.
 
 use super::program_spec::ProgramSpec;
-use crate::plan::fraction::Span;
+use crate::plan::fraction::{Fraction, Span};
 use crate::plan::schedule::{Schedule, Shard};
 
 /// A part of the vector that all steps treat as one.
@@ -16,9 +16,22 @@ pub(super) struct Segment {
     pub(super) shard: Shard,
 }
 
-/// Cuts the vector at the ends of shards, so that each shard's sub-chunks are a grid of their own, and at the ends of
-/// the spans that callers hold. Spans that are sent whole are cut only where parts of them are complete at different levels.
-pub(super) fn segments(schedule: &Schedule, spec: ProgramSpec) -> Vec<Segment> {
+/// The points where groups of a level start, in rising order.
+pub(super) fn group_starts(schedule: &Schedule) -> Vec<Fraction> {
+    let groups = schedule.levels().iter().flat_map(|level| level.groups());
+    let mut starts: Vec<Fraction> =
+        groups.filter(|group| group.moves()).map(|group| group.span.start).collect();
+    // Groups of a level are in order, so there are few runs to merge.
+    starts.sort();
+    starts.dedup();
+    starts
+}
+
+/// Cuts the vector at the ends of shards, and at the ends of the spans that callers hold. Programs in waves also cut it at `group_starts`, so
+/// that the sub-chunks of each part are a grid of their own, and all parts are summed at the same time: the parts of one shard may come from
+/// different ranks, whose links would be used one after the other. Spans that are sent whole are cut only where parts of them are complete
+/// at different levels.
+pub(super) fn segments(schedule: &Schedule, group_starts: &[Fraction], spec: ProgramSpec) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     if spec.one_shot || spec.collective.is_straight() {
         return vec![Segment { span: Span::WHOLE, grid: Span::WHOLE, shard: schedule.shards()[0] }];
@@ -27,6 +40,16 @@ pub(super) fn segments(schedule: &Schedule, spec: ProgramSpec) -> Vec<Segment> {
         match segments.last_mut() {
             Some(last) if !spec.by_wave && last.shard.level == shard.level => {
                 last.span.end = shard.span.end;
+            }
+            _ if spec.by_wave => {
+                let Span { start, end } = shard.span;
+                let inside = group_starts.iter().skip(group_starts.partition_point(|cut| *cut <= start));
+                let mut from = start;
+                for to in inside.copied().take_while(|cut| *cut < end).chain([end]) {
+                    let span = Span { start: from, end: to };
+                    segments.push(Segment { span, grid: span, shard: *shard });
+                    from = to;
+                }
             }
             _ => segments.push(Segment { span: shard.span, grid: shard.span, shard: *shard }),
         }
@@ -50,4 +73,30 @@ pub(super) fn segments(schedule: &Schedule, spec: ProgramSpec) -> Vec<Segment> {
         }
     }
     cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::planner::flexreduce;
+    use crate::plan::topology::Topology;
+
+    fn fractions(cuts: &[Fraction]) -> Vec<String> {
+        cuts.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_shard_is_cut_where_its_parts_come_from_different_ranks() {
+        let topology = Topology::from_names(&["a", "b", "b", "b", "b"]);
+        let schedule = flexreduce::plan(&topology).expect("a small tree");
+        let starts = |by_wave| -> Vec<Fraction> {
+            let spec = ProgramSpec { by_wave, ..ProgramSpec::ALL_REDUCE };
+            segments(&schedule, &group_starts(&schedule), spec).iter().map(|part| part.span.start).collect()
+        };
+        // The only rank of its node owns the half from 3/8 on, of which the other node's ranks hold a quarter each.
+        let shards: Vec<Fraction> = schedule.shards().iter().map(|shard| shard.span.start).collect();
+        assert_eq!(fractions(&shards), ["0", "1/8", "1/4", "3/8", "7/8"]);
+        assert_eq!(fractions(&starts(true)), ["0", "1/8", "1/4", "3/8", "1/2", "3/4", "7/8"]);
+        assert_eq!(fractions(&starts(false)), ["0"]);
+    }
 }
