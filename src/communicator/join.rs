@@ -11,6 +11,7 @@ use super::gpu;
 use super::inter_node::{self, InterNodeSetup};
 use super::introduction::{ConnectionOrigin, Introduction};
 use super::launch_group::LaunchGroup;
+use super::link_shares::link_shares;
 use super::local_gathering::LocalGathering;
 use super::node_memories;
 use super::offers::OfferKey;
@@ -174,6 +175,7 @@ impl Communicator {
             inter_node.iter().for_each(|rank| routes[*rank] = transports.len());
             let usual = plans.usual_peers();
             let planned: Vec<Rank> = inter_node.iter().copied().filter(|rank| usual.contains(rank)).collect();
+            let shares = link_shares(&plans, me, &intra_node, world);
             let setup = InterNodeSetup {
                 config,
                 me,
@@ -181,6 +183,7 @@ impl Communicator {
                 same_node: &same_node,
                 peers: &inter_node,
                 planned: &planned,
+                shares: &shares,
                 connection,
                 deadline,
                 fault: &fault,

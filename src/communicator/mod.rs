@@ -25,6 +25,7 @@ mod inter_node;
 mod introduction;
 mod join;
 mod launch_group;
+mod link_shares;
 mod local_gathering;
 mod node_memories;
 mod offers;

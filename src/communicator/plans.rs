@@ -13,7 +13,7 @@ use crate::executor::{CallPath, Executor};
 use crate::plan::call_layout;
 use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
-use crate::plan::program::Program;
+use crate::plan::program::{Body, Program};
 use crate::plan::selection::{self, AlgorithmSelection, ShortPlan};
 use crate::plan::topology::Topology;
 use crate::plan::traffic::Traffic;
@@ -206,6 +206,17 @@ impl Plans {
         let program = |(at, spec): ProgramKey| self.all[at].plan.program(self.rank, spec);
         let programs = self.usual_programs().into_iter().map(program);
         programs.flat_map(|program| program.peers().collect::<Vec<_>>()).collect()
+    }
+
+    /// By peer, what `rank` sends to it in an all-reduce of a long vector, in parts of the vector.
+    pub(super) fn sent_to_peers(&self, rank: Rank, world: usize) -> Vec<f64> {
+        let mut sent = vec![0.0; world];
+        for step in self.main().plan.program(rank, ProgramSpec::ALL_REDUCE).steps {
+            if let Body::Send { peers, .. } = &*step.body {
+                peers.iter().for_each(|peer| sent[*peer] += step.span().extent());
+            }
+        }
+        sent
     }
 
     /// Uses another plan for all later calls. The first call of each kind installs its program.

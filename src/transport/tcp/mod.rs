@@ -118,15 +118,18 @@ impl Tcp {
         })
     }
 
-    /// Limits the bytes per socket that the peer has not acknowledged to about `bytes`.
+    /// Limits the bytes per socket that the peer has not acknowledged to about `bytes_to(peer)`.
     ///
     /// # Errors
     /// `System` if the kernel refuses.
-    pub fn limit_send_buffers(&self, bytes: usize) -> Result<()> {
-        for stream in self.links.iter().flat_map(|link| &link.streams) {
-            // The kernel doubles this value, because it counts its own overhead too.
-            rustix::net::sockopt::set_socket_send_buffer_size(stream, bytes)
-                .map_err(|cause| Error::io("cannot limit the send buffer of a socket", cause))?;
+    pub fn limit_send_buffers(&self, bytes_to: impl Fn(Rank) -> usize) -> Result<()> {
+        for link in &self.links {
+            let bytes = bytes_to(link.peer);
+            for stream in &link.streams {
+                // The kernel doubles this value, because it counts its own overhead too.
+                rustix::net::sockopt::set_socket_send_buffer_size(stream, bytes)
+                    .map_err(|cause| Error::io("cannot limit the send buffer of a socket", cause))?;
+            }
         }
         Ok(())
     }
