@@ -149,7 +149,7 @@ $(CUST):
 
 # The memory orders of shared memory and of the GPU engine, under loom.
 test-loom:
-	CARGO=$(CARGO) tests/loom
+	$(CARGO) test -p flexring-loom
 
 # On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
 test-verbs:
