@@ -38,7 +38,7 @@ QUICK = --config profile.test.package.flexring.opt-level=0
 
 .PHONY: all build check lint test test-long bench bench-gate bench-lab bench-papers bench-training bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny portable \
-	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
+	test-rust test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
 
 all: build
 
@@ -56,22 +56,23 @@ lint:
 	@MAKE="$(MAKE)" tests/stages setup fmt clippy doc deny portable
 
 test:
-	@MAKE="$(MAKE)" tests/stages setup test-cust test-rust test-nvrtc test-loom test-gpu test-verbs
+	@MAKE="$(MAKE)" tests/stages setup test-cust test-rust test-loom test-gpu test-verbs
 
 # A release build, ten times as many cases of property tests, all scenarios of the virtual machines, C programs under valgrind, and fuzzing.
 # Results: tests/README.md.
 test-long:
-	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long test-valgrind test-wheel test-torch fuzz
+	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-loom test-gpu test-verbs-long test-valgrind test-wheel test-torch fuzz
 
 fmt:
 	$(CARGO) fmt --all --check
 
-# All features that can be built here, in one pass. The compiler compares the bindings of libibverbs with rdma-sys.
+# All features that can be built here, in one pass, and none. The compiler compares the bindings of libibverbs with rdma-sys.
 clippy: $(CUST)
 	@if [ -d $(CUST)/lib64 ] && [ -n "$(RDMA_SYS)" ]; then set -x; \
 	CUDA_LIBRARY_PATH=$(CUST) $(CARGO) clippy --all-targets --all-features -- -D warnings; \
 	else echo "skipped: clippy of the feature cust, and bindings beside rdma-sys: no g++, libibverbs-dev or librdmacm-dev"; set -x; \
 	$(CARGO) clippy --all-targets -- -D warnings; fi
+	$(CARGO) clippy -p flexring --no-default-features --tests -- -D warnings
 
 doc: $(CUST)
 	@if [ -d $(CUST)/lib64 ] && [ -n "$(RDMA_SYS)" ]; then set -x; \
@@ -119,12 +120,6 @@ test-torch: $(WHEEL)
 	@if ls target/wheel/dist/*.whl >/dev/null 2>&1; then set -x; \
 	python3 python/tests/torch_versions.py --wheel target/wheel/dist/*.whl $(TORCH); \
 	else echo "skipped: PyTorch's versions: there is no wheel"; fi
-
-# Builds embed machine code where there is a CUDA compiler, which test-rust uses; here is the other way: the kernels' source
-# is embedded, and NVRTC compiles it when it is needed.
-test-nvrtc:
-	LD_LIBRARY_PATH=target/cuda-toolkit/nvidia/cuda_nvrtc/lib:$$LD_LIBRARY_PATH XDG_CACHE_HOME=$(CURDIR)/target/nvrtc/cache \
-	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test -p flexring $(QUICK) --no-default-features --features cuda --lib what_is_embedded
 
 # Vectors on GPUs on the simulated driver: no GPU is needed. On a machine with one, tests/gpu/run does more.
 test-gpu:
