@@ -38,7 +38,7 @@ QUICK = --config profile.test.package.flexring.opt-level=0
 
 .PHONY: all build check lint test test-long bench bench-gate bench-lab bench-papers bench-training bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny portable \
-	test-rust test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
+	test-build test-rust test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
 
 all: build
 
@@ -51,12 +51,13 @@ check: fmt
 	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(QUICK) --lib --bins
 	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(QUICK) --test suite $(FILTERS) pipeline:: planners:: imports::
 
-# What CI runs. Each word is a target below; the time of each is printed at the end, with what was skipped and why.
+# What CI runs. Each word is a target below, those behind `--` run three at a time; the time of each is printed at the end, with
+# what was skipped and why.
 lint:
-	@MAKE="$(MAKE)" tests/stages setup fmt clippy doc deny portable
+	@MAKE="$(MAKE)" tests/stages setup fmt -- clippy portable deny doc
 
 test:
-	@MAKE="$(MAKE)" tests/stages setup test-cust test-rust test-loom test-gpu test-verbs
+	@MAKE="$(MAKE)" tests/stages setup test-cust test-build -- test-rust test-gpu test-verbs test-loom
 
 # A release build, ten times as many cases of property tests, all scenarios of the virtual machines, C programs under valgrind, and fuzzing.
 # Results: tests/README.md.
@@ -90,6 +91,10 @@ deny:
 # With the minimum Rust version, and for aarch64.
 portable:
 	tests/portable
+
+# What test-rust, test-gpu and test-verbs run.
+test-build:
+	$(CARGO) test --no-run $(TESTS)
 
 test-rust:
 	$(CARGO) $(NEXTEST) $(TESTS)
@@ -129,8 +134,8 @@ test-gpu:
 gpu-bundle: setup
 	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.gz
 
-# The feature cust, which needs a libcuda.so to be built. Before test-rust, whose build of libflexring.a and .so replaces this
-# one: their names do not depend on features.
+# The feature cust, which needs a libcuda.so to be built. Before test-build, whose libflexring.a and .so replace those of this
+# build: their names do not depend on features.
 test-cust: $(CUST)
 	@if [ -d $(CUST)/lib64 ]; then set -x; \
 	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu \
