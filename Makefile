@@ -38,7 +38,7 @@ QUICK = --config profile.test.package.flexring.opt-level=0
 
 .PHONY: all build check lint test test-long bench bench-gate bench-lab bench-papers bench-training bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny portable \
-	test-rust test-nvrtc test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
+	test-build test-rust test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
 
 all: build
 
@@ -51,27 +51,29 @@ check: fmt
 	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(QUICK) --lib --bins
 	FLEXRING_TEST_EFFORT=0.1 $(CARGO) $(NEXTEST) $(QUICK) --test suite $(FILTERS) pipeline:: planners:: imports::
 
-# What CI runs. Each word is a target below; the time of each is printed at the end, with what was skipped and why.
+# What CI runs. Each word is a target below, those behind `--` run three at a time; the time of each is printed at the end, with
+# what was skipped and why.
 lint:
-	@MAKE="$(MAKE)" tests/stages setup fmt clippy doc deny portable
+	@MAKE="$(MAKE)" tests/stages setup fmt -- clippy portable deny doc
 
 test:
-	@MAKE="$(MAKE)" tests/stages setup test-cust test-rust test-nvrtc test-loom test-gpu test-verbs
+	@MAKE="$(MAKE)" tests/stages setup test-cust test-build -- test-rust test-gpu test-verbs test-loom
 
 # A release build, ten times as many cases of property tests, all scenarios of the virtual machines, C programs under valgrind, and fuzzing.
 # Results: tests/README.md.
 test-long:
-	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-nvrtc test-loom test-gpu test-verbs-long test-valgrind test-wheel test-torch fuzz
+	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-loom test-gpu test-verbs-long test-valgrind test-wheel test-torch fuzz
 
 fmt:
 	$(CARGO) fmt --all --check
 
-# All features that can be built here, in one pass. The compiler compares the bindings of libibverbs with rdma-sys.
+# All features that can be built here, in one pass, and none. The compiler compares the bindings of libibverbs with rdma-sys.
 clippy: $(CUST)
 	@if [ -d $(CUST)/lib64 ] && [ -n "$(RDMA_SYS)" ]; then set -x; \
 	CUDA_LIBRARY_PATH=$(CUST) $(CARGO) clippy --all-targets --all-features -- -D warnings; \
 	else echo "skipped: clippy of the feature cust, and bindings beside rdma-sys: no g++, libibverbs-dev or librdmacm-dev"; set -x; \
 	$(CARGO) clippy --all-targets -- -D warnings; fi
+	$(CARGO) clippy -p flexring --no-default-features --tests -- -D warnings
 
 doc: $(CUST)
 	@if [ -d $(CUST)/lib64 ] && [ -n "$(RDMA_SYS)" ]; then set -x; \
@@ -89,6 +91,10 @@ deny:
 # With the minimum Rust version, and for aarch64.
 portable:
 	tests/portable
+
+# What test-rust, test-gpu and test-verbs run.
+test-build:
+	$(CARGO) test --no-run $(TESTS)
 
 test-rust:
 	$(CARGO) $(NEXTEST) $(TESTS)
@@ -120,12 +126,6 @@ test-torch: $(WHEEL)
 	python3 python/tests/torch_versions.py --wheel target/wheel/dist/*.whl $(TORCH); \
 	else echo "skipped: PyTorch's versions: there is no wheel"; fi
 
-# Builds embed machine code where there is a CUDA compiler, which test-rust uses; here is the other way: the kernels' source
-# is embedded, and NVRTC compiles it when it is needed.
-test-nvrtc:
-	LD_LIBRARY_PATH=target/cuda-toolkit/nvidia/cuda_nvrtc/lib:$$LD_LIBRARY_PATH XDG_CACHE_HOME=$(CURDIR)/target/nvrtc/cache \
-	FLEXRING_CUDA_KERNELS=nvrtc $(CARGO) test -p flexring $(QUICK) --no-default-features --features cuda --lib what_is_embedded
-
 # Vectors on GPUs on the simulated driver: no GPU is needed. On a machine with one, tests/gpu/run does more.
 test-gpu:
 	CARGO=$(CARGO) tests/gpu/run --simulated
@@ -134,8 +134,8 @@ test-gpu:
 gpu-bundle: setup
 	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.gz
 
-# The feature cust, which needs a libcuda.so to be built. Before test-rust, whose build of libflexring.a and .so replaces this
-# one: their names do not depend on features.
+# The feature cust, which needs a libcuda.so to be built. Before test-build, whose libflexring.a and .so replace those of this
+# build: their names do not depend on features.
 test-cust: $(CUST)
 	@if [ -d $(CUST)/lib64 ]; then set -x; \
 	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu \
@@ -149,7 +149,7 @@ $(CUST):
 
 # The memory orders of shared memory and of the GPU engine, under loom.
 test-loom:
-	CARGO=$(CARGO) tests/loom
+	$(CARGO) test -p flexring-loom
 
 # On RDMA devices, which virtual machines bring along: the short selection of CI, and everything.
 test-verbs:

@@ -5,8 +5,6 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
-#[cfg(all(test, loom))]
-mod engine_model;
 pub mod host;
 
 use crate::dtype::DType;

@@ -130,7 +130,8 @@ def target():
 
 
 def simulated_driver():
-    folder = target() / "simcuda"
+    # Where tests/suite builds it.
+    folder = target() / "tmp/simulated-cuda"
     built = subprocess.run([ROOT / "tests/gpu/driver/build.sh", folder], stdout=subprocess.PIPE, text=True)
     if built.returncode:
         sys.exit("cannot build the simulated driver")

@@ -34,7 +34,7 @@ pub(crate) fn load_image<M>(
     driver_version: c_int,
     try_load: impl FnMut(&[u8]) -> std::result::Result<M, DriverError>,
 ) -> Result<M> {
-    let compile = || compiler::from_source(capability, driver_version);
+    let compile = || compiler::from_source(None, compiler::cache(), capability, driver_version);
     load_first(&Attempt::all(MACHINE_CODE, PTX, capability), compile, capability, driver_version, try_load)
 }
 
@@ -48,11 +48,7 @@ pub fn is_embedded() -> bool {
 #[must_use]
 pub fn origin() -> String {
     if !is_embedded() {
-        let compiler = match Nvrtc::find(None, ANY_DRIVER) {
-            Ok(nvrtc) => format!("NVRTC {} compiles it when it is first needed", nvrtc.version()),
-            Err(why) => format!("{why}: {FIX}"),
-        };
-        return format!("the source alone, because {COMPILER}; {compiler}");
+        return origin_of_source(COMPILER);
     }
     let names = MACHINE_CODE.iter().map(|image| format!("sm_{}", image.architecture)).collect::<Vec<_>>();
     let bytes: usize = MACHINE_CODE.iter().chain(PTX).map(|image| image.bytes.len()).sum();
@@ -62,6 +58,15 @@ pub fn origin() -> String {
         bytes as f64 / 1e6,
         oldest_driver(COMPILER_MAJOR)
     )
+}
+
+/// The description of a build without machine code, for this reason.
+fn origin_of_source(reason: &str) -> String {
+    let compiler = match Nvrtc::find(None, ANY_DRIVER) {
+        Ok(nvrtc) => format!("NVRTC {} compiles it when it is first needed", nvrtc.version()),
+        Err(why) => format!("{why}: {FIX}"),
+    };
+    format!("the source alone, because {reason}; {compiler}")
 }
 
 /// The oldest driver that loads machine code of this major version of CUDA.

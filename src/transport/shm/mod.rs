@@ -14,7 +14,7 @@
 //! | `wake_lanes` | the eventfds that a process sleeps on |
 //! | `layout`, `arena_ref` | the offset of each part of a communicator's region, and typed references to them |
 //! | `control_page` | what a rank publishes besides messages |
-//! | `spsc_queue`, `need_wakeup` | the memory ordering of messages and of wake-ups, checked by loom |
+//! | `spsc_queue`, `need_wakeup` | the memory ordering of messages and of wake-ups, checked by loom (`tests/loom`) |
 //! | `link` | one neighbour: the format of queue entries, and their events |
 //! | `mailbox` | the path of small messages |
 //! | `gpu` | GPU memory that neighbours read |
@@ -23,7 +23,7 @@
 mod arena_ref;
 mod control_page;
 mod exchange;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod fuzz;
 mod gpu;
 mod layout;

@@ -40,6 +40,7 @@ impl NeedWakeup {
     }
 
     /// Wakes the owner, whose eventfds these are, for what the caller has published before, unless it is awake.
+    #[cfg(not(loom))]
     pub(super) fn wake(&self, eventfds: &[crate::wake::WakeFd]) {
         if let Some(eventfd) = self.eventfd().and_then(|index| eventfds.get(index)) {
             eventfd.notify();

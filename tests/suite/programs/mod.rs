@@ -59,6 +59,7 @@ pub fn simulated_cuda() -> Option<PathBuf> {
 /// Runs the body of the test `name` with a CUDA driver and with `settings` in its environment. With `WORLDS=gpu` that is
 /// CUDA's own driver, in this process if all its settings are already set. Otherwise it is the simulated driver, in a
 /// process of its own.
+#[cfg(feature = "cuda")]
 pub fn with_cuda(name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|is| is == value);
     let gpus = is("WORLDS", "gpu");

@@ -14,16 +14,22 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 /// The oldest architecture that the source can be compiled for: older ones cannot order memory accesses between CTAs.
 const OLDEST: u32 = 70;
 
-/// The image that NVRTC compiles from the source for a GPU of this compute capability and a driver of this version, such as
-/// 12040. Compiles once at a time, on a thread with the stack that NVRTC needs.
+/// The image that NVRTC, in `folder` or where the system finds it, compiles from the source for a GPU of this compute capability and a
+/// driver of this version, such as 12040; or the one in `cache`. Compiles once at a time, on a thread with the stack that NVRTC needs.
 ///
 /// # Errors
 /// `Unsupported` if the GPU is too old or there is no NVRTC that suits the driver; `Internal` if the source cannot be compiled.
-pub(super) fn from_source(capability: (u32, u32), driver_version: c_int) -> Result<Vec<u8>> {
+pub(super) fn from_source(
+    folder: Option<PathBuf>,
+    cache: Option<PathBuf>,
+    capability: (u32, u32),
+    driver_version: c_int,
+) -> Result<Vec<u8>> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let compiler = std::thread::Builder::new().name("flexring-kernels".to_owned()).stack_size(nvrtc::STACK);
-    let compile = move || compiled(SOURCES, None, cache().as_deref(), capability, driver_version / 1000);
+    let compile =
+        move || compiled(SOURCES, folder.as_deref(), cache.as_deref(), capability, driver_version / 1000);
     let compiled = process::spawn(compiler, compile)
         .map_err(|cause| Error::io("cannot start a thread for the compiler of kernels", cause))?;
     compiled.join().unwrap_or_else(|_| Err(Error::internal("the compiler of kernels panicked")))
@@ -42,7 +48,7 @@ pub(super) fn target(known: &[u32], (major, minor): (u32, u32)) -> Option<String
 }
 
 /// The cache folder, if the user has one.
-fn cache() -> Option<PathBuf> {
+pub(super) fn cache() -> Option<PathBuf> {
     let named = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
     let root = named("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     Some(root.or_else(|| named("HOME").map(|home| home.join(".cache")))?.join("flexring"))

@@ -1,6 +1,6 @@
 //! Both sources of an image, checked without a GPU by inspecting the images.
 
-use super::compiler::{compiled, read, target, write};
+use super::compiler::{compiled, from_source, read, target, write};
 use super::cubin::functions;
 use super::embedded::SOURCES;
 use super::*;
@@ -292,6 +292,20 @@ fn a_cache_that_cannot_be_written_is_not_an_error() {
     }
     // Not even root can create folders there.
     for_sm_90(SMALL, Some(Path::new("/dev/null/flexring"))).expect("it compiles");
+}
+
+/// What a build does that embeds no machine code.
+#[test]
+fn nvrtc_compiles_the_source_where_nothing_is_embedded() {
+    let reason = "flexring was built with FLEXRING_CUDA_KERNELS=nvrtc";
+    assert!(origin_of_source(reason).starts_with(&format!("the source alone, because {reason}; ")));
+    if nvrtc().is_none() {
+        return;
+    }
+    let compile = || from_source(Some(wheels()), None, (9, 0), ANY_DRIVER);
+    let images = Attempt::all(&[], &[], (9, 0));
+    let image = load_first(&images, compile, (9, 0), ANY_DRIVER, |image| Ok(image.to_vec()));
+    assert!(image.expect("NVRTC compiles the source").starts_with(b"\x7fELF"));
 }
 
 /// What is embedded must follow from FLEXRING_CUDA_KERNELS and from whether there was a compiler, both at build time.
