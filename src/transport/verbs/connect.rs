@@ -96,16 +96,16 @@ impl UnconnectedVerbs {
             MemoryRegistry::new(pds, options.relaxed_ordering, options.registration, options.subchunk)?
                 .with_gpu_direct(options.gpu_direct)
                 .with_shared_regions(regions);
-        let qps_per_rail = options.qps_per_rail;
+        let shape = options.link_shape;
         let pairs: Vec<_> = peers.iter().map(|peer| (*peer, directory.pairs(*peer))).collect();
-        let needed = pairs.iter().map(|(_, pairs)| LinkResources::of_link(pairs, qps_per_rail));
+        let needed = pairs.iter().map(|(_, pairs)| LinkResources::of_link(pairs, shape));
         let needed = needed.fold(LinkResources::default(), LinkResources::and);
         let mut batch = LinkBatch::new(&devices, &registry, needed)?;
         for (device, queue) in devices.iter_mut().zip(&batch.queues) {
             device.queues.push(Arc::clone(queue));
         }
         let rail = |rail: usize| &rails[rail].0;
-        let link = |(peer, pairs): (Rank, Vec<_>)| batch.add(&devices, rail, peer, &pairs, qps_per_rail);
+        let link = |(peer, pairs): (Rank, Vec<_>)| batch.add(&devices, rail, peer, &pairs, shape);
         let links = pairs.into_iter().map(link).collect::<Result<Vec<_>>>()?;
         let registry = Arc::new(registry);
         Ok(Self { links, batch, devices, rails, registry, directory, options })

@@ -47,7 +47,7 @@ use crate::transport::{Event, Events};
 use qp_state::QpState;
 use recv_state::RecvState;
 use request::RequestKind;
-use send_state::{OutgoingMessage, SendState, is_eager};
+use send_state::{OutgoingMessage, SendState};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use zerocopy::little_endian::U64;
@@ -177,8 +177,10 @@ impl Link {
         }
         self.epoch += 1;
         self.announced = true;
-        self.send_states[parity(self.epoch)].restart(*call);
-        self.recv_states[parity(self.epoch)].begin(call.on_gpu);
+        // Control buffers are host memory, so a call on a GPU has no eager messages.
+        let longest_eager = (!call.on_gpu).then_some(self.control.layout.longest_eager);
+        self.send_states[parity(self.epoch)].restart(*call, longest_eager);
+        self.recv_states[parity(self.epoch)].begin(longest_eager);
         // Writes that arrive early from now on belong to the next epoch.
         self.recv_states[parity(self.epoch + 1)].restart();
         Ok(())
@@ -186,7 +188,8 @@ impl Link {
 
     /// Whether the next message is eager at this length, so that its memory need not be registered.
     pub(super) fn sends_eagerly(&self, len: usize) -> bool {
-        self.send_states[parity(self.epoch)].next_is_eager(len)
+        let send = &self.send_states[parity(self.epoch)];
+        send.is_eager(send.queued, len)
     }
 
     /// Queues the next message. Unless it is eager, `region` is the registered memory that contains it.
@@ -198,7 +201,7 @@ impl Link {
         let epoch = self.epoch;
         let send = &mut self.send_states[parity(epoch)];
         let number = send.queued;
-        if send.next_is_eager(piece.len()) {
+        if send.is_eager(number, piece.len()) {
             self.control.write_eager(epoch, number, piece);
         }
         send.messages[number as usize % WINDOW] = Some(OutgoingMessage { piece, region, done: false });
@@ -242,7 +245,7 @@ impl Link {
         } else if send.posted < send.queued {
             let message = send.posted;
             let len = send.message(message).piece.len();
-            if is_eager(send.is_on_gpu(), message, len) {
+            if send.is_eager(message, len) {
                 RequestKind::Eager { epoch, message, len }
             } else if recv.is_clear_to_send() {
                 let expected = self.control.read_cts(epoch, message).len.get() as usize;

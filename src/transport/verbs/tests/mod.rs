@@ -15,6 +15,7 @@ use super::LinkDirectory;
 use super::connect::UnconnectedVerbs;
 use super::gpu::GpuRegistrar;
 use super::inventory::{Affinity, Inventory};
+use super::link_batch::LinkShape;
 use super::objects::Shim;
 use super::options::VerbsOptions;
 use super::port_selection::{Rail, select};
@@ -66,6 +67,9 @@ fn with_timeout<T: Send + 'static>(limit: Duration, run: impl FnOnce() -> T + Se
     }
 }
 
+/// Bytes of the longest eager message.
+const LONGEST_EAGER: usize = 4096;
+
 /// How the ranks of a test are linked.
 #[derive(Clone)]
 struct LinkSetup {
@@ -105,7 +109,7 @@ impl LinkSetup {
         VerbsOptions {
             // These tests count what a fault costs.
             reconnect: Duration::ZERO,
-            qps_per_rail: self.qps_per_rail,
+            link_shape: LinkShape { qps_per_rail: self.qps_per_rail, longest_eager: LONGEST_EAGER },
             registration: self.registration,
             adaptive_routing: self.adaptive_routing,
             subchunk: SUBCHUNK,

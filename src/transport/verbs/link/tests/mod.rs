@@ -9,12 +9,12 @@ use super::*;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::objects::{Context, ProtectionDomain, Shim};
 use crate::transport::verbs::registry::MemoryRegistry;
-use crate::transport::verbs::wire::{ControlLayout, EAGER_MESSAGES, MAX_EAGER_BYTES};
+use crate::transport::verbs::wire::{ControlLayout, EAGER_MESSAGES};
 use std::ptr::NonNull;
 
 const KEYS: [u32; MAX_RAILS] = [7; MAX_RAILS];
 /// Bytes of a message that is too long to be eager.
-const LONG: usize = MAX_EAGER_BYTES + 1;
+const LONG: usize = 4097;
 
 /// Both ends of a link. The tests deliver their writes.
 struct TwoEnds {
@@ -29,7 +29,7 @@ struct TwoEnds {
 
 impl TwoEnds {
     fn new(qps: usize) -> Self {
-        let layout = ControlLayout { qps };
+        let layout = ControlLayout::example(qps);
         let mut memory = vec![vec![0; layout.bytes()]; 4];
         let all: Vec<Piece> = memory.iter_mut().map(|bytes| piece(bytes)).collect();
         let controls =
