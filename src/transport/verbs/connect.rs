@@ -175,8 +175,9 @@ impl UnconnectedVerbs {
             let PreparedLink { index, link, info, link_info, mut paths, .. } = prepared;
             ece_agreement::set(&mut paths, ece);
             let peer = link.peer;
-            let state =
-                Link::new(peer, link.control, &link.rails).with_key(directory.me, &(directory.key)(peer));
+            let state = Link::new(peer, link.control, &link.rails)
+                .with_rates(&directory.rates(peer, &link.rails))
+                .with_key(directory.me, &(directory.key)(peer));
             let peer = Peer::new(index, state, link.control, &link.controls, &counters);
             let mut peer = peer.with_reconnects(options.reconnect);
             match peer.connect(link.qps, &paths, (info, &link_info), &[]) {

@@ -11,7 +11,7 @@ use super::peer::ControlMemory;
 use super::port_selection::Rail;
 use super::registry::MemoryRegistry;
 use super::shared_device::DeviceEvents;
-use super::wire::{ControlLayout, MAX_RAILS};
+use super::wire::{LinkShape, MAX_RAILS};
 use crate::error::Result;
 use crate::memory::{Piece, map_unforked};
 use crate::rank::Rank;
@@ -35,22 +35,6 @@ pub(super) struct RailDevice {
     pub events: DeviceEvents,
     /// Number of the port, from 1.
     pub port: u8,
-}
-
-/// What all links of a rank have in common, equally on all ranks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LinkShape {
-    /// Queue pairs for each connected pair of rails.
-    pub qps_per_rail: usize,
-    /// Bytes of the longest eager message.
-    pub longest_eager: usize,
-}
-
-impl LinkShape {
-    /// The layout of the control buffer of a link over this many pairs of rails.
-    fn control_layout(self, pairs: usize) -> ControlLayout {
-        ControlLayout { qps: pairs * self.qps_per_rail, longest_eager: self.longest_eager }
-    }
 }
 
 /// What one or more links need.

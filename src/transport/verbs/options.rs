@@ -3,9 +3,9 @@
 //! Owns the translation of [`Config`] into what verbs take. Must not know links, peers or registered memory.
 
 use super::inventory::LinkLayer;
-use super::link_batch::LinkShape;
 use super::objects::{PathAttributes, PortAttributes, Shim};
 use super::port_selection::{Rail, reaches_gpu};
+use super::wire::LinkShape;
 use crate::config::{AdaptiveRouting, Config, GdrLevel, GpuDirect, Registration};
 use std::time::Duration;
 

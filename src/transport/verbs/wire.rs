@@ -204,6 +204,22 @@ pub(super) fn parity(epoch: u64) -> usize {
     (epoch % 2) as usize
 }
 
+/// What all links of a rank have in common, equally on all ranks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkShape {
+    /// Queue pairs for each connected pair of rails.
+    pub qps_per_rail: usize,
+    /// Bytes of the longest eager message.
+    pub longest_eager: usize,
+}
+
+impl LinkShape {
+    /// The layout of the control buffer of a link over this many pairs of rails.
+    pub(super) fn control_layout(self, pairs: usize) -> ControlLayout {
+        ControlLayout { qps: pairs * self.qps_per_rail, longest_eager: self.longest_eager }
+    }
+}
+
 /// Offsets of the entries in either side of a control buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ControlLayout {

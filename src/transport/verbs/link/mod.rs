@@ -128,6 +128,14 @@ impl Link {
         }
     }
 
+    /// Sets the rate of each queue pair, in Mbit/s: the lower one of its two rails. Without this, or if one is unknown, all are equal.
+    pub(super) fn with_rates(mut self, rates: &[u64]) -> Self {
+        if !rates.contains(&0) {
+            self.qps.iter_mut().zip(rates).for_each(|(qp, rate)| qp.rate_mbps = *rate);
+        }
+        self
+    }
+
     /// Has hellos prove that their sender knows the key of the link: those that rank `me` sends, and those of the peer.
     pub(super) fn with_key(mut self, me: Rank, key: &SecretKey) -> Self {
         self.tags = HelloTags { mine: hello_tag(key, me), theirs: hello_tag(key, self.peer) };
@@ -296,13 +304,16 @@ impl Link {
             && matches!(self.held_disagreement, Some((epoch, _)) if self.recv_states[parity(epoch)].is_call_reported())
     }
 
-    /// The queue pair for a request, if it has room. Messages use the one with the fewest bytes in flight, so that
-    /// each rail carries what it can, and alternate between equals. Everything else uses the first that works, so
-    /// that it stays in order.
+    /// The queue pair for a request, if it has room. A message uses the one that has carried it first, by the rates of the rails and
+    /// what is in flight on each, so that slow rails do not hold the last messages of a call; messages alternate between equals.
+    /// Everything else uses the first that works, so that it stays in order.
     fn qp_for(&self, kind: RequestKind) -> Option<usize> {
         let mut alive = self.qps.iter().enumerate().filter(|(_, qp)| qp.is_proven());
         let chosen = match kind {
-            RequestKind::Data { .. } => alive.min_by_key(|(_, qp)| (qp.bytes, qp.carried)),
+            RequestKind::Data { epoch, message } => {
+                let len = self.send_states[parity(epoch)].message_len(message);
+                alive.min_by_key(|(_, qp)| qp.time_to_carry(len as u64))
+            }
             _ => alive.next(),
         };
         chosen.filter(|(_, qp)| qp.has_room()).map(|(number, _)| number)

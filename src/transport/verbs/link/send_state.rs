@@ -58,6 +58,11 @@ impl SendState {
         self.messages[number as usize % WINDOW].as_mut().expect("the message is within the window")
     }
 
+    /// The length of a message within the window.
+    pub(super) fn message_len(&self, number: u64) -> usize {
+        self.messages[number as usize % WINDOW].as_ref().map_or(0, |message| message.piece.len())
+    }
+
     /// The length of the first message, if there is one and it is eager.
     pub(super) fn eager_first(&self) -> Option<usize> {
         let first = self.messages[0].as_ref().filter(|_| self.queued > 0)?;

@@ -130,7 +130,9 @@ impl OnDemand {
         self.send(peer, &LinkMessage::OnDemand(info, link.link_info(), suspects))?;
         let index = links.peers.len();
         let me = self.directory.me;
-        let mut state = Link::new(peer, link.control, &link.rails).with_key(me, &(self.directory.key)(peer));
+        let mut state = Link::new(peer, link.control, &link.rails)
+            .with_rates(&self.directory.rates(peer, &link.rails))
+            .with_key(me, &(self.directory.key)(peer));
         state.begin(links.sequence);
         state.suspect(suspects);
         let peer_state = Peer::new(index, state, link.control, &link.controls, links.counters);

@@ -202,6 +202,30 @@ fn a_long_message_waits_for_its_cts() {
     assert_eq!(destinations.map(|at| ends.memory[at][0]), [5, 6]);
 }
 
+/// By queue pair of these rates: how many of twelve messages it carries.
+fn shared_out(rates: &[u64]) -> Vec<usize> {
+    let mut ends = TwoEnds::new(rates.len());
+    ends.links[0] = Link::new(1, ends.controls[0], &vec![(0, 0); rates.len()]).with_rates(rates);
+    ends.begin(1);
+    for _ in 0..12 {
+        ends.send(0, 5, LONG);
+        ends.post_recv(1, LONG);
+    }
+    ends.transfer(1);
+    let requests = ends.requests(0);
+    let messages = requests.iter().filter(|request| matches!(request.payload, Payload::Message { .. }));
+    let carried: Vec<usize> = messages.map(|request| request.qp).collect();
+    (0..rates.len()).map(|qp| carried.iter().filter(|at| **at == qp).count()).collect()
+}
+
+#[test]
+fn messages_are_shared_out_by_the_rates_of_the_rails() {
+    assert_eq!(shared_out(&[100_000, 100_000]), [6, 6]);
+    assert_eq!(shared_out(&[100_000, 200_000]), [4, 8]);
+    assert_eq!(shared_out(&[400_000, 200_000, 200_000]), [6, 3, 3]);
+    assert_eq!(shared_out(&[100_000, 0]), [6, 6], "one is unknown");
+}
+
 #[test]
 fn a_message_that_was_written_before_its_immediate_data_arrives_in_full() {
     let mut ends = TwoEnds::new(1);
