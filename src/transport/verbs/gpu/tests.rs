@@ -15,6 +15,7 @@ use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::{self, Rail};
 use crate::transport::verbs::probe;
 use crate::transport::verbs::registry::MemoryRegistry;
+use crate::transport::verbs::shared_regions::SharedRegions;
 use memmap2::MmapMut;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -155,6 +156,40 @@ fn gpu_memory_is_registered_until_the_last_deregistration() {
     assert!(regions.find(all).is_none());
     let error = regions.deregister_gpu(RANGE).expect_err("the memory is no longer registered");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn communicators_share_a_registration_of_gpu_memory_until_the_last_of_them_ends_it() {
+    let (driver, pds) = (FakeGpuDriver::default(), vec![with_dmabuf("a"), without_dmabuf("b")]);
+    let gpus = GpuRegistrar::with_driver(GpuDirect::Auto, Arc::new(driver.clone()));
+    let shared: Vec<Arc<SharedRegions>> = pds.iter().map(|_| Arc::default()).collect();
+    let of_one_communicator = || regions(pds.clone()).with_shared_regions(shared.clone());
+    let (one, other) = (of_one_communicator(), of_one_communicator());
+    let register = |registry: &MemoryRegistry| registry.register_gpu(&gpus, RANGE).expect("inert");
+    let exports = || {
+        let exported = driver.exported.lock().expect("no other thread");
+        let contains = |pages: &&AddressRange| {
+            (pages.address..pages.address + pages.len as u64).contains(&RANGE.address)
+        };
+        exported.iter().filter(contains).count()
+    };
+    assert_eq!(register(&one), GdrMode::PeerMem);
+    let first = exports();
+    assert_eq!(register(&other), GdrMode::PeerMem, "the worst of the rails, as at first");
+    assert_eq!(exports(), first, "it was registered once");
+    let keys = |registry: &MemoryRegistry| {
+        let region = registry.find(piece(RANGE)).expect("registered");
+        region.rkeys().expect("registered at both rails")
+    };
+    assert_eq!(keys(&one), keys(&other));
+    one.deregister_gpu(RANGE).expect("registered");
+    assert!(other.find(piece(RANGE)).is_some(), "the other communicator still has it");
+    register(&one);
+    assert_eq!(exports(), first);
+    one.deregister_gpu(RANGE).expect("registered");
+    other.deregister_gpu(RANGE).expect("registered");
+    register(&one);
+    assert!(exports() > first, "it is registered again after the last of them has ended it");
 }
 
 #[test]
