@@ -61,6 +61,8 @@ pub(crate) struct Verbs {
     run_queue: VecDeque<usize>,
     /// Whether the completion queues are armed, and nothing has completed since.
     armed: bool,
+    /// Whether the caller may have slept since peers and devices were last asked to notify it.
+    may_sleep: bool,
     /// Whether the next poll reads asynchronous events: after a sleep.
     check_async_events: bool,
     options: VerbsOptions,
@@ -111,6 +113,7 @@ impl Verbs {
             on_gpu: false,
             epoll,
             armed: false,
+            may_sleep: false,
             check_async_events: false,
             options,
             most_rails: directory.most_rails(),
@@ -537,12 +540,15 @@ impl Transport for Verbs {
                 self.devices.iter().flat_map(|device| &device.queues).all(|queue| queue.arm().is_ok());
             return false;
         }
+        self.may_sleep = true;
         true
     }
 
+    /// Reading a descriptor is a system call, so those of completion queues are read only if the caller may have slept. An event that
+    /// is left there ends the next sleep.
     fn clear_need_wakeup(&mut self) {
         self.check_async_events = true;
-        if self.armed {
+        if std::mem::take(&mut self.may_sleep) && self.armed {
             let queues = self.devices.iter().flat_map(|device| &device.queues);
             queues.for_each(|queue| queue.drain_events());
         }
