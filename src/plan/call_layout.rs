@@ -430,11 +430,13 @@ mod tests {
             let facts = CallFacts { on_gpu: true, count: vector / 4, gpu_slot_bytes, ..facts() };
             binding(&facts).subchunk as usize * 4
         };
-        // 256 KiB squared, times 2 / (3 hops * LAUNCH_BYTES) is the share for the first doubling, times 4 ranks.
-        let doubled = (256u64 << 10).pow(2) * 2 * 4 / (3 * LAUNCH_BYTES);
-        assert_eq!(bytes(doubled - 64, 1 << 20), 128 << 10);
-        assert_eq!(bytes(doubled + 64, 1 << 20), 256 << 10);
-        assert_eq!(bytes(4 * doubled + 64, 1 << 20), 512 << 10);
+        // Four sub-chunks of a share, for four ranks.
+        assert_eq!(bytes((4 << 20) - 64, 1 << 20), 128 << 10);
+        assert_eq!(bytes(4 << 20, 1 << 20), 256 << 10);
+        // 512 KiB squared, times 2 / (3 hops * LAUNCH_BYTES), is the share that makes this the cheapest length.
+        let cheapest = (512u64 << 10).pow(2) * 2 * 4 / (3 * LAUNCH_BYTES);
+        assert_eq!(bytes(cheapest - 64, 1 << 20), 256 << 10);
+        assert_eq!(bytes(cheapest + 64, 1 << 20), 512 << 10);
         assert_eq!(bytes(1 << 40, 1 << 20), 1 << 20);
         assert_eq!(bytes(1 << 40, (1 << 20) - 1), 512 << 10, "never more than a GPU slot");
         assert_eq!(bytes(1 << 40, 64 << 10), 128 << 10, "never less than a slot");

@@ -15,7 +15,7 @@ use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::{self, Rail};
 use crate::transport::verbs::probe;
 use crate::transport::verbs::registry::MemoryRegistry;
-use crate::transport::verbs::shared_regions::SharedRegions;
+use crate::transport::verbs::shared_regions::{RegionKey, SharedRegions};
 use memmap2::MmapMut;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -162,8 +162,8 @@ fn gpu_memory_is_registered_until_the_last_deregistration() {
 fn communicators_share_a_registration_of_gpu_memory_until_the_last_of_them_ends_it() {
     let (driver, pds) = (FakeGpuDriver::default(), vec![with_dmabuf("a"), without_dmabuf("b")]);
     let gpus = GpuRegistrar::with_driver(GpuDirect::Auto, Arc::new(driver.clone()));
-    let shared: Vec<Arc<SharedRegions>> = pds.iter().map(|_| Arc::default()).collect();
-    let of_one_communicator = || regions(pds.clone()).with_shared_regions(shared.clone());
+    let shared: [Arc<SharedRegions>; 2] = Default::default();
+    let of_one_communicator = || regions(pds.clone()).with_shared_regions(shared.to_vec());
     let (one, other) = (of_one_communicator(), of_one_communicator());
     let register = |registry: &MemoryRegistry| registry.register_gpu(&gpus, RANGE).expect("inert");
     let exports = || {
@@ -182,14 +182,20 @@ fn communicators_share_a_registration_of_gpu_memory_until_the_last_of_them_ends_
         region.rkeys().expect("registered at both rails")
     };
     assert_eq!(keys(&one), keys(&other));
+    let access = AccessFlags { remote_write: true, remote_read: true, relaxed: true };
+    let is_shared = || {
+        let key = RegionKey::gpu(RANGE, access, GpuDirect::Auto);
+        shared.each_ref().map(|regions| regions.find(&key).is_some())
+    };
     one.deregister_gpu(RANGE).expect("registered");
-    assert!(other.find(piece(RANGE)).is_some(), "the other communicator still has it");
+    assert_eq!(is_shared(), [true; 2], "the other communicator still has it");
     register(&one);
     assert_eq!(exports(), first);
     one.deregister_gpu(RANGE).expect("registered");
     other.deregister_gpu(RANGE).expect("registered");
+    assert_eq!(is_shared(), [false; 2], "the last of them has ended it");
     register(&one);
-    assert!(exports() > first, "it is registered again after the last of them has ended it");
+    assert_eq!(is_shared(), [true; 2]);
 }
 
 #[test]
