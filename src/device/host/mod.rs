@@ -31,7 +31,7 @@ use compiled::Compiled;
 use half::{bf16, f16};
 use lane::Lane;
 use number::BitNumber;
-use reduction_threads::ReductionThreads;
+use reduction_threads::{ReductionThreads, RunJob};
 
 /// A kernel for one type, operation and instruction set.
 type Reduce = unsafe fn(&Job<'_>);
@@ -71,11 +71,9 @@ impl Kernels {
             _ => None,
         }
     }
+}
 
-    /// Runs a job.
-    ///
-    /// # Safety
-    /// [`check`] has accepted the job. This processor runs the kernels.
+impl RunJob for Kernels {
     unsafe fn run(self, job: &Job<'_>) {
         let (into, len) = (job.into.as_ptr(), job.into.len());
         if let Some(from) = only_copied(job) {
@@ -137,7 +135,7 @@ fn by_arithmetic<I: Compiled, L: Lane>(arithmetic: Arithmetic) -> Reduce {
 pub struct Host {
     simd: Simd,
     kernels: Kernels,
-    threads: Option<ReductionThreads>,
+    threads: Option<ReductionThreads<Kernels>>,
 }
 
 impl Host {
