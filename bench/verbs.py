@@ -32,7 +32,7 @@ SIZES = {8: 1000, 64: 1000, 512: 1000, 4 << 10: 500, 32 << 10: 200, 256 << 10: 5
 SHORT_SIZES = {8: 100, 4 << 10: 100, 256 << 10: 10, 4 << 20: 2}
 # Seconds that a program may take for one of them.
 SIZE_LIMIT = 180
-ONE_RAIL = {"FLEXRING_TRANSPORT": "verbs", "FLEXRING_IB_HCA": "=rxe0"}
+ONE_RAIL = {"FLEXRING_TRANSPORT": "verbs", "FLEXRING_IB_HCA": "=rxe0", "FLEXRING_CONNECT_TIMEOUT_MS": 60000, "FLEXRING_TIMEOUT_MS": 60000}
 
 
 def perftest(machine, command):
