@@ -191,10 +191,10 @@ bench-papers:
 	$(CARGO) bench --bench papers > bench/out/papers.json
 	bench/papers/report.py bench/out/papers.json
 
-# RDMA beside perftest, in a virtual machine; and rails beside what each of them can carry.
+# RDMA beside perftest in a virtual machine, and between two of them rails beside what each can carry, and Open MPI over UCX.
 bench-verbs: build
-	@bench/setup.sh $(VM_PACKAGES)
-	bench/verbs.py
+	@bench/setup.sh $(VM_PACKAGES) gcc libc6-dev openmpi-bin libopenmpi-dev
+	bench/verbs.py $(ARGS)
 
 MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 ARM = aarch64-unknown-linux-gnu

@@ -71,7 +71,7 @@ pub(super) struct CallRunnerBuilder<'a> {
 
 impl CallRunnerBuilder<'_> {
     pub(super) fn build(mut self, control: ControlPlane) -> Result<CallRunner> {
-        let host = Host::new(self.config.simd)?;
+        let host = Host::new(self.config.simd)?.with_threads(self.config.threads)?;
         let summary = self.summary(&host);
         let Self { config, me, world, memory, region, registrar, fault, launch_group, .. } = self;
         let (arena, layout) = (region.arena(), region.layout());

@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::plan::topology::Topology;
 use crate::rank::Rank;
 use crate::test_effort::cases;
-use crate::transport::verbs::LinkResources;
+use crate::transport::verbs::{LinkResources, VerbsOptions};
 
 /// Most links that one of these ranks makes with the communicator to ranks of other nodes, of some ranks.
 fn most_planned(nodes: usize, ranks_of_node: usize) -> usize {
@@ -26,7 +26,7 @@ fn row(nodes: usize, ranks_of_node: usize, rails: usize) -> String {
     let planned = most_planned(nodes, ranks_of_node);
     let all = (nodes - 1) * ranks_of_node;
     let pairs: Vec<(usize, usize)> = (0..rails).map(|rail| (rail, rail)).collect();
-    let of_link = LinkResources::of_link(&pairs, Config::default().ib_qps_per_rail);
+    let of_link = LinkResources::of_link(&pairs, VerbsOptions::new(&Config::default()).link_shape);
     let cost = |links: usize| {
         let resources = of_link.times(links);
         let (qps, bytes) = (resources.qps.iter().sum::<usize>(), 2 * resources.control_bytes);

@@ -225,7 +225,7 @@ pub enum GdrLevel {
 }
 
 /// How RDMA devices may reach the memory of a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
 pub enum GpuDirect {
     /// DMA-BUF, else peer memory, else pinned host memory.

@@ -38,6 +38,11 @@ impl Links {
             * self.routes.len()
     }
 
+    /// Over how many ports the messages of a link are spread at most. Equal on all ranks.
+    pub(super) fn rails(&self) -> usize {
+        self.transports.iter().map(|transport| transport.common().rails()).max().unwrap_or(1)
+    }
+
     /// All transports, in the order that [`route`](Self::route) counts in.
     pub(super) fn transports(&self) -> &[AnyTransport] {
         &self.transports

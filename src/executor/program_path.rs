@@ -428,6 +428,7 @@ fn facts_of(resources: &Resources, bound: &BoundCall) -> CallFacts {
         count: call.count,
         element_bytes: call.dtype.size(),
         world: resources.world,
+        rails: resources.links.rails(),
         in_place: bound.in_place,
         on_gpu: call.on_gpu,
         output_bytes: bound.output.len(),

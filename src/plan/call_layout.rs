@@ -13,9 +13,13 @@ use std::ops::Range;
 /// Bytes of a cache line, to which spans are aligned.
 const CACHE_LINE: usize = 64;
 
-/// Minimum number of sub-chunks in a rank's share of the vector for which calls on a GPU use longer sub-chunks, so that
-/// filling the pipeline takes at most 1/16 of the time for each hop.
-const MIN_SUBCHUNKS: usize = 16;
+/// Minimum number of sub-chunks in a rank's share of the vector for each rail, in calls on a GPU: while one is copied to the host, others
+/// are sent, received and added.
+const STAGES: u64 = 4;
+
+/// Bytes that a link carries in the time that a sub-chunk of a call on a GPU costs besides its bytes. Estimated, not measured: 1 to 2
+/// microseconds for the copies over PCI Express, at 400 Gbit/s.
+const LAUNCH_BYTES: u64 = 64 << 10;
 
 /// Cache lines of a rank's share of the vector from which spans are aligned.
 const MIN_ALIGNED_LINES: u64 = 16;
@@ -44,6 +48,8 @@ pub struct CallFacts {
     pub element_bytes: usize,
     /// Ranks of the communicator.
     pub world: usize,
+    /// Ports over which the messages of a link are spread, at most. Equal on all ranks.
+    pub rails: usize,
     /// Whether input and output share memory.
     pub in_place: bool,
     /// Whether the vectors are memory of a GPU.
@@ -255,15 +261,24 @@ pub fn scratch_bytes(program: &Program, collective: Collective, count: u64, elem
 }
 
 /// Bytes of a sub-chunk: a slot of the pool. On a GPU, where a copy over PCI Express costs more for each sub-chunk, it is
-/// doubled while it fits a GPU slot and a rank's share has enough sub-chunks.
+/// doubled while it fits a GPU slot and is not longer than it should be.
+///
+/// A share of `s` bytes in `n` sub-chunks takes `2 (w - 1) n + STAGES` times the time of a sub-chunk, which is `s / n + LAUNCH_BYTES` in
+/// bytes: it passes `w - 1` hops in each direction, and the last sub-chunk passes all stages alone. That is least for
+/// `s / n = sqrt(s (w - 1) LAUNCH_BYTES / 2)`, so sub-chunks grow with the number of ranks, as the pipeline is filled only once. Fewer
+/// than `STAGES` of them for each rail would leave stages or rails idle in each step.
 fn subchunk_bytes(facts: &CallFacts) -> usize {
+    if !facts.on_gpu {
+        return facts.slot_bytes;
+    }
+    let share = facts.count.saturating_mul(facts.element_bytes as u64) / facts.world as u64;
+    let hops = facts.world.saturating_sub(1).max(1) as u64;
+    let cheapest = share.saturating_mul(hops * (LAUNCH_BYTES / 2)).isqrt();
+    let busy = share / (STAGES * facts.rails.max(1) as u64);
+    let most = facts.gpu_slot_bytes.min(cheapest.min(busy) as usize);
     let mut bytes = facts.slot_bytes;
-    if facts.on_gpu {
-        let vector = (facts.count as usize).saturating_mul(facts.element_bytes);
-        let most = facts.gpu_slot_bytes.min(vector / facts.world / MIN_SUBCHUNKS);
-        while bytes <= most / 2 {
-            bytes *= 2;
-        }
+    while bytes <= most / 2 {
+        bytes *= 2;
     }
     bytes
 }
@@ -370,6 +385,7 @@ mod tests {
             count: 1 << 20,
             element_bytes: 4,
             world: 4,
+            rails: 1,
             in_place: false,
             on_gpu: false,
             output_bytes: 4 << 20,
@@ -414,13 +430,31 @@ mod tests {
             let facts = CallFacts { on_gpu: true, count: vector / 4, gpu_slot_bytes, ..facts() };
             binding(&facts).subchunk as usize * 4
         };
-        // A share of 16 sub-chunks is 4 ranks * 16 * 256 KiB of vector for the first doubling.
-        assert_eq!(bytes((16 << 20) - 4, 1 << 20), 128 << 10);
-        assert_eq!(bytes(16 << 20, 1 << 20), 256 << 10);
-        assert_eq!(bytes(32 << 20, 1 << 20), 512 << 10);
+        // Four sub-chunks of a share, for four ranks.
+        assert_eq!(bytes((4 << 20) - 64, 1 << 20), 128 << 10);
+        assert_eq!(bytes(4 << 20, 1 << 20), 256 << 10);
+        // 512 KiB squared, times 2 / (3 hops * LAUNCH_BYTES), is the share that makes this the cheapest length.
+        let cheapest = (512u64 << 10).pow(2) * 2 * 4 / (3 * LAUNCH_BYTES);
+        assert_eq!(bytes(cheapest - 64, 1 << 20), 256 << 10);
+        assert_eq!(bytes(cheapest + 64, 1 << 20), 512 << 10);
         assert_eq!(bytes(1 << 40, 1 << 20), 1 << 20);
         assert_eq!(bytes(1 << 40, (1 << 20) - 1), 512 << 10, "never more than a GPU slot");
         assert_eq!(bytes(1 << 40, 64 << 10), 128 << 10, "never less than a slot");
+    }
+
+    #[test]
+    fn subchunks_on_a_gpu_follow_from_the_share_per_rail_and_the_cost_of_a_launch() {
+        let bytes = |world, rails, vector: u64| {
+            let facts = CallFacts { on_gpu: true, world, rails, count: vector / 4, ..facts() };
+            binding(&facts).subchunk as usize * 4
+        };
+        // Few hops: the last sub-chunk's way through the stages counts.
+        assert_eq!(bytes(2, 1, 16 << 20), 512 << 10);
+        // Many hops: a share of 4 MiB is four sub-chunks, and sixteen on four rails.
+        assert_eq!(bytes(64, 1, 256 << 20), 1 << 20);
+        assert_eq!(bytes(64, 4, 256 << 20), 256 << 10);
+        assert_eq!(bytes(1024, 1, 256 << 20), 128 << 10, "never less than a slot");
+        assert_eq!(bytes(1, 1, 0), 128 << 10);
     }
 
     #[test]

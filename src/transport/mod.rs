@@ -76,6 +76,11 @@ pub trait Transport: Send {
     /// the other, posted receives before their `RecvComplete`, or unreleased views.
     fn window(&self) -> usize;
 
+    /// Over how many ports the messages of a link are spread at most. Equal on all ranks.
+    fn rails(&self) -> usize {
+        1
+    }
+
     /// Begins call `sequence`: from now on one [`Event::PeerEntered`] may be reported per peer, and then its messages.
     /// Nothing that a peer sends in a later call is reported before that call begins here.
     fn begin(&mut self, sequence: u64);

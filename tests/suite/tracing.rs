@@ -48,6 +48,7 @@ fn expected(setup: &Setup, rank: usize) -> [BTreeMap<(usize, u32, u64), u64>; 2]
         count: COUNT as u64,
         element_bytes: DType::F32.size(),
         world: RANKS,
+        rails: 1,
         in_place: true,
         on_gpu: false,
         output_bytes: COUNT * DType::F32.size(),

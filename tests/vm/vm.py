@@ -136,7 +136,8 @@ class Machine:
         self.boot_deadline = started + BOOT_LIMIT
         ours, theirs = zip(*(socket.socketpair() for _ in range(CHANNELS + 1)))
         # The emulated timer is late on a busy host, which the kernel takes for a timer that is not connected, and panics.
-        arguments = f"console=ttyS0 quiet panic=-1 mitigations=off no_timer_check machine={number} channels={CHANNELS + 1}"
+        # The kernel distrusts the emulated time stamp counter, and would read each time from an emulated device by a system call.
+        arguments = f"console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable machine={number} channels={CHANNELS + 1}"
         command = [
             # The emulator ends with this process, even if this process is killed.
             *("setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"),

@@ -154,17 +154,23 @@ fn rdma(facts: &Facts, findings: &mut Findings) {
     // The first rail is the nearest.
     if let Some(rail) = selection.rails.first()
         && let Some(index) = inventory.devices.iter().position(|device| device.name == rail.device)
-        && let Some(numa) = rail.numa.filter(|_| distances[index] > 10)
+        && let Some(numa) = rail.numa
     {
         let device = &rail.device;
-        let message = format!(
-            "even the nearest rail, {device}, is on NUMA node {numa}, where this process does not run"
-        );
-        findings.add(
-            Severity::Note,
-            message,
-            Some(&format!("numactl --cpunodebind={numa} --membind={numa}")),
-        );
+        let is_bound = facts.processor.nodes.iter().all(|node| !node.local || node.number == numa);
+        let message = if distances[index] > 10 {
+            format!(
+                "even the nearest rail, {device}, is on NUMA node {numa}, where this process does not run"
+            )
+        } else if !is_bound {
+            format!(
+                "the nearest rail, {device}, is on NUMA node {numa}, and this process may run, and poll it, elsewhere"
+            )
+        } else {
+            return;
+        };
+        let fix = format!("numactl --cpunodebind={numa} --membind={numa}");
+        findings.add(Severity::Note, message, Some(&fix));
     }
 }
 

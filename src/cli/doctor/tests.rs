@@ -116,6 +116,25 @@ fn a_remote_or_unconfigured_port_has_a_fix() {
 }
 
 #[test]
+fn a_process_that_may_run_far_from_its_rail_is_advised_to_be_bound() {
+    let machine = FakeMachine::new();
+    machine.hca("mlx5_0", "pci0000:3a/0000:3b:00.0", 1, &[INFINIBAND]);
+    machine.numa(&["10 21", "21 10"], "0-7");
+    let note = found(
+        &report(&machine, &[]),
+        "the nearest rail, mlx5_0, is on NUMA node 1, and this process may run",
+    );
+    assert_eq!(note.fix.as_deref(), Some("numactl --cpunodebind=1 --membind=1"));
+    machine.numa(&["10 21", "21 10"], "4-7");
+    let bound = report(&machine, &[]);
+    assert!(
+        bound.findings.iter().all(|finding| !finding.message.contains("NUMA node")),
+        "{:?}",
+        bound.findings
+    );
+}
+
+#[test]
 fn the_report_says_what_jobs_do_if_rdma_cannot_be_used() {
     const FAIL: &str = " fail when they start";
     let is_silent = |report: &DoctorReport| report.findings.iter().all(|it| !it.message.contains(FAIL));

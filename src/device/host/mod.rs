@@ -1,4 +1,4 @@
-//! The host device: reductions and copies by the calling thread.
+//! The host device: reductions and copies by the calling thread, and threads that help it.
 //!
 //! Owns the choice of the instruction set at run time, and the checks that make a job safe to run. `submit` runs the job to
 //! completion. Must not know how the loops work.
@@ -11,6 +11,7 @@
 //! | `lane` | how element types are stored, widened and rounded |
 //! | `kernel` | the reduction, generic over type, operation and instruction set |
 //! | `compiled` | the kernels compiled for each instruction set |
+//! | `reduction_threads` | threads that share jobs with the one that submits them |
 
 mod compiled;
 mod conversion;
@@ -18,6 +19,7 @@ mod instructions;
 mod kernel;
 mod lane;
 mod number;
+mod reduction_threads;
 
 use super::{Arithmetic, Device, Finish, Job, Operand, Submitted};
 use crate::config::Simd;
@@ -29,6 +31,7 @@ use compiled::Compiled;
 use half::{bf16, f16};
 use lane::Lane;
 use number::BitNumber;
+use reduction_threads::{ReductionThreads, RunJob};
 
 /// A kernel for one type, operation and instruction set.
 type Reduce = unsafe fn(&Job<'_>);
@@ -66,6 +69,22 @@ impl Kernels {
             #[cfg(target_arch = "aarch64")]
             Simd::Neon => Some(Self::of::<instructions::neon::Neon>()),
             _ => None,
+        }
+    }
+}
+
+impl RunJob for Kernels {
+    unsafe fn run(self, job: &Job<'_>) {
+        let (into, len) = (job.into.as_ptr(), job.into.len());
+        if let Some(from) = only_copied(job) {
+            let from = from.as_ptr();
+            if from != into {
+                // SAFETY: both pieces have `len` bytes and do not overlap, as `check` verified.
+                unsafe { (self.copy)(into, from, len, job.streaming) }
+            }
+        } else if len > 0 {
+            // SAFETY: `check` verified lengths, alignment and overlap for the job's type.
+            unsafe { (self.reduce)(job.dtype, job.arithmetic)(job) };
         }
     }
 }
@@ -111,11 +130,12 @@ fn by_arithmetic<I: Compiled, L: Lane>(arithmetic: Arithmetic) -> Reduce {
     }
 }
 
-/// The host device: reduces and copies on the thread that submits a job.
+/// The host device: reduces and copies on the thread that submits a job, and on those that help it.
 #[derive(Debug)]
 pub struct Host {
     simd: Simd,
     kernels: Kernels,
+    threads: Option<ReductionThreads<Kernels>>,
 }
 
 impl Host {
@@ -125,7 +145,7 @@ impl Host {
     /// `Unsupported` if this processor lacks it.
     pub fn new(simd: Simd) -> Result<Self> {
         const BEST_FIRST: [Simd; 4] = [Simd::Avx512, Simd::Avx2, Simd::Neon, Simd::Scalar];
-        let find = |simd| Kernels::find(simd).map(|kernels| Self { simd, kernels });
+        let find = |simd| Kernels::find(simd).map(|kernels| Self { simd, kernels, threads: None });
         let best = || BEST_FIRST.into_iter().find_map(find);
         if simd == Simd::Auto { best() } else { find(simd) }.ok_or_else(|| {
             let best = best().map_or("scalar", |host| host.simd.name());
@@ -135,6 +155,16 @@ impl Host {
                 simd.name()
             ))
         })
+    }
+
+    /// This device, with jobs that are run by this many threads at once, the one that submits them included.
+    ///
+    /// # Errors
+    /// `System` if the kernel has no further thread.
+    pub fn with_threads(self, threads: usize) -> Result<Self> {
+        let helpers = threads.saturating_sub(1);
+        let threads = (helpers > 0).then(|| ReductionThreads::start(self.kernels, helpers)).transpose()?;
+        Ok(Self { threads, ..self })
     }
 
     /// Writes the sums of the floats of `one` and `other` to `into`, for measurements.
@@ -164,21 +194,13 @@ impl Host {
 
 impl Device for Host {
     fn submit(&mut self, job: &Job<'_>, _ticket: u64) -> Result<Submitted> {
-        let copied = only_copied(job);
-        check(job, copied.is_some())?;
-        let (into, len) = (job.into.as_ptr(), job.into.len());
-        if let Some(from) = copied {
-            let from = from.as_ptr();
-            if from != into {
-                // SAFETY: `check` verified that both pieces have `len` bytes and do not overlap. `find` verified that the
-                // processor runs the kernels.
-                unsafe { (self.kernels.copy)(into, from, len, job.streaming) }
+        check(job, only_copied(job).is_some())?;
+        // SAFETY: the job was checked. `find` verified that the processor runs the kernels.
+        unsafe {
+            match &mut self.threads {
+                Some(threads) => threads.run(job),
+                None => self.kernels.run(job),
             }
-        } else if len > 0 {
-            let reduce = (self.kernels.reduce)(job.dtype, job.arithmetic);
-            // SAFETY: `check` verified lengths, alignment and overlap for the job's type. `find` verified that the processor
-            // runs the kernels.
-            unsafe { reduce(job) };
         }
         Ok(Submitted::Done)
     }

@@ -495,6 +495,49 @@ fn copies_need_no_alignment_and_stay_within_their_piece() {
 }
 
 #[test]
+fn threads_share_long_jobs_within_their_pieces() {
+    let with_threads = |host: Host| host.with_threads(3).expect("threads");
+    let (mut hosts, mut random) =
+        (hosts().into_iter().map(with_threads).collect::<Vec<_>>(), Rng::with_seed(8));
+    for len in [0, 1, 4095, 4096, 4097, 8192, 20_001] {
+        for (k, into) in [
+            (1, Destination::Separate),
+            (2, Destination::Separate),
+            (2, Destination::Operand(1)),
+            (5, Destination::Operand(0)),
+        ] {
+            let (arithmetic, finish) = (Arithmetic::Sum, Finish::Divide(k as u32));
+            let case = Case { arithmetic, finish, factors: vec![None; k], len, into, streaming: k == 5 };
+            check_case::<f32>(&mut hosts, &mut random, &case);
+            check_case::<i8>(&mut hosts, &mut random, &case);
+        }
+    }
+}
+
+#[test]
+fn sums_have_the_same_bits_with_any_number_of_threads() {
+    let mut random = Rng::with_seed(9);
+    let mut vector = || (0..50_000).map(|_| f16::from_random(random.u64(..))).collect::<Vec<_>>();
+    let (one, other, third) = (vector(), vector(), vector());
+    let inputs = [(&one[..], None), (&other, Some(0.3)), (&third, None)];
+    let sums = |threads: usize| {
+        let mut host = Host::new(Simd::Auto).and_then(|host| host.with_threads(threads)).expect("threads");
+        let mut sums = Vec::new();
+        for pause in [0, 0, 1, 0] {
+            // Helpers sleep after a while.
+            std::thread::sleep(std::time::Duration::from_millis(pause));
+            let values = run(&mut host, Arithmetic::Sum, &inputs, Finish::Divide(3));
+            sums.push(values.into_iter().map(f16::to_bits).collect::<Vec<_>>());
+        }
+        sums
+    };
+    let expected = sums(1);
+    for threads in [2, 3, 64] {
+        assert!(sums(threads) == expected, "{threads} threads");
+    }
+}
+
+#[test]
 fn unsound_jobs_are_rejected_with_the_reason() {
     let mut host = Host::new(Simd::Auto).expect("a host device");
     let mut memory = AlignedMemory::holding(&[0u8; 1024], 0);

@@ -96,16 +96,16 @@ impl UnconnectedVerbs {
             MemoryRegistry::new(pds, options.relaxed_ordering, options.registration, options.subchunk)?
                 .with_gpu_direct(options.gpu_direct)
                 .with_shared_regions(regions);
-        let qps_per_rail = options.qps_per_rail;
+        let shape = options.link_shape;
         let pairs: Vec<_> = peers.iter().map(|peer| (*peer, directory.pairs(*peer))).collect();
-        let needed = pairs.iter().map(|(_, pairs)| LinkResources::of_link(pairs, qps_per_rail));
+        let needed = pairs.iter().map(|(_, pairs)| LinkResources::of_link(pairs, shape));
         let needed = needed.fold(LinkResources::default(), LinkResources::and);
         let mut batch = LinkBatch::new(&devices, &registry, needed)?;
         for (device, queue) in devices.iter_mut().zip(&batch.queues) {
             device.queues.push(Arc::clone(queue));
         }
         let rail = |rail: usize| &rails[rail].0;
-        let link = |(peer, pairs): (Rank, Vec<_>)| batch.add(&devices, rail, peer, &pairs, qps_per_rail);
+        let link = |(peer, pairs): (Rank, Vec<_>)| batch.add(&devices, rail, peer, &pairs, shape);
         let links = pairs.into_iter().map(link).collect::<Result<Vec<_>>>()?;
         let registry = Arc::new(registry);
         Ok(Self { links, batch, devices, rails, registry, directory, options })
@@ -175,8 +175,9 @@ impl UnconnectedVerbs {
             let PreparedLink { index, link, info, link_info, mut paths, .. } = prepared;
             ece_agreement::set(&mut paths, ece);
             let peer = link.peer;
-            let state =
-                Link::new(peer, link.control, &link.rails).with_key(directory.me, &(directory.key)(peer));
+            let state = Link::new(peer, link.control, &link.rails)
+                .with_rates(&directory.rates(peer, &link.rails))
+                .with_key(directory.me, &(directory.key)(peer));
             let peer = Peer::new(index, state, link.control, &link.controls, &counters);
             let mut peer = peer.with_reconnects(options.reconnect);
             match peer.connect(link.qps, &paths, (info, &link_info), &[]) {

@@ -11,7 +11,7 @@ use super::peer::ControlMemory;
 use super::port_selection::Rail;
 use super::registry::MemoryRegistry;
 use super::shared_device::DeviceEvents;
-use super::wire::{ControlLayout, MAX_RAILS};
+use super::wire::{LinkShape, MAX_RAILS};
 use crate::error::Result;
 use crate::memory::{Piece, map_unforked};
 use crate::rank::Rank;
@@ -48,12 +48,10 @@ pub(crate) struct LinkResources {
 
 impl LinkResources {
     /// Those of a link over these pairs of rails (this rank's, the peer's).
-    pub(crate) fn of_link(pairs: &[(usize, usize)], qps_per_rail: usize) -> Self {
-        let mut new = Self {
-            qps: [0; MAX_RAILS],
-            control_bytes: ControlLayout { qps: pairs.len() * qps_per_rail }.bytes(),
-        };
-        pairs.iter().for_each(|(mine, _)| new.qps[*mine] += qps_per_rail);
+    pub(crate) fn of_link(pairs: &[(usize, usize)], shape: LinkShape) -> Self {
+        let control_bytes = shape.control_layout(pairs.len()).bytes();
+        let mut new = Self { qps: [0; MAX_RAILS], control_bytes };
+        pairs.iter().for_each(|(mine, _)| new.qps[*mine] += shape.qps_per_rail);
         new
     }
 
@@ -173,18 +171,19 @@ impl LinkBatch {
         rail: impl Fn(usize) -> &'a Rail,
         peer: Rank,
         pairs: &[(usize, usize)],
-        qps_per_rail: usize,
+        shape: LinkShape,
     ) -> Result<UnconnectedLink> {
-        let needed = LinkResources::of_link(pairs, qps_per_rail);
+        let needed = LinkResources::of_link(pairs, shape);
         assert!(self.has_room(&needed), "room for a link");
-        let rails: Vec<_> = pairs.iter().flat_map(|pair| std::iter::repeat_n(*pair, qps_per_rail)).collect();
+        let repeated = pairs.iter().flat_map(|pair| std::iter::repeat_n(*pair, shape.qps_per_rail));
+        let rails: Vec<_> = repeated.collect();
         let mut qps = Vec::with_capacity(rails.len());
         for (mine, _) in &rails {
             let psn = getrandom::u32().unwrap_or(1) & 0xff_ffff;
             let port = (rail(*mine).port, rail(*mine).pkey_index);
             qps.push(QueuePair::new(&devices[*mine].pd, &self.queues[*mine], DEPTH, port, peer, psn)?);
         }
-        let layout = ControlLayout { qps: rails.len() };
+        let layout = shape.control_layout(pairs.len());
         let remote = self.remote.narrow(self.used, layout.bytes());
         let local = self.local.narrow(self.used, layout.bytes());
         let offset = self.used as u64;

@@ -34,6 +34,17 @@ impl LinkDirectory {
         if self.me == low { pairs } else { pairs.into_iter().map(|(low, high)| (high, low)).collect() }
     }
 
+    /// The rate of each pair of rails of a link, in Mbit/s; 0 if it is unknown.
+    pub(super) fn rates(&self, peer: Rank, rails: &[(usize, usize)]) -> Vec<u64> {
+        let rate = |rank: Rank, rail: usize| self.rails[rank].get(rail).map_or(0, |rail| rail.rate_mbps);
+        rails.iter().map(|(mine, theirs)| rate(self.me, *mine).min(rate(peer, *theirs))).collect()
+    }
+
+    /// The most rails that a rank uses. Equal on all ranks.
+    pub(super) fn most_rails(&self) -> usize {
+        self.rails.iter().map(Vec::len).max().unwrap_or(1).max(1)
+    }
+
     /// The path of each queue pair of a link, and its end at the peer, which has published `info` and `link_info`.
     ///
     /// # Errors

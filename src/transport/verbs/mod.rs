@@ -9,6 +9,7 @@
 //! | `inventory` | the RDMA devices that the kernel lists |
 //! | `port_selection` | which ports become rails, why others do not, and which rails of two ranks are connected |
 //! | `objects` | libibverbs, and RAII owners of contexts, protection domains, completion queues, queue pairs and memory regions |
+//! | `wire` | what ranks write into each other's memory: immediate data and control entries |
 //! | `options` | link settings, and the path attributes that follow from them |
 //! | `ece_agreement` | which options of Enhanced Connection Establishment the ends of a link agree on |
 //! | `rail_counters` | what each rail has carried |
@@ -16,7 +17,6 @@
 //! | `probe` | what libibverbs and an open device report about themselves, for `flexring doctor` |
 //! | `shared_regions` | registrations that several communicators of a process use |
 //! | `shared_device` | the open devices, which all communicators of a process share, and their events |
-//! | `wire` | what ranks write into each other's memory: immediate data and control entries |
 //! | `control_buffer` | reading and writing control entries |
 //! | `registry` | which memory is registered, and for how long |
 //! | `link` | the protocol of one link over one or more queue pairs, without I/O |

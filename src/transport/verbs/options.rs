@@ -5,6 +5,7 @@
 use super::inventory::LinkLayer;
 use super::objects::{PathAttributes, PortAttributes, Shim};
 use super::port_selection::{Rail, reaches_gpu};
+use super::wire::LinkShape;
 use crate::config::{AdaptiveRouting, Config, GdrLevel, GpuDirect, Registration};
 use std::time::Duration;
 
@@ -37,8 +38,8 @@ pub(crate) struct VerbsOptions {
     pub adaptive_routing: AdaptiveRouting,
     /// Bytes of the longest message that is not, in any case.
     pub adaptive_routing_threshold: usize,
-    /// Queue pairs for each connected pair of rails.
-    pub qps_per_rail: usize,
+    /// Queue pairs and eager messages of each link.
+    pub link_shape: LinkShape,
     /// What is done with memory that the user did not register.
     pub registration: Registration,
     /// Whether devices may reorder the writes into registered memory.
@@ -65,7 +66,7 @@ impl VerbsOptions {
             reconnect: config.ib_reconnect,
             adaptive_routing: config.ib_adaptive_routing,
             adaptive_routing_threshold: config.ib_ar_threshold.0,
-            qps_per_rail: config.ib_qps_per_rail,
+            link_shape: LinkShape { qps_per_rail: config.ib_qps_per_rail, longest_eager: config.ib_eager.0 },
             registration: config.ib_register,
             relaxed_ordering: config.ib_relaxed_ordering.0,
             gpu_direct: config.gpu_direct,

@@ -7,7 +7,7 @@
 use super::gpu::gdr_mode::GdrMode;
 use super::gpu::{AddressRange, GpuRegistrar, LandingMemory};
 use super::objects::{AccessFlags, MemoryRegion, ProtectionDomain};
-use super::shared_regions::{SharedRegion, SharedRegions};
+use super::shared_regions::{RegionKey, SharedRegion, SharedRegions};
 use super::wire::MAX_RAILS;
 use crate::config::{GpuDirect, Registration};
 use crate::error::{Error, Result};
@@ -149,7 +149,7 @@ impl RegisteredMemory {
 /// Memory that the user has registered.
 struct RegistryEntry {
     region: Arc<RegisteredMemory>,
-    /// By rail: what lets other communicators use the registration of host memory.
+    /// By rail: what lets other communicators use the registration.
     shared: Vec<Arc<SharedRegion>>,
     /// Registrations that are not reverted yet, at least 1.
     count: usize,
@@ -321,8 +321,9 @@ impl MemoryRegistry {
             return Ok(mode);
         }
         let access = AccessFlags { remote_read: true, ..self.writable() };
-        let (mode, by_rail) = gpus.register(&self.pds, span, access)?;
+        let (mode, shared) = self.share_gpu(gpus, span, access)?;
         if mode != GdrMode::HostStaging {
+            let by_rail = shared.iter().map(|shared| HeldRegion::Shared(Arc::clone(shared.region())));
             let region = self.on_gpu(span, mode, access, by_rail);
             if gpus.needs_flush(span)? && self.flush_source.get().is_none() {
                 let source = self.allocate_flush_source(gpus, span).unwrap_or_else(|error| {
@@ -335,9 +336,33 @@ impl MemoryRegistry {
                 });
                 self.flush_source.get_or_init(|| source);
             }
-            entries.push(RegistryEntry { region, shared: Vec::new(), count: 1 });
+            entries.push(RegistryEntry { region, shared, count: 1 });
         }
         Ok(mode)
+    }
+
+    /// Registers GPU memory at all rails, unless other communicators of this process have. Returns the worst of the modes, and the
+    /// regions by rail; none with [`GdrMode::HostStaging`].
+    ///
+    /// # Errors
+    /// As for [`register_gpu`](Self::register_gpu).
+    fn share_gpu(
+        &self,
+        gpus: &GpuRegistrar,
+        span: AddressRange,
+        access: AccessFlags,
+    ) -> Result<(GdrMode, Vec<Arc<SharedRegion>>)> {
+        let key = RegionKey::gpu(span, access, gpus.setting());
+        let known: Option<Vec<_>> = self.shared_regions.iter().map(|regions| regions.find(&key)).collect();
+        if let Some(known) = known
+            && let Some(mode) = known.iter().filter_map(|shared| shared.mode()).max()
+        {
+            return Ok((mode, known));
+        }
+        let (mode, by_rail) = gpus.register(&self.pds, span, access)?;
+        let share =
+            |(regions, region): (&Arc<SharedRegions>, MemoryRegion)| regions.insert(key, region, Some(mode));
+        Ok((mode, self.shared_regions.iter().zip(by_rail).map(share).collect()))
     }
 
     /// Memory of a GPU that is registered at all rails.
@@ -346,11 +371,11 @@ impl MemoryRegistry {
         span: AddressRange,
         mode: GdrMode,
         access: AccessFlags,
-        by_rail: Vec<MemoryRegion>,
+        by_rail: impl Iterator<Item = HeldRegion>,
     ) -> Arc<RegisteredMemory> {
         let region = RegisteredMemory::of(&self.pds, RegisteredRange::Gpu(span, mode), access);
         for (slot, registered) in region.by_rail.iter().zip(by_rail) {
-            slot.get_or_init(|| HeldRegion::Own(registered));
+            slot.get_or_init(|| registered);
         }
         Arc::new(region)
     }
@@ -366,7 +391,7 @@ impl MemoryRegistry {
         if mode == GdrMode::HostStaging {
             return Err(Error::system("devices cannot read memory that was allocated for them"));
         }
-        let region = self.on_gpu(memory.range(), mode, access, by_rail);
+        let region = self.on_gpu(memory.range(), mode, access, by_rail.into_iter().map(HeldRegion::Own));
         Ok(FlushSource { region, _memory: Some(memory) })
     }
 

@@ -61,11 +61,15 @@ pub(crate) struct Verbs {
     run_queue: VecDeque<usize>,
     /// Whether the completion queues are armed, and nothing has completed since.
     armed: bool,
+    /// Whether the caller may have slept since peers and devices were last asked to notify it.
+    may_sleep: bool,
     /// Whether the next poll reads asynchronous events: after a sleep.
     check_async_events: bool,
     options: VerbsOptions,
     /// The links that calls need besides those that were made with the communicator.
     on_demand: OnDemand,
+    /// The most rails of a rank.
+    most_rails: usize,
     /// Sequence number of the current call.
     sequence: u64,
     /// Which ports of the rails work.
@@ -109,8 +113,10 @@ impl Verbs {
             on_gpu: false,
             epoll,
             armed: false,
+            may_sleep: false,
             check_async_events: false,
             options,
+            most_rails: directory.most_rails(),
             on_demand: OnDemand::new(directory, batch),
             sequence: 0,
             ports: PortStates::default(),
@@ -427,6 +433,10 @@ impl Transport for Verbs {
         WINDOW
     }
 
+    fn rails(&self) -> usize {
+        self.most_rails
+    }
+
     fn begin(&mut self, sequence: u64) {
         if self.peers.iter().any(|peer| peer.link.is_busy()) {
             log::error!("verbs: call {sequence} begins while messages of the previous call are in flight");
@@ -530,12 +540,15 @@ impl Transport for Verbs {
                 self.devices.iter().flat_map(|device| &device.queues).all(|queue| queue.arm().is_ok());
             return false;
         }
+        self.may_sleep = true;
         true
     }
 
+    /// Reading a descriptor is a system call, so those of completion queues are read only if the caller may have slept. An event that
+    /// is left there ends the next sleep.
     fn clear_need_wakeup(&mut self) {
         self.check_async_events = true;
-        if self.armed {
+        if std::mem::take(&mut self.may_sleep) && self.armed {
             let queues = self.devices.iter().flat_map(|device| &device.queues);
             queues.for_each(|queue| queue.drain_events());
         }

@@ -18,9 +18,6 @@ pub(super) const WINDOW: usize = 32;
 /// for a CTS. A call of few bytes has one or two messages on a link.
 pub(super) const EAGER_MESSAGES: u64 = 4;
 
-/// Bytes of the longest eager message. Copying it twice costs less than waiting for a CTS.
-pub(super) const MAX_EAGER_BYTES: usize = 4096;
-
 pub(super) use super::port_selection::MAX_RAILS;
 
 /// A [`Call`](crate::call::Call) as five little-endian words.
@@ -36,7 +33,6 @@ pub(super) const RECOVERY_BYTES: usize = size_of::<RecoveryState>();
 /// A call has its own cache line.
 const CALL_STRIDE: usize = 64;
 const RECOVERY_STRIDE: usize = 128;
-const EAGER_STRIDE: usize = CALL_STRIDE + MAX_EAGER_BYTES;
 
 /// Message numbers in immediate data are modulo this; windows are far smaller.
 pub(super) const MESSAGE_NUMBERS: u64 = 1 << 27;
@@ -208,11 +204,29 @@ pub(super) fn parity(epoch: u64) -> usize {
     (epoch % 2) as usize
 }
 
+/// What all links of a rank have in common, equally on all ranks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkShape {
+    /// Queue pairs for each connected pair of rails.
+    pub qps_per_rail: usize,
+    /// Bytes of the longest eager message.
+    pub longest_eager: usize,
+}
+
+impl LinkShape {
+    /// The layout of the control buffer of a link over this many pairs of rails.
+    pub(super) fn control_layout(self, pairs: usize) -> ControlLayout {
+        ControlLayout { qps: pairs * self.qps_per_rail, longest_eager: self.longest_eager }
+    }
+}
+
 /// Offsets of the entries in either side of a control buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ControlLayout {
     /// Queue pairs of the link.
     pub qps: usize,
+    /// Bytes of the longest eager message, equal at both ends.
+    pub longest_eager: usize,
 }
 
 impl ControlLayout {
@@ -226,9 +240,14 @@ impl ControlLayout {
         parity(epoch) * CALL_STRIDE
     }
 
+    /// Bytes from an entry of an eager message to the next.
+    fn eager_stride(self) -> usize {
+        CALL_STRIDE + self.longest_eager.next_multiple_of(CALL_STRIDE)
+    }
+
     /// The entry of an eager message: room for the call, then the message.
     pub(super) fn eager(self, epoch: u64, message: u64) -> usize {
-        2 * CALL_STRIDE + (parity(epoch) * EAGER_MESSAGES as usize + message as usize) * EAGER_STRIDE
+        2 * CALL_STRIDE + (parity(epoch) * EAGER_MESSAGES as usize + message as usize) * self.eager_stride()
     }
 
     /// The first byte of an eager message.
@@ -239,13 +258,24 @@ impl ControlLayout {
     /// The CTS entry of a message.
     pub(super) fn cts(self, epoch: u64, message: u64) -> usize {
         let index = parity(epoch) * WINDOW + message as usize % WINDOW;
-        self.eager(0, 0) + 2 * EAGER_MESSAGES as usize * EAGER_STRIDE + index * CTS_BYTES
+        self.cts_begin() + index * CTS_BYTES
     }
 
     /// The recovery state for a queue pair.
     pub(super) fn recovery(self, qp: usize) -> usize {
-        let cts_end = self.eager(0, 0) + 2 * EAGER_MESSAGES as usize * EAGER_STRIDE + 2 * WINDOW * CTS_BYTES;
-        cts_end + qp * RECOVERY_STRIDE
+        self.cts_begin() + 2 * WINDOW * CTS_BYTES + qp * RECOVERY_STRIDE
+    }
+
+    fn cts_begin(self) -> usize {
+        self.eager(0, 0) + 2 * EAGER_MESSAGES as usize * self.eager_stride()
+    }
+}
+
+#[cfg(test)]
+impl ControlLayout {
+    /// A layout for tests, in which short messages are not eager.
+    pub(super) fn example(qps: usize) -> Self {
+        Self { qps, longest_eager: 4096 }
     }
 }
 
@@ -321,11 +351,19 @@ mod tests {
 
     #[test]
     fn control_entries_do_not_overlap() {
-        let layout = ControlLayout { qps: 3 };
+        for longest_eager in [0, 1, 64, 4096, 65_536] {
+            check_entries(ControlLayout { qps: 3, longest_eager });
+        }
+    }
+
+    fn check_entries(layout: ControlLayout) {
         let mut entries = Vec::new();
         for epoch in 0..2 {
             entries.push((layout.call(epoch), CALL_BYTES));
-            entries.extend((0..EAGER_MESSAGES).map(|message| (layout.eager(epoch, message), EAGER_STRIDE)));
+            entries.extend(
+                (0..EAGER_MESSAGES)
+                    .map(|message| (layout.eager(epoch, message), CALL_STRIDE + layout.longest_eager)),
+            );
             entries.extend((0..WINDOW as u64).map(|message| (layout.cts(epoch, message), CTS_BYTES)));
         }
         entries.extend((0..3).map(|qp| (layout.recovery(qp), RECOVERY_BYTES)));

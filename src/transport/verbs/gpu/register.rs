@@ -41,6 +41,11 @@ impl GpuRegistrar {
         Self { setting, driver, warned: Mutex::default() }
     }
 
+    /// The setting by which modes are chosen.
+    pub(in crate::transport::verbs) fn setting(&self) -> GpuDirect {
+        self.setting
+    }
+
     /// Registers a range at all rails, at each by its best mode. Returns the worst of these modes and the regions by
     /// rail. If the worst is [`GdrMode::HostStaging`] there are no regions: a message may take any rail, so memory that
     /// one of them cannot reach is staged for all.

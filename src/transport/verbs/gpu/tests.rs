@@ -15,6 +15,7 @@ use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::{self, Rail};
 use crate::transport::verbs::probe;
 use crate::transport::verbs::registry::MemoryRegistry;
+use crate::transport::verbs::shared_regions::{RegionKey, SharedRegions};
 use memmap2::MmapMut;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -155,6 +156,46 @@ fn gpu_memory_is_registered_until_the_last_deregistration() {
     assert!(regions.find(all).is_none());
     let error = regions.deregister_gpu(RANGE).expect_err("the memory is no longer registered");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn communicators_share_a_registration_of_gpu_memory_until_the_last_of_them_ends_it() {
+    let (driver, pds) = (FakeGpuDriver::default(), vec![with_dmabuf("a"), without_dmabuf("b")]);
+    let gpus = GpuRegistrar::with_driver(GpuDirect::Auto, Arc::new(driver.clone()));
+    let shared: [Arc<SharedRegions>; 2] = Default::default();
+    let of_one_communicator = || regions(pds.clone()).with_shared_regions(shared.to_vec());
+    let (one, other) = (of_one_communicator(), of_one_communicator());
+    let register = |registry: &MemoryRegistry| registry.register_gpu(&gpus, RANGE).expect("inert");
+    let exports = || {
+        let exported = driver.exported.lock().expect("no other thread");
+        let contains = |pages: &&AddressRange| {
+            (pages.address..pages.address + pages.len as u64).contains(&RANGE.address)
+        };
+        exported.iter().filter(contains).count()
+    };
+    assert_eq!(register(&one), GdrMode::PeerMem);
+    let first = exports();
+    assert_eq!(register(&other), GdrMode::PeerMem, "the worst of the rails, as at first");
+    assert_eq!(exports(), first, "it was registered once");
+    let keys = |registry: &MemoryRegistry| {
+        let region = registry.find(piece(RANGE)).expect("registered");
+        region.rkeys().expect("registered at both rails")
+    };
+    assert_eq!(keys(&one), keys(&other));
+    let access = AccessFlags { remote_write: true, remote_read: true, relaxed: true };
+    let is_shared = || {
+        let key = RegionKey::gpu(RANGE, access, GpuDirect::Auto);
+        shared.each_ref().map(|regions| regions.find(&key).is_some())
+    };
+    one.deregister_gpu(RANGE).expect("registered");
+    assert_eq!(is_shared(), [true; 2], "the other communicator still has it");
+    register(&one);
+    assert_eq!(exports(), first);
+    one.deregister_gpu(RANGE).expect("registered");
+    other.deregister_gpu(RANGE).expect("registered");
+    assert_eq!(is_shared(), [false; 2], "the last of them has ended it");
+    register(&one);
+    assert_eq!(is_shared(), [true; 2]);
 }
 
 #[test]

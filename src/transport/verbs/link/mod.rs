@@ -47,7 +47,7 @@ use crate::transport::{Event, Events};
 use qp_state::QpState;
 use recv_state::RecvState;
 use request::RequestKind;
-use send_state::{OutgoingMessage, SendState, is_eager};
+use send_state::{OutgoingMessage, SendState};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use zerocopy::little_endian::U64;
@@ -128,6 +128,14 @@ impl Link {
         }
     }
 
+    /// Sets the rate of each queue pair, in Mbit/s: the lower one of its two rails. Without this, or if one is unknown, all are equal.
+    pub(super) fn with_rates(mut self, rates: &[u64]) -> Self {
+        if !rates.contains(&0) {
+            self.qps.iter_mut().zip(rates).for_each(|(qp, rate)| qp.rate_mbps = *rate);
+        }
+        self
+    }
+
     /// Has hellos prove that their sender knows the key of the link: those that rank `me` sends, and those of the peer.
     pub(super) fn with_key(mut self, me: Rank, key: &SecretKey) -> Self {
         self.tags = HelloTags { mine: hello_tag(key, me), theirs: hello_tag(key, self.peer) };
@@ -177,8 +185,10 @@ impl Link {
         }
         self.epoch += 1;
         self.announced = true;
-        self.send_states[parity(self.epoch)].restart(*call);
-        self.recv_states[parity(self.epoch)].begin(call.on_gpu);
+        // Control buffers are host memory, so a call on a GPU has no eager messages.
+        let longest_eager = (!call.on_gpu).then_some(self.control.layout.longest_eager);
+        self.send_states[parity(self.epoch)].restart(*call, longest_eager);
+        self.recv_states[parity(self.epoch)].begin(longest_eager);
         // Writes that arrive early from now on belong to the next epoch.
         self.recv_states[parity(self.epoch + 1)].restart();
         Ok(())
@@ -186,7 +196,8 @@ impl Link {
 
     /// Whether the next message is eager at this length, so that its memory need not be registered.
     pub(super) fn sends_eagerly(&self, len: usize) -> bool {
-        self.send_states[parity(self.epoch)].next_is_eager(len)
+        let send = &self.send_states[parity(self.epoch)];
+        send.is_eager(send.queued, len)
     }
 
     /// Queues the next message. Unless it is eager, `region` is the registered memory that contains it.
@@ -198,7 +209,7 @@ impl Link {
         let epoch = self.epoch;
         let send = &mut self.send_states[parity(epoch)];
         let number = send.queued;
-        if send.next_is_eager(piece.len()) {
+        if send.is_eager(number, piece.len()) {
             self.control.write_eager(epoch, number, piece);
         }
         send.messages[number as usize % WINDOW] = Some(OutgoingMessage { piece, region, done: false });
@@ -242,7 +253,7 @@ impl Link {
         } else if send.posted < send.queued {
             let message = send.posted;
             let len = send.message(message).piece.len();
-            if is_eager(send.is_on_gpu(), message, len) {
+            if send.is_eager(message, len) {
                 RequestKind::Eager { epoch, message, len }
             } else if recv.is_clear_to_send() {
                 let expected = self.control.read_cts(epoch, message).len.get() as usize;
@@ -293,13 +304,16 @@ impl Link {
             && matches!(self.held_disagreement, Some((epoch, _)) if self.recv_states[parity(epoch)].is_call_reported())
     }
 
-    /// The queue pair for a request, if it has room. Messages use the one with the fewest bytes in flight, so that
-    /// each rail carries what it can, and alternate between equals. Everything else uses the first that works, so
-    /// that it stays in order.
+    /// The queue pair for a request, if it has room. A message uses the one that has carried it first, by the rates of the rails and
+    /// what is in flight on each, so that slow rails do not hold the last messages of a call; messages alternate between equals.
+    /// Everything else uses the first that works, so that it stays in order.
     fn qp_for(&self, kind: RequestKind) -> Option<usize> {
         let mut alive = self.qps.iter().enumerate().filter(|(_, qp)| qp.is_proven());
         let chosen = match kind {
-            RequestKind::Data { .. } => alive.min_by_key(|(_, qp)| (qp.bytes, qp.carried)),
+            RequestKind::Data { epoch, message } => {
+                let len = self.send_states[parity(epoch)].message_len(message);
+                alive.min_by_key(|(_, qp)| qp.time_to_carry(len as u64))
+            }
             _ => alive.next(),
         };
         chosen.filter(|(_, qp)| qp.has_room()).map(|(number, _)| number)

@@ -23,6 +23,8 @@ pub(in super::super) struct QpState {
     pub rail: usize,
     /// Index of the rail of the peer that it connects to.
     pub peer_rail: usize,
+    /// What its rails carry, in Mbit/s, relative to the other queue pairs of the link.
+    pub(super) rate_mbps: u64,
     /// Bytes of messages in flight.
     pub bytes: u64,
     /// Bytes of messages posted since the beginning.
@@ -75,6 +77,7 @@ impl QpState {
         Self {
             rail,
             peer_rail,
+            rate_mbps: 1,
             bytes: 0,
             carried: 0,
             generation: 0,
@@ -179,6 +182,13 @@ impl QpState {
     /// Whether everything posted on it has arrived, or will over another queue pair.
     pub(super) fn is_resolved(&self) -> bool {
         self.in_flight.is_empty() && self.lost.is_empty() && (self.alive || self.local_state.is_some())
+    }
+
+    /// How long it takes until a further message of `len` bytes is carried, and, to choose between equals, what it carried before; in
+    /// units that are the same for all queue pairs of the link.
+    pub(super) fn time_to_carry(&self, len: u64) -> (u64, u64) {
+        let time = |bytes: u64| bytes.saturating_mul(8_000) / self.rate_mbps;
+        (time(self.bytes + len), time(self.carried))
     }
 
     /// Whether it takes another request.

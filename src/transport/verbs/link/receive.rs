@@ -1,6 +1,6 @@
 //! The receiving half of a link: what an arrived write means.
 
-use super::super::wire::{CALL_BYTES, CTS_BYTES, ImmData, ImmKind, MAX_EAGER_BYTES, RECOVERY_BYTES, parity};
+use super::super::wire::{CALL_BYTES, CTS_BYTES, ImmData, ImmKind, RECOVERY_BYTES, parity};
 use super::Link;
 use crate::error::{Error, Result};
 
@@ -92,8 +92,8 @@ impl Link {
     }
 
     fn eager_received(&mut self, epoch: u64, message: u64, len: u32) -> bool {
-        let fits =
-            len as usize <= MAX_EAGER_BYTES && self.recv_states[parity(epoch)].receive_eager(message, len);
+        let fits = len as usize <= self.control.layout.longest_eager
+            && self.recv_states[parity(epoch)].receive_eager(message, len);
         if fits && epoch == self.epoch {
             self.deliver_eager(epoch, message);
         }

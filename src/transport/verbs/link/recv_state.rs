@@ -29,8 +29,8 @@ pub(super) struct RecvState {
     /// Eager messages in the control buffer, by bit, and their lengths.
     eager_bits: u64,
     eager_lens: [u32; EAGER_MESSAGES as usize],
-    /// Whether this rank's call of the epoch is on a GPU.
-    on_gpu: bool,
+    /// Bytes of the longest eager message of this rank's call of the epoch; `None` if it has none.
+    longest_eager: Option<usize>,
     /// Receives posted by this rank, those of them for which the CTS was sent, and those completed and reported.
     posted: u64,
     cts_sent: u64,
@@ -48,8 +48,8 @@ impl RecvState {
     }
 
     /// This rank enters the epoch.
-    pub(super) fn begin(&mut self, on_gpu: bool) {
-        self.on_gpu = on_gpu;
+    pub(super) fn begin(&mut self, longest_eager: Option<usize>) {
+        self.longest_eager = longest_eager;
     }
 
     // The peer's call.
@@ -118,7 +118,7 @@ impl RecvState {
 
     /// Whether the next receive to post is for an eager message at this length.
     pub(super) fn next_is_eager(&self, len: usize) -> bool {
-        is_eager(self.on_gpu, self.posted, len)
+        is_eager(self.longest_eager, self.posted, len)
     }
 
     /// Posts a receive. Returns the number of its message, and whether that message is eager.
@@ -130,7 +130,7 @@ impl RecvState {
         let message = self.posted;
         self.recvs[message as usize % WINDOW] = Some(PostedRecv { destination, _region: region });
         self.posted += 1;
-        (message, is_eager(self.on_gpu, message, destination.len()))
+        (message, is_eager(self.longest_eager, message, destination.len()))
     }
 
     /// The next range of messages whose CTS must be sent, as far as their entries are contiguous.
@@ -139,7 +139,8 @@ impl RecvState {
         self.cts_sent = self.cts_sent.max(self.completed);
         while self.cts_sent < self.posted {
             let recv = self.recvs[self.cts_sent as usize % WINDOW].as_ref();
-            let eager = recv.is_none_or(|recv| is_eager(self.on_gpu, self.cts_sent, recv.destination.len()));
+            let eager =
+                recv.is_none_or(|recv| is_eager(self.longest_eager, self.cts_sent, recv.destination.len()));
             if !eager {
                 break;
             }
@@ -168,7 +169,7 @@ impl RecvState {
             .as_ref()
             .filter(|_| message < self.posted && current)
             .map(|recv| recv.destination.len())
-            .filter(|len| !is_eager(self.on_gpu, message, *len))?;
+            .filter(|len| !is_eager(self.longest_eager, message, *len))?;
         let fits = len.is_none_or(|len| len as usize == expected);
         (!fits || self.mark_received(message)).then_some(expected)
     }

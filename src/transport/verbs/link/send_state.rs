@@ -1,16 +1,15 @@
 //! What this rank sends in one epoch of a link.
 
 use super::super::registry::RegisteredMemory;
-use super::super::wire::{EAGER_MESSAGES, MAX_EAGER_BYTES, WINDOW};
+use super::super::wire::{EAGER_MESSAGES, WINDOW};
 use super::carried::CarriedWrites;
 use crate::call::Call;
 use crate::memory::Piece;
 use std::sync::Arc;
 
-/// Whether a message is eager, in a call that is `on_gpu` or not. Control buffers are host memory, so the messages of
-/// a call on GPUs never are.
-pub(super) fn is_eager(on_gpu: bool, message: u64, len: usize) -> bool {
-    !on_gpu && message < EAGER_MESSAGES && len <= MAX_EAGER_BYTES
+/// Whether a message is eager, in a call whose longest eager message has this many bytes; `None` if it has no such messages.
+pub(super) fn is_eager(longest: Option<usize>, message: u64, len: usize) -> bool {
+    message < EAGER_MESSAGES && longest.is_some_and(|longest| len <= longest)
 }
 
 /// A message that was passed to [`Link::send`](super::Link::send) and not yet reported as sent.
@@ -28,6 +27,8 @@ pub(super) struct OutgoingMessage {
 pub(super) struct SendState {
     pub call: Option<Call>,
     pub call_posted: bool,
+    /// Bytes of the longest eager message; `None` if there are none.
+    longest_eager: Option<usize>,
     /// Messages passed to `send`.
     pub queued: u64,
     /// Messages posted to a queue pair: the number of the next to post.
@@ -41,20 +42,15 @@ pub(super) struct SendState {
 }
 
 impl SendState {
-    /// Begins an epoch with this call.
-    pub(super) fn restart(&mut self, call: Call) {
-        (self.call, self.call_posted) = (Some(call), false);
+    /// Begins an epoch with this call, whose longest eager message has this many bytes.
+    pub(super) fn restart(&mut self, call: Call, longest_eager: Option<usize>) {
+        (self.call, self.call_posted, self.longest_eager) = (Some(call), false, longest_eager);
         (self.queued, self.posted, self.reported) = (0, 0, 0);
     }
 
-    /// Whether the call of this epoch is on a GPU.
-    pub(super) fn is_on_gpu(&self) -> bool {
-        self.call.is_some_and(|call| call.on_gpu)
-    }
-
-    /// Whether the next message to queue is eager at this length.
-    pub(super) fn next_is_eager(&self, len: usize) -> bool {
-        is_eager(self.is_on_gpu(), self.queued, len)
+    /// Whether a message of this length is eager.
+    pub(super) fn is_eager(&self, message: u64, len: usize) -> bool {
+        is_eager(self.longest_eager, message, len)
     }
 
     /// A message within the window.
@@ -62,10 +58,15 @@ impl SendState {
         self.messages[number as usize % WINDOW].as_mut().expect("the message is within the window")
     }
 
+    /// The length of a message within the window.
+    pub(super) fn message_len(&self, number: u64) -> usize {
+        self.messages[number as usize % WINDOW].as_ref().map_or(0, |message| message.piece.len())
+    }
+
     /// The length of the first message, if there is one and it is eager.
     pub(super) fn eager_first(&self) -> Option<usize> {
         let first = self.messages[0].as_ref().filter(|_| self.queued > 0)?;
         let len = first.piece.len();
-        is_eager(self.is_on_gpu(), 0, len).then_some(len)
+        self.is_eager(0, len).then_some(len)
     }
 }

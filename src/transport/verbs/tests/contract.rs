@@ -2,20 +2,20 @@
 
 use super::*;
 use crate::error::ErrorKind;
-use crate::transport::verbs::wire::{MAX_EAGER_BYTES, WINDOW};
+use crate::transport::verbs::wire::WINDOW;
 
 const LIMIT: Duration = Duration::from_secs(40);
 
 /// Lengths around all limits of eager messages and sub-chunks, more than a window of them.
 fn lens() -> Vec<usize> {
     let around =
-        [0, 1, 2, 63, MAX_EAGER_BYTES - 1, MAX_EAGER_BYTES, MAX_EAGER_BYTES + 1, SUBCHUNK / 2 + 3, SUBCHUNK];
+        [0, 1, 2, 63, LONGEST_EAGER - 1, LONGEST_EAGER, LONGEST_EAGER + 1, SUBCHUNK / 2 + 3, SUBCHUNK];
     around.into_iter().cycle().take(2 * WINDOW + 3).collect()
 }
 
 /// The lengths of several calls' messages: first a few of each sort, then many.
 fn calls() -> [Vec<usize>; 6] {
-    [vec![0], vec![SUBCHUNK], vec![MAX_EAGER_BYTES + 1, 10, 100], vec![10; 6], lens(), vec![0, 7]]
+    [vec![0], vec![SUBCHUNK], vec![LONGEST_EAGER + 1, 10, 100], vec![10; 6], lens(), vec![0, 7]]
 }
 
 pub(super) fn exchange_all(setup: &LinkSetup) {

@@ -20,6 +20,7 @@ use super::options::VerbsOptions;
 use super::port_selection::{Rail, select};
 use super::rail_faults::SetupFailure;
 use super::transport::Verbs;
+use super::wire::LinkShape;
 use crate::call::Call;
 use crate::config::{AdaptiveRouting, Config, Registration};
 use crate::error::{Error, Result};
@@ -66,6 +67,9 @@ fn with_timeout<T: Send + 'static>(limit: Duration, run: impl FnOnce() -> T + Se
     }
 }
 
+/// Bytes of the longest eager message.
+const LONGEST_EAGER: usize = 4096;
+
 /// How the ranks of a test are linked.
 #[derive(Clone)]
 struct LinkSetup {
@@ -105,7 +109,7 @@ impl LinkSetup {
         VerbsOptions {
             // These tests count what a fault costs.
             reconnect: Duration::ZERO,
-            qps_per_rail: self.qps_per_rail,
+            link_shape: LinkShape { qps_per_rail: self.qps_per_rail, longest_eager: LONGEST_EAGER },
             registration: self.registration,
             adaptive_routing: self.adaptive_routing,
             subchunk: SUBCHUNK,

@@ -116,21 +116,23 @@ impl OnDemand {
         if pairs.is_empty() {
             return Err(Error::internal(format!("no rail of this rank reaches rank {peer}")));
         }
-        let qps_per_rail = links.options.qps_per_rail;
-        let needed = LinkResources::of_link(&pairs, qps_per_rail);
+        let shape = links.options.link_shape;
+        let needed = LinkResources::of_link(&pairs, shape);
         if !self.batches.last().is_some_and(|batch| batch.has_room(&needed)) {
             let further = links.peers.len().clamp(1, MOST_IN_BATCH);
             self.batches.push(links.add_batch(needed.times(further))?);
         }
         let rails = links.rails;
         let batch = self.batches.last_mut().expect("there is a batch");
-        let link = batch.add(links.devices, |rail| &rails[rail].0, peer, &pairs, qps_per_rail)?;
+        let link = batch.add(links.devices, |rail| &rails[rail].0, peer, &pairs, shape)?;
         let info = batch.connect_info(rails.iter().map(|(_, port)| port))?;
         let suspects = links.suspects(&link.rails);
         self.send(peer, &LinkMessage::OnDemand(info, link.link_info(), suspects))?;
         let index = links.peers.len();
         let me = self.directory.me;
-        let mut state = Link::new(peer, link.control, &link.rails).with_key(me, &(self.directory.key)(peer));
+        let mut state = Link::new(peer, link.control, &link.rails)
+            .with_rates(&self.directory.rates(peer, &link.rails))
+            .with_key(me, &(self.directory.key)(peer));
         state.begin(links.sequence);
         state.suspect(suspects);
         let peer_state = Peer::new(index, state, link.control, &link.controls, links.counters);

@@ -14,7 +14,7 @@ fn writes_of_a_hostile_rank() {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         [&[0], at.to_le_bytes().as_slice(), &block(&bytes)].concat()
     };
-    let layout = ControlLayout { qps: 2 };
+    let layout = ControlLayout::example(2);
     let call_at = |offset: usize| words((offset / 8) as u16, &call(1).to_words());
     let seeds = [
         [&[2, 100, 0], call_at(layout.call(1)).as_slice(), &write(ImmKind::Call, 1, CALL_BYTES), &[4]]

@@ -9,12 +9,12 @@ use super::*;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::objects::{Context, ProtectionDomain, Shim};
 use crate::transport::verbs::registry::MemoryRegistry;
-use crate::transport::verbs::wire::{ControlLayout, EAGER_MESSAGES, MAX_EAGER_BYTES};
+use crate::transport::verbs::wire::{ControlLayout, EAGER_MESSAGES};
 use std::ptr::NonNull;
 
 const KEYS: [u32; MAX_RAILS] = [7; MAX_RAILS];
 /// Bytes of a message that is too long to be eager.
-const LONG: usize = MAX_EAGER_BYTES + 1;
+const LONG: usize = 4097;
 
 /// Both ends of a link. The tests deliver their writes.
 struct TwoEnds {
@@ -29,7 +29,7 @@ struct TwoEnds {
 
 impl TwoEnds {
     fn new(qps: usize) -> Self {
-        let layout = ControlLayout { qps };
+        let layout = ControlLayout::example(qps);
         let mut memory = vec![vec![0; layout.bytes()]; 4];
         let all: Vec<Piece> = memory.iter_mut().map(|bytes| piece(bytes)).collect();
         let controls =
@@ -200,6 +200,30 @@ fn a_long_message_waits_for_its_cts() {
     calls.iter().chain(&messages).for_each(|request| ends.deliver(0, request));
     assert_eq!(ends.recvs_completed(1), 2);
     assert_eq!(destinations.map(|at| ends.memory[at][0]), [5, 6]);
+}
+
+/// By queue pair of these rates: how many of twelve messages it carries.
+fn shared_out(rates: &[u64]) -> Vec<usize> {
+    let mut ends = TwoEnds::new(rates.len());
+    ends.links[0] = Link::new(1, ends.controls[0], &vec![(0, 0); rates.len()]).with_rates(rates);
+    ends.begin(1);
+    for _ in 0..12 {
+        ends.send(0, 5, LONG);
+        ends.post_recv(1, LONG);
+    }
+    ends.transfer(1);
+    let requests = ends.requests(0);
+    let messages = requests.iter().filter(|request| matches!(request.payload, Payload::Message { .. }));
+    let carried: Vec<usize> = messages.map(|request| request.qp).collect();
+    (0..rates.len()).map(|qp| carried.iter().filter(|at| **at == qp).count()).collect()
+}
+
+#[test]
+fn messages_are_shared_out_by_the_rates_of_the_rails() {
+    assert_eq!(shared_out(&[100_000, 100_000]), [6, 6]);
+    assert_eq!(shared_out(&[100_000, 200_000]), [4, 8]);
+    assert_eq!(shared_out(&[400_000, 200_000, 200_000]), [6, 3, 3]);
+    assert_eq!(shared_out(&[100_000, 0]), [6, 6], "one is unknown");
 }
 
 #[test]

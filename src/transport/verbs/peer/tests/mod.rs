@@ -70,7 +70,13 @@ fn send_queues_have_room_for_messages_that_are_written_apart_from_their_immediat
         let calls = (0..2).map(|_| ScenarioCall { uses_link: true, lens: lens() }).collect();
         let qps = 1 + seed as usize % 2;
         let rails = (0..qps).map(|rail| (rail, rail)).collect();
-        Scenario { rails, calls, split_above: [Some(0), Some(0)], ..Scenario::new(seed, 0) }
+        Scenario {
+            rails,
+            calls,
+            longest_eager: 4096,
+            split_above: [Some(0), Some(0)],
+            ..Scenario::new(seed, 0)
+        }
     });
     assert_eq!((summary.failed, summary.split), (0, cases(200) * 2 * 2 * 3 * WINDOW as u64));
 }
@@ -134,7 +140,15 @@ fn enough_receives_are_posted_for_a_peer_that_does_not_poll() {
         let scenario = Scenario::new(seed, 0);
         // Only the second of two writes is polled.
         let split_above = [None, None];
-        Scenario { rails: vec![(0, 0)], calls: calls.collect(), split_above, stepwise: true, ..scenario }
+        let rails = vec![(0, 0)];
+        Scenario {
+            rails,
+            calls: calls.collect(),
+            longest_eager: 4096,
+            split_above,
+            stepwise: true,
+            ..scenario
+        }
     });
     assert_eq!(failed, 0);
     // A window of messages and as many CTS writes, and there is room for as many again.
@@ -224,6 +238,7 @@ fn after_hellos_over(qps: usize, reconnects: bool, shim: Shim) -> Simulation {
         calls: vec![],
         breaks: 0,
         unbroken: None,
+        longest_eager: 4096,
         split_above: [None, None],
         shims,
         stuck: None,

@@ -2,7 +2,6 @@
 
 use crate::transport::fixtures::random_bytes;
 use crate::transport::verbs::objects::Shim;
-use crate::transport::verbs::wire::MAX_EAGER_BYTES;
 use fastrand::Rng;
 
 /// Bytes of the longest message.
@@ -18,6 +17,8 @@ pub(super) struct Scenario {
     pub breaks: usize,
     /// Index of a queue pair that is never selected to break spontaneously; `None`: any may break.
     pub unbroken: Option<usize>,
+    /// Bytes of the longest eager message.
+    pub longest_eager: usize,
     /// By rank: the longest message that is written together with its immediate data; `None`: all are.
     pub split_above: [Option<usize>; 2],
     /// By rank: the verbs that fail.
@@ -45,10 +46,12 @@ impl Scenario {
         let qps = 1 + random.usize(..4);
         let (mine, theirs) = (1 + random.usize(..qps), 1 + random.usize(..qps));
         let calls = 1 + random.usize(..4);
+        let longest_eager = [0, 100, 4096, 16 << 10][random.usize(..4)];
         Self {
             seed,
+            longest_eager,
             rails: (0..qps).map(|qp| (qp % mine, qp % theirs)).collect(),
-            calls: (0..calls).map(|_| ScenarioCall::random(&mut random)).collect(),
+            calls: (0..calls).map(|_| ScenarioCall::random(&mut random, longest_eager)).collect(),
             breaks: if breaks == 0 { 0 } else { random.usize(..breaks + 1) },
             unbroken: (random.usize(..4) != 0).then(|| random.usize(..qps)),
             // Each rank decides for itself.
@@ -62,20 +65,20 @@ impl Scenario {
 }
 
 impl ScenarioCall {
-    fn random(random: &mut Rng) -> Self {
+    fn random(random: &mut Rng, longest_eager: usize) -> Self {
         let lens = |random: &mut Rng| {
             let most = [1, 3, 8, 100][random.usize(..4)];
-            (0..random.usize(..most + 1)).map(|_| message_len(random)).collect()
+            (0..random.usize(..most + 1)).map(|_| message_len(random, longest_eager)).collect()
         };
         Self { uses_link: random.usize(..6) != 0, lens: [lens(random), lens(random)] }
     }
 }
 
-fn message_len(random: &mut Rng) -> usize {
+fn message_len(random: &mut Rng, longest_eager: usize) -> usize {
     match random.usize(..8) {
         0..=3 => 1 + random.usize(..64),
-        4 | 5 => MAX_EAGER_BYTES - 2 + random.usize(..5),
-        6 => 1 + random.usize(..MAX_EAGER_BYTES),
+        4 | 5 => (longest_eager + random.usize(..5)).saturating_sub(2).max(1),
+        6 => 1 + random.usize(..longest_eager + 1),
         _ => 1 + random.usize(..LONGEST),
     }
 }

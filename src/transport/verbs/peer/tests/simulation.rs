@@ -122,7 +122,7 @@ impl SimulatedRank {
             pds.iter().map(|pd| CompletionQueue::new(pd.context(), 1).expect("inert")).collect();
         let registration = crate::config::Registration::Subchunk;
         let registry = MemoryRegistry::new(pds.clone(), false, registration, 4096).expect("inert");
-        let layout = ControlLayout { qps: rails.len() };
+        let layout = ControlLayout { qps: rails.len(), longest_eager: scenario.longest_eager };
         let mut memory = memory;
         memory.push(vec![0; layout.bytes()]);
         let local = piece(memory.last_mut().expect("just pushed"));
@@ -218,7 +218,7 @@ const PATH: PathAttributes = PathAttributes {
 
 impl Simulation {
     pub(super) fn new(scenario: Scenario) -> Self {
-        let layout = ControlLayout { qps: scenario.rails.len() };
+        let layout = ControlLayout { qps: scenario.rails.len(), longest_eager: scenario.longest_eager };
         let mut remote = [vec![0; layout.bytes()], vec![0; layout.bytes()]];
         let controls = remote.each_mut().map(|remote| piece(remote));
         let [one, other] = remote;
