@@ -1,7 +1,8 @@
 //! Latency and bandwidth of links: within nodes, between nodes, and of each node's and each switch's own link.
 //!
-//! Owns which ranks exchange messages when, and how long messages are. Must not know how results are used.
+//! Owns which ranks exchange messages when. Must not know how results are used.
 
+use super::messages::{SHORTEST, best_rate, latency, message_times, steady_rate};
 use super::session::{TuningSession, median};
 use flexring::communicator::Operation;
 use flexring::memory::Buffer;
@@ -12,18 +13,12 @@ use flexring::plan::tuning::{
     switches_below_root,
 };
 use flexring::rank::Rank;
-use flexring::{Communicator, ReduceOp, Result};
+use flexring::{ReduceOp, Result};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Elements of a rank's buffer: 16 MiB.
 const ELEMENTS: usize = 4 << 20;
-/// Elements of the shortest messages for bandwidth: 64 KiB.
-const SHORTEST: usize = 16 << 10;
-/// Round trips before those that are measured.
-const WARM_UP: usize = 5;
-/// Round trips that are measured.
-const ROUND_TRIPS: usize = 31;
 /// Most nodes of which each pair is measured alone. Pairs of more nodes are measured at the same time, each node in one.
 const MOST_ALONE: usize = 12;
 /// Most rounds of pairs.
@@ -48,8 +43,11 @@ struct PairResult {
 /// Steps of the progress.
 pub fn steps(topology: &Topology) -> usize {
     let nodes = topology.nodes();
-    let flows = if nodes > 1 { 2 * (nodes + switches_below_root(topology).len()) } else { 0 };
-    1 + rounds(nodes).len() + flows
+    // Nodes that are not at the root also have flows to those at their switch.
+    let at_root =
+        topology.node_vertices().into_iter().filter(|node| topology.vertices()[*node].parent == Some(0));
+    let flows = 2 * nodes - at_root.count() + switches_below_root(topology).len();
+    1 + rounds(nodes).len() + if nodes > 1 { 2 * flows } else { 0 }
 }
 
 /// Measures all links.
@@ -121,66 +119,9 @@ fn pair_result(
         _ => return Ok(PairResult::default()),
     };
     let latency = latency(comm, peer, leads)?;
-    let rate = bandwidth(comm, peer, leads, latency, session.time, buffer)?;
+    let times = message_times(comm, peer, leads, latency, session.time, buffer)?;
+    let rate = if pair.0 == pair.1 { best_rate(&times) } else { steady_rate(&times) };
     Ok(if leads { PairResult { latency, rate } } else { PairResult::default() })
-}
-
-/// Seconds of a short message in one direction: half the median of round trips.
-fn latency(comm: &Communicator, peer: Rank, leads: bool) -> Result<f64> {
-    let mut message = [0u8; 8];
-    let mut times = Vec::new();
-    for trip in 0..WARM_UP + ROUND_TRIPS {
-        let begun = Instant::now();
-        if leads {
-            comm.send(&message, peer)?;
-            comm.recv(&mut message, peer)?;
-        } else {
-            comm.recv(&mut message, peer)?;
-            comm.send(&message, peer)?;
-        }
-        if trip >= WARM_UP {
-            times.push(begun.elapsed().as_secs_f64() / 2.0);
-        }
-    }
-    Ok(median(times))
-}
-
-/// Bytes per second of ever longer messages from the rank that leads to the other, the highest. The messages become longer until
-/// one takes `time`.
-fn bandwidth(
-    comm: &Communicator,
-    peer: Rank,
-    leads: bool,
-    latency: f64,
-    time: Duration,
-    buffer: &mut Buffer<f32>,
-) -> Result<f64> {
-    let (mut len, mut best) = ([SHORTEST as u64], 0f64);
-    let mut reply = [0u8];
-    loop {
-        if !leads {
-            comm.recv(&mut len, peer)?;
-            if len[0] == 0 {
-                return Ok(0.0);
-            }
-            comm.recv(&mut buffer[..len[0] as usize], peer)?;
-            comm.send(&reply, peer)?;
-            continue;
-        }
-        comm.send(&len, peer)?;
-        let elements = len[0] as usize;
-        let begun = Instant::now();
-        comm.send(&buffer[..elements], peer)?;
-        comm.recv(&mut reply, peer)?;
-        let taken = begun.elapsed();
-        let seconds = (taken.as_secs_f64() - latency).max(1e-9);
-        best = best.max((elements * size_of::<f32>()) as f64 / seconds);
-        if taken >= time || elements == ELEMENTS {
-            comm.send(&[0u64], peer)?;
-            return Ok(best);
-        }
-        len[0] = (4 * elements).min(ELEMENTS) as u64;
-    }
 }
 
 /// Groups pairs by the switch at which their paths meet.
@@ -217,8 +158,9 @@ fn whole_rate(rate: f64) -> u64 {
 /// Bytes per second that are sent and received.
 type FlowRates = [f64; 2];
 
-/// Measures the links of nodes and of switches: all ranks below them send to other nodes at once, then receive from them. The links of
-/// switches are in tree order.
+/// Measures the links of nodes and of switches: all ranks below them send to other nodes at once, then receive from them. Nodes below a switch
+/// also exchange messages with those at the same switch alone, because the link of the switch may be the slower one; the faster rates count.
+/// The links of switches are in tree order.
 fn uplinks(
     session: &mut TuningSession,
     cluster: &ClusterIdentity,
@@ -244,9 +186,17 @@ fn uplinks(
     let fastest: Vec<f64> = (0..nodes).map(fastest_of).collect();
     let mut flows = Vec::new();
     for (node, fastest) in fastest.iter().enumerate() {
-        let flow = |sends| NodeFlow::of_node(cluster, node, sends, fastest * session.time.as_secs_f64());
-        let both = [flow(true), flow(false)];
-        flows.push(flow_rates(session, &both, &format!("link of node {node}"), buffer)?);
+        let mut of_node: Option<FlowRates> = None;
+        for others in peers_of(&topology, cluster, node) {
+            let bytes = fastest * session.time.as_secs_f64();
+            let both = [true, false].map(|sends| NodeFlow::of_node(cluster, node, &others, sends, bytes));
+            let rates = flow_rates(session, &both, &format!("link of node {node}"), buffer)?;
+            of_node = match (of_node, rates) {
+                (Some(before), Some(rates)) => Some([0, 1].map(|way| f64::max(before[way], rates[way]))),
+                (before, rates) => before.or(rates),
+            };
+        }
+        flows.push(of_node);
     }
     for (number, switch) in switches.iter().enumerate() {
         let below: Vec<usize> =
@@ -293,12 +243,22 @@ fn flow_rates(
     let mut rates = Vec::new();
     for flow in flows {
         if session.step(|| what.to_owned())? {
-            // The faster of two: the first one may include the start of connections.
+            // Starts connections, and uses up what links that were idle let pass at once.
+            flow.short().run(session, buffer)?;
             let times = [flow.run(session, buffer)?, flow.run(session, buffer)?];
             rates.push(flow.bytes() / times[0].min(times[1]).max(1e-9));
         }
     }
     Ok(<[f64; 2]>::try_from(rates).ok())
+}
+
+/// The nodes with which a node exchanges messages at once: all others, and those at its switch if these are fewer.
+fn peers_of(topology: &Topology, cluster: &ClusterIdentity, node: usize) -> Vec<Vec<usize>> {
+    let switch = topology.vertices()[topology.node_vertices()[node]].parent.unwrap_or(0);
+    let others: Vec<usize> = (0..cluster.nodes.len()).filter(|other| *other != node).collect();
+    let near: Vec<usize> =
+        others.iter().copied().filter(|other| is_below(topology, cluster, *other, switch)).collect();
+    if near.is_empty() || near.len() == others.len() { vec![others] } else { vec![others, near] }
 }
 
 /// Whether a node is below a vertex.
@@ -330,11 +290,11 @@ struct NodeFlow {
 }
 
 impl NodeFlow {
-    /// The messages that each rank of `node` exchanges with all other nodes, of about `bytes` in all.
-    fn of_node(cluster: &ClusterIdentity, node: usize, sends: bool, bytes: f64) -> Self {
+    /// The messages that each rank of `node` exchanges with each of the `others`, of about `bytes` in all.
+    fn of_node(cluster: &ClusterIdentity, node: usize, others: &[usize], sends: bool, bytes: f64) -> Self {
         let mut pairs = Vec::new();
         for (place, rank) in cluster.nodes[node].ranks.iter().enumerate() {
-            for (_, other) in cluster.nodes.iter().enumerate().filter(|(other, _)| *other != node) {
+            for other in others.iter().map(|other| &cluster.nodes[*other]) {
                 pairs.push((*rank, other.ranks[place % other.ranks.len()]));
             }
         }
@@ -366,6 +326,11 @@ impl NodeFlow {
         let longest = ELEMENTS / most(|(from, _)| *from).max(most(|(_, to)| *to));
         let elements = (bytes / (messages.len().max(1) * size_of::<f32>()) as f64) as usize;
         Self { elements: elements.clamp(SHORTEST.min(longest), longest).max(1), messages }
+    }
+
+    /// The same with messages of a quarter.
+    fn short(&self) -> Self {
+        Self { messages: self.messages.clone(), elements: self.elements.div_ceil(4) }
     }
 
     fn bytes(&self) -> f64 {
@@ -440,6 +405,9 @@ mod tests {
         assert_eq!(below, [0, 1]);
         assert_eq!(NodeFlow::of_nodes(&cluster, &below, true, 1e6).messages, [(0, 3), (1, 4), (2, 3)]);
         assert_eq!(NodeFlow::of_nodes(&cluster, &below, false, 1e6).messages, [(3, 0), (4, 1), (3, 2)]);
-        assert_eq!(steps(&topology), 1 + 6 + 2 * (4 + 1));
+        assert_eq!(peers_of(&topology, &cluster, 0), [vec![1, 2, 3], vec![1]]);
+        assert_eq!(peers_of(&topology, &cluster, 2), [vec![0, 1, 3]]);
+        assert_eq!(NodeFlow::of_node(&cluster, 0, &[1], false, 1e6).messages, [(2, 0), (2, 1)]);
+        assert_eq!(steps(&topology), 1 + 6 + 2 * (4 + 2 + 1));
     }
 }
