@@ -185,11 +185,12 @@ fn uplinks(
     };
     let fastest: Vec<f64> = (0..nodes).map(fastest_of).collect();
     let mut flows = Vec::new();
-    for (node, fastest) in fastest.iter().enumerate() {
+    for (node, of_pairs) in fastest.iter().enumerate() {
         let mut of_node: Option<FlowRates> = None;
         for others in peers_of(&topology, cluster, node) {
-            let bytes = fastest * session.time.as_secs_f64();
-            let both = [true, false].map(|sends| NodeFlow::of_node(cluster, node, &others, sends, bytes));
+            let bytes = of_pairs * session.time.as_secs_f64();
+            let pairs = pairs_of_node(cluster, node, &others);
+            let both = [true, false].map(|sends| NodeFlow::new(&topology, &pairs, &fastest, sends, bytes));
             let rates = flow_rates(session, &both, &format!("link of node {node}"), buffer)?;
             of_node = match (of_node, rates) {
                 (Some(before), Some(rates)) => Some([0, 1].map(|way| f64::max(before[way], rates[way]))),
@@ -207,8 +208,8 @@ fn uplinks(
             flows.push(Some([sum; 2]));
             continue;
         }
-        let flow = |sends| NodeFlow::of_nodes(cluster, &below, sends, sum * session.time.as_secs_f64());
-        let both = [flow(true), flow(false)];
+        let (pairs, bytes) = (pairs_of_nodes(cluster, &below), sum * session.time.as_secs_f64());
+        let both = [true, false].map(|sends| NodeFlow::new(&topology, &pairs, &fastest, sends, bytes));
         flows.push(flow_rates(session, &both, &format!("link of switch {number}"), buffer)?);
     }
     let uplink = |([up, down], latency): (FlowRates, &f64)| MeasuredUplink {
@@ -281,74 +282,79 @@ fn path(
     [one, other].into_iter().chain(crossed.map(|number| nodes + number)).collect()
 }
 
+/// The pairs of each rank of `node` with a rank of each of the `others`.
+fn pairs_of_node(cluster: &ClusterIdentity, node: usize, others: &[usize]) -> Vec<(Rank, Rank)> {
+    let ranks = cluster.nodes[node].ranks.iter().enumerate();
+    let pairs = ranks.flat_map(|(place, rank)| {
+        let others = others.iter().map(|other| &cluster.nodes[*other].ranks);
+        others.map(move |ranks| (*rank, ranks[place % ranks.len()]))
+    });
+    pairs.collect()
+}
+
+/// The pairs of each rank of the nodes `below` a switch with a rank of one of the other nodes, of which there are some.
+fn pairs_of_nodes(cluster: &ClusterIdentity, below: &[usize]) -> Vec<(Rank, Rank)> {
+    let others: Vec<usize> = (0..cluster.nodes.len()).filter(|node| !below.contains(node)).collect();
+    let ranks = below.iter().flat_map(|node| &cluster.nodes[*node].ranks);
+    let pair = |(number, rank): (usize, &Rank)| {
+        let other = &cluster.nodes[others[number % others.len()]].ranks;
+        (*rank, other[number / others.len() % other.len()])
+    };
+    ranks.enumerate().map(pair).collect()
+}
+
 /// Messages between the ranks of some nodes and those of other nodes.
 struct NodeFlow {
-    /// From, to.
-    messages: Vec<(Rank, Rank)>,
-    /// Elements of each message.
-    elements: usize,
+    /// From, to, and elements.
+    messages: Vec<(Rank, Rank, usize)>,
 }
 
 impl NodeFlow {
-    /// The messages that each rank of `node` exchanges with each of the `others`, of about `bytes` in all.
-    fn of_node(cluster: &ClusterIdentity, node: usize, others: &[usize], sends: bool, bytes: f64) -> Self {
-        let mut pairs = Vec::new();
-        for (place, rank) in cluster.nodes[node].ranks.iter().enumerate() {
-            for other in others.iter().map(|other| &cluster.nodes[*other]) {
-                pairs.push((*rank, other.ranks[place % other.ranks.len()]));
-            }
-        }
-        Self::new(pairs, sends, bytes)
-    }
-
-    /// The messages that each rank of the nodes `below` a switch exchanges with one of the other nodes, of which there are some, of
-    /// about `bytes` in all.
-    fn of_nodes(cluster: &ClusterIdentity, below: &[usize], sends: bool, bytes: f64) -> Self {
-        let others: Vec<usize> = (0..cluster.nodes.len()).filter(|node| !below.contains(node)).collect();
-        let ranks = below.iter().flat_map(|node| &cluster.nodes[*node].ranks);
-        let pair = |(number, rank): (usize, &Rank)| {
-            let other = &cluster.nodes[others[number % others.len()]].ranks;
-            (*rank, other[number / others.len() % other.len()])
-        };
-        Self::new(ranks.enumerate().map(pair).collect(), sends, bytes)
-    }
-
-    /// Messages of about `bytes` in all from the first rank of each pair to the other if `sends`, and else back.
-    fn new(pairs: Vec<(Rank, Rank)>, sends: bool, bytes: f64) -> Self {
-        let directed = |(rank, peer)| if sends { (rank, peer) } else { (peer, rank) };
-        let messages: Vec<(Rank, Rank)> = pairs.into_iter().map(directed).collect();
+    /// Messages of about `bytes` in all from the first rank of each pair to the other if `sends`, and else back. Their lengths are as the
+    /// `fastest` rates of the slower of the two nodes, so that all end together and slow nodes do not hide how fast the others are.
+    fn new(topology: &Topology, pairs: &[(Rank, Rank)], fastest: &[f64], sends: bool, bytes: f64) -> Self {
+        let of = |rank: &Rank| fastest[topology.node_of(*rank)];
+        let rate = |(one, other): &(Rank, Rank)| f64::min(of(one), of(other));
+        let rates: Vec<f64> = pairs.iter().map(rate).collect();
         let most = |end: fn(&(Rank, Rank)) -> Rank| {
             let mut counts = BTreeMap::<Rank, usize>::new();
-            messages.iter().for_each(|message| *counts.entry(end(message)).or_default() += 1);
+            pairs.iter().for_each(|pair| *counts.entry(end(pair)).or_default() += 1);
             counts.into_values().max().unwrap_or(1)
         };
         // The messages of a rank share its buffer.
-        let longest = ELEMENTS / most(|(from, _)| *from).max(most(|(_, to)| *to));
-        let elements = (bytes / (messages.len().max(1) * size_of::<f32>()) as f64) as usize;
-        Self { elements: elements.clamp(SHORTEST.min(longest), longest).max(1), messages }
+        let longest = ELEMENTS / most(|(one, _)| *one).max(most(|(_, other)| *other));
+        let scale = bytes / (rates.iter().sum::<f64>().max(1.0) * size_of::<f32>() as f64);
+        let message = |((one, other), rate): (&(Rank, Rank), &f64)| {
+            let elements = ((rate * scale) as usize).clamp(SHORTEST.min(longest), longest).max(1);
+            if sends { (*one, *other, elements) } else { (*other, *one, elements) }
+        };
+        Self { messages: pairs.iter().zip(&rates).map(message).collect() }
     }
 
     /// The same with messages of a quarter.
     fn short(&self) -> Self {
-        Self { messages: self.messages.clone(), elements: self.elements.div_ceil(4) }
+        let quarter = |(from, to, elements): &(Rank, Rank, usize)| (*from, *to, elements.div_ceil(4));
+        Self { messages: self.messages.iter().map(quarter).collect() }
     }
 
     fn bytes(&self) -> f64 {
-        (self.messages.len() * self.elements * size_of::<f32>()) as f64
+        self.messages.iter().map(|(.., elements)| (elements * size_of::<f32>()) as f64).sum()
     }
 
     /// Seconds until the last rank has all its messages.
     fn run(&self, session: &TuningSession, buffer: &mut Buffer<f32>) -> Result<f64> {
         let me = session.comm.rank();
-        let mine = self.messages.iter().filter(|(from, to)| *from == me || *to == me);
-        let operations: Vec<Operation> = mine
-            .zip(buffer.chunks_mut(self.elements))
-            .map(
-                |((from, to), part)| {
-                    if *from == me { Operation::send(part, *to) } else { Operation::recv(part, *from) }
-                },
-            )
-            .collect();
+        let mut operations = Vec::new();
+        let mut rest = &mut buffer[..];
+        for (from, to, elements) in self.messages.iter().filter(|(from, to, _)| *from == me || *to == me) {
+            let (part, after) = rest.split_at_mut(*elements);
+            rest = after;
+            operations.push(if *from == me {
+                Operation::send(part, *to)
+            } else {
+                Operation::recv(part, *from)
+            });
+        }
         session.comm.barrier()?;
         let begun = Instant::now();
         if !operations.is_empty() {
@@ -403,11 +409,17 @@ mod tests {
         let below: Vec<usize> =
             (0..4).filter(|node| is_below(&topology, &cluster, *node, switches[0])).collect();
         assert_eq!(below, [0, 1]);
-        assert_eq!(NodeFlow::of_nodes(&cluster, &below, true, 1e6).messages, [(0, 3), (1, 4), (2, 3)]);
-        assert_eq!(NodeFlow::of_nodes(&cluster, &below, false, 1e6).messages, [(3, 0), (4, 1), (3, 2)]);
+        assert_eq!(pairs_of_nodes(&cluster, &below), [(0, 3), (1, 4), (2, 3)]);
         assert_eq!(peers_of(&topology, &cluster, 0), [vec![1, 2, 3], vec![1]]);
         assert_eq!(peers_of(&topology, &cluster, 2), [vec![0, 1, 3]]);
-        assert_eq!(NodeFlow::of_node(&cluster, 0, &[1], false, 1e6).messages, [(2, 0), (2, 1)]);
+        assert_eq!(pairs_of_node(&cluster, 0, &[1]), [(0, 2), (1, 2)]);
+        // The fourth node is slow, and gets less, so that it does not hide the rate of the first one.
+        let pairs = pairs_of_node(&cluster, 0, &[1, 3]);
+        let flow = |sends| NodeFlow::new(&topology, &pairs, &[8e6, 8e6, 8e6, 2e6], sends, 8e6);
+        let expected = [(0, 2, 800_000), (0, 4, 200_000), (1, 2, 800_000), (1, 4, 200_000)];
+        assert_eq!(flow(true).messages, expected);
+        assert_eq!(flow(false).messages, expected.map(|(one, other, elements)| (other, one, elements)));
+        assert_eq!((flow(true).bytes(), flow(true).short().messages[0]), (8e6, (0, 2, 200_000)));
         assert_eq!(steps(&topology), 1 + 6 + 2 * (4 + 2 + 1));
     }
 }
