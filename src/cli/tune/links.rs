@@ -355,8 +355,9 @@ impl NodeFlow {
                 Operation::recv(part, *from)
             });
         }
-        session.comm.barrier()?;
+        // From before the barrier: a receiver that leaves it late would miss what was sent before.
         let begun = Instant::now();
+        session.comm.barrier()?;
         if !operations.is_empty() {
             session.comm.group(operations)?;
         }
