@@ -36,7 +36,7 @@ CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
 # For a few tests the optimizer costs more than it saves. Dependencies are shared.
 QUICK = --config profile.test.package.flexring.opt-level=0
 
-.PHONY: all build check lint test test-long bench bench-gate bench-lab bench-papers bench-training bench-verbs versus install \
+.PHONY: all build check lint test test-long bench bench-gate bench-lab bench-papers bench-prediction bench-training bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny portable \
 	test-build test-rust test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
 
@@ -176,6 +176,12 @@ versus: build
 bench-training: build
 	@bench/setup.sh iproute2 openmpi-bin python3 python3-matplotlib
 	bench/training/train.py $(ARGS)
+
+# Times that the simulator predicts from a profile of `flexring tune`, beside measured ones, on clusters of namespaces; ARGS=--short takes 3
+# minutes instead of 15.
+bench-prediction: build
+	@bench/setup.sh iproute2 python3 python3-matplotlib
+	bench/prediction/predict.py $(ARGS)
 
 # Instructions of the hot paths, by callgrind, beside the committed counts; fails above 3 %. ARGS=--update writes new ones.
 # The harness is not among the default members, so it is linted here.

@@ -4,9 +4,12 @@ A cluster is written as flexring's short form: 2+3 are two nodes with 2 and 3 ra
 (2+1)@1G+3 has a switch with two nodes below the first switch.
 """
 
+import json
 import re
+import sys
 
 import lab
+from common import ROOT
 
 
 def megabits(rate):
@@ -45,6 +48,15 @@ class Cluster:
             if rack is not None and self.racks[number + 1:number + 2] != [rack]:
                 words += ["]", f"{self.uplinks[rack]}mbit"]
         return words
+
+    def run(self, script, options, limit, **environment):
+        """Builds the lab of this cluster, runs a script there with `options` as JSON, and removes the lab in any case. Returns what the
+        script printed last, which is JSON. Kills it after `limit` seconds: the script is to end by itself before."""
+        command = [ROOT / "bench/lab.sh", *self.lab_words(), "--", sys.executable, script, json.dumps(options)]
+        printed = lab.supervised(command, limit, **environment)
+        if not printed.strip():
+            raise lab.Failure("bench/lab.sh printed nothing")
+        return json.loads(printed.strip().splitlines()[-1])
 
     def nodes(self):
         """The node of each rank."""

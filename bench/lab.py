@@ -162,8 +162,20 @@ def flexring(places, arguments, limit, **settings):
     return report(places, arguments, limit, **settings)["rows"][0]
 
 
-def report(places, arguments, limit, on_row=lambda rows: None, **settings):
+def report(places, arguments, limit, on_row=lambda rows: None, program=FLEXRING, **settings):
     """Runs `flexring perf` and returns its report. `on_row` gets the number of rows that are done, 20 times a second."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        def look():
+            # The report is replaced as a whole, but is empty at first.
+            with contextlib.suppress(ValueError, OSError):
+                on_row(len(json.load(open(file.name))["rows"]))
+
+        job(places, ["perf", *arguments], limit, ["--json", file.name], look, program, **settings)
+        return json.load(open(file.name))
+
+
+def job(places, arguments, limit, of_rank_0=(), meanwhile=lambda: None, program=FLEXRING, **settings):
+    """Runs the command flexring with `arguments` as a job, whose rank 0 has further ones, and returns what that printed."""
     address, port = master(places)
     world = {
         "FLEXRING_WORLD_SIZE": str(len(places)),
@@ -171,16 +183,8 @@ def report(places, arguments, limit, on_row=lambda rows: None, **settings):
         "FLEXRING_MASTER_PORT": port,
         **settings,
     }
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        commands = []
-        for rank, place in enumerate(places):
-            command = [*inside(place), FLEXRING, "perf", *arguments, *([] if rank else ["--json", file.name])]
-            commands.append((command, {**world, "FLEXRING_RANK": str(rank)}))
-
-        def look():
-            # The report is replaced as a whole, but is empty at first.
-            with contextlib.suppress(ValueError, OSError):
-                on_row(len(json.load(open(file.name))["rows"]))
-
-        together(commands, limit, look)
-        return json.load(open(file.name))
+    commands = []
+    for rank, place in enumerate(places):
+        command = [*inside(place), program, *arguments, *([] if rank else of_rank_0)]
+        commands.append((command, {**world, "FLEXRING_RANK": str(rank)}))
+    return together(commands, limit, meanwhile)

@@ -7,11 +7,12 @@
 # their own, whose link to the first switch has the RATE after `]`: [ 1gbit 1gbit ] 500mbit 1gbit. COMMAND runs with the nodes' namespaces in
 # LAB_NODES and their addresses in LAB_ADDRESSES, both separated by blanks. Everything is removed afterwards, also
 # when the command fails. Needs root. Addresses are in 198.18.0.0/15, which is reserved for benchmarks (RFC 2544).
+# A link that was idle lets LAB_BURST bytes (262144) pass at once.
 set -euo pipefail
 
 words=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do words+=("$1"); shift; done
-[ ${#words[@]} -gt 0 ] && [ "${1-}" = -- ] && [ $# -gt 1 ] || { sed -n 's/^# \{0,1\}//;4,9p' "$0"; exit 2; }
+[ ${#words[@]} -gt 0 ] && [ "${1-}" = -- ] && [ $# -gt 1 ] || { sed -n 's/^# \{0,1\}//;4,10p' "$0"; exit 2; }
 shift
 [ "$(id -u)" -eq 0 ] || { echo "skipped: network namespaces need root"; exit 0; }
 
@@ -30,8 +31,10 @@ down() {
 trap down EXIT
 trap 'exit 130' INT TERM
 
-# Limits the rate at which one end of a link sends, with a queue of at most 100 ms.
-shape() { ip netns exec "$1" tc qdisc add dev "$2" root tbf rate "$3" burst 256kb latency 100ms; }
+# Limits the rate at which one end of a link sends, with a queue of at most 100 ms. Packets before segmentation are shorter than the
+# burst, so that a timer that is late costs no bandwidth.
+burst=${LAB_BURST:-262144}
+shape() { ip netns exec "$1" tc qdisc add dev "$2" root tbf rate "$3" burst "$burst" latency 100ms; }
 
 ip netns add "$switch"
 add_bridge() {
@@ -50,7 +53,7 @@ add_node() {
     ip -n "$node" link set lo up
     ip -n "$node" link add up0 type veth peer name "port$number" netns "$switch"
     ip -n "$node" addr add "${addresses[number]}/24" dev up0
-    ip -n "$node" link set up0 up
+    ip -n "$node" link set up0 up gso_max_size $((burst / 4))
     ip -n "$switch" link set "port$number" master "$bridge"
     ip -n "$switch" link set "port$number" up
     shape "$node" up0 "$1"

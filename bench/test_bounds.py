@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Checks that `make versus` and `make bench-training` kill and name what hangs, and leave no process and no namespace when they are interrupted.
+"""Checks that `make versus`, `make bench-training` and `make bench-prediction` kill and name what hangs, and leave no process and no namespace
+when they are interrupted.
 
     bench/test_bounds.py
 
-Scripts stand in for MPICH and for Python with torch, so that no library is needed, and no release build. Namespaces are checked as root where
+Scripts stand in for MPICH, for Python with torch and for flexring, so that no library is needed, and no release build. Namespaces are checked as root where
 iperf3 is installed.
 """
 
@@ -21,10 +22,13 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE / "versus"), str(HERE / "training")]
+sys.path[:0] = [str(HERE), str(HERE / "versus"), str(HERE / "training"), str(HERE / "prediction")]
 
+import accuracy
+import cases
 import lab
 import train
+from cluster import Cluster
 from peers import Peer, Place
 from turns import Turns, setting
 
@@ -132,6 +136,44 @@ class TrainingTest(unittest.TestCase):
                 train.cluster_named(name)
 
 
+class PredictionTest(unittest.TestCase):
+    PROFILE = """
+node = [{up_bytes_per_s = 100, down_bytes_per_s = 110}, {up_bytes_per_s = 90, down_bytes_per_s = 110}, {up_bytes_per_s = 50, down_bytes_per_s = 50}]
+"""
+
+    def found(self):
+        """A cluster with vectors of 1 MiB: ring takes 1.1 s and was predicted to take 1 s, tree 2 s as predicted."""
+        size = str(1 << 20)
+        times = {cases.AUTO: [1.1, 1.1], cases.UNTUNED: [1.6, 2.0], "ring": [1.0, 1.2], "tree": [2.0, 2.0]}
+        predicted = {cases.AUTO: [1.0, 0.9], "ring": [1.0, 0.9], "tree": [2.0, 1.8]}
+        return {"cluster": "1+1+1@500M", "profile": self.PROFILE, "times": {name: {size: [{"median": both, "min": both}]} for name, both in times.items()},
+                "predicted": {name: {size: seconds} for name, seconds in predicted.items()}}
+
+    def test_errors_are_parts_of_the_measured_time(self):
+        errors = {case["schedule"]: accuracy.error(case) for case in accuracy.cases_of(self.found())}
+        self.assertAlmostEqual(errors["ring"], 1 / 1.1 - 1)
+        self.assertEqual(errors["tree"], 0)
+        self.assertNotIn(cases.UNTUNED, errors)
+        self.assertEqual([accuracy.percentile([4, 1, 3, 2, 5, 6, 7, 8, 9, 10], part) for part in (0.5, 0.9, 1)], [5, 9, 10])
+
+    def test_auto_is_compared_with_the_fastest_schedule(self):
+        choice, = accuracy.choices_of(self.found())
+        self.assertEqual((choice["auto"], choice["untuned"], choice["least"]), (1.1, 1.8, 1.1))
+
+    def test_the_spread_is_that_of_links_of_one_rate(self):
+        self.assertAlmostEqual(accuracy.link_spread(self.found()), 1.05)
+
+    def test_vectors_for_which_links_need_too_long_are_not_measured(self):
+        self.assertEqual(cases.fitting(Cluster("1+1@100M"), cases.SIZES, 0.9)[-1], 4 << 20)
+        self.assertEqual(cases.fitting(Cluster("1+1@1M"), cases.SIZES, 0.1), cases.SIZES[:1])
+        self.assertFalse({*cases.SIZES} & {*cases.CALIBRATION})
+
+    def test_wrong_clusters_are_refused(self):
+        for name in ("5", "2+x"):
+            command = [sys.executable, HERE / "prediction/predict.py", "--clusters", name]
+            self.assertEqual(subprocess.run(command, stderr=subprocess.PIPE).returncode, 2, name)
+
+
 class InterruptTest(unittest.TestCase):
     def interrupt(self, command, scripts, number):
         """Interrupts a benchmark while one of the scripts hangs, and returns the nodes of its lab."""
@@ -167,6 +209,11 @@ class InterruptTest(unittest.TestCase):
 
     def training(self, cluster, number):
         return self.interrupt([HERE / "training/train.py", "--clusters", cluster], {"python": PYTHON}, number)
+
+    @unittest.skipUnless(lab.missing() is None, "needs root and iproute2")
+    def test_a_termination_of_the_prediction_removes_the_namespaces(self):
+        command = [HERE / "prediction/predict.py", "--flexring", "hangs", "--clusters", "1+1"]
+        self.assertEqual(len(self.interrupt(command, {"hangs": HANGS}, signal.SIGTERM)), 2)
 
     def test_an_interrupt_ends_the_libraries(self):
         self.versus("node", signal.SIGINT)

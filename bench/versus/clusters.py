@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import lab
 from cluster import Cluster
-from common import ROOT, exit_on_signals, in_order
+from common import exit_on_signals, in_order
 from peers import Place, present
 from turns import Turns, fitting, setting
 
@@ -52,14 +52,8 @@ def measure(options):
 
 
 def run(options):
-    """Builds the lab of a cluster, measures there, and removes it in any case. Returns the setting and iperf3's rates."""
-    words = Cluster(options["cluster"]).lab_words()
-    command = [ROOT / "bench/lab.sh", *words, "--", sys.executable, __file__, json.dumps(options)]
-    # The script inside ends by itself in time: this is for one that hangs.
-    printed = lab.supervised(command, options["seconds"] + 15)
-    if not printed.strip():
-        raise lab.Failure("bench/lab.sh printed nothing")
-    found = json.loads(printed.strip().splitlines()[-1])
+    """Measures in the lab of a cluster. Returns the setting and iperf3's rates."""
+    found = Cluster(options["cluster"]).run(__file__, options, options["seconds"] + 15)
     return found["setting"], found["wire"]
 
 

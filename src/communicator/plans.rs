@@ -5,7 +5,7 @@
 
 use super::checked_call::CheckedCall;
 use crate::call::Collective;
-use crate::config::{Algorithm, Config, Lowering};
+use crate::config::{Algorithm, Config};
 use crate::description;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
@@ -14,10 +14,11 @@ use crate::plan::call_layout;
 use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
 use crate::plan::program::{Body, Program};
-use crate::plan::selection::{self, AlgorithmSelection, ShortPlan};
+use crate::plan::selection::{self, AlgorithmSelection};
+use crate::plan::sized_plans::{self, SizedPlan};
 use crate::plan::topology::Topology;
 use crate::plan::traffic::Traffic;
-use crate::plan::tuning::{TunedPlan, TuningProfile};
+use crate::plan::tuning::TuningProfile;
 use crate::plan::verifier::VerifiedPlan;
 use crate::rank::Rank;
 use std::collections::{BTreeSet, HashMap};
@@ -54,26 +55,6 @@ pub(super) struct Plans {
     lowered: HashMap<ProgramKey, LoweredProgram>,
     /// The chosen algorithm, and why it was chosen.
     selection: AlgorithmSelection,
-}
-
-/// The plan of vectors up to a length.
-#[derive(Clone)]
-pub(super) struct SizedPlan {
-    /// For short vectors, whose time depends on the number of messages; `None` if it depends on bandwidth, or for a choice of a
-    /// tuning profile.
-    short: Option<ShortPlan>,
-    /// Longest vector in bytes.
-    longest: usize,
-    /// Longest sub-chunk in bytes.
-    subchunk: usize,
-    plan: Arc<Plan>,
-}
-
-impl SizedPlan {
-    /// Whether every rank can reduce a vector itself by this plan.
-    fn is_direct(&self) -> bool {
-        self.short == Some(ShortPlan::Direct)
-    }
 }
 
 /// Identifies a program: the position of its plan, and the variant.
@@ -126,7 +107,7 @@ impl Plans {
                 selection.algorithm = last.choice.algorithm;
             }
             selection.reason = format!("measured on {}: FLEXRING_TUNING", profile.date);
-            let tuned = tuned(&all, choices, config.small.0);
+            let tuned = sized_plans::tuned(&all, choices, config.small.0);
             all.extend(tuned);
         }
         verify(&all)?;
@@ -374,49 +355,7 @@ fn untuned(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>, Algo
             (Arc::new(Plan::on(schedule, topology, config.lowering)), selection)
         }
     };
-    let subchunk = config.subchunk.0;
-    let short = |(kind, longest): (ShortPlan, usize)| SizedPlan {
-        short: Some(kind),
-        longest,
-        subchunk,
-        plan: Arc::new(Plan::on(kind.schedule(topology), topology, Lowering::Direct)),
-    };
-    let mut plans: Vec<SizedPlan> = selection::short_plans(config, topology).into_iter().map(short).collect();
-    plans.dedup_by_key(|sized| sized.longest);
-    plans.push(SizedPlan { short: None, longest: usize::MAX, subchunk, plan: main });
-    Ok((plans, selection))
-}
-
-/// The plans with these choices for vectors longer than `small`. Shorter ones, and those whose choice is so, keep their `untuned` plans.
-fn tuned(untuned: &[SizedPlan], choices: Vec<TunedPlan>, small: usize) -> Vec<SizedPlan> {
-    let mut plans = Vec::<SizedPlan>::new();
-    let untuned_up_to = |plans: &mut Vec<SizedPlan>, most: usize, subchunk: Option<usize>| {
-        let before = plans.last().map_or(0, |sized| sized.longest);
-        for sized in untuned {
-            let is_needed = sized.longest > before && plans.last().is_none_or(|last| last.longest < most);
-            if is_needed {
-                let subchunk = subchunk.unwrap_or(sized.subchunk);
-                plans.push(SizedPlan { longest: sized.longest.min(most), subchunk, ..sized.clone() });
-            }
-        }
-    };
-    if small > 0 {
-        untuned_up_to(&mut plans, small, None);
-    }
-    for TunedPlan { choice, plan } in choices {
-        let longest = choice.up_to.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
-        if plans.last().is_some_and(|last| longest <= last.longest) {
-            continue;
-        }
-        match plan {
-            Some(plan) => {
-                let subchunk = choice.subchunk.0;
-                plans.push(SizedPlan { short: None, longest, subchunk, plan: Arc::new(plan) });
-            }
-            None => untuned_up_to(&mut plans, longest, Some(choice.subchunk.0)),
-        }
-    }
-    plans
+    Ok((sized_plans::untuned(config, topology, main), selection))
 }
 
 fn digest_of(plans: &[SizedPlan]) -> u64 {

@@ -27,6 +27,7 @@ pub mod schedule;
 pub mod selection;
 pub mod short_list;
 pub mod simulator;
+pub mod sized_plans;
 pub mod small_layout;
 mod span_map;
 mod step_lists;

@@ -6,7 +6,7 @@
 //! every action, kind of link and number of ranks. In the virtual machine of `make test-verbs-long` the links are RDMA devices.
 
 mod disconnect;
-mod network;
+pub mod network;
 
 use crate::effort;
 use crate::harness::{World, free_port, test_name, with_watchdog};

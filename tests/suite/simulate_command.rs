@@ -47,6 +47,29 @@ fn short_vectors_are_simulated_with_the_plan_that_they_use() {
     }
 }
 
+#[test]
+fn a_profile_gives_the_cluster_its_links_and_the_plans_of_auto() {
+    let flags = concat!("--tuning ", env!("CARGO_MANIFEST_DIR"), "/tests/data/tuning.toml");
+    let csv = printed(&format!("{flags} --size 2K,16K,1M --csv"));
+    for line in ["\"tuning.toml\",\"flexreduce\",4,2048,", ",\"ring\",4,16384,", ",\"weighted\",4,1048576,"] {
+        assert!(csv.contains(line), "{line} in\n{csv}");
+    }
+    let json: Value = serde_json::from_str(&printed(&format!("{flags} --size 1M --json"))).expect("JSON");
+    assert_eq!(json["parameters"]["memory_bandwidth"], 7_000_000_000_u64);
+    assert_eq!(json["parameters"]["slots"], 128);
+    assert_eq!(json["results"][0]["subchunk"], 256 << 10);
+    // An algorithm that is named is planned for the measured links, of which that of node c has 58.5 MB/s.
+    let csv = printed(&format!("{flags} --algo ring --size 64M --csv"));
+    let fields: Vec<&str> = csv.lines().last().unwrap_or_default().split(',').collect();
+    let seconds: f64 = fields[4].parse().expect("a number");
+    let at_least = 1.5 * f64::from(64 << 20) / 58.5e6;
+    assert!(fields[7] == "\"c\"" && (at_least..1.1 * at_least).contains(&seconds), "{csv}");
+    let (code, _, err) = run(&format!("simulate {flags} --topology 2+3"), &[]);
+    let difference =
+        "tuning.toml is not the profile of this topology: it is for 4 ranks, but the topology has 5";
+    assert!(code != Some(0) && err.contains(difference), "{err}");
+}
+
 /// The texts of a drawing that the command writes.
 fn drawn(path: &Path, flags: &str) -> Vec<String> {
     printed(&format!("{flags} --svg {}", path.display()));

@@ -1,10 +1,13 @@
 //! `flexring tune` as a process, and profiles in jobs.
 
+use crate::fault_matrix::network::run_inside;
+use crate::programs::{root, succeed};
 use flexring::config::{Config, Size};
 use flexring::plan::tuning::{TuningProfile, parse, write};
 use flexring::{Communicator, ReduceOp};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 /// Runs the command with `arguments`, separated by white space, and `variables` as its whole environment, in `folder`.
 fn run(folder: &Path, arguments: &str, variables: &[(&str, &str)]) -> Output {
@@ -54,6 +57,54 @@ fn a_profile_of_four_ranks_is_written_and_loaded() {
             && err.contains("it is for 4 ranks, but the job has 2: run `flexring tune` on this one"),
         "{err}"
     );
+}
+
+/// Starts the ranks of a job on the nodes of bench/lab.sh, with the arguments after the program.
+const JOB: &str = "program=$1; shift; rank=0; ranks=
+for node in $LAB_NODES; do
+    FLEXRING_RANK=$rank ip netns exec $node $program \"$@\" & ranks=\"$ranks $!\"; rank=$((rank + 1))
+done
+for pid in $ranks; do wait $pid; done";
+
+#[test]
+fn the_links_of_switches_and_nodes_are_told_apart_in_a_job_on_a_tree() {
+    let name = "tune_command::the_links_of_switches_and_nodes_are_told_apart_in_a_job_on_a_tree";
+    match run_inside(name) {
+        Ok(None) => {}
+        Ok(Some(status)) => return assert!(status.success(), "see above"),
+        Err(why) => return eprintln!("skipped: {why}"),
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("profile.toml");
+    // Two nodes at a switch whose link has half their rate, and one at the first switch.
+    let mut lab = Command::new(root().join("bench/lab.sh"));
+    lab.args(["[", "80mbit", "80mbit", "]", "40mbit", "80mbit", "--", "sh", "-ec", JOB, "sh"]);
+    lab.args([env!("CARGO_BIN_EXE_flexring"), "tune", "--sizes", "64K", "-o"]).arg(&path);
+    lab.env("LAB_BURST", "65536");
+    for (setting, value) in [
+        ("FLEXRING_WORLD_SIZE", "3"),
+        ("FLEXRING_MASTER_ADDR", "198.18.0.1"),
+        ("FLEXRING_MASTER_PORT", "29400"),
+        ("FLEXRING_TOPOLOGY", "(1+1)+1"),
+    ] {
+        lab.env(setting, value);
+    }
+    succeed(&mut lab, Duration::from_secs(150));
+    let text = std::fs::read_to_string(&path).expect("the profile was written");
+    let profile = parse("profile.toml", &text).expect("the profile can be read");
+    assert_eq!((&*profile.cluster.switches, profile.switches.len()), ("((0 1) 2)", 1));
+    let switch = profile.switches[0];
+    let nodes: Vec<_> = profile.nodes.iter().filter_map(|node| node.uplink).collect();
+    assert_eq!(nodes.len(), 3);
+    // Shapers let no link carry more, up to what passes at once.
+    for uplink in &nodes {
+        assert!(uplink.up.max(uplink.down) < 12_500_000, "{text}");
+    }
+    assert!(switch.up.max(switch.down) < 6_250_000, "{text}");
+    // What the first two nodes exchange does not cross the switch's link, so their own links are known to be faster.
+    for node in &nodes[..2] {
+        assert!(node.up.min(node.down) > switch.up.max(switch.down), "{text}");
+    }
 }
 
 #[test]

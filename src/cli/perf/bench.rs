@@ -173,6 +173,25 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         }
     }
 
+    /// With `--blocking`, waits until the call before is complete on all ranks.
+    fn wait_for_all(&self) -> Result<()> {
+        if self.options.blocking == 0 {
+            return Ok(());
+        }
+        self.wait()?;
+        self.comm.barrier()
+    }
+
+    /// Replaces the times of this rank by what `--average` asks for.
+    fn over_ranks(&self, times: &mut [f64]) -> Result<()> {
+        match self.options.average {
+            0 => self.comm.broadcast(times, 0),
+            2 => self.comm.all_reduce(times, ReduceOp::Min),
+            3 => self.comm.all_reduce(times, ReduceOp::Max),
+            _ => self.comm.all_reduce(times, ReduceOp::Avg),
+        }
+    }
+
     fn time(
         &mut self,
         op: RedOp,
@@ -193,8 +212,9 @@ impl<'a, T: ExactElement> Bench<'a, T> {
             let end = Instant::now();
             *time = (end - start).as_secs_f64() * 1e6;
             step(end);
+            self.wait_for_all()?;
         }
-        self.comm.all_reduce(&mut times, ReduceOp::Avg)?;
+        self.over_ranks(&mut times)?;
         let factor = collective::bus_factor(self.options.collective, self.comm.world_size());
         Ok(Timing::of(&times, warmup, extent.whole * size_of::<T>(), factor))
     }
@@ -212,7 +232,7 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         self.mean_time(warmup.saturating_sub(1), op, extent, placement, step)?;
         self.comm.all_reduce(&mut [0u8], ReduceOp::Sum)?;
         let mut times = [first, self.mean_time(iters, op, extent, placement, step)?];
-        self.comm.all_reduce(&mut times, ReduceOp::Avg)?;
+        self.over_ranks(&mut times)?;
         let [first, mean] = times;
         let factor = collective::bus_factor(self.options.collective, self.comm.world_size());
         let first = if warmup == 0 { mean } else { first };
@@ -232,6 +252,7 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         for _ in 0..calls {
             self.call(op, extent, placement)?;
             step(Instant::now());
+            self.wait_for_all()?;
         }
         self.wait()?;
         Ok(start.elapsed().as_secs_f64() * 1e6 / calls.max(1) as f64)

@@ -18,7 +18,8 @@ use std::path::PathBuf;
 /// Prints the columns of nccl-tests and takes its flags. By default it measures sizes from 8 bytes to 128M in factors
 /// of 16, while nccl-tests measures 32M only.
 ///
-/// Times are means over the iterations and over the ranks. Calls on GPUs are enqueued back to back; the time of one call is
+/// Times are means over the iterations and over the ranks (see --average). Calls follow each other without a pause, so that a rank may begin
+/// one while others are still in the one before (see --blocking). Calls on GPUs are enqueued back to back; the time of one call is
 /// the time until the last call of a size completes, divided by their number. Sizes are binary (1K is 1024 bytes), GB/s are
 /// decimal.
 /// busbw is algbw * 2 (n - 1) / n for all-reduces of n ranks, algbw * (n - 1) / n for collectives with parts
@@ -47,7 +48,7 @@ pub struct PerfOptions {
     /// (in reverse order, the first bucket of 1M, the others of 25M), by asynchronous calls that start together; the time until all
     /// are complete is compared with that of one vector of the same size
     #[arg(long, value_name = "NAME", value_parser = Gradients::parse,
-        conflicts_with_all = ["collective", "root", "minbytes", "maxbytes", "stepbytes", "stepfactor"])]
+        conflicts_with_all = ["collective", "root", "minbytes", "maxbytes", "stepbytes", "stepfactor", "blocking", "average"])]
     pub model: Option<Gradients>,
 
     /// Root rank of broadcasts, reduces, gathers and scatters
@@ -81,6 +82,14 @@ pub struct PerfOptions {
     /// How often the results of each size are checked, in calls that are not measured; 0 for never
     #[arg(short = 'c', long, value_name = "N", default_value = "1")]
     pub check: usize,
+
+    /// Whether all ranks wait for each other after each call (1), so that calls of different ranks do not overlap, or not (0)
+    #[arg(short = 'z', long, value_name = "0|1", default_value = "0", value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub blocking: u8,
+
+    /// Which time of a call is reported: that of rank 0 (0), the mean of all ranks (1), the shortest (2) or the longest (3)
+    #[arg(short = 'a', long, value_name = "0-3", default_value = "1", value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub average: u8,
 
     /// Element type: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16,
     /// float8e4m3, float8e5m2, int16, uint16, bool or all

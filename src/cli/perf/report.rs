@@ -113,7 +113,7 @@ pub struct ModelRow {
     pub ratio: f64,
 }
 
-/// Times in microseconds, averaged over the ranks; bandwidths in GB/s. Calls on GPUs are timed together, so their `min`,
+/// Times in microseconds, of the ranks that `--average` names; bandwidths in GB/s. Calls on GPUs are timed together, so their `min`,
 /// `median`, `p95` and `max` are `None`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Timing {

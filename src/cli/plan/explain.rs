@@ -11,7 +11,7 @@ use flexring::plan::cost_model::lower_bound::Limit;
 use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::{Details, ring};
 use flexring::plan::selection::{ShortPlan, short_plans};
-use flexring::plan::simulator::{LONGEST_VECTOR, SimulationParameters};
+use flexring::plan::simulator::LONGEST_VECTOR;
 use flexring::plan::topology::{Topology, VertexId, VertexKind};
 use flexring::plan::traffic::{Load, Traffic};
 
@@ -22,7 +22,8 @@ const ELEMENT: u64 = 4;
 
 /// The output: algorithm, reason, captions, exceptions and costs.
 pub fn text(planned: &Planned, count: Option<u64>) -> String {
-    let Planned { topology, schedule, selection, .. } = planned;
+    let Planned { topology, selection, .. } = planned;
+    let schedule = planned.schedule();
     let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), selection.reason);
     for (number, caption) in captions(schedule, topology).iter().enumerate() {
         text += &format!("  level {number}: {caption}\n");
@@ -63,7 +64,7 @@ fn costs(planned: &Planned, count: u64) -> String {
     }
     let ring = Plan::on(ring::plan(topology), topology, config.lowering);
     let [ours, rings] =
-        [&planned.lowered(), &ring].map(|plan| Traffic::of(plan, topology, ProgramSpec::ALL_REDUCE));
+        [planned.lowered(), &ring].map(|plan| Traffic::of(plan, topology, ProgramSpec::ALL_REDUCE));
     let bytes = count.saturating_mul(ELEMENT);
     let Some((busiest, of_ring)) = ours.busiest(topology).zip(rings.busiest(topology)) else {
         return "nothing is sent\n".to_owned();
@@ -111,13 +112,8 @@ fn comparison(planned: &Planned, count: u64) -> String {
     if bytes > LONGEST_VECTOR {
         return format!("\ntimes are predicted for vectors of at most {}\n", amount(LONGEST_VECTOR));
     }
-    let parameters = SimulationParameters {
-        subchunk: config.subchunk.0,
-        slots: config.slots,
-        ..SimulationParameters::DEFAULT
-    };
     let details = Details::of(config);
-    let comparison = Comparison::new(topology, &details, config.lowering, bytes, &parameters);
+    let comparison = Comparison::new(topology, &details, config.lowering, bytes, &planned.parameters());
     let bound = comparison.bound.map_or(0.0, |bound| bound.seconds_per_byte * bytes as f64);
     let vertices = topology.vertices();
     let means = if comparison.simulated { "simulated" } else { "estimated from loads and latencies" };

@@ -50,7 +50,7 @@ const MOST_PARTICIPANTS: usize = 16 << 20;
 
 /// The plan as JSON. Spans are fractions, or with a `count` elements of a vector of that length.
 fn json(planned: &Planned, count: Option<u64>) -> Result<String, CommandError> {
-    let groups = planned.schedule.levels().iter().flat_map(|level| level.groups());
+    let groups = planned.schedule().levels().iter().flat_map(|level| level.groups());
     let participants = groups.map(|group| group.len()).sum::<usize>();
     if participants > MOST_PARTICIPANTS {
         return Err(CommandError::Usage(format!(
@@ -58,11 +58,11 @@ fn json(planned: &Planned, count: Option<u64>) -> Result<String, CommandError> {
              {MOST_PARTICIPANTS}"
         )));
     }
-    Ok(plan_file::write(&planned.schedule, count) + "\n")
+    Ok(plan_file::write(planned.schedule(), count) + "\n")
 }
 
 fn draw(planned: &Planned, count: Option<u64>) -> Result<String, CommandError> {
-    let world = planned.schedule.world();
+    let world = planned.schedule().world();
     if world > drawing::MOST_RANKS {
         let most = drawing::MOST_RANKS;
         return Err(CommandError::Usage(format!(
@@ -70,7 +70,7 @@ fn draw(planned: &Planned, count: Option<u64>) -> Result<String, CommandError> {
         )));
     }
     let labels = Labels { topology: &planned.called, count };
-    Ok(drawing::draw(&planned.schedule, &planned.topology, labels))
+    Ok(drawing::draw(planned.schedule(), &planned.topology, labels))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {

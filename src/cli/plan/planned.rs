@@ -12,26 +12,35 @@ use flexring::plan::lowering;
 use flexring::plan::planner::{self, Details};
 use flexring::plan::schedule::Schedule;
 use flexring::plan::selection::{self, AlgorithmSelection};
+use flexring::plan::simulator::SimulationParameters;
+use flexring::plan::sized_plans::{self, SizedPlan};
 use flexring::plan::topology::Topology;
+use flexring::plan::tuning::{self, ClusterIdentity, TuningProfile};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The plan and its origin: the input of all outputs.
 pub struct Planned {
+    /// The settings, with those of the tuning profile if there is one.
     pub config: Config,
+    /// The cluster, with the links of the tuning profile if there is one.
     pub topology: Topology,
     /// The name of the topology, for output.
     pub called: String,
-    pub schedule: Schedule,
     pub selection: AlgorithmSelection,
     /// The file that the plan was read from, if any.
     pub file: Option<String>,
+    /// The tuning profile, if there is one.
+    pub profile: Option<TuningProfile>,
+    /// The plans of vectors by their length, ascending. The last one has no limit.
+    pub plans: Vec<SizedPlan>,
 }
 
 impl Planned {
     /// Makes or reads the plan that flags and settings specify.
     ///
     /// # Errors
-    /// `Usage` if there is no topology or if it does not match the plan file; any error of reading or planning.
+    /// `Usage` if there is no topology or if it does not match the plan file or the tuning profile; any error of reading or planning.
     pub fn new(source: &PlanSource) -> Result<Self, CommandError> {
         warn_about_unknown_settings();
         let settings = source.settings();
@@ -43,22 +52,37 @@ impl Planned {
             config.plan_file = None;
         }
         let read = config.plan_file.as_deref().map(description::plan).transpose()?;
-        let (topology, called) = match (&config.topology, &read) {
-            (Some(text), _) => (description::topology(text, None)?, name(text)),
+        let tuning = match config.tuning.as_deref() {
+            Some(path) => Some((path, tuning::parse(path, &description::tuning_profile(path)?)?)),
+            None => None,
+        };
+        let (job, called) = match (&config.topology, &tuning, &read) {
+            (Some(text), ..) => (description::topology(text, None)?, name(text)),
+            (None, Some((path, profile)), _) => {
+                (profile.cluster.topology().map_err(|error| error.context(path))?, name(path))
+            }
             // A plan file has the number of ranks, but not their nodes.
-            (None, Some(schedule)) => {
+            (None, None, Some(schedule)) => {
                 let world = schedule.world();
                 let nodes: Vec<String> = (0..world).map(|rank| format!("node {rank}")).collect();
                 (Topology::from_names(&nodes), vec!["1"; world].join("+"))
             }
-            (None, None) => {
+            (None, None, None) => {
                 let message = "give --topology, such as --topology 2+3 for a node of two ranks and one of three, or the \
-                             name of a file; or set FLEXRING_TOPOLOGY";
+                             name of a file, or --tuning with a profile of flexring tune; or set FLEXRING_TOPOLOGY";
                 return Err(CommandError::Usage(message.to_owned()));
             }
         };
+        if let Some((path, profile)) = &tuning {
+            check_cluster(path, profile, &job)?;
+        }
+        let profile = tuning.map(|(_, profile)| profile);
+        let topology = profile.as_ref().map_or_else(|| job.clone(), |profile| profile.topology(&job));
+        let choices = profile.as_ref().map_or(Ok(Vec::new()), |profile| profile.plans(&config, &topology))?;
+        // As in a communicator: with choices, what has none is planned as without a profile.
+        let planned_on = if choices.is_empty() { &topology } else { &job };
         let details = Details::of(&config);
-        let (schedule, selection) = match read {
+        let (schedule, mut selection) = match read {
             Some(schedule) => {
                 let path = config.plan_file.clone().unwrap_or_default();
                 let (planned, world) = (schedule.world(), topology.world());
@@ -78,26 +102,79 @@ impl Planned {
                 )
             }
             None => {
-                let mut selection = selection::select_algorithm(config.algo, &topology, &details);
+                let mut selection = selection::select_algorithm(config.algo, planned_on, &details);
                 if let Some(flag) = source.algo.as_ref().filter(|_| config.algo != Algorithm::Auto) {
                     selection.reason = format!("--algo {flag} was given");
                 }
-                (planner::plan(selection.algorithm, &topology, &details)?, selection)
+                (planner::plan(selection.algorithm, planned_on, &details)?, selection)
             }
         };
         let file = config.plan_file.clone();
-        Ok(Self { topology, called, schedule, selection, file, config })
+        let main = Arc::new(lowering::Plan::on(schedule, planned_on, config.lowering));
+        // A plan that flags or files name is for vectors of all lengths.
+        let all = SizedPlan {
+            short: None,
+            longest: usize::MAX,
+            subchunk: config.subchunk.0,
+            plan: Arc::clone(&main),
+        };
+        let mut plans = if file.is_some() || source.plans() {
+            vec![all]
+        } else {
+            sized_plans::untuned(&config, planned_on, main)
+        };
+        if let Some(profile) = profile.as_ref().filter(|_| !choices.is_empty()) {
+            selection.reason = format!("measured on {}: FLEXRING_TUNING", profile.date);
+            plans = sized_plans::tuned(&plans, choices, config.small.0);
+        }
+        Ok(Self { topology, called, selection, file, config, profile, plans })
     }
 
-    /// The schedule with the lowering of the settings.
-    pub fn lowered(&self) -> lowering::Plan {
-        lowering::Plan::on(self.schedule.clone(), &self.topology, self.config.lowering)
+    /// The plan of long vectors.
+    pub fn lowered(&self) -> &lowering::Plan {
+        &self.plans[self.plans.len() - 1].plan
+    }
+
+    /// The schedule of long vectors.
+    pub fn schedule(&self) -> &Schedule {
+        self.lowered().schedule()
+    }
+
+    /// The plan of vectors of this many bytes.
+    pub fn plan_of(&self, bytes: u64) -> &SizedPlan {
+        let fits = |sized: &&SizedPlan| bytes <= sized.longest as u64;
+        self.plans.iter().find(fits).unwrap_or(&self.plans[self.plans.len() - 1])
+    }
+
+    /// What a simulation assumes: the settings, and the rates of the tuning profile if there is one.
+    pub fn parameters(&self) -> SimulationParameters {
+        if let Some(profile) = &self.profile {
+            return profile.parameters(&profile.configure(&self.config));
+        }
+        let (subchunk, slots) = (self.config.subchunk.0, self.config.slots);
+        SimulationParameters { subchunk, slots, ..SimulationParameters::DEFAULT }
     }
 
     /// `2+3: 5 ranks on 2 nodes`.
     pub fn place(&self) -> String {
         let (ranks, nodes) = (self.topology.world(), self.topology.nodes());
         format!("{}: {} on {}", self.called, counted(ranks, "rank"), counted(nodes, "node"))
+    }
+}
+
+/// Refuses a profile of another cluster than `job`, which has no hosts.
+fn check_cluster(path: &str, profile: &TuningProfile, job: &Topology) -> Result<(), CommandError> {
+    let mut hosts = vec![""; job.world().max(profile.cluster.world())];
+    for node in &profile.cluster.nodes {
+        node.ranks.iter().for_each(|rank| hosts[*rank] = &node.host);
+    }
+    let found = ClusterIdentity::new(job, &hosts, &profile.cluster.transport);
+    match profile.cluster.difference(&found) {
+        Some(difference) => Err(CommandError::Usage(format!(
+            "{path} is not the profile of this topology: {}",
+            difference.replace("the job", "the topology")
+        ))),
+        None => Ok(()),
     }
 }
 

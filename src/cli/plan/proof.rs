@@ -11,14 +11,14 @@ const MOST_RANKS: usize = 4096;
 
 /// Verifies the plan and returns a description of what was proved. The error names the property that fails.
 pub fn text(planned: &Planned) -> Result<String, CommandError> {
-    let Planned { schedule, topology, called, file, .. } = planned;
+    let Planned { topology, called, file, .. } = planned;
     let world = topology.world();
     if world > MOST_RANKS {
         return Err(CommandError::Usage(format!(
             "{world} ranks are too many for a proof: expected at most {MOST_RANKS}"
         )));
     }
-    if let Err(error) = VerifiedPlan::for_all(planned.lowered()) {
+    if let Err(error) = VerifiedPlan::for_all(planned.lowered().clone()) {
         let file = file.as_ref().map_or_else(String::new, |file| format!("{file}: "));
         return Err(CommandError::Failed(format!("{file}{}", error.message())));
     }
@@ -31,6 +31,6 @@ pub fn text(planned: &Planned) -> Result<String, CommandError> {
   progress  the earliest unfinished message can always move, so no rank waits forever
   memory    no memory is overwritten while it is read, or read while it is written
 ",
-        schedule.name()
+        planned.schedule().name()
     ))
 }

@@ -12,6 +12,11 @@ pub struct PlanSource {
     #[arg(long, value_name = "TOPOLOGY")]
     pub topology: Option<String>,
 
+    /// Take links, rates, settings and plans from this profile of `flexring tune`, as FLEXRING_TUNING; without --topology the
+    /// cluster, too
+    #[arg(long, value_name = "FILE")]
+    pub tuning: Option<String>,
+
     /// Which planner makes the schedule, as FLEXRING_ALGO
     #[arg(long, value_name = "NAME", value_parser = |text: &str| settings::checked("FLEXRING_ALGO", text))]
     pub algo: Option<String>,
@@ -38,6 +43,7 @@ impl PlanSource {
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let all = [
             ("FLEXRING_TOPOLOGY", &self.topology),
+            ("FLEXRING_TUNING", &self.tuning),
             ("FLEXRING_ALGO", &self.algo),
             ("FLEXRING_DIMENSIONS", &self.dims),
             ("FLEXRING_SERVERS", &self.servers),

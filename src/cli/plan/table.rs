@@ -11,7 +11,7 @@ use flexring::plan::schedule::{Group, Level, Shard};
 
 /// The output: a table for each level, and one of the owners.
 pub fn text(planned: &Planned, count: Option<u64>) -> String {
-    let Planned { schedule, topology, .. } = planned;
+    let (schedule, topology) = (planned.schedule(), &planned.topology);
     let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), planned.selection.reason);
     let mut calls = 0;
     for (number, (level, caption)) in schedule.levels().iter().zip(captions(schedule, topology)).enumerate() {

@@ -52,13 +52,13 @@ pub fn write(options: &SimulateOptions, report: &Report<'_>) -> Result<(), Comma
 fn drawing(report: &Report<'_>) -> String {
     let planned = report.planned;
     let place = planned.place();
-    if let [SimulatedSize { bytes, schedule, run }] = &report.sizes[..] {
+    if let [SimulatedSize { bytes, schedule, run, .. }] = &report.sizes[..] {
         let title = format!("{schedule} on {}, {}", planned.called, amount(*bytes));
         let subtitle =
             format!("simulated: {place}; {} in {}", amount(*bytes), output::duration(run.seconds()));
         return draw_timeline(run, &planned.topology, &title, &subtitle);
     }
-    let points = report.sizes.iter().map(|SimulatedSize { bytes, schedule, run }| SizePoint {
+    let points = report.sizes.iter().map(|SimulatedSize { bytes, schedule, run, .. }| SizePoint {
         bytes: *bytes,
         seconds: run.seconds(),
         bound: report.seconds_per_byte_at_least * *bytes as f64,

@@ -12,10 +12,8 @@ use crate::error::CommandError;
 use crate::output;
 use crate::perf::Progress;
 use crate::plan::Planned;
-use flexring::config::Lowering;
 use flexring::plan::cost_model::lower_bound::lower_bound;
 use flexring::plan::lowering::Plan;
-use flexring::plan::selection::short_plans;
 use flexring::plan::simulator::{SimulationInput, SimulationParameters, simulate};
 use report::{Report, SimulatedSize};
 use std::time::{Duration, Instant};
@@ -30,26 +28,19 @@ const STEPS: u64 = 1000;
 pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
     let planned = Planned::new(&options.source)?;
     files::check(options, &planned.topology)?;
-    let parameters = options.parameters(&planned.config);
-    let main = planned.lowered();
-    let short = if planned.file.is_some() || options.source.plans() {
-        Vec::new()
-    } else {
-        short_plans(&planned.config, &planned.topology)
-    };
+    let parameters = options.parameters(planned.parameters());
     let mut sizes = Vec::new();
     for bytes in &options.sizes {
-        let kind = short.iter().find(|(_, longest)| *bytes <= *longest as u64).map(|(kind, _)| *kind);
-        let short =
-            kind.map(|kind| Plan::on(kind.schedule(&planned.topology), &planned.topology, Lowering::Direct));
-        let plan = short.as_ref().unwrap_or(&main);
+        let sized = planned.plan_of(*bytes);
         let call = SimulationInput {
             records: !options.no_path,
             timelines: options.trace.is_some(),
             ..SimulationInput::new(*bytes)
         };
-        let run = simulated(plan, &planned, call, &parameters)?;
-        sizes.push(SimulatedSize { bytes: *bytes, schedule: plan.schedule().name().to_owned(), run });
+        let parameters = SimulationParameters { subchunk: sized.subchunk, ..parameters };
+        let run = simulated(&sized.plan, &planned, call, &parameters)?;
+        let schedule = sized.plan.schedule().name().to_owned();
+        sizes.push(SimulatedSize { bytes: *bytes, schedule, subchunk: sized.subchunk, run });
     }
     let bound = lower_bound(&planned.topology).map_or(0.0, |bound| bound.seconds_per_byte);
     let report = Report { planned: &planned, parameters, sizes, seconds_per_byte_at_least: bound };

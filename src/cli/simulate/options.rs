@@ -4,7 +4,7 @@
 
 use crate::plan::PlanSource;
 use clap::Args;
-use flexring::config::{Config, Size};
+use flexring::config::Size;
 use flexring::plan::simulator::{LONGEST_VECTOR, SimulationParameters};
 use std::path::PathBuf;
 
@@ -14,7 +14,8 @@ use std::path::PathBuf;
 /// bandwidths and latencies of the topology; transfers that share a link share its bandwidth. Equal inputs give equal
 /// results. Calls that would use the mailboxes of a node's shared memory are simulated with the plan instead.
 ///
-/// Without a topology or an algorithm, those of the settings are used (see flexring env).
+/// Without a topology or an algorithm, those of the settings are used (see flexring env). With --tuning, links, rates and settings
+/// are those that flexring tune has measured, and auto is what a job with this profile uses.
 #[derive(Args, Clone, Debug)]
 pub struct SimulateOptions {
     #[command(flatten)]
@@ -24,9 +25,10 @@ pub struct SimulateOptions {
     #[arg(long = "size", value_name = "BYTES", default_value = "64M", value_delimiter = ',', value_parser = bytes)]
     pub sizes: Vec<u64>,
 
-    /// Bytes per second that a rank's additions and copies read and write together, such as 20G (decimal)
-    #[arg(long, value_name = "RATE", default_value = "20G", value_parser = rate)]
-    pub memory_bandwidth: u64,
+    /// Bytes per second that a rank's additions and copies read and write together, such as 20G (decimal) [default: that of the
+    /// tuning profile, or 20G]
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub memory_bandwidth: Option<u64>,
 
     /// Nanoseconds that each addition and copy takes besides
     #[arg(long, value_name = "NS", default_value_t = SimulationParameters::DEFAULT.job_nanoseconds)]
@@ -62,16 +64,14 @@ pub struct SimulateOptions {
 }
 
 impl SimulateOptions {
-    /// The parameters that flags and settings specify.
-    pub fn parameters(&self, config: &Config) -> SimulationParameters {
+    /// The parameters with those that flags specify.
+    pub fn parameters(&self, parameters: SimulationParameters) -> SimulationParameters {
         SimulationParameters {
             in_place: self.in_place,
-            subchunk: config.subchunk.0,
-            slots: config.slots,
             window: self.window,
-            memory_bandwidth: self.memory_bandwidth,
+            memory_bandwidth: self.memory_bandwidth.unwrap_or(parameters.memory_bandwidth),
             job_nanoseconds: self.job_time,
-            ..SimulationParameters::DEFAULT
+            ..parameters
         }
     }
 }
@@ -110,8 +110,9 @@ mod tests {
     fn sizes_are_a_list_and_rates_have_decimal_units() {
         let options = parse("--topology 2+3 --size 64K,1M --memory-bandwidth 2.5G").expect("valid");
         assert_eq!(options.sizes, [64 << 10, 1 << 20]);
-        assert_eq!(options.memory_bandwidth, 2_500_000_000);
-        assert_eq!(parse("").expect("valid").parameters(&Config::default()), SimulationParameters::DEFAULT);
+        assert_eq!(options.memory_bandwidth, Some(2_500_000_000));
+        let defaults = SimulationParameters::DEFAULT;
+        assert_eq!(parse("").expect("valid").parameters(defaults), defaults);
     }
 
     #[test]

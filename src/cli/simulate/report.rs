@@ -15,6 +15,8 @@ pub struct SimulatedSize {
     pub bytes: u64,
     /// The name of the schedule.
     pub schedule: String,
+    /// Longest sub-chunk in bytes.
+    pub subchunk: usize,
     pub run: SimulatedRun,
 }
 
@@ -40,7 +42,7 @@ impl Report<'_> {
             "size", "schedule", "time", "of bound", "messages", "GB/s"
         );
         for size in &self.sizes {
-            let SimulatedSize { bytes, schedule, run } = size;
+            let SimulatedSize { bytes, schedule, run, .. } = size;
             let link = run.busiest().map_or_else(
                 || "none".to_owned(),
                 |link| format!("{}, busy {:.0} %", topology.vertices()[link.vertex].name, 100.0 * link.busy),
@@ -65,7 +67,7 @@ impl Report<'_> {
         let mut text =
             "topology,schedule,ranks,bytes,seconds,bound_seconds,messages,busiest_link,busy\n".to_owned();
         let quoted = |field: &str| format!("\"{}\"", field.replace('"', "\"\""));
-        for SimulatedSize { bytes, schedule, run } in &self.sizes {
+        for SimulatedSize { bytes, schedule, run, .. } in &self.sizes {
             let link = run.busiest();
             let name = link.map_or("", |link| &self.planned.topology.vertices()[link.vertex].name);
             text += &format!(
@@ -86,7 +88,7 @@ impl Report<'_> {
     /// All results with their links, and the parameters.
     pub fn json(&self) -> Result<String, CommandError> {
         let topology = &self.planned.topology;
-        let results = self.sizes.iter().map(|SimulatedSize { bytes, schedule, run }| {
+        let results = self.sizes.iter().map(|SimulatedSize { bytes, schedule, subchunk, run }| {
             let links = run.links.iter().map(|link| {
                 let vertex = &topology.vertices()[link.vertex];
                 json!({"link": vertex.name, "up": link.up, "down": link.down, "busy": link.busy})
@@ -99,7 +101,7 @@ impl Report<'_> {
                 })
             });
             json!({
-                "bytes": bytes, "schedule": schedule, "picoseconds": run.picoseconds,
+                "bytes": bytes, "schedule": schedule, "subchunk": subchunk, "picoseconds": run.picoseconds,
                 "bound_seconds": self.seconds_per_byte_at_least * *bytes as f64,
                 "messages": run.messages, "critical_path": path, "links": links.collect::<Vec<Value>>(),
             })
@@ -107,18 +109,19 @@ impl Report<'_> {
         let SimulationParameters {
             element_bytes,
             in_place,
-            subchunk,
             slots,
             window,
             completes_on_arrival,
             memory_bandwidth,
             job_nanoseconds,
+            // By size.
+            subchunk: _,
         } = self.parameters;
         output::json(&json!({
             "topology": self.planned.called,
             "ranks": topology.world(),
             "parameters": {
-                "element_bytes": element_bytes, "in_place": in_place, "subchunk": subchunk, "slots": slots,
+                "element_bytes": element_bytes, "in_place": in_place, "slots": slots,
                 "window": window, "completes_on_arrival": completes_on_arrival, "memory_bandwidth": memory_bandwidth, "job_nanoseconds": job_nanoseconds,
             },
             "results": results.collect::<Vec<Value>>(),

@@ -339,13 +339,15 @@ fn confirmed(session: &TuningSession, before: Variant, after: Variant, bytes: us
     Ok(is_faster(after, before).then_some(after))
 }
 
-/// The median time of an all-reduce of `bytes` on the slowest rank, in seconds.
+/// The median time of an all-reduce of `bytes` until the last rank has the sums, in seconds. Ranks start each call together, as the simulator
+/// assumes: otherwise calls overlap where a plan leaves some ranks idle.
 fn timed(session: &TuningSession, Variant { comm, plan }: Variant, bytes: usize) -> Result<f64> {
     if let Some(plan) = plan {
         comm.use_plan(plan)?;
     }
     let mut vector = comm.alloc::<f32>(bytes / size_of::<f32>())?;
     let mut call = || -> Result<f64> {
+        comm.barrier()?;
         let begun = Instant::now();
         comm.all_reduce(&mut vector, ReduceOp::Sum)?;
         Ok(begun.elapsed().as_secs_f64())
@@ -355,8 +357,9 @@ fn timed(session: &TuningSession, Variant { comm, plan }: Variant, bytes: usize)
     let first = session.largest(call()?)?;
     let (fewest, most) = CALLS;
     let calls = ((session.time.as_secs_f64() / first.max(1e-9)) as usize).clamp(fewest, most);
-    let times = (0..calls).map(|_| call()).collect::<Result<Vec<f64>>>()?;
-    session.largest(median(times))
+    let mut times = (0..calls).map(|_| call()).collect::<Result<Vec<f64>>>()?;
+    session.comm.all_reduce(&mut times, ReduceOp::Max)?;
+    Ok(median(times))
 }
 
 #[cfg(test)]

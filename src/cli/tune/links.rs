@@ -1,7 +1,8 @@
 //! Latency and bandwidth of links: within nodes, between nodes, and of each node's and each switch's own link.
 //!
-//! Owns which ranks exchange messages when, and how long messages are. Must not know how results are used.
+//! Owns which ranks exchange messages when. Must not know how results are used.
 
+use super::messages::{SHORTEST, best_rate, latency, message_times, steady_rate};
 use super::session::{TuningSession, median};
 use flexring::communicator::Operation;
 use flexring::memory::Buffer;
@@ -12,18 +13,12 @@ use flexring::plan::tuning::{
     switches_below_root,
 };
 use flexring::rank::Rank;
-use flexring::{Communicator, ReduceOp, Result};
+use flexring::{ReduceOp, Result};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Elements of a rank's buffer: 16 MiB.
 const ELEMENTS: usize = 4 << 20;
-/// Elements of the shortest messages for bandwidth: 64 KiB.
-const SHORTEST: usize = 16 << 10;
-/// Round trips before those that are measured.
-const WARM_UP: usize = 5;
-/// Round trips that are measured.
-const ROUND_TRIPS: usize = 31;
 /// Most nodes of which each pair is measured alone. Pairs of more nodes are measured at the same time, each node in one.
 const MOST_ALONE: usize = 12;
 /// Most rounds of pairs.
@@ -48,8 +43,11 @@ struct PairResult {
 /// Steps of the progress.
 pub fn steps(topology: &Topology) -> usize {
     let nodes = topology.nodes();
-    let flows = if nodes > 1 { 2 * (nodes + switches_below_root(topology).len()) } else { 0 };
-    1 + rounds(nodes).len() + flows
+    // Nodes that are not at the root also have flows to those at their switch.
+    let at_root =
+        topology.node_vertices().into_iter().filter(|node| topology.vertices()[*node].parent == Some(0));
+    let flows = 2 * nodes - at_root.count() + switches_below_root(topology).len();
+    1 + rounds(nodes).len() + if nodes > 1 { 2 * flows } else { 0 }
 }
 
 /// Measures all links.
@@ -121,66 +119,9 @@ fn pair_result(
         _ => return Ok(PairResult::default()),
     };
     let latency = latency(comm, peer, leads)?;
-    let rate = bandwidth(comm, peer, leads, latency, session.time, buffer)?;
+    let times = message_times(comm, peer, leads, latency, session.time, buffer)?;
+    let rate = if pair.0 == pair.1 { best_rate(&times) } else { steady_rate(&times) };
     Ok(if leads { PairResult { latency, rate } } else { PairResult::default() })
-}
-
-/// Seconds of a short message in one direction: half the median of round trips.
-fn latency(comm: &Communicator, peer: Rank, leads: bool) -> Result<f64> {
-    let mut message = [0u8; 8];
-    let mut times = Vec::new();
-    for trip in 0..WARM_UP + ROUND_TRIPS {
-        let begun = Instant::now();
-        if leads {
-            comm.send(&message, peer)?;
-            comm.recv(&mut message, peer)?;
-        } else {
-            comm.recv(&mut message, peer)?;
-            comm.send(&message, peer)?;
-        }
-        if trip >= WARM_UP {
-            times.push(begun.elapsed().as_secs_f64() / 2.0);
-        }
-    }
-    Ok(median(times))
-}
-
-/// Bytes per second of ever longer messages from the rank that leads to the other, the highest. The messages become longer until
-/// one takes `time`.
-fn bandwidth(
-    comm: &Communicator,
-    peer: Rank,
-    leads: bool,
-    latency: f64,
-    time: Duration,
-    buffer: &mut Buffer<f32>,
-) -> Result<f64> {
-    let (mut len, mut best) = ([SHORTEST as u64], 0f64);
-    let mut reply = [0u8];
-    loop {
-        if !leads {
-            comm.recv(&mut len, peer)?;
-            if len[0] == 0 {
-                return Ok(0.0);
-            }
-            comm.recv(&mut buffer[..len[0] as usize], peer)?;
-            comm.send(&reply, peer)?;
-            continue;
-        }
-        comm.send(&len, peer)?;
-        let elements = len[0] as usize;
-        let begun = Instant::now();
-        comm.send(&buffer[..elements], peer)?;
-        comm.recv(&mut reply, peer)?;
-        let taken = begun.elapsed();
-        let seconds = (taken.as_secs_f64() - latency).max(1e-9);
-        best = best.max((elements * size_of::<f32>()) as f64 / seconds);
-        if taken >= time || elements == ELEMENTS {
-            comm.send(&[0u64], peer)?;
-            return Ok(best);
-        }
-        len[0] = (4 * elements).min(ELEMENTS) as u64;
-    }
 }
 
 /// Groups pairs by the switch at which their paths meet.
@@ -217,8 +158,9 @@ fn whole_rate(rate: f64) -> u64 {
 /// Bytes per second that are sent and received.
 type FlowRates = [f64; 2];
 
-/// Measures the links of nodes and of switches: all ranks below them send to other nodes at once, then receive from them. The links of
-/// switches are in tree order.
+/// Measures the links of nodes and of switches: all ranks below them send to other nodes at once, then receive from them. Nodes below a switch
+/// also exchange messages with those at the same switch alone, because the link of the switch may be the slower one; the faster rates count.
+/// The links of switches are in tree order.
 fn uplinks(
     session: &mut TuningSession,
     cluster: &ClusterIdentity,
@@ -243,10 +185,19 @@ fn uplinks(
     };
     let fastest: Vec<f64> = (0..nodes).map(fastest_of).collect();
     let mut flows = Vec::new();
-    for (node, fastest) in fastest.iter().enumerate() {
-        let flow = |sends| NodeFlow::of_node(cluster, node, sends, fastest * session.time.as_secs_f64());
-        let both = [flow(true), flow(false)];
-        flows.push(flow_rates(session, &both, &format!("link of node {node}"), buffer)?);
+    for (node, of_pairs) in fastest.iter().enumerate() {
+        let mut of_node: Option<FlowRates> = None;
+        for others in peers_of(&topology, cluster, node) {
+            let bytes = of_pairs * session.time.as_secs_f64();
+            let pairs = pairs_of_node(cluster, node, &others);
+            let both = [true, false].map(|sends| NodeFlow::new(&topology, &pairs, &fastest, sends, bytes));
+            let rates = flow_rates(session, &both, &format!("link of node {node}"), buffer)?;
+            of_node = match (of_node, rates) {
+                (Some(before), Some(rates)) => Some([0, 1].map(|way| f64::max(before[way], rates[way]))),
+                (before, rates) => before.or(rates),
+            };
+        }
+        flows.push(of_node);
     }
     for (number, switch) in switches.iter().enumerate() {
         let below: Vec<usize> =
@@ -257,8 +208,8 @@ fn uplinks(
             flows.push(Some([sum; 2]));
             continue;
         }
-        let flow = |sends| NodeFlow::of_nodes(cluster, &below, sends, sum * session.time.as_secs_f64());
-        let both = [flow(true), flow(false)];
+        let (pairs, bytes) = (pairs_of_nodes(cluster, &below), sum * session.time.as_secs_f64());
+        let both = [true, false].map(|sends| NodeFlow::new(&topology, &pairs, &fastest, sends, bytes));
         flows.push(flow_rates(session, &both, &format!("link of switch {number}"), buffer)?);
     }
     let uplink = |([up, down], latency): (FlowRates, &f64)| MeasuredUplink {
@@ -293,12 +244,22 @@ fn flow_rates(
     let mut rates = Vec::new();
     for flow in flows {
         if session.step(|| what.to_owned())? {
-            // The faster of two: the first one may include the start of connections.
+            // Starts connections, and uses up what links that were idle let pass at once.
+            flow.short().run(session, buffer)?;
             let times = [flow.run(session, buffer)?, flow.run(session, buffer)?];
             rates.push(flow.bytes() / times[0].min(times[1]).max(1e-9));
         }
     }
     Ok(<[f64; 2]>::try_from(rates).ok())
+}
+
+/// The nodes with which a node exchanges messages at once: all others, and those at its switch if these are fewer.
+fn peers_of(topology: &Topology, cluster: &ClusterIdentity, node: usize) -> Vec<Vec<usize>> {
+    let switch = topology.vertices()[topology.node_vertices()[node]].parent.unwrap_or(0);
+    let others: Vec<usize> = (0..cluster.nodes.len()).filter(|other| *other != node).collect();
+    let near: Vec<usize> =
+        others.iter().copied().filter(|other| is_below(topology, cluster, *other, switch)).collect();
+    if near.is_empty() || near.len() == others.len() { vec![others] } else { vec![others, near] }
 }
 
 /// Whether a node is below a vertex.
@@ -321,71 +282,82 @@ fn path(
     [one, other].into_iter().chain(crossed.map(|number| nodes + number)).collect()
 }
 
+/// The pairs of each rank of `node` with a rank of each of the `others`.
+fn pairs_of_node(cluster: &ClusterIdentity, node: usize, others: &[usize]) -> Vec<(Rank, Rank)> {
+    let ranks = cluster.nodes[node].ranks.iter().enumerate();
+    let pairs = ranks.flat_map(|(place, rank)| {
+        let others = others.iter().map(|other| &cluster.nodes[*other].ranks);
+        others.map(move |ranks| (*rank, ranks[place % ranks.len()]))
+    });
+    pairs.collect()
+}
+
+/// The pairs of each rank of the nodes `below` a switch with a rank of one of the other nodes, of which there are some.
+fn pairs_of_nodes(cluster: &ClusterIdentity, below: &[usize]) -> Vec<(Rank, Rank)> {
+    let others: Vec<usize> = (0..cluster.nodes.len()).filter(|node| !below.contains(node)).collect();
+    let ranks = below.iter().flat_map(|node| &cluster.nodes[*node].ranks);
+    let pair = |(number, rank): (usize, &Rank)| {
+        let other = &cluster.nodes[others[number % others.len()]].ranks;
+        (*rank, other[number / others.len() % other.len()])
+    };
+    ranks.enumerate().map(pair).collect()
+}
+
 /// Messages between the ranks of some nodes and those of other nodes.
 struct NodeFlow {
-    /// From, to.
-    messages: Vec<(Rank, Rank)>,
-    /// Elements of each message.
-    elements: usize,
+    /// From, to, and elements.
+    messages: Vec<(Rank, Rank, usize)>,
 }
 
 impl NodeFlow {
-    /// The messages that each rank of `node` exchanges with all other nodes, of about `bytes` in all.
-    fn of_node(cluster: &ClusterIdentity, node: usize, sends: bool, bytes: f64) -> Self {
-        let mut pairs = Vec::new();
-        for (place, rank) in cluster.nodes[node].ranks.iter().enumerate() {
-            for (_, other) in cluster.nodes.iter().enumerate().filter(|(other, _)| *other != node) {
-                pairs.push((*rank, other.ranks[place % other.ranks.len()]));
-            }
-        }
-        Self::new(pairs, sends, bytes)
-    }
-
-    /// The messages that each rank of the nodes `below` a switch exchanges with one of the other nodes, of which there are some, of
-    /// about `bytes` in all.
-    fn of_nodes(cluster: &ClusterIdentity, below: &[usize], sends: bool, bytes: f64) -> Self {
-        let others: Vec<usize> = (0..cluster.nodes.len()).filter(|node| !below.contains(node)).collect();
-        let ranks = below.iter().flat_map(|node| &cluster.nodes[*node].ranks);
-        let pair = |(number, rank): (usize, &Rank)| {
-            let other = &cluster.nodes[others[number % others.len()]].ranks;
-            (*rank, other[number / others.len() % other.len()])
-        };
-        Self::new(ranks.enumerate().map(pair).collect(), sends, bytes)
-    }
-
-    /// Messages of about `bytes` in all from the first rank of each pair to the other if `sends`, and else back.
-    fn new(pairs: Vec<(Rank, Rank)>, sends: bool, bytes: f64) -> Self {
-        let directed = |(rank, peer)| if sends { (rank, peer) } else { (peer, rank) };
-        let messages: Vec<(Rank, Rank)> = pairs.into_iter().map(directed).collect();
+    /// Messages of about `bytes` in all from the first rank of each pair to the other if `sends`, and else back. Their lengths are as the
+    /// `fastest` rates of the slower of the two nodes, so that all end together and slow nodes do not hide how fast the others are.
+    fn new(topology: &Topology, pairs: &[(Rank, Rank)], fastest: &[f64], sends: bool, bytes: f64) -> Self {
+        let of = |rank: &Rank| fastest[topology.node_of(*rank)];
+        let rate = |(one, other): &(Rank, Rank)| f64::min(of(one), of(other));
+        let rates: Vec<f64> = pairs.iter().map(rate).collect();
         let most = |end: fn(&(Rank, Rank)) -> Rank| {
             let mut counts = BTreeMap::<Rank, usize>::new();
-            messages.iter().for_each(|message| *counts.entry(end(message)).or_default() += 1);
+            pairs.iter().for_each(|pair| *counts.entry(end(pair)).or_default() += 1);
             counts.into_values().max().unwrap_or(1)
         };
         // The messages of a rank share its buffer.
-        let longest = ELEMENTS / most(|(from, _)| *from).max(most(|(_, to)| *to));
-        let elements = (bytes / (messages.len().max(1) * size_of::<f32>()) as f64) as usize;
-        Self { elements: elements.clamp(SHORTEST.min(longest), longest).max(1), messages }
+        let longest = ELEMENTS / most(|(one, _)| *one).max(most(|(_, other)| *other));
+        let scale = bytes / (rates.iter().sum::<f64>().max(1.0) * size_of::<f32>() as f64);
+        let message = |((one, other), rate): (&(Rank, Rank), &f64)| {
+            let elements = ((rate * scale) as usize).clamp(SHORTEST.min(longest), longest).max(1);
+            if sends { (*one, *other, elements) } else { (*other, *one, elements) }
+        };
+        Self { messages: pairs.iter().zip(&rates).map(message).collect() }
+    }
+
+    /// The same with messages of a quarter.
+    fn short(&self) -> Self {
+        let quarter = |(from, to, elements): &(Rank, Rank, usize)| (*from, *to, elements.div_ceil(4));
+        Self { messages: self.messages.iter().map(quarter).collect() }
     }
 
     fn bytes(&self) -> f64 {
-        (self.messages.len() * self.elements * size_of::<f32>()) as f64
+        self.messages.iter().map(|(.., elements)| (elements * size_of::<f32>()) as f64).sum()
     }
 
     /// Seconds until the last rank has all its messages.
     fn run(&self, session: &TuningSession, buffer: &mut Buffer<f32>) -> Result<f64> {
         let me = session.comm.rank();
-        let mine = self.messages.iter().filter(|(from, to)| *from == me || *to == me);
-        let operations: Vec<Operation> = mine
-            .zip(buffer.chunks_mut(self.elements))
-            .map(
-                |((from, to), part)| {
-                    if *from == me { Operation::send(part, *to) } else { Operation::recv(part, *from) }
-                },
-            )
-            .collect();
-        session.comm.barrier()?;
+        let mut operations = Vec::new();
+        let mut rest = &mut buffer[..];
+        for (from, to, elements) in self.messages.iter().filter(|(from, to, _)| *from == me || *to == me) {
+            let (part, after) = rest.split_at_mut(*elements);
+            rest = after;
+            operations.push(if *from == me {
+                Operation::send(part, *to)
+            } else {
+                Operation::recv(part, *from)
+            });
+        }
+        // From before the barrier: a receiver that leaves it late would miss what was sent before.
         let begun = Instant::now();
+        session.comm.barrier()?;
         if !operations.is_empty() {
             session.comm.group(operations)?;
         }
@@ -438,8 +410,17 @@ mod tests {
         let below: Vec<usize> =
             (0..4).filter(|node| is_below(&topology, &cluster, *node, switches[0])).collect();
         assert_eq!(below, [0, 1]);
-        assert_eq!(NodeFlow::of_nodes(&cluster, &below, true, 1e6).messages, [(0, 3), (1, 4), (2, 3)]);
-        assert_eq!(NodeFlow::of_nodes(&cluster, &below, false, 1e6).messages, [(3, 0), (4, 1), (3, 2)]);
-        assert_eq!(steps(&topology), 1 + 6 + 2 * (4 + 1));
+        assert_eq!(pairs_of_nodes(&cluster, &below), [(0, 3), (1, 4), (2, 3)]);
+        assert_eq!(peers_of(&topology, &cluster, 0), [vec![1, 2, 3], vec![1]]);
+        assert_eq!(peers_of(&topology, &cluster, 2), [vec![0, 1, 3]]);
+        assert_eq!(pairs_of_node(&cluster, 0, &[1]), [(0, 2), (1, 2)]);
+        // The fourth node is slow, and gets less, so that it does not hide the rate of the first one.
+        let pairs = pairs_of_node(&cluster, 0, &[1, 3]);
+        let flow = |sends| NodeFlow::new(&topology, &pairs, &[8e6, 8e6, 8e6, 2e6], sends, 8e6);
+        let expected = [(0, 2, 800_000), (0, 4, 200_000), (1, 2, 800_000), (1, 4, 200_000)];
+        assert_eq!(flow(true).messages, expected);
+        assert_eq!(flow(false).messages, expected.map(|(one, other, elements)| (other, one, elements)));
+        assert_eq!((flow(true).bytes(), flow(true).short().messages[0]), (8e6, (0, 2, 200_000)));
+        assert_eq!(steps(&topology), 1 + 6 + 2 * (4 + 2 + 1));
     }
 }

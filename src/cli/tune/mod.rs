@@ -5,6 +5,7 @@
 mod choices;
 mod devices;
 mod links;
+mod messages;
 mod options;
 mod profile_output;
 mod rank;

@@ -1,8 +1,9 @@
 //! The identity of a cluster: which ranks are on which hosts, below which switches, and what links the nodes.
 //!
-//! Owns its fingerprint and the words for a difference. Must not know measurements.
+//! Owns its fingerprint, its tree and the words for a difference. Must not know measurements.
 
-use crate::plan::topology::{Topology, VertexId, VertexKind};
+use crate::error::{Error, Result};
+use crate::plan::topology::{Topology, TopologyBuilder, Uplink, VertexId, VertexKind};
 use crate::rank::{Rank, RankList};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -55,6 +56,45 @@ impl ClusterIdentity {
     #[must_use]
     pub fn switches_below_root(&self) -> usize {
         self.switches.matches('(').count().saturating_sub(1)
+    }
+
+    /// The tree of the cluster, whose links have the default bandwidths and latencies.
+    ///
+    /// # Errors
+    /// `InvalidSetting` if `switches` is not the tree of these nodes.
+    pub fn topology(&self) -> Result<Topology> {
+        let refuse = || {
+            let (switches, nodes) = (&self.switches, counted(self.nodes.len(), "node"));
+            Error::invalid_setting(format!(
+                "the switches {switches:?} are not a tree of {nodes}, such as (0 1 2)"
+            ))
+        };
+        let mut builder = TopologyBuilder::new("switch");
+        let (mut open, mut next, mut racks) = (Vec::new(), 0, 0);
+        for word in self.switches.replace('(', " ( ").replace(')', " ) ").split_whitespace() {
+            match (word, open.last().copied()) {
+                // The root is the only vertex without a parent.
+                ("(", None) if next == 0 && racks == 0 => open.push(0),
+                ("(", Some(parent)) => {
+                    racks += 1;
+                    open.push(builder.switch(parent, &format!("switch {racks}"), Uplink::NODE_DEFAULT));
+                }
+                (")", Some(_)) => drop(open.pop()),
+                (word, Some(parent)) if word == next.to_string() => {
+                    let node = self.nodes.get(next).ok_or_else(refuse)?;
+                    let vertex = builder.node(parent, &node.host, Uplink::NODE_DEFAULT);
+                    for rank in &node.ranks {
+                        builder.rank(vertex, *rank, Uplink::RANK_DEFAULT);
+                    }
+                    next += 1;
+                }
+                _ => return Err(refuse()),
+            }
+        }
+        if !open.is_empty() || next < self.nodes.len() {
+            return Err(refuse());
+        }
+        builder.finish()
     }
 
     /// Sixteen hexadecimal digits that are equal for equal clusters.
@@ -177,5 +217,39 @@ mod tests {
         assert_ne!(first.fingerprint(), verbs.fingerprint());
         let difference = first.transport_difference("verbs").expect("they differ");
         assert_eq!(difference, "it was measured over tcp, but the job uses verbs");
+    }
+
+    #[test]
+    fn the_tree_of_a_cluster_is_that_of_its_job() {
+        for (short, hosts) in [
+            ("2+1+1", &["a", "a", "b", "c"][..]),
+            ("(2+1)+1", &["a", "a", "b", "c"]),
+            ("((1+1)+(1+1))+1", &["a", "b", "c", "d", "e"]),
+            ("3", &["a", "a", "a"]),
+        ] {
+            let first = cluster(short, hosts);
+            let again = ClusterIdentity::new(&first.topology().expect("a tree"), hosts, "tcp");
+            assert_eq!(first, again, "{short}");
+        }
+        let mut broken = cluster("2+1+1", &["a", "a", "b", "c"]);
+        for switches in [
+            "",
+            "()",
+            "(0 1)",
+            "(0 2 1)",
+            "(0 1 2",
+            "(0 1 2))",
+            "(0 1) (2)",
+            "0 1 2",
+            "(0 1 2 3)",
+            "(0 x 1 2)",
+        ] {
+            broken.switches = switches.to_owned();
+            let error = broken.topology().expect_err(switches);
+            assert!(
+                error.message().contains("are not a tree of 3 nodes, such as (0 1 2)"),
+                "{switches}: {error}"
+            );
+        }
     }
 }

@@ -22,6 +22,7 @@ fn tuning_profiles_from_files() {
         };
         assert_eq!(parse("f", &write(&profile)).expect("what was written can be read"), profile);
         assert_eq!(profile.cluster.difference(&profile.cluster), None);
+        let _ = profile.cluster.topology();
         let config = Config::default();
         let tuned = profile.configure(&config);
         assert!((4 << 10..=64 << 20).contains(&tuned.subchunk.0) && (2..=65536).contains(&tuned.slots));

@@ -64,12 +64,23 @@ pub fn switches_below_root(topology: &Topology) -> Vec<VertexId> {
 /// The uplinks with their bandwidths, where those that count as equal are.
 fn evened(measured: impl Iterator<Item = Option<MeasuredUplink>>) -> Vec<Option<Uplink>> {
     let measured: Vec<_> = measured.collect();
-    let bandwidths = measured.iter().map(|uplink| uplink.map_or(1, |uplink| uplink.up.min(uplink.down)));
-    let alike = alike(&bandwidths.collect::<Vec<_>>());
-    let evened = |(uplink, bandwidth): (Option<MeasuredUplink>, u64)| {
-        uplink.map(|uplink| Uplink { bandwidth: bandwidth.saturating_mul(8), latency: uplink.latency })
+    let alike = alike(&measured.iter().flatten().map(bandwidth).collect::<Vec<_>>());
+    let mut alike = alike.into_iter();
+    let mut evened = |uplink: MeasuredUplink| {
+        let bandwidth = alike.next().unwrap_or_else(|| bandwidth(&uplink));
+        Uplink { bandwidth: bandwidth.saturating_mul(8), latency: uplink.latency }
     };
-    measured.into_iter().zip(alike).map(evened).collect()
+    measured.into_iter().map(|uplink| uplink.map(&mut evened)).collect()
+}
+
+/// Bytes per second of a link in both directions: the mean if they count as equal, else the slower one.
+fn bandwidth(MeasuredUplink { up, down, .. }: &MeasuredUplink) -> u64 {
+    let (slower, faster) = (*up.min(down), *up.max(down));
+    if are_alike(slower, faster) { slower.midpoint(faster) } else { slower }
+}
+
+fn are_alike(slower: u64, faster: u64) -> bool {
+    faster as f64 <= slower as f64 * (1.0 + ALIKE)
 }
 
 /// `topology` with the uplinks of `profile`.
@@ -111,20 +122,20 @@ pub(super) fn measured(topology: &Topology, profile: &TuningProfile) -> Topology
     builder.finish().unwrap_or_else(|_| topology.clone())
 }
 
-/// Each bandwidth, or the lowest one that counts as equal to it.
+/// For each bandwidth the mean of those that count as equal to it: from the lowest on, all that differ by at most [`ALIKE`] from the lowest one.
 fn alike(bandwidths: &[u64]) -> Vec<u64> {
     let mut ascending: Vec<u64> = bandwidths.to_vec();
     ascending.sort_unstable();
-    ascending.dedup();
-    let mut lowest = 0;
-    let mut group = HashMap::new();
-    for bandwidth in ascending {
-        if bandwidth as f64 > lowest as f64 * (1.0 + ALIKE) {
-            lowest = bandwidth;
-        }
-        group.insert(bandwidth, lowest.max(1));
+    let mut means = HashMap::new();
+    let mut rest = &ascending[..];
+    while let Some(lowest) = rest.first() {
+        let (group, faster) = rest.split_at(rest.partition_point(|bandwidth| are_alike(*lowest, *bandwidth)));
+        rest = faster;
+        let sum: u128 = group.iter().map(|bandwidth| u128::from(*bandwidth)).sum();
+        let mean = (sum / group.len() as u128) as u64;
+        means.extend(group.iter().map(|bandwidth| (*bandwidth, mean.max(1))));
     }
-    bandwidths.iter().map(|bandwidth| group[bandwidth]).collect()
+    bandwidths.iter().map(|bandwidth| means[bandwidth]).collect()
 }
 
 #[cfg(test)]
@@ -159,8 +170,10 @@ mod tests {
 
     #[test]
     fn bandwidths_within_a_tenth_count_as_equal() {
-        assert_eq!(alike(&[117, 112, 60, 110, 118]), [110, 110, 60, 110, 110]);
+        assert_eq!(alike(&[117, 112, 60, 110, 118]), [114, 114, 60, 114, 114]);
         assert_eq!(alike(&[0]), [1]);
+        let uplink = |up, down| MeasuredUplink { up, down, latency: 0 };
+        assert_eq!([uplink(110, 100), uplink(100, 50)].map(|uplink| bandwidth(&uplink)), [105, 50]);
     }
 
     #[test]
@@ -191,7 +204,7 @@ mod tests {
         let uplink = |bandwidth, latency| Uplink { bandwidth, latency };
         assert_eq!(
             uplinks,
-            [uplink(928_000_000, 20_000), uplink(928_000_000, 21_000), uplink(464_000_000, 30_000)]
+            [uplink(938_000_000, 20_000), uplink(938_000_000, 21_000), uplink(468_000_000, 30_000)]
         );
         assert_eq!(topology.vertices()[topology.leaf(0)].uplink, uplink(64_000_000_000, 450));
     }

@@ -1,0 +1,109 @@
+//! Messages between two ranks: their latency, and their times by length.
+//!
+//! Owns how long messages are, and the rate that follows from their times. Must not know which ranks exchange them.
+
+use super::session::median;
+use flexring::memory::Buffer;
+use flexring::rank::Rank;
+use flexring::{Communicator, Result};
+use std::time::{Duration, Instant};
+
+/// Elements of the shortest messages for bandwidth: 64 KiB.
+pub const SHORTEST: usize = 16 << 10;
+/// Round trips before those that are measured.
+const WARM_UP: usize = 5;
+/// Round trips that are measured.
+const ROUND_TRIPS: usize = 31;
+
+/// Seconds of a short message in one direction: half the median of round trips.
+pub fn latency(comm: &Communicator, peer: Rank, leads: bool) -> Result<f64> {
+    let mut message = [0u8; 8];
+    let mut times = Vec::new();
+    for trip in 0..WARM_UP + ROUND_TRIPS {
+        let begun = Instant::now();
+        if leads {
+            comm.send(&message, peer)?;
+            comm.recv(&mut message, peer)?;
+        } else {
+            comm.recv(&mut message, peer)?;
+            comm.send(&message, peer)?;
+        }
+        if trip >= WARM_UP {
+            times.push(begun.elapsed().as_secs_f64() / 2.0);
+        }
+    }
+    Ok(median(times))
+}
+
+/// A message's bytes and the seconds that it took.
+pub type MessageTime = (f64, f64);
+
+/// The times of ever longer messages from the rank that leads to the other, each the shorter of two. The messages become longer until one
+/// takes `time`. Empty on the other rank.
+pub fn message_times(
+    comm: &Communicator,
+    peer: Rank,
+    leads: bool,
+    latency: f64,
+    time: Duration,
+    buffer: &mut Buffer<f32>,
+) -> Result<Vec<MessageTime>> {
+    let mut times = Vec::new();
+    let mut len = [SHORTEST as u64];
+    let mut reply = [0u8];
+    if !leads {
+        loop {
+            comm.recv(&mut len, peer)?;
+            if len[0] == 0 {
+                return Ok(times);
+            }
+            comm.recv(&mut buffer[..len[0] as usize], peer)?;
+            comm.send(&reply, peer)?;
+        }
+    }
+    loop {
+        let elements = len[0] as usize;
+        let mut shortest = f64::INFINITY;
+        for _ in 0..2 {
+            comm.send(&len, peer)?;
+            let begun = Instant::now();
+            comm.send(&buffer[..elements], peer)?;
+            comm.recv(&mut reply, peer)?;
+            shortest = shortest.min(begun.elapsed().as_secs_f64());
+        }
+        times.push(((elements * size_of::<f32>()) as f64, (shortest - latency).max(1e-9)));
+        if shortest >= time.as_secs_f64() || elements == buffer.len() {
+            comm.send(&[0u64], peer)?;
+            return Ok(times);
+        }
+        len[0] = (4 * elements).min(buffer.len()) as u64;
+    }
+}
+
+/// Bytes per second of the fastest message; 0 of none.
+pub fn best_rate(times: &[MessageTime]) -> f64 {
+    times.iter().map(|(bytes, seconds)| bytes / seconds).fold(0.0, f64::max)
+}
+
+/// Bytes per second at which the longest message exceeds the one before; 0 of none. A link that was idle may let some bytes pass at once, such as
+/// one whose rate a token bucket limits, so rates of short messages are those of the machines.
+pub fn steady_rate(times: &[MessageTime]) -> f64 {
+    let [.., (short, before), (long, after)] = times else { return best_rate(times) };
+    if after > before { (long - short) / (after - before) } else { long / after }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_between_nodes_is_that_beyond_what_idle_links_let_pass_at_once() {
+        // 100 B/s after the first 256 bytes.
+        let time = |bytes: f64| (bytes, 0.1 + (bytes - 256.0).max(0.0) / 100.0);
+        let times = [64.0, 256.0, 1024.0, 4096.0].map(time);
+        assert_eq!(best_rate(&times), 2560.0);
+        assert!((steady_rate(&times) - 100.0).abs() < 1e-9);
+        assert_eq!((steady_rate(&times[..1]), steady_rate(&[])), (640.0, 0.0));
+        assert_eq!(steady_rate(&[(64.0, 2.0), (256.0, 2.0)]), 128.0);
+    }
+}
