@@ -16,8 +16,7 @@ pub(super) struct Segment {
     pub(super) shard: Shard,
 }
 
-/// Cuts the vector at the ends of shards, so that each shard's sub-chunks are a grid of their own, and at the ends of
-/// the spans that callers hold. Spans that are sent whole are cut only where parts of them are complete at different levels.
+/// Cuts the vector at the ends of shards and of the spans that callers hold. The sub-chunks of each part are a grid of their own. Spans that are sent whole are cut only where parts of them are complete at different levels.
 pub(super) fn segments(schedule: &Schedule, spec: ProgramSpec) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     if spec.one_shot || spec.collective.is_straight() {
@@ -41,7 +40,8 @@ pub(super) fn segments(schedule: &Schedule, spec: ProgramSpec) -> Vec<Segment> {
         let mut rest = segment.span;
         while !rest.is_empty() {
             let own = Span::part(part, world);
-            cut.push(Segment { span: rest.intersection(own), ..segment });
+            let span = rest.intersection(own);
+            cut.push(Segment { span, grid: span, ..segment });
             if own.end > rest.end {
                 break;
             }

@@ -7,11 +7,16 @@
 //! the same list of messages, and the earliest unfinished message of the whole world can always move: no program
 //! deadlocks.
 
+mod scratch_span;
+
+pub use scratch_span::ScratchSpan;
+
 use super::Rank;
 use super::block_order::BlockOrder;
 use super::fraction::Span;
 use super::short_list::ShortList;
 use super::step_lists::StepLists;
+use scratch_span::{add_reuse, scratch_spans};
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -165,13 +170,25 @@ impl Step {
     }
 }
 
-/// An earlier step that a step waits for. Each sub-chunk waits for its own elements only.
+/// A step that another one waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dependency {
-    /// The earlier step.
+    /// The step.
     pub on: StepId,
-    /// Whether the dependency holds only if input and output are the same memory.
-    pub in_place_only: bool,
+    /// What each sub-chunk waits for.
+    pub kind: DependencyKind,
+}
+
+/// What the sub-chunks of a step wait for in another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DependencyKind {
+    /// An earlier step is done with the same elements.
+    Elements,
+    /// As `Elements`, if input and output are the same memory. Otherwise nothing.
+    ElementsInPlace,
+    /// A later step, or the same, is done with the elements that were at the same place of scratch memory before: see
+    /// [`ScratchSpan`].
+    Reuse,
 }
 
 /// A step's messages on one link.
@@ -228,6 +245,14 @@ pub struct Waves {
     pub lag: u64,
 }
 
+impl Waves {
+    /// Number of waves, at least 1, in a call of `count` elements, in sub-chunks of `subchunk`.
+    #[must_use]
+    pub fn number(&self, count: u64, subchunk: u64) -> u64 {
+        (self.longest * count as f64 / subchunk as f64).ceil().max(1.0) as u64
+    }
+}
+
 /// The steps of one rank in one collective, with their dependencies and messages.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -243,14 +268,13 @@ pub struct Program {
     pub waves: Option<Waves>,
     /// The parts of the vector that the caller's memory holds.
     pub held_spans: HeldSpans,
-    /// The spans outside the caller's output that steps write, one after the other in scratch memory: in rising order, with a gap
-    /// between any two.
-    pub scratch: Vec<Span>,
+    /// The spans outside the caller's output that steps use, in rising order.
+    pub scratch: Vec<ScratchSpan>,
     /// The place of each block in the vector of an all-to-all that goes by node. `None` for other programs.
     pub blocks: Option<Arc<BlockOrder>>,
-    /// By step, the earlier steps that it waits for.
+    /// By step, the steps that it waits for.
     dependencies: StepLists<Dependency>,
-    /// By step, the later steps that wait for it.
+    /// By step, the steps that wait for it.
     dependents: StepLists<StepId>,
     /// By step and part, where its messages are listed.
     link_places: StepLists<LinkPlace>,
@@ -275,7 +299,6 @@ impl Program {
     pub(super) fn assemble(parts: ProgramParts) -> Self {
         let ProgramParts { rank, world, digest, waves, held_spans, blocks, mut steps, mut depends } = parts;
         steps.shrink_to_fit();
-        depends.shrink_to_fit();
         let peers: BTreeSet<Rank> = steps.iter().flat_map(|step| step.body.peers()).collect();
         let peers: Vec<Rank> = peers.into_iter().collect();
         let mut lists = vec![LinkMessages::default(); peers.len()];
@@ -311,7 +334,11 @@ impl Program {
             messages.receives.shrink_to_fit();
         }
         let links = peers.into_iter().zip(lists).collect();
-        let scratch = scratch_spans(&steps, held_spans.output);
+        let scratch = scratch_spans(&steps, held_spans.output, waves.is_some());
+        if waves.is_some() && !scratch.is_empty() {
+            depends = add_reuse(&steps, &scratch, held_spans.output, &depends);
+        }
+        depends.shrink_to_fit();
         let dependents = depends.reversed(|dependency| dependency.on);
         Self {
             rank,
@@ -357,7 +384,7 @@ impl Program {
         })
     }
 
-    /// The earlier steps that `step` waits for.
+    /// The steps that `step` waits for.
     #[must_use]
     pub fn dependencies(&self, step: StepId) -> &[Dependency] {
         self.dependencies.get(step)
@@ -369,7 +396,7 @@ impl Program {
         self.dependencies.clear_step(step);
     }
 
-    /// The later steps that wait for `step`.
+    /// The steps that wait for `step`.
     #[must_use]
     pub fn dependents(&self, step: StepId) -> &[StepId] {
         self.dependents.get(step)
@@ -385,28 +412,4 @@ impl Program {
     pub fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
         self.links.keys().copied()
     }
-}
-
-/// The spans that steps write, in rising order: those to pass on, and those outside `output`. Spans that touch are one.
-fn scratch_spans(steps: &[Step], output: Span) -> Vec<Span> {
-    let written = steps.iter().filter(|step| matches!(*step.body, Body::Combine { .. }));
-    let outside = |step: &Step| {
-        let span = step.span();
-        if step.destination() == BufferKind::Transit {
-            return [span, Span { end: span.start, ..span }];
-        }
-        let before = Span { start: span.start, end: span.end.min(output.start) };
-        let after = Span { start: span.start.max(output.end), end: span.end };
-        [before, after]
-    };
-    let mut spans: Vec<Span> = written.flat_map(outside).filter(|span| !span.is_empty()).collect();
-    spans.sort_unstable_by_key(|span| (span.start, span.end));
-    spans.dedup_by(|next, last| {
-        let touches = next.start <= last.end;
-        if touches {
-            last.end = last.end.max(next.end);
-        }
-        touches
-    });
-    spans
 }
