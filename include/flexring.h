@@ -420,21 +420,6 @@ flexring_result flexring_reduce(const void *send,
                                 flexring_comm *comm,
                                 void *stream);
 
-// Starts flexring_all_reduce and returns at once. The call runs after all earlier calls of this
-// communicator. The buffers must not be used until flexring_wait has returned for the request. On a GPU the
-// call takes effect in the default stream.
-//
-// The caller promises:
-// As for flexring_all_reduce, but the buffers must stay valid until flexring_wait has returned; `out` is
-// NULL or points to a pointer that may be written.
-flexring_result flexring_all_reduce_async(const void *send,
-                                          void *recv,
-                                          size_t count,
-                                          flexring_dtype dtype,
-                                          flexring_op op,
-                                          flexring_comm *comm,
-                                          flexring_request **out);
-
 // Waits until the call is over, frees the request, and returns the call's result.
 //
 // The caller promises:
