@@ -169,9 +169,9 @@ def _of_tensor(tensor: Any, torch: Any) -> Vector:
             FlexringError.UNSUPPORTED, f"the tensor is on {tensor.device}, but flexring reduces tensors on cpu and cuda only"
         )
     if tensor.layout != torch.strided:
-        raise TypeError(f"the tensor is {tensor.layout}, but flexring reduces dense tensors only")
+        raise TypeError(f"the tensor is {tensor.layout}, but flexring reduces dense tensors only: fix: use its .to_dense()")
     if not tensor.is_contiguous():
-        raise ValueError("the tensor is not contiguous: reduce its .contiguous() and copy the result back")
+        raise ValueError("the tensor is not contiguous: fix: reduce its .contiguous() and copy the result back")
     if tensor.is_neg() or tensor.is_conj():
         raise ValueError(
             "the tensor's memory holds its negative or its conjugate: fix: use its .resolve_neg().resolve_conj() and copy the "
@@ -193,7 +193,7 @@ def _of_array(array: Any) -> Vector:
     if not array.dtype.isnative:
         raise TypeError(f"the array's byte order is not this machine's: {array.dtype}")
     if not array.flags.c_contiguous:
-        raise ValueError("the array is not contiguous: reduce a copy and copy the result back")
+        raise ValueError("the array is not contiguous: fix: reduce a copy and copy the result back")
     return Vector(address, array.size, array.dtype, array, read_only)
 
 
@@ -213,7 +213,7 @@ def _of_buffer(thing: Any) -> Vector:
     if kind is None:
         raise TypeError(f"elements of format {view.format!r} cannot be reduced")
     if not view.c_contiguous:
-        raise ValueError("the buffer is not contiguous: reduce a copy and copy the result back")
+        raise ValueError("the buffer is not contiguous: fix: reduce a copy and copy the result back")
     read_only = view.readonly
     # ctypes returns the address of writable buffers only. A read-only buffer can only be an input, so a copy is enough.
     exported: Any = bytearray(view) if read_only else view
