@@ -8,7 +8,8 @@
 //! [`pipeline`](crate::plan::pipeline)). Programs without waves are for vectors whose shards are no longer than a sub-chunk; they keep
 //! their spans as a whole.
 
-use super::{Body, BufferKind, Dependency, DependencyKind, OperandSource, Step, StepId, Waves};
+use super::step::{Body, BufferKind, Dependency, DependencyKind, OperandSource, Step, StepId};
+use super::waves::Waves;
 use crate::plan::fraction::Span;
 use crate::plan::step_lists::StepLists;
 use std::ops::Range;
