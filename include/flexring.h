@@ -420,6 +420,20 @@ flexring_result flexring_reduce(const void *send,
                                 flexring_comm *comm,
                                 void *stream);
 
+// Waits until the call is over, frees the request, and returns the call's result.
+//
+// The caller promises:
+// `request` is NULL or came from an asynchronous call and was not waited for yet; it must not be used
+// afterwards.
+flexring_result flexring_wait(flexring_request *request);
+
+// Writes 1 to `done` if the call is over, with success or not, and 0 if it is not. flexring_wait must be
+// called in either case.
+//
+// The caller promises:
+// `request` is NULL or live; `done` is NULL or points to an int that may be written.
+flexring_result flexring_test(const flexring_request *request, int *done);
+
 // Starts flexring_all_reduce and returns at once. The call runs after all earlier calls of this
 // communicator. The buffers must not be used until flexring_wait has returned for the request. On a GPU the
 // call takes effect in the default stream.
@@ -435,19 +449,57 @@ flexring_result flexring_all_reduce_async(const void *send,
                                           flexring_comm *comm,
                                           flexring_request **out);
 
-// Waits until the call is over, frees the request, and returns the call's result.
+// Starts flexring_reduce_scatter and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
 //
 // The caller promises:
-// `request` is NULL or came from an asynchronous call and was not waited for yet; it must not be used
-// afterwards.
-flexring_result flexring_wait(flexring_request *request);
+// As for flexring_reduce_scatter, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
+// to a pointer that may be written.
+flexring_result flexring_reduce_scatter_async(const void *send,
+                                              void *recv,
+                                              size_t recv_count,
+                                              flexring_dtype dtype,
+                                              flexring_op op,
+                                              flexring_comm *comm,
+                                              flexring_request **out);
 
-// Writes 1 to `done` if the call is over, with success or not, and 0 if it is not. flexring_wait must be
-// called in either case.
+// Starts flexring_all_gather and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
 //
 // The caller promises:
-// `request` is NULL or live; `done` is NULL or points to an int that may be written.
-flexring_result flexring_test(const flexring_request *request, int *done);
+// As for flexring_all_gather, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
+// to a pointer that may be written.
+flexring_result flexring_all_gather_async(const void *send,
+                                          void *recv,
+                                          size_t send_count,
+                                          flexring_dtype dtype,
+                                          flexring_comm *comm,
+                                          flexring_request **out);
+
+// Starts flexring_broadcast and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
+//
+// The caller promises:
+// As for flexring_broadcast, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
+// to a pointer that may be written.
+flexring_result flexring_broadcast_async(const void *send,
+                                         void *recv,
+                                         size_t count,
+                                         flexring_dtype dtype,
+                                         int root,
+                                         flexring_comm *comm,
+                                         flexring_request **out);
+
+// Starts flexring_reduce and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
+//
+// The caller promises:
+// As for flexring_reduce, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
+// to a pointer that may be written.
+flexring_result flexring_reduce_async(const void *send,
+                                      void *recv,
+                                      size_t count,
+                                      flexring_dtype dtype,
+                                      flexring_op op,
+                                      int root,
+                                      flexring_comm *comm,
+                                      flexring_request **out);
 
 // Concatenates the `send_count` elements at `send` of all ranks, in the order of ranks, at `recv` on the rank `root`.
 // In place: `send` is `recv` plus this rank times `send_count` elements. `recv` of other ranks is ignored.

@@ -77,7 +77,7 @@ def array_on_gpu(array: Any) -> tuple[int, int, Any, Any, bool, ArrayOnGpu]:
         raise TypeError(f"the array's byte order is not the GPU's: {typestr}")
     name = f"{_NAMES[kind]}{size * 8}" if kind in _NAMES else getattr(array, "dtype", typestr)
     if not _is_contiguous(shape, interface.get("strides"), size):
-        raise ValueError("the array is not contiguous: reduce a copy and copy the result back")
+        raise ValueError("the array is not contiguous: fix: reduce a copy and copy the result back")
     gpu = ArrayOnGpu(_normalized(interface.get("stream")))
     return address or 0, math.prod(shape), name, array, read_only, gpu
 

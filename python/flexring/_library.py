@@ -97,6 +97,14 @@ _SIGNATURES: dict[str, list[Any]] = {
     "flexring_all_reduce_async": [
         c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_void_p, POINTER(c_void_p),
     ],
+    "flexring_reduce_scatter_async": [
+        c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_void_p, POINTER(c_void_p),
+    ],
+    "flexring_all_gather_async": [c_void_p, c_void_p, c_size_t, c_int, c_void_p, POINTER(c_void_p)],
+    "flexring_broadcast_async": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, POINTER(c_void_p)],
+    "flexring_reduce_async": [
+        c_void_p, c_void_p, c_size_t, c_int, c_uint64, c_int, c_void_p, POINTER(c_void_p),
+    ],
     "flexring_gather": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
     "flexring_scatter": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
     "flexring_all_to_all": [c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p],

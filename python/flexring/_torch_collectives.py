@@ -191,6 +191,7 @@ class Collectives:
     def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         for outputs, input in zip(output_lists, inputs):
             _check_types([*outputs, input])
+            self._check_own_part(outputs, input)
         jobs = [(bytes_of(input), list(map(bytes_of, outputs))) for outputs, input in zip(output_lists, inputs)]
 
         @_copies
@@ -203,6 +204,14 @@ class Collectives:
     def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         # These lists are by rank, those of allgather by input.
         return self.allgather([list(outputs) for outputs in zip(*output_lists)], inputs, opts)
+
+    def _check_own_part(self, parts: Tensors, part: torch.Tensor) -> None:
+        own = parts[self._number].numel() if len(parts) == self._count else None
+        if own != part.numel():
+            raise ValueError(
+                f"the list has tensors of {[other.numel() for other in parts]} elements, but this rank's own has {part.numel()}: fix: "
+                f"pass one tensor for each of {self._count} ranks, as long as that rank's own"
+            )
 
     def _gather_parts(self, comm: Communicator, stream: Any, part: torch.Tensor, parts: Tensors) -> None:
         if any(other.numel() != part.numel() for other in parts):
@@ -228,6 +237,8 @@ class Collectives:
         return self._call(opts, outputs, call, inputs)
 
     def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> Any:
+        for output, inputs in zip(outputs, input_lists):
+            self._check_own_part(inputs, output)
         jobs = [
             (self._reduced(output, opts), [self._reduced(input, opts)[0] for input in inputs])
             for output, inputs in zip(outputs, input_lists)

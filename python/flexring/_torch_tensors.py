@@ -34,6 +34,7 @@ _ON_BOOL: dict[str, Op] = {
     "BAND": "min",
     "BXOR": "bxor",
 }
+_NOT_COMPLEX = ("prod", "min", "max", "band", "bor", "bxor")
 
 
 @functools.lru_cache(maxsize=None)
@@ -58,13 +59,11 @@ def reduction(op: Any, dtype: torch.dtype) -> Op:
 
 
 def numbers(tensor: torch.Tensor, op: Op) -> torch.Tensor:
-    """The tensor's elements as numbers that flexring reduces: bool as bytes, complex numbers as pairs."""
+    """The tensor's elements as numbers that flexring reduces: bool as bytes."""
     if tensor.dtype == torch.bool:
         return tensor.view(torch.uint8)
-    if tensor.is_complex():
-        if op not in ("sum", "avg"):
-            raise RuntimeError(f"complex numbers have no reduction {op!r}: fix: use SUM or AVG")
-        return torch.view_as_real(tensor)
+    if tensor.is_complex() and op in _NOT_COMPLEX:
+        raise RuntimeError(f"complex numbers have no reduction {op!r}: fix: use SUM or AVG")
     return tensor
 
 

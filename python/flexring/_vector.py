@@ -49,7 +49,12 @@ SIZES = {
     "int16": 2,
     "uint16": 2,
     "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
 }
+
+# Complex numbers are pairs of these: their sums are the sums of the pairs.
+_PAIRS = {"complex64": "float32", "complex128": "float64"}
 
 # The formats of the buffer protocol, by kind. The buffer has the width of each.
 _KINDS = {**dict.fromkeys("bhilq", "int"), **dict.fromkeys("BHILQ", "uint"), **dict.fromkeys("efd", "float"), "?": "bool"}
@@ -75,15 +80,18 @@ def premul_sum(factor: float) -> _Operation:
     return _Operation(number.value)
 
 
-def operation(op: Op) -> int:
-    """The number of an operation in the C API."""
+def operation(op: Op, vector: Vector) -> int:
+    """The number of an operation on the elements of a vector in the C API."""
     if isinstance(op, _Operation):
         return int(op)
     try:
-        return _OPERATIONS[op]
+        number = _OPERATIONS[op]
     except (KeyError, TypeError):
         names = ", ".join(_OPERATIONS)
         raise ValueError(f"no such operation: {op!r} (expected {names} or flexring.premul_sum)") from None
+    if vector.width == 2 and op not in ("sum", "avg"):
+        raise TypeError(f"complex numbers have no {op}: fix: use sum, avg or flexring.premul_sum")
+    return number
 
 
 # The names of the types that callers have passed.
@@ -107,15 +115,16 @@ def _dtype_name(dtype: Any) -> str:
         # numpy's types have a name; its scalar types and Python's types have a __name__.
         given = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype))
         name = {"float": "float64", "int": "int64"}.get(given, given)
-    if name not in _CODES:
-        raise TypeError(f"elements of type {name} cannot be reduced (expected {', '.join(_CODES)})")
+    if name not in SIZES:
+        raise TypeError(f"elements of type {name} cannot be reduced (expected {', '.join(SIZES)})")
     return name
 
 
 class Vector:
-    """Elements in memory. ``owner`` keeps the memory alive; ``gpu`` has the streams of memory on a GPU, else it is None."""
+    """Elements in memory. ``owner`` keeps the memory alive; ``gpu`` has the streams of memory on a GPU, else it is None. Complex
+    numbers are two elements each: ``width`` is 2 for them, else 1."""
 
-    __slots__ = ("address", "count", "dtype", "owner", "read_only", "gpu")
+    __slots__ = ("address", "count", "dtype", "owner", "read_only", "gpu", "width")
 
     def __init__(
         self,
@@ -126,9 +135,11 @@ class Vector:
         read_only: bool = False,
         gpu: OnGpu | None = None,
     ) -> None:
+        name = dtype_name(dtype)
         self.address = address
-        self.count = count
-        self.dtype = dtype_name(dtype)
+        self.width = 2 if name in _PAIRS else 1
+        self.count = self.width * count
+        self.dtype = _PAIRS.get(name, name)
         self.owner = owner
         self.read_only = read_only
         self.gpu = gpu
@@ -158,19 +169,31 @@ def _of_tensor(tensor: Any, torch: Any) -> Vector:
             FlexringError.UNSUPPORTED, f"the tensor is on {tensor.device}, but flexring reduces tensors on cpu and cuda only"
         )
     if tensor.layout != torch.strided:
-        raise TypeError(f"the tensor is {tensor.layout}, but flexring reduces dense tensors only")
+        raise TypeError(f"the tensor is {tensor.layout}, but flexring reduces dense tensors only: fix: use its .to_dense()")
     if not tensor.is_contiguous():
-        raise ValueError("the tensor is not contiguous: reduce its .contiguous() and copy the result back")
+        raise ValueError("the tensor is not contiguous: fix: reduce its .contiguous() and copy the result back")
+    if tensor.is_neg() or tensor.is_conj():
+        raise ValueError(
+            "the tensor's memory holds its negative or its conjugate: fix: use its .resolve_neg().resolve_conj() and copy the "
+            "result back"
+        )
     gpu = TensorOnGpu(tensor, torch) if tensor.is_cuda else None
     return Vector(tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor, gpu=gpu)
 
 
 def _of_array(array: Any) -> Vector:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(array, numpy.generic):
+        # A scalar has no memory of its own: its interface describes a copy.
+        array = array[...]
+        array.flags.writeable = False
+    if numpy is None or not isinstance(array, numpy.ndarray):
+        raise TypeError(f"a {type(array).__name__} is no array of numpy: fix: pass numpy.asarray of it, and copy the result back")
     address, read_only = array.__array_interface__["data"]
     if not array.dtype.isnative:
         raise TypeError(f"the array's byte order is not this machine's: {array.dtype}")
     if not array.flags.c_contiguous:
-        raise ValueError("the array is not contiguous: reduce a copy and copy the result back")
+        raise ValueError("the array is not contiguous: fix: reduce a copy and copy the result back")
     return Vector(address, array.size, array.dtype, array, read_only)
 
 
@@ -190,7 +213,7 @@ def _of_buffer(thing: Any) -> Vector:
     if kind is None:
         raise TypeError(f"elements of format {view.format!r} cannot be reduced")
     if not view.c_contiguous:
-        raise ValueError("the buffer is not contiguous: reduce a copy and copy the result back")
+        raise ValueError("the buffer is not contiguous: fix: reduce a copy and copy the result back")
     read_only = view.readonly
     # ctypes returns the address of writable buffers only. A read-only buffer can only be an input, so a copy is enough.
     exported: Any = bytearray(view) if read_only else view
@@ -209,7 +232,7 @@ def source_and_target(send: Any, out: Any) -> tuple[Vector, Vector]:
     if out is None:
         return writable(source), source
     target = writable(vector_of(out))
-    if (source.count, source.dtype) != (target.count, target.dtype):
+    if (source.count, source.dtype, source.width) != (target.count, target.dtype, target.width):
         raise ValueError(
             f"{source.count} x {source.dtype} cannot be reduced into {target.count} x {target.dtype}"
         )
@@ -228,7 +251,7 @@ def whole_and_part(whole: Any, part: Any, rank: int, size: int) -> tuple[Vector,
     whole."""
     whole = vector_of(whole)
     if part is None:
-        count = whole.count // size
+        count = whole.count // (size * whole.width) * whole.width
         at = whole.address + rank * count * SIZES[whole.dtype]
         own = Vector(at, count, whole.dtype, whole.owner, whole.read_only, whole.gpu)
     else:

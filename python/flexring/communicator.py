@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 from . import _interrupt
 from ._array import array_in, in_place
 from ._gpu import stream_for
-from ._handle import Exchange, Handle, Message, Request, V, create
+from ._handle import Exchange, Handle, Message, Prepared, Request, V, create
 from ._library import NO_COLOR, UNIQUE_ID_BYTES, FlexringError, UniqueId, check, library
 from ._statistics import RailStatistics, rail_statistics
 from ._vector import SIZES, Op, Vector, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
@@ -111,10 +111,12 @@ class Communicator:
 
     def all_reduce(self, vector: V, op: Op = "sum", out: V | None = None, stream: object = None) -> V:
         """Reduces the vectors of all ranks, element by element, in place or into ``out``. Returns the vector with the
-        result. ``op`` is "sum", "prod", "max", "min", "avg" or a :func:`premul_sum`."""
-        handle, number = self._open_handle(), operation(op)
+        result. ``op`` is "sum", "prod", "max", "min", "avg", "band", "bor", "bxor" or a :func:`premul_sum`; for complex numbers "sum",
+        "avg" or a :func:`premul_sum`."""
+        handle = self._open_handle()
         vector = in_place(vector) if out is None else vector
         source, target = source_and_target(vector, out)
+        number = operation(op, source)
         queue = stream_for(stream, source, target)
         check(
             library.flexring_all_reduce(
@@ -127,9 +129,10 @@ class Communicator:
         """Starts :meth:`all_reduce` and returns a :class:`Request`. The vectors must not be used until the request is
         done. Calls on a GPU are asynchronous anyway; there a request is useful only to wait for the end, and takes
         effect in the default stream only."""
-        handle, number = self._open_handle(), operation(op)
+        handle = self._open_handle()
         vector = in_place(vector) if out is None else vector
         source, target = source_and_target(vector, out)
+        number = operation(op, source)
         if stream_for(None, source, target):
             raise ValueError(
                 "requests on a GPU take effect in the default stream only: use all_reduce, which takes any stream and does "
@@ -148,61 +151,81 @@ class Communicator:
     def reduce_scatter(self, vector: V, op: Op = "sum", out: V | None = None, stream: object = None) -> V:
         """Reduces the vectors of all ranks, which consist of one part per rank. Rank r gets the r-th part of the result in
         ``out``, or without ``out`` in the r-th part of ``vector``. Returns the vector with the result."""
-        handle, number = self._open_handle(), operation(op)
+        call, result = self._reduce_scatter(vector, op, out)
+        call(library.flexring_reduce_scatter, stream)
+        return result
+
+    def reduce_scatter_async(self, vector: V, op: Op = "sum", out: V | None = None) -> Request[V]:
+        """Starts :meth:`reduce_scatter` and returns a :class:`Request`, as :meth:`all_reduce_async` does."""
+        call, result = self._reduce_scatter(vector, op, out)
+        return call.start(library.flexring_reduce_scatter_async, result)
+
+    def _reduce_scatter(self, vector: V, op: Op, out: V | None) -> tuple[Prepared, V]:
+        handle = self._open_handle()
         vector = in_place(vector) if out is None else vector
         whole, part = whole_and_part(vector, out, self._rank, self._size)
         writable(part)
-        queue = stream_for(stream, whole, part)
-        check(
-            library.flexring_reduce_scatter(
-                whole.address, part.address, part.count, whole.code, number, handle.pointer, queue
-            )
-        )
-        return vector if out is None else out
+        number = operation(op, whole)
+        call = Prepared(handle, [whole, part], whole.address, part.address, part.count, whole.code, number)
+        return call, vector if out is None else out
 
     def all_gather(self, vector: V, out: V | None = None, stream: object = None) -> V:
         """Concatenates the vectors of all ranks in ``out``, in the order of ranks. Without ``out`` the vector consists of
         one part per rank, and each rank contributes its own part. Returns the vector with the result."""
+        call, result = self._all_gather(vector, out)
+        call(library.flexring_all_gather, stream)
+        return result
+
+    def all_gather_async(self, vector: V, out: V | None = None) -> Request[V]:
+        """Starts :meth:`all_gather` and returns a :class:`Request`, as :meth:`all_reduce_async` does."""
+        call, result = self._all_gather(vector, out)
+        return call.start(library.flexring_all_gather_async, result)
+
+    def _all_gather(self, vector: V, out: V | None) -> tuple[Prepared, V]:
         handle = self._open_handle()
         vector = in_place(vector) if out is None else vector
         given, own = (vector, None) if out is None else (out, vector)
         whole, part = whole_and_part(given, own, self._rank, self._size)
         writable(whole)
-        queue = stream_for(stream, whole, part)
-        check(
-            library.flexring_all_gather(
-                part.address, whole.address, part.count, part.code, handle.pointer, queue
-            )
-        )
-        return vector if out is None else out
+        call = Prepared(handle, [whole, part], part.address, whole.address, part.count, part.code)
+        return call, vector if out is None else out
 
     def broadcast(self, vector: V, root: int = 0, stream: object = None) -> V:
         """Copies the vector of rank ``root`` to the vectors of all other ranks. Returns the vector."""
+        call, vector = self._broadcast(vector, root)
+        call(library.flexring_broadcast, stream)
+        return vector
+
+    def broadcast_async(self, vector: V, root: int = 0) -> Request[V]:
+        """Starts :meth:`broadcast` and returns a :class:`Request`, as :meth:`all_reduce_async` does."""
+        call, vector = self._broadcast(vector, root)
+        return call.start(library.flexring_broadcast_async, vector)
+
+    def _broadcast(self, vector: V, root: int) -> tuple[Prepared, V]:
         handle, vector = self._open_handle(), in_place(vector)
         both = writable(vector_of(vector))
         self._check_root(root)
-        queue = stream_for(stream, both)
-        check(
-            library.flexring_broadcast(
-                both.address, both.address, both.count, both.code, root, handle.pointer, queue
-            )
-        )
-        return vector
+        return Prepared(handle, [both], both.address, both.address, both.count, both.code, root), vector
 
     def reduce(self, vector: V, op: Op = "sum", root: int = 0, stream: object = None) -> V:
         """Reduces the vectors of all ranks into the vector of rank ``root``. The other vectors do not change. Returns the
         vector."""
-        handle, number, vector = self._open_handle(), operation(op), in_place(vector)
+        call, vector = self._reduce(vector, op, root)
+        call(library.flexring_reduce, stream)
+        return vector
+
+    def reduce_async(self, vector: V, op: Op = "sum", root: int = 0) -> Request[V]:
+        """Starts :meth:`reduce` and returns a :class:`Request`, as :meth:`all_reduce_async` does."""
+        call, vector = self._reduce(vector, op, root)
+        return call.start(library.flexring_reduce_async, vector)
+
+    def _reduce(self, vector: V, op: Op, root: int) -> tuple[Prepared, V]:
+        handle, vector = self._open_handle(), in_place(vector)
         both = vector_of(vector)
+        number = operation(op, both)
         if self._check_root(root) == self._rank:
             writable(both)
-        queue = stream_for(stream, both)
-        check(
-            library.flexring_reduce(
-                both.address, both.address, both.count, both.code, number, root, handle.pointer, queue
-            )
-        )
-        return vector
+        return Prepared(handle, [both], both.address, both.address, both.count, both.code, number, root), vector
 
     def gather(self, vector: object, out: V | None = None, root: int = 0, stream: object = None) -> V | None:
         """Concatenates the vectors of all ranks in ``out`` of rank ``root``, in the order of ranks. Other ranks need no
@@ -272,8 +295,8 @@ class Communicator:
     ) -> tuple[Exchange, str]:
         send, receive = vector_of(vector), vector_of(out)
         if send_counts is None and receive_counts is None:
-            count, rest = divmod(send.count, self._size)
-            if rest or send.count != receive.count:
+            count = send.count // self._size
+            if send.count % (self._size * send.width) or send.count != receive.count:
                 raise ValueError(
                     f"{send.count} elements to send and {receive.count} to receive are not {self._size} equal blocks each"
                 )
@@ -282,10 +305,11 @@ class Communicator:
         return self._exchange(send, receive, lengths), "flexring_all_to_all_v"
 
     def _block_lengths(self, side: Vector, given: Iterable[int] | None) -> ctypes.Array[ctypes.c_size_t]:
-        counts = [side.count // self._size] * self._size if given is None else list(map(operator.index, given))
-        if len(counts) != self._size or min(counts) < 0 or sum(counts) != side.count:
-            raise ValueError(f"{counts} are not the lengths of {self._size} blocks of {side.count} elements in all")
-        return (ctypes.c_size_t * self._size)(*counts)
+        whole = side.count // side.width
+        counts = [whole // self._size] * self._size if given is None else list(map(operator.index, given))
+        if len(counts) != self._size or min(counts) < 0 or sum(counts) != whole:
+            raise ValueError(f"{counts} are not the lengths of {self._size} blocks of {whole} elements in all")
+        return (ctypes.c_size_t * self._size)(*(side.width * count for count in counts))
 
     def _exchange(self, send: Vector | None, receive: Vector | None, counts: Any, *root: int) -> Exchange:
         return Exchange(self._open_handle(), send, receive, counts, *root)

@@ -70,6 +70,32 @@ class OtherCollectives(WorldTest):
         others = [1, 2]
         self.assertEqual(self.world(3, body), [([1, 2], [3, 16]), ([111, 6], others), ([100, 2], others)])
 
+    def test_asynchronous_calls_have_the_results_of_blocking_ones(self):
+        def body(comm):
+            vector = numbers(*[10**comm.rank * (at + 1) for at in range(6)])
+            sums, copies = comm.reduce_scatter(numbers(*vector)), comm.all_gather(numbers(*vector))
+            root, reduced = comm.broadcast(numbers(*vector), root=1), comm.reduce(numbers(*vector), "max", root=2)
+            part, whole = numbers(0, 0), numbers(*[0] * 18)
+            requests = [
+                comm.reduce_scatter_async(numbers(*vector)),
+                comm.reduce_scatter_async(numbers(*vector), out=part),
+                comm.all_gather_async(numbers(*vector)),
+                comm.all_gather_async(numbers(*vector), whole),
+                comm.broadcast_async(numbers(*vector), root=1),
+                comm.reduce_async(numbers(*vector), "max", root=2),
+            ]
+            results = [request.wait() for request in requests]
+            self.assertEqual([results[0], results[2], *results[4:]], [sums, copies, root, reduced])
+            self.assertIs(results[1], part)
+            self.assertEqual(part, sums[2 * comm.rank : 2 * comm.rank + 2])
+            self.assertIs(results[3], whole)
+            self.assertEqual(whole[6 * comm.rank : 6 * comm.rank + 6], vector)
+            with self.assertRaisesRegex(ValueError, "read-only"):
+                comm.broadcast_async(bytes(vector))
+            return len(requests)
+
+        self.assertEqual(self.world(3, body), [6] * 3)
+
     def test_gather_and_scatter_move_parts_to_and_from_the_root(self):
         def body(comm):
             out = numbers(*[-1] * 6) if comm.rank == 1 else None

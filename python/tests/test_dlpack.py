@@ -107,7 +107,7 @@ class Exported(WorldTest):
         memory = floats(1, 2, 3, 4)
         for error, message, fields in [
             (ValueError, "not contiguous", {"shape": (2, 2), "strides": (1, 2)}),
-            (TypeError, "complex64", {"code": 5, "bits": 64}),
+            (TypeError, "complex32", {"code": 5, "bits": 32}),
             (TypeError, "number 99", {"code": 99}),
             (TypeError, "lanes", {"lanes": 4}),
             (TypeError, "device of type 10", {"device_type": 10}),

@@ -15,6 +15,12 @@ except ImportError:
     numpy = None
 
 
+class Described:
+    """An image of PIL describes its pixels like this."""
+
+    __array_interface__ = {"data": (0, True), "shape": (0,), "typestr": "|u1", "version": 3}
+
+
 @unittest.skipIf(numpy is None, "no numpy")
 class Arrays(WorldTest):
     def test_arrays_of_every_type_and_shape_are_reduced(self):
@@ -35,7 +41,9 @@ class Arrays(WorldTest):
                 (ValueError, "not contiguous", matrix.T[1:]),
                 (ValueError, "not contiguous", matrix[:, 0]),
                 (ValueError, "read-only", frozen),
-                (TypeError, "complex64", numpy.zeros(4, "complex64")),
+                (ValueError, "read-only", numpy.float32(3)),
+                (TypeError, "numpy.asarray", Described()),
+                (TypeError, "complex256", numpy.zeros(4, "complex256")),
                 (TypeError, "datetime64", numpy.zeros(4, "datetime64[s]")),
                 (TypeError, "byte order", numpy.zeros(4, ">f4")),
             ]:
@@ -43,6 +51,38 @@ class Arrays(WorldTest):
                     comm.all_reduce(vector)
 
         self.world(1, body)
+
+    def test_complex_numbers_are_summed_and_copied(self):
+        def body(comm):
+            rank, size = comm.rank, comm.size
+            for name in "complex64 complex128".split():
+                given = numpy.array([rank + 1j, 2 - rank * 1j, 5, 7], name)
+                total = numpy.array([sum(range(size)) + size * 1j, 2 * size - sum(range(size)) * 1j, 5 * size, 7 * size], name)
+                numpy.testing.assert_array_equal(comm.all_reduce(given.copy()), total)
+                numpy.testing.assert_array_equal(comm.all_reduce_async(given.copy(), "avg").wait(), total / size)
+                own = comm.reduce_scatter(given, out=numpy.zeros(4 // size, name))
+                numpy.testing.assert_array_equal(own, total.reshape(size, -1)[rank])
+                numpy.testing.assert_array_equal(comm.all_gather(own, numpy.zeros(4, name)), total)
+                # Each rank keeps one element, or three, and sends the others.
+                sent, received = ([1, 3], [1, 3]) if rank == 0 else ([3, 1], [3, 1])
+                blocks = comm.all_to_all(given, numpy.zeros(4, name), sent, received)
+                from_zero, from_one = [1j, 2, 5, 7], [1 + 1j, 2 - 1j, 5, 7]
+                wanted = from_zero[:1] + from_one[:3] if rank == 0 else from_zero[1:] + from_one[3:]
+                numpy.testing.assert_array_equal(blocks, numpy.array(wanted, name))
+                with self.assertRaisesRegex(TypeError, "complex numbers have no max"):
+                    comm.all_reduce(given, "max")
+                for call in (comm.reduce_scatter, comm.all_gather, lambda odd: comm.all_to_all(odd, odd.copy())):
+                    with self.assertRaises(ValueError):
+                        call(numpy.zeros(3, name))
+            return comm.alloc(3, "complex64").dtype.name
+
+        self.assertEqual(self.world(2, body), ["complex64"] * 2)
+
+    def test_a_scalar_is_an_input_with_a_value_of_its_own(self):
+        def body(comm):
+            return comm.all_reduce(numpy.float32(comm.rank + 3), out=numpy.zeros((), "float32"))[()]
+
+        self.assertEqual(self.world(2, body), [7.0, 7.0])
 
     def test_registered_arrays_are_reduced(self):
         def body(comm):

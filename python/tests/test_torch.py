@@ -38,7 +38,9 @@ class Tensors(WorldTest):
         def body(comm):
             for error, message, tensor in [
                 (ValueError, "not contiguous", torch.zeros(4, 4)[:, 0]),
-                (TypeError, "complex64", torch.zeros(4, dtype=torch.complex64)),
+                (TypeError, "complex32", torch.zeros(4, dtype=torch.complex32)),
+                (ValueError, "resolve_conj", torch.zeros(4, dtype=torch.complex64).conj()),
+                (ValueError, "resolve_neg", torch._neg_view(torch.zeros(4))),
                 (TypeError, "dense", torch.zeros(4, 4).to_sparse()),
                 (flexring.FlexringError, "on meta, but flexring reduces tensors on", torch.zeros(4, device="meta")),
             ]:
@@ -111,7 +113,7 @@ class TensorsOnGpu(GpuTest, WorldTest):
         def body(comm):
             for error, message, tensor in [
                 (ValueError, "not contiguous", torch.zeros(4, 4, device="cuda")[:, 0]),
-                (TypeError, "complex64", torch.zeros(4, dtype=torch.complex64, device="cuda")),
+                (TypeError, "complex32", torch.zeros(4, dtype=torch.complex32, device="cuda")),
             ]:
                 with self.assertRaisesRegex(error, message):
                     comm.all_reduce(tensor)

@@ -683,6 +683,8 @@ def bad_input(rank):
     uneven, half = torch.zeros(rank.size + 1), torch.zeros(8, dtype=torch.bfloat16)
     for error, message, call in [
         (ValueError, "equal blocks", lambda: dist.all_to_all_single(uneven, uneven.clone())),
+        (ValueError, "this rank's own has 3", lambda: dist.all_gather([torch.zeros(2)] * rank.size, torch.zeros(3))),
+        (ValueError, "this rank's own has 3", lambda: dist.reduce_scatter(torch.zeros(3), [torch.zeros(2)] * rank.size)),
         (TypeError, "different types", lambda: dist.all_gather_into_tensor(torch.zeros(4 * rank.size), half)),
     ]:
         try:

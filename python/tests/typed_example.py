@@ -14,6 +14,8 @@ def train(gradients: "array[float]") -> float:
         comm.all_reduce(gradients, op="median")  # type: ignore[arg-type]
         comm.broadcast(gradients, root="0")  # type: ignore[arg-type]
         request = comm.all_reduce_async(gradients)
+        comm.broadcast_async(comm.reduce_async(gradients, op="max").wait(), root=1).wait()
+        comm.reduce_scatter_async(comm.all_gather_async(gradients).wait(), opp="sum")  # type: ignore[call-arg]
         shares = comm.reduce_scatter(comm.all_gather(request.wait()))
         everything = comm.all_to_all(comm.scatter(shares, gradients), shares, receive_counts=[1, 2])
         comm.gather(everything, root=0)

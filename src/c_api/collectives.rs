@@ -1,5 +1,5 @@
-//! The collectives, blocking and asynchronous. Counts and in-place pointers have the meaning that they have
-//! in NCCL.
+//! All-reduce, reduce-scatter, all-gather, broadcast and reduce, and what waits for asynchronous calls. Counts and in-place
+//! pointers have the meaning that they have in NCCL.
 
 use super::buffer::piece_in;
 use super::checks;
@@ -163,11 +163,66 @@ impl CallBuffers<'_> {
     ///
     /// # Safety
     /// The buffers are NULL or valid for `count` elements until the call is over.
-    unsafe fn all_reduce(&self, count: usize, op: flexring_op) -> Result<CheckedCall> {
+    pub(super) unsafe fn all_reduce(&self, count: usize, op: flexring_op) -> Result<CheckedCall> {
         let op = op_of(op)?;
         // SAFETY: the caller guarantees the buffers.
         let (input, output) = unsafe { (self.send(count, 1)?, self.receive(count, 1)?) };
         self.validator().all_reduce(input, output, self.dtype, op)
+    }
+
+    /// Validates a reduce-scatter.
+    ///
+    /// # Safety
+    /// The send buffer is NULL or valid for `recv_count` elements for each rank until the call is over, the receive buffer for
+    /// `recv_count`.
+    pub(super) unsafe fn reduce_scatter(&self, recv_count: usize, op: flexring_op) -> Result<CheckedCall> {
+        let (validator, op) = (self.validator(), op_of(op)?);
+        // SAFETY: the caller guarantees the buffers.
+        let (input, output) =
+            unsafe { (self.send(recv_count, validator.world)?, self.receive(recv_count, 1)?) };
+        validator.reduce_scatter(input, output, self.dtype, op)
+    }
+
+    /// Validates an all-gather.
+    ///
+    /// # Safety
+    /// The send buffer is NULL or valid for `send_count` elements until the call is over, the receive buffer for as many for each rank.
+    pub(super) unsafe fn all_gather(&self, send_count: usize) -> Result<CheckedCall> {
+        let validator = self.validator();
+        // SAFETY: the caller guarantees the buffers.
+        let (input, output) =
+            unsafe { (self.send(send_count, 1)?, self.receive(send_count, validator.world)?) };
+        validator.all_gather(input, output, self.dtype)
+    }
+
+    /// Validates a broadcast.
+    ///
+    /// # Safety
+    /// The receive buffer is NULL or valid for `count` elements until the call is over, on the root the send buffer, too.
+    pub(super) unsafe fn broadcast(&self, count: usize, root: c_int) -> Result<CheckedCall> {
+        let (validator, root) = (self.validator(), root_of(root)?);
+        let is_root = validator.rank == root;
+        // SAFETY: the caller guarantees the buffers.
+        let (input, output) = unsafe {
+            let input = if is_root { self.send(count, 1)? } else { Piece::EMPTY };
+            (input, self.receive(count, 1)?)
+        };
+        validator.broadcast(input, output, self.dtype, root)
+    }
+
+    /// Validates a reduce.
+    ///
+    /// # Safety
+    /// The send buffer is NULL or valid for `count` elements until the call is over, on the root the receive buffer, too.
+    pub(super) unsafe fn reduce(&self, count: usize, op: flexring_op, root: c_int) -> Result<CheckedCall> {
+        let (validator, root) = (self.validator(), root_of(root)?);
+        let is_root = validator.rank == root;
+        // SAFETY: the caller guarantees the buffers.
+        let (input, output) = unsafe {
+            let output = if is_root { self.receive(count, 1)? } else { Piece::EMPTY };
+            (self.send(count, 1)?, output)
+        };
+        validator.reduce(input, output, self.dtype, op_of(op)?, root)
     }
 }
 
@@ -227,14 +282,7 @@ pub unsafe extern "C" fn flexring_reduce_scatter(
 ) -> flexring_result {
     let call = RawCall { function: "flexring_reduce_scatter", comm, send, recv, dtype };
     // SAFETY: as for flexring_all_reduce.
-    unsafe {
-        call.run(stream, |buffers| {
-            let validator = buffers.validator();
-            let (input, output) =
-                (buffers.send(recv_count, validator.world)?, buffers.receive(recv_count, 1)?);
-            validator.reduce_scatter(input, output, buffers.dtype, op_of(op)?)
-        })
-    }
+    unsafe { call.run(stream, |buffers| buffers.reduce_scatter(recv_count, op)) }
 }
 
 /// Concatenates the `send_count` elements at `send` of all ranks, in the order of ranks, at `recv` on every
@@ -254,14 +302,7 @@ pub unsafe extern "C" fn flexring_all_gather(
 ) -> flexring_result {
     let call = RawCall { function: "flexring_all_gather", comm, send, recv, dtype };
     // SAFETY: as for flexring_all_reduce.
-    unsafe {
-        call.run(stream, |buffers| {
-            let validator = buffers.validator();
-            let (input, output) =
-                (buffers.send(send_count, 1)?, buffers.receive(send_count, validator.world)?);
-            validator.all_gather(input, output, buffers.dtype)
-        })
-    }
+    unsafe { call.run(stream, |buffers| buffers.all_gather(send_count)) }
 }
 
 /// Copies the `count` elements at `send` of the rank `root` to `recv` on every rank. In place: `recv` is
@@ -282,13 +323,7 @@ pub unsafe extern "C" fn flexring_broadcast(
 ) -> flexring_result {
     let call = RawCall { function: "flexring_broadcast", comm, send, recv, dtype };
     // SAFETY: as for flexring_all_reduce.
-    unsafe {
-        call.run(stream, |buffers| {
-            let (validator, root) = (buffers.validator(), root_of(root)?);
-            let input = if validator.rank == root { buffers.send(count, 1)? } else { Piece::EMPTY };
-            validator.broadcast(input, buffers.receive(count, 1)?, buffers.dtype, root)
-        })
-    }
+    unsafe { call.run(stream, |buffers| buffers.broadcast(count, root)) }
 }
 
 /// Reduces the `count` elements at `send` of all ranks into `recv` on the rank `root`. In place: `recv` is
@@ -310,13 +345,7 @@ pub unsafe extern "C" fn flexring_reduce(
 ) -> flexring_result {
     let call = RawCall { function: "flexring_reduce", comm, send, recv, dtype };
     // SAFETY: as for flexring_all_reduce.
-    unsafe {
-        call.run(stream, |buffers| {
-            let (validator, root) = (buffers.validator(), root_of(root)?);
-            let output = if validator.rank == root { buffers.receive(count, 1)? } else { Piece::EMPTY };
-            validator.reduce(buffers.send(count, 1)?, output, buffers.dtype, op_of(op)?, root)
-        })
-    }
+    unsafe { call.run(stream, |buffers| buffers.reduce(count, op, root)) }
 }
 
 /// An asynchronous call. Made by flexring_all_reduce_async and the other functions of that kind, freed by flexring_wait. In a forked
@@ -325,28 +354,6 @@ pub unsafe extern "C" fn flexring_reduce(
 pub struct flexring_request {
     /// Those of all calls that it stands for.
     pub(super) outcomes: Vec<Arc<CallOutcome>>,
-}
-
-/// Starts flexring_all_reduce and returns at once. The call runs after all earlier calls of this
-/// communicator. The buffers must not be used until flexring_wait has returned for the request. On a GPU the
-/// call takes effect in the default stream.
-///
-/// # Safety
-/// As for flexring_all_reduce, but the buffers must stay valid until flexring_wait has returned; `out` is
-/// NULL or points to a pointer that may be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn flexring_all_reduce_async(
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    dtype: flexring_dtype,
-    op: flexring_op,
-    comm: *mut flexring_comm,
-    out: *mut *mut flexring_request,
-) -> flexring_result {
-    let call = RawCall { function: "flexring_all_reduce_async", comm, send, recv, dtype };
-    // SAFETY: the caller guarantees handle and `out`, and the buffers until the request is over.
-    unsafe { call.start(out, |buffers| buffers.all_reduce(count, op)) }
 }
 
 /// Waits until the call is over, frees the request, and returns the call's result.

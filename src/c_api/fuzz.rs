@@ -1,5 +1,6 @@
 //! Fuzz target: calls of the C ABI with random arguments, as far as a caller can pass them without undefined behaviour.
 
+use super::async_collectives::flexring_all_reduce_async;
 use super::buffer::{flexring_alloc, flexring_deregister, flexring_free, flexring_register};
 use super::collectives::*;
 use super::comm::*;

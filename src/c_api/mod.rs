@@ -5,6 +5,7 @@
 //! its own: each function checks its arguments, calls the Rust API, and turns the result into a code and a
 //! message.
 
+pub mod async_collectives;
 pub mod buffer;
 pub mod checks;
 pub mod collectives;

@@ -215,6 +215,51 @@ impl Communicator {
         self.run(&self.validator().barrier()?)
     }
 
+    /// Starts a [`reduce_scatter`](Self::reduce_scatter) and returns at once. The request returns both vectors.
+    ///
+    /// # Errors
+    /// As for [`gather_async`](Self::gather_async).
+    pub fn reduce_scatter_async<S: Owned, R: Owned<Item = S::Item>>(
+        &self,
+        send: S,
+        receive: R,
+        op: ReduceOp,
+    ) -> Result<Request<(S, R)>> {
+        self.start_owned(send, receive, |input, output| {
+            self.validator().reduce_scatter(input, output, S::Item::DTYPE, op)
+        })
+    }
+
+    /// Starts an [`all_gather`](Self::all_gather) and returns at once. The request returns both vectors.
+    ///
+    /// # Errors
+    /// As for [`gather_async`](Self::gather_async).
+    pub fn all_gather_async<S: Owned, R: Owned<Item = S::Item>>(
+        &self,
+        send: S,
+        receive: R,
+    ) -> Result<Request<(S, R)>> {
+        self.start_owned(send, receive, |input, output| {
+            self.validator().all_gather(input, output, S::Item::DTYPE)
+        })
+    }
+
+    /// Starts a [`broadcast`](Self::broadcast) and returns at once. The request returns the vector.
+    ///
+    /// # Errors
+    /// As for [`gather_async`](Self::gather_async).
+    pub fn broadcast_async<B: Owned>(&self, vector: B, root: Rank) -> Result<Request<B>> {
+        self.start_in_place(vector, |piece| self.validator().broadcast(piece, piece, B::Item::DTYPE, root))
+    }
+
+    /// Starts a [`reduce`](Self::reduce) and returns at once. The request returns the vector.
+    ///
+    /// # Errors
+    /// As for [`gather_async`](Self::gather_async).
+    pub fn reduce_async<B: Owned>(&self, vector: B, op: ReduceOp, root: Rank) -> Result<Request<B>> {
+        self.start_in_place(vector, |piece| self.validator().reduce(piece, piece, B::Item::DTYPE, op, root))
+    }
+
     /// Starts a [`gather`](Self::gather) and returns at once. The request returns both vectors.
     ///
     /// # Errors
@@ -300,10 +345,17 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` at once; all other errors when the request is waited for.
-    pub fn all_reduce_async<B: Owned>(&self, mut vector: B, op: ReduceOp) -> Result<Request<B>> {
-        let outcome = memory::lend_in_place(vector.elements(), |piece| {
-            self.submit(self.validator().all_reduce(piece, piece, B::Item::DTYPE, op)?)
-        })?;
+    pub fn all_reduce_async<B: Owned>(&self, vector: B, op: ReduceOp) -> Result<Request<B>> {
+        self.start_in_place(vector, |piece| self.validator().all_reduce(piece, piece, B::Item::DTYPE, op))
+    }
+
+    /// Starts a call that replaces a vector, which the request owns until its end.
+    fn start_in_place<B: Owned>(
+        &self,
+        mut vector: B,
+        validate: impl FnOnce(Piece) -> Result<CheckedCall>,
+    ) -> Result<Request<B>> {
+        let outcome = memory::lend_in_place(vector.elements(), |piece| self.submit(validate(piece)?))?;
         Ok(Request { outcome, vector: Some(vector) })
     }
 }

@@ -10,10 +10,11 @@ use crate::description;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 use crate::executor::{CallPath, Executor};
-use crate::plan::call_layout;
+use crate::plan::call_layout::CallFacts;
 use crate::plan::lowering::{Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
 use crate::plan::program::{Body, Program};
+use crate::plan::scratch_layout;
 use crate::plan::selection::{self, AlgorithmSelection};
 use crate::plan::sized_plans::{self, SizedPlan};
 use crate::plan::topology::Topology;
@@ -52,6 +53,9 @@ pub(super) struct Plans {
     /// Longest block of an all-to-all, in bytes, that goes by node.
     longest_by_node: usize,
     reproducible: bool,
+    /// Bytes of a slot of the pool, and of one in calls on a GPU.
+    slot_bytes: usize,
+    gpu_slot_bytes: usize,
     lowered: HashMap<ProgramKey, LoweredProgram>,
     /// The chosen algorithm, and why it was chosen.
     selection: AlgorithmSelection,
@@ -67,12 +71,6 @@ struct LoweredProgram {
     digest: u64,
     /// Where the executor has it; `None` until it does.
     path: Option<CallPath>,
-}
-
-impl LoweredProgram {
-    fn scratch_bytes(&self, checked: &CheckedCall) -> usize {
-        call_layout::scratch_bytes(&self.program, checked.collective, checked.count, checked.dtype.size())
-    }
 }
 
 /// How a call is executed.
@@ -121,6 +119,8 @@ impl Plans {
             small: config.small.0,
             longest_by_node: selection::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
+            slot_bytes: config.subchunk.0,
+            gpu_slot_bytes: config.gpu_slot_bytes(),
             lowered: HashMap::new(),
             selection,
         })
@@ -254,18 +254,33 @@ impl Plans {
     pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<Installed> {
         let key = self.key_of(checked);
         let (path, subchunk) = (self.install(key, executor)?, self.all[key.0].subchunk);
-        let lowered = self.lowered(key);
         Ok(Installed {
             path,
-            digest: lowered.digest,
+            digest: self.lowered(key).digest,
             subchunk,
-            scratch_bytes: lowered.scratch_bytes(checked),
+            scratch_bytes: self.scratch_of(key, checked),
         })
     }
 
     /// Bytes of scratch memory that `checked` needs when it runs a program.
     pub(super) fn scratch_bytes(&mut self, checked: &CheckedCall) -> usize {
-        self.lowered(self.key_of(checked)).scratch_bytes(checked)
+        self.scratch_of(self.key_of(checked), checked)
+    }
+
+    /// Bytes of scratch memory that `checked` needs by the program of `key`.
+    fn scratch_of(&mut self, key: ProgramKey, checked: &CheckedCall) -> usize {
+        let facts = CallFacts {
+            collective: checked.collective,
+            count: checked.count,
+            element_bytes: checked.dtype.size(),
+            world: self.main().plan.schedule().world(),
+            in_place: checked.in_place,
+            on_gpu: checked.on_gpu,
+            output_bytes: checked.output.len(),
+            slot_bytes: self.slot_bytes.min(self.all[key.0].subchunk),
+            gpu_slot_bytes: self.gpu_slot_bytes,
+        };
+        scratch_layout::scratch_bytes(&self.lowered(key).program, &facts)
     }
 
     /// The program that executes `checked`.

@@ -365,14 +365,14 @@ mod tests {
     use crate::{Communicator, ErrorKind, ReduceOp, Result};
     use std::time::Duration;
 
-    /// Bytes of scratch memory of a rank after a reduce-scatter of four ranks with `lowering`, of 4 MiB.
-    fn scratch_after_reduce_scatter(lowering: Lowering) -> usize {
+    /// Bytes of scratch memory of a rank after a reduce-scatter of four ranks with `lowering`, of `count` elements of 4 bytes.
+    fn scratch_after_reduce_scatter(lowering: Lowering, count: usize) -> usize {
         let (timeout, algo) = (Duration::from_secs(60), Algorithm::Ring);
         let config = Config { timeout, algo, lowering, ..Config::default() };
         let ranks = Communicator::local_with(&config, 4).expect("four ranks");
         let lengths: Vec<usize> = std::thread::scope(|scope| {
             let run = |comm: &Communicator| {
-                let (send, mut receive) = (vec![1u32; 1 << 20], vec![0u32; 1 << 18]);
+                let (send, mut receive) = (vec![1u32; count], vec![0u32; count / 4]);
                 comm.reduce_scatter(&send, &mut receive, ReduceOp::Sum).expect("parts");
                 assert!(receive.iter().all(|sum| *sum == 4));
                 comm.runner.lock_state().scratch.as_ref().map_or(0, |scratch| scratch.len())
@@ -386,8 +386,17 @@ mod tests {
 
     #[test]
     fn a_reduce_scatter_keeps_the_partial_sums_that_it_passes_on_only() {
-        assert_eq!(scratch_after_reduce_scatter(Lowering::Direct), 0);
-        assert_eq!(scratch_after_reduce_scatter(Lowering::Chain), 2 << 20);
+        assert_eq!(scratch_after_reduce_scatter(Lowering::Direct, 1 << 20), 0);
+        assert_eq!(scratch_after_reduce_scatter(Lowering::Chain, 1 << 20), 2 << 20);
+    }
+
+    #[test]
+    fn the_scratch_memory_of_a_reduce_scatter_does_not_grow_with_the_vector() {
+        // A rank in the middle of two chains, each hop 8 sub-chunks of each shard before the next.
+        let ring = (2 * 8 + 1) * (128 << 10);
+        for count in [8 << 20, 16 << 20] {
+            assert_eq!(scratch_after_reduce_scatter(Lowering::Chain, count), 2 * ring);
+        }
     }
 
     fn two_ranks() -> [Communicator; 2] {

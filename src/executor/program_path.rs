@@ -11,9 +11,10 @@ use crate::device::{Finish, Job, Operand, Submitted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
-use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, ScratchLayout, VectorAccess};
+use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, VectorAccess};
 use crate::plan::pipeline::{Action, BlockLayout, Location, Pipeline, Staging, Violation};
 use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
+use crate::plan::scratch_layout::ScratchLayout;
 use crate::rank::{Rank, RankList};
 use crate::trace::{JobKind, MessagePart};
 use crate::transport::{AnyTransport, Event, Events};
@@ -137,7 +138,7 @@ impl ProgramPath {
             return Ok(LaidOutCall { bound, layout });
         }
         let layout = CallLayout::of_program(&facts, program)?;
-        self.scratch.lay_out(&program.scratch, &layout.binding);
+        self.scratch.lay_out(program, &layout.binding);
         if call.count == 0 {
             // The dummy element that the layout asks for.
             let dummy = resources.slots.spare(size_of::<u64>());

@@ -3,7 +3,6 @@
 //! Owns these rules, as pure functions of facts that the executor collects. Must not know pieces, transports or devices.
 
 use super::block_order::BlockOrder;
-use super::fraction::Span;
 use super::pipeline::{Binding, BlockLayout, LinkProfile, Staging};
 use super::program::{BufferKind, HeldSpans, Program};
 use crate::call::{BlockCounts, Collective};
@@ -128,11 +127,10 @@ impl CallLayout {
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn by_node(facts: &CallFacts) -> Result<Self> {
-        let subchunk = (facts.slot_bytes / facts.element_bytes) as u64;
-        let count = facts.count.saturating_mul(facts.world as u64);
-        check_subchunks(count, subchunk, facts.element_bytes, SETTING)?;
+        let binding = binding_by_node(facts);
+        check_subchunks(binding.count, binding.subchunk, facts.element_bytes, SETTING)?;
         Ok(Self {
-            binding: Binding { count, subchunk, align: 1, in_place: false },
+            binding,
             input: 0..facts.count,
             output: 0..facts.count,
             copies_input: false,
@@ -170,12 +168,7 @@ impl CallLayout {
     /// `InvalidSetting` if the vector has more sub-chunks than can be counted.
     pub fn new(facts: &CallFacts, held_spans: &HeldSpans) -> Result<Self> {
         let copies_input = facts.in_place && held_spans.disjoint;
-        let binding = Binding {
-            count: facts.count.max(1),
-            subchunk: (subchunk_bytes(facts) / facts.element_bytes) as u64,
-            align: alignment(facts.collective, facts.count, facts.element_bytes, facts.world),
-            in_place: facts.in_place && !copies_input,
-        };
+        let binding = Binding { in_place: facts.in_place && !copies_input, ..binding(facts) };
         let setting = if facts.on_gpu { GPU_SETTING } else { SETTING };
         check_subchunks(binding.count, binding.subchunk, facts.element_bytes, setting)?;
         Ok(Self {
@@ -185,6 +178,26 @@ impl CallLayout {
             copies_input,
             streaming: facts.output_bytes > STREAMING_BYTES,
         })
+    }
+}
+
+/// Size and layout of a call whose program moves no blocks.
+pub(super) fn binding(facts: &CallFacts) -> Binding {
+    Binding {
+        count: facts.count.max(1),
+        subchunk: (subchunk_bytes(facts) / facts.element_bytes) as u64,
+        align: alignment(facts.collective, facts.count, facts.element_bytes, facts.world),
+        in_place: facts.in_place,
+    }
+}
+
+/// Size and layout of an all-to-all of equal blocks that go by node.
+pub(super) fn binding_by_node(facts: &CallFacts) -> Binding {
+    Binding {
+        count: facts.count.saturating_mul(facts.world as u64),
+        subchunk: (facts.slot_bytes / facts.element_bytes) as u64,
+        align: 1,
+        in_place: false,
     }
 }
 
@@ -199,65 +212,6 @@ fn check_subchunks(count: u64, subchunk: u64, element_bytes: usize, setting: &st
         "{count} elements are more than {MAX_SUBCHUNKS} sub-chunks of {bytes} bytes: set {setting} to a greater length on all ranks, \
          or make several shorter calls"
     )))
-}
-
-/// Where the elements that a program keeps in scratch memory are, in one call.
-#[derive(Debug, Default)]
-pub struct ScratchLayout {
-    /// The elements of each of the program's spans there, in rising order, with the place of the first.
-    spans: Vec<(Range<u64>, u64)>,
-    /// Number of elements.
-    count: u64,
-}
-
-impl ScratchLayout {
-    /// Lays out a call of a program that keeps `spans` in scratch memory.
-    pub fn lay_out(&mut self, spans: &[Span], binding: &Binding) {
-        self.spans.clear();
-        self.count = 0;
-        for span in spans {
-            let elements = span.elements(binding.count, binding.align);
-            let place = self.count;
-            self.count += elements.end - elements.start;
-            self.spans.push((elements, place));
-        }
-    }
-
-    /// Number of elements in scratch memory.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.count
-    }
-
-    /// The place of an element.
-    ///
-    /// # Panics
-    /// If the element is not in scratch memory.
-    #[must_use]
-    pub fn place_of(&self, element: u64) -> u64 {
-        let after = self.spans.partition_point(|(elements, _)| elements.start <= element);
-        let (elements, place) = &self.spans[after - 1];
-        assert!(elements.contains(&element), "element {element} is not in scratch memory");
-        place + (element - elements.start)
-    }
-}
-
-/// Bytes of scratch memory that a call of `program` needs. `count` is that of [`CallFacts`].
-#[must_use]
-pub fn scratch_bytes(program: &Program, collective: Collective, count: u64, element_bytes: usize) -> usize {
-    // The dummy element of a call without elements is in a spare slot.
-    if program.scratch.is_empty() || count == 0 {
-        return 0;
-    }
-    let (count, align) = match &program.blocks {
-        Some(_) => (count.saturating_mul(program.world as u64), 1),
-        None => (count, alignment(collective, count, element_bytes, program.world)),
-    };
-    let lengths = program.scratch.iter().map(|span| {
-        let elements = span.elements(count, align);
-        elements.end - elements.start
-    });
-    lengths.sum::<u64>() as usize * element_bytes
 }
 
 /// Bytes of a sub-chunk: a slot of the pool. On a GPU, where a copy over PCI Express costs more for each sub-chunk, it is
@@ -370,10 +324,8 @@ pub fn link_profile(delivery: LinkDelivery, window: usize, slots: usize) -> Link
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Lowering;
     use crate::error::ErrorKind;
-    use crate::plan::lowering::{Plan, ProgramSpec};
-    use crate::plan::planner::{flexreduce, ring};
+    use crate::plan::fraction::Span;
     use crate::plan::topology::Topology;
 
     const WHOLE: HeldSpans = HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
@@ -516,44 +468,6 @@ mod tests {
             CallLayout::new(&facts, &HeldSpans { input: Span::part(1, 3), ..WHOLE }).expect("few sub-chunks");
         assert_eq!(layout.place_of(BufferKind::Input, 7, None), Some(2));
         assert_eq!(layout.place_of(BufferKind::Input, 2, None), None);
-    }
-
-    #[test]
-    fn scratch_memory_holds_the_programs_spans_without_gaps() {
-        let mut scratch = ScratchLayout::default();
-        scratch.lay_out(&[Span::part(0, 4), Span::part(3, 4)], &binding(&CallFacts { count: 41, ..facts() }));
-        assert_eq!(scratch.count(), 10 + 11);
-        assert_eq!([0, 9, 30, 40].map(|element| scratch.place_of(element)), [0, 9, 10, 20]);
-        scratch.lay_out(&[], &binding(&facts()));
-        assert_eq!(scratch.count(), 0);
-    }
-
-    #[test]
-    fn the_bytes_of_scratch_memory_are_those_that_are_laid_out() {
-        let topology = Topology::from_names(&["a", "a", "a", "b", "b"]);
-        let schedules = [ring::plan(&topology), flexreduce::plan(&topology).expect("a small tree")];
-        let plans = schedules.iter().flat_map(|schedule| {
-            Lowering::ALL.iter().map(|lowering| Plan::on(schedule.clone(), &topology, *lowering))
-        });
-        let mut longest = 0;
-        for plan in plans {
-            for collective in [Collective::ReduceScatter, Collective::Reduce, Collective::AllReduce] {
-                let spec = ProgramSpec { collective, root: 1, ..ProgramSpec::ALL_REDUCE };
-                for (program, count) in (0..5).map(|rank| plan.program(rank, spec)).flat_map(|program| {
-                    [1, 7, 1200, 5 << 10, (5 << 10) + 5].map(|count| (program.clone(), count))
-                }) {
-                    let facts = CallFacts { collective, count, world: 5, ..facts() };
-                    let layout = CallLayout::of_program(&facts, &program).expect("few sub-chunks");
-                    let mut scratch = ScratchLayout::default();
-                    scratch.lay_out(&program.scratch, &layout.binding);
-                    let bytes = scratch_bytes(&program, collective, count, facts.element_bytes);
-                    assert_eq!(bytes, scratch.count() as usize * facts.element_bytes);
-                    assert_eq!(scratch_bytes(&program, collective, 0, facts.element_bytes), 0);
-                    longest = longest.max(bytes);
-                }
-            }
-        }
-        assert!(longest > 0, "some program writes scratch memory");
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub mod plan_file;
 pub mod planner;
 pub mod program;
 pub mod schedule;
+pub mod scratch_layout;
 pub mod selection;
 pub mod short_list;
 pub mod simulator;

@@ -48,6 +48,13 @@ static void reduce_scatter(flexring_comm *comm, int rank, int shared, size_t cou
     EXPECT(INVALID, "overlap", flexring_reduce_scatter(send, send + next, count, FLEXRING_INT32, FLEXRING_SUM, comm, NULL));
     WORKS(flexring_reduce_scatter(send, send + own, count, FLEXRING_INT32, FLEXRING_SUM, comm, NULL));
     for (size_t i = 0; i < count; i++) CHECK(send[own + i] == sum(own + i));
+
+    flexring_request *request;
+    for (size_t i = 0; i < WORLD * count; i++) send[i] = value(rank, i);
+    for (size_t i = 0; i < count; i++) recv[i] = SENTINEL;
+    WORKS(flexring_reduce_scatter_async(send, recv, count, FLEXRING_INT32, FLEXRING_SUM, comm, &request));
+    WORKS(flexring_wait(request));
+    for (size_t i = 0; i < count; i++) CHECK(recv[i] == sum(own + i));
     release(comm, shared, send), release(comm, shared, recv);
 }
 
@@ -64,6 +71,12 @@ static void all_gather(flexring_comm *comm, int rank, int shared, size_t count) 
     EXPECT(INVALID, "overlap", flexring_all_gather(recv + next, recv, count, FLEXRING_INT32, comm, NULL));
     WORKS(flexring_all_gather(recv + own, recv, count, FLEXRING_INT32, comm, NULL));
     for (size_t i = 0; i < WORLD * count; i++) CHECK(recv[i] == value((int)(i / count), i % count));
+
+    flexring_request *request;
+    for (size_t i = 0; i < WORLD * count; i++) recv[i] = SENTINEL;
+    WORKS(flexring_all_gather_async(send, recv, count, FLEXRING_INT32, comm, &request));
+    WORKS(flexring_wait(request));
+    for (size_t i = 0; i < WORLD * count; i++) CHECK(recv[i] == value((int)(i / count), i % count));
     release(comm, shared, send), release(comm, shared, recv);
 }
 
@@ -77,6 +90,12 @@ static void broadcast(flexring_comm *comm, int rank, int root, int shared, size_
 
     WORKS(flexring_broadcast(send, send, count, FLEXRING_INT32, root, comm, NULL));
     for (size_t i = 0; i < count; i++) CHECK(send[i] == value(root, i));
+
+    flexring_request *request;
+    for (size_t i = 0; i < count; i++) recv[i] = SENTINEL;
+    WORKS(flexring_broadcast_async(rank == root ? send : NULL, recv, count, FLEXRING_INT32, root, comm, &request));
+    WORKS(flexring_wait(request));
+    for (size_t i = 0; i < count; i++) CHECK(recv[i] == value(root, i));
     release(comm, shared, send), release(comm, shared, recv);
 }
 
@@ -89,6 +108,11 @@ static void reduce(flexring_comm *comm, int rank, int root, int shared, size_t c
     for (size_t i = 0; i < count; i++) CHECK(send[i] == value(rank, i));
     WORKS(flexring_reduce(send, recv, count, FLEXRING_INT32, FLEXRING_MAX, root, comm, NULL));
     for (size_t i = 0; i < count; i++) CHECK(recv[i] == (rank == root ? value(WORLD - 1, i) : SENTINEL));
+
+    flexring_request *request;
+    WORKS(flexring_reduce_async(send, recv, count, FLEXRING_INT32, FLEXRING_SUM, root, comm, &request));
+    WORKS(flexring_wait(request));
+    for (size_t i = 0; i < count; i++) CHECK(recv[i] == (rank == root ? sum(i) : SENTINEL));
 
     WORKS(flexring_reduce(send, send, count, FLEXRING_INT32, FLEXRING_SUM, root, comm, NULL));
     for (size_t i = 0; i < count; i++) CHECK(send[i] == (rank == root ? sum(i) : value(rank, i)));

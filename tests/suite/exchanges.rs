@@ -298,7 +298,16 @@ fn asynchronous_calls_return_their_vectors() {
             let counts = elements(3, |peer| usize::from(peer != comm.rank()));
             let uneven = comm.all_to_all_v_async(vec![rank; 2], &counts, vec![-1; 2], &counts);
             let uneven = uneven.expect("a request");
+            let scattered_sums = comm.reduce_scatter_async(vec![rank; 2100], vec![-1; 700], ReduceOp::Sum);
+            let gathered_by_all = comm.all_gather_async(vec![rank; 700], vec![-1; 2100]).expect("a request");
+            let broadcast = comm.broadcast_async(vec![rank; 700], 1).expect("a request");
+            let reduced = comm.reduce_async(vec![rank; 700], ReduceOp::Sum, 2).expect("a request");
             let all: Vec<i32> = (0..3).flat_map(|from| [from; 700]).collect();
+            let sums = scattered_sums.expect("a request").wait().expect("a reduce-scatter");
+            assert_eq!(sums, (vec![rank; 2100], vec![3; 700]));
+            assert_eq!(gathered_by_all.wait().expect("an all-gather"), (vec![rank; 700], all.clone()));
+            assert_eq!(broadcast.wait().expect("a broadcast"), [1; 700]);
+            assert_eq!(reduced.wait().expect("a reduce"), [if rank == 2 { 3 } else { rank }; 700]);
             let wanted = if rank == 2 { all } else { vec![-1; 2100] };
             assert_eq!(gathered.wait().expect("a gather"), (vec![rank; 700], wanted));
             assert_eq!(scattered.wait().expect("a scatter").1, [1; 700]);

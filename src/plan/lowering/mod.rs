@@ -178,7 +178,7 @@ impl Plan {
         let mut builder = StepBuilder::new(rank, spec, shared);
         for transfer in transfers {
             let span = transfer.segment.span;
-            builder.set_position(if spec.by_wave { transfer.segment.grid } else { span }, transfer.depth);
+            builder.set_position(span, transfer.depth);
             match transfer.op {
                 TransferOp::Send(peers) => builder.send(span, peers),
                 TransferOp::Reduce(order) => builder.reduce(span, &order, transfer.completes),
@@ -255,7 +255,8 @@ mod tests {
     #[test]
     fn only_partial_sums_of_other_ranks_parts_need_scratch_memory() {
         let lengths = |collective, lowering| -> Vec<f64> {
-            let scratch = |program: &Program| program.scratch.iter().map(|span| span.extent()).sum();
+            let scratch =
+                |program: &Program| program.scratch.iter().map(|scratch| scratch.span.extent()).sum();
             programs(collective, lowering).iter().map(scratch).collect()
         };
         assert_eq!(lengths(Collective::ReduceScatter, Lowering::Direct), [0.0; 4]);
@@ -281,15 +282,18 @@ mod tests {
                 for program in (0..5).map(|rank| plan.program(rank, spec)) {
                     let held = |span: Span| {
                         let is_in = |whole: &Span| whole.start <= span.start && span.end <= whole.end;
-                        is_in(&program.held_spans.output) || program.scratch.iter().any(is_in)
+                        is_in(&program.held_spans.output)
+                            || program.scratch.iter().any(|scratch| is_in(&scratch.span))
                     };
                     for step in program.steps.iter().filter(|step| matches!(*step.body, Body::Combine { .. }))
                     {
                         assert!(held(step.span()), "rank {}: {step:?}: {:?}", program.rank, program.scratch);
                     }
-                    assert!(program.scratch.is_sorted_by(|left, right| left.end < right.start));
+                    assert!(program.scratch.is_sorted_by(|left, right| left.span.end <= right.span.start));
                     let output = program.held_spans.output;
-                    assert!(program.scratch.iter().all(|span| span.intersection(output).is_empty()));
+                    assert!(
+                        program.scratch.iter().all(|scratch| scratch.span.intersection(output).is_empty())
+                    );
                 }
             }
         }

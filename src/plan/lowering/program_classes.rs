@@ -209,7 +209,7 @@ impl<'a> ProgramClasses<'a> {
 fn piece(segment: &Segment, by_wave: bool, binding: &Binding) -> GroupSegment {
     let Range { start, end } = segment.span.elements(binding.count, binding.align);
     let in_grid = if by_wave {
-        let grid = segment.grid.elements(binding.count, binding.align);
+        let grid = segment.span.elements(binding.count, binding.align);
         (start - grid.start, grid.end - grid.start)
     } else {
         (0, end - start)

@@ -6,12 +6,10 @@ use super::program_spec::ProgramSpec;
 use crate::plan::fraction::{Fraction, Span};
 use crate::plan::schedule::{Schedule, Shard};
 
-/// A part of the vector that all steps treat as one.
+/// A part of the vector that all steps treat as one. Its sub-chunks are a grid of their own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
     pub(super) span: Span,
-    /// See [`Step::grid`](crate::plan::program::Step::grid).
-    pub(super) grid: Span,
     /// The shard that the segment is in; the first, if it is in several.
     pub(super) shard: Shard,
 }
@@ -34,7 +32,7 @@ pub(super) fn group_starts(schedule: &Schedule) -> Vec<Fraction> {
 pub(super) fn segments(schedule: &Schedule, group_starts: &[Fraction], spec: ProgramSpec) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     if spec.one_shot || spec.collective.is_straight() {
-        return vec![Segment { span: Span::WHOLE, grid: Span::WHOLE, shard: schedule.shards()[0] }];
+        return vec![Segment { span: Span::WHOLE, shard: schedule.shards()[0] }];
     }
     for shard in schedule.shards() {
         match segments.last_mut() {
@@ -46,12 +44,11 @@ pub(super) fn segments(schedule: &Schedule, group_starts: &[Fraction], spec: Pro
                 let inside = group_starts.iter().skip(group_starts.partition_point(|cut| *cut <= start));
                 let mut from = start;
                 for to in inside.copied().take_while(|cut| *cut < end).chain([end]) {
-                    let span = Span { start: from, end: to };
-                    segments.push(Segment { span, grid: span, shard: *shard });
+                    segments.push(Segment { span: Span { start: from, end: to }, shard: *shard });
                     from = to;
                 }
             }
-            _ => segments.push(Segment { span: shard.span, grid: shard.span, shard: *shard }),
+            _ => segments.push(Segment { span: shard.span, shard: *shard }),
         }
     }
     if !spec.collective.has_parts() {

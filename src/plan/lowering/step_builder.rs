@@ -6,7 +6,7 @@ use super::program_spec::ProgramSpec;
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
 use crate::plan::program::{
-    Body, BufferKind, Dependency, OperandSource, SharedSteps, Step, StepId, StepPlace,
+    Body, BufferKind, Dependency, DependencyKind, OperandSource, SharedSteps, Step, StepId, StepPlace,
 };
 use crate::plan::short_list::ShortList;
 use crate::plan::span_map::SpanMap;
@@ -98,7 +98,7 @@ impl<'a> StepBuilder<'a> {
         let step = self.steps.len() as StepId;
         let mut depends = std::mem::take(&mut self.waits);
         for history in self.history.over(span) {
-            depends.extend(history.writer.map(|on| Dependency { on, in_place_only: false }));
+            depends.extend(history.writer.map(|on| Dependency { on, kind: DependencyKind::Elements }));
             history.readers.push((step, buffer == BufferKind::Input));
         }
         self.push(span, Body::Send { buffer, peers }, depends);
@@ -108,10 +108,10 @@ impl<'a> StepBuilder<'a> {
         let step = self.steps.len() as StepId;
         let mut depends = std::mem::take(&mut self.waits);
         for history in self.history.over(span) {
-            depends.extend(history.writer.map(|on| Dependency { on, in_place_only: false }));
+            depends.extend(history.writer.map(|on| Dependency { on, kind: DependencyKind::Elements }));
             let disjoint = self.disjoint;
             let readers = history.readers.iter().filter(|(_, input)| !(*input && disjoint));
-            depends.extend(readers.map(|(on, input)| Dependency { on: *on, in_place_only: *input }));
+            depends.extend(readers.map(|(on, input)| after_reader(*on, *input)));
             *history = History { writer: Some(step), readers: Vec::new() };
         }
         self.push(span, Body::Combine { operands, into: BufferKind::Output, last }, depends);
@@ -141,9 +141,7 @@ impl<'a> StepBuilder<'a> {
         let mut depends = self.writers_of_passed_on(span);
         let step = self.steps.len() as StepId;
         for history in self.history.over(span) {
-            depends.extend(
-                history.readers.iter().map(|(on, input)| Dependency { on: *on, in_place_only: *input }),
-            );
+            depends.extend(history.readers.iter().map(|(on, input)| after_reader(*on, *input)));
             *history = History { writer: Some(step), readers: Vec::new() };
         }
         let own = OperandSource::Own { buffer: BufferKind::Transit, scaled: false };
@@ -153,11 +151,11 @@ impl<'a> StepBuilder<'a> {
 
     fn writers_of_passed_on(&mut self, span: Span) -> Vec<Dependency> {
         let writers = self.passed_on.over(span).flat_map(|writer| *writer);
-        writers.map(|on| Dependency { on, in_place_only: false }).collect()
+        writers.map(|on| Dependency { on, kind: DependencyKind::Elements }).collect()
     }
 
     fn push(&mut self, span: Span, body: Body, mut depends: Vec<Dependency>) {
-        depends.sort_unstable_by_key(|dependency| (dependency.on, dependency.in_place_only));
+        depends.sort_unstable_by_key(|dependency| (dependency.on, dependency.kind));
         depends.dedup_by_key(|dependency| dependency.on);
         let (grid, depth) = self.position;
         let place = self.shared.place(StepPlace { span, grid });
@@ -191,4 +189,9 @@ impl<'a> StepBuilder<'a> {
     pub(super) fn copy(&mut self, span: Span, from: Rank) {
         self.combine(span, [OperandSource::Received { peer: from }].into(), false);
     }
+}
+
+/// The dependency of a step that writes what `on` reads; from the input if `input`.
+fn after_reader(on: StepId, input: bool) -> Dependency {
+    Dependency { on, kind: if input { DependencyKind::ElementsInPlace } else { DependencyKind::Elements } }
 }

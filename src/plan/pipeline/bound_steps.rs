@@ -23,6 +23,8 @@ pub(super) struct BoundPlace {
     pub(super) first: u64,
     /// Sub-chunks of each step.
     pub(super) subs: u32,
+    /// Elements of its ring in scratch memory; `u64::MAX` if nothing there is used again.
+    pub(super) ring: u64,
     /// The first step with this place.
     step: StepId,
 }
@@ -85,7 +87,8 @@ impl BoundSteps {
             let first = (start - origin) / subchunk;
             let subs = if start == end { 0 } else { (end - 1 - origin) / subchunk - first + 1 };
             let subs = u32::try_from(subs).expect("`CallLayout` refuses so many");
-            *place = BoundPlace { start, end, origin, cells, first, subs, step: place.step };
+            let ring = ring_of(program, step, binding).unwrap_or(u64::MAX);
+            *place = BoundPlace { start, end, origin, cells, first, subs, ring, step: place.step };
         }
         let combines = self.steps.iter().filter(|step| !step.is_send);
         self.combined = combines.map(|step| u64::from(self.places[step.place as usize].subs)).sum();
@@ -107,6 +110,16 @@ impl BoundSteps {
     pub(super) fn combined(&self) -> u64 {
         self.combined
     }
+}
+
+/// Elements of the ring that the grid of a step has in scratch memory; `None` if it has none, or is there as a whole.
+fn ring_of(program: &Program, step: &Step, binding: &Binding) -> Option<u64> {
+    let waves = program.waves.as_ref()?;
+    let at =
+        program.scratch.binary_search_by_key(&step.place.grid.start, |scratch| scratch.span.start).ok()?;
+    let (elements, kept) =
+        program.scratch[at].elements(Some(waves), binding.count, binding.subchunk, binding.align);
+    (kept < elements.end - elements.start).then_some(kept)
 }
 
 /// The elements of the block that a step moves; `None` if `blocks` is empty.

@@ -5,7 +5,7 @@
 use super::Pipeline;
 use super::action::{Action, Location};
 use super::link_state::{LinkNumber, PendingSend};
-use crate::plan::program::{Body, LinkPlace, OperandSource, StepId};
+use crate::plan::program::{Body, DependencyKind, LinkPlace, OperandSource, StepId};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -164,7 +164,8 @@ impl Pipeline {
         Some(Action::Combine { step, sub: issued.into() })
     }
 
-    /// Whether every earlier step is done with the elements of this sub-chunk.
+    /// Whether every earlier step is done with the elements of this sub-chunk, and every step with those that were at its place in
+    /// scratch memory.
     fn dependencies_met(&self, step: StepId, sub: u64) -> bool {
         let dependencies = self.program.dependencies(step);
         if dependencies.is_empty() {
@@ -172,10 +173,17 @@ impl Pipeline {
         }
         let Range { end, .. } = self.elements(step, sub);
         dependencies.iter().all(|dependency| {
-            if dependency.in_place_only && !self.binding.in_place {
-                return true;
-            }
             let bound = self.place(dependency.on);
+            let end = match dependency.kind {
+                DependencyKind::Elements => end,
+                DependencyKind::ElementsInPlace if self.binding.in_place => end,
+                DependencyKind::ElementsInPlace => return true,
+                DependencyKind::Reuse => {
+                    let own = self.place(step);
+                    let end_of_cell = own.origin + (own.first + sub + 1) * self.binding.subchunk;
+                    end_of_cell.saturating_sub(own.ring)
+                }
+            };
             // Steps process elements in ascending order, so everything below the watermark is done.
             end <= bound.start || self.watermark(dependency.on) >= end.min(bound.end)
         })

@@ -37,7 +37,7 @@ pub use action::{Action, Location, Slot};
 pub use binding::{Binding, BlockLayout, LinkProfile, Staging};
 
 use super::Rank;
-use super::program::{Body, BufferKind, LinkPlace, OperandSource, Program, StepId, Waves};
+use super::program::{Body, BufferKind, LinkPlace, OperandSource, Program, StepId};
 use bound_steps::{BoundPlace, BoundSteps};
 use link_state::{LinkNumber, LinkTable, LinkTraffic};
 use std::collections::VecDeque;
@@ -199,10 +199,8 @@ impl Pipeline {
         }
         self.progress.restart();
         self.remaining = self.bound.combined();
-        // As many waves as the longest grid has sub-chunks.
-        let number =
-            |waves: &Waves| (waves.longest * binding.count as f64 / binding.subchunk as f64).ceil() as u64;
-        let waves = self.program.waves.as_ref().map(|waves| (number(waves), waves.lag));
+        let waves = self.program.waves.as_ref();
+        let waves = waves.map(|waves| (waves.number(binding.count, binding.subchunk), waves.lag));
         if !numbered {
             let bound = |step: StepId| (self.bound.place(step), self.program.steps[step as usize].depth);
             for LinkTraffic { sends, receives, .. } in self.links.traffic_mut() {

@@ -1,10 +1,11 @@
 //! The check for data races within one rank: reads of unfinished writes, and writes over unfinished reads. Data to pass on is
-//! written once, so only its reads can race.
+//! written once, so only its reads can race. With waves, a place of scratch memory is used again by later sub-chunks.
 //!
 //! Owns the memory of one rank. Must not know messages or other ranks.
 
 use super::segments::{cuts, range};
-use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
+use crate::plan::fraction::Fraction;
+use crate::plan::program::{Body, BufferKind, DependencyKind, OperandSource, Program, StepId};
 use std::collections::HashMap;
 
 /// The last accesses to a segment of a rank's memory.
@@ -25,7 +26,8 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
         let on: HashMap<StepId, bool> = program
             .dependencies(number)
             .iter()
-            .map(|dependency| (dependency.on, dependency.in_place_only))
+            .filter(|dependency| dependency.kind != DependencyKind::Reuse)
+            .map(|dependency| (dependency.on, dependency.kind == DependencyKind::ElementsInPlace))
             .collect();
         let race = |other: StepId| {
             Err(format!(
@@ -88,6 +90,40 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
                 segment.readers.clear();
             } else {
                 segment.readers.push((number, reads_input));
+            }
+        }
+    }
+    if program.waves.is_some() { reuse(program, &cuts) } else { Ok(()) }
+}
+
+/// Checks that the first step that uses a segment outside of the caller's output waits until earlier sub-chunks that were at the same
+/// places are used up: for each step that uses the segment or one before it in the same grid, unless a later step waits for that one.
+fn reuse(program: &Program, cuts: &[Fraction]) -> std::result::Result<(), String> {
+    let waits = |step: StepId, kind: DependencyKind, on: StepId| {
+        program.dependencies(step).iter().any(|dependency| dependency.on == on && dependency.kind == kind)
+    };
+    let mut users: Vec<Vec<StepId>> = vec![Vec::new(); cuts.len()];
+    let held = range(cuts, program.held_spans.output);
+    for (number, step) in (0..).zip(&program.steps) {
+        if matches!(*step.body, Body::Send { buffer: BufferKind::Input, .. }) {
+            continue;
+        }
+        let outside = range(cuts, step.span()).filter(|segment| !held.contains(segment));
+        outside.for_each(|segment| users[segment].push(number));
+    }
+    for segment in (0..cuts.len()).filter(|segment| !users[*segment].is_empty()) {
+        let first = users[segment][0];
+        let grid = range(cuts, program.steps[first as usize].place.grid);
+        for before in &users[grid.start..=segment] {
+            for user in before {
+                let is_followed = before.iter().any(|later| waits(*later, DependencyKind::Elements, *user));
+                if !is_followed && !waits(first, DependencyKind::Reuse, *user) {
+                    return Err(format!(
+                        "rank {}: step {first} does not wait until step {user} is done with the place of {} in scratch memory",
+                        program.rank,
+                        program.steps[first as usize].span()
+                    ));
+                }
             }
         }
     }

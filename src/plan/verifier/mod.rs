@@ -9,7 +9,7 @@
 //! 4. **Progress.** There is one order of all messages of the world in which every step comes after the steps that it
 //!    waits for. So the earliest unfinished message can always move (see [`pipeline`](super::pipeline)).
 //! 5. **Memory.** Each step waits for every earlier step that still reads what it overwrites, or still writes what it
-//!    reads.
+//!    reads, and for every step that still uses its place in scratch memory for earlier sub-chunks.
 //! 6. **Places.** Each block of an all-to-all by node has one place, equal on all ranks, and each message is one piece of memory.
 //!
 //! | module | proves |
@@ -125,7 +125,7 @@ mod tests {
     use crate::config::Lowering;
     use crate::plan::block_order::BlockOrder;
     use crate::plan::planner::ring;
-    use crate::plan::program::{Body, BufferKind, OperandSource, Step, StepId, StepPlace};
+    use crate::plan::program::{Body, BufferKind, DependencyKind, OperandSource, Step, StepId, StepPlace};
     use crate::plan::topology::Topology;
 
     const SPEC: ProgramSpec = ProgramSpec { by_wave: true, ..ProgramSpec::ALL_REDUCE };
@@ -201,6 +201,28 @@ mod tests {
             programs[0].remove_dependencies(waiting);
         });
         assert!(error.contains(" does not wait for step "), "{error}");
+    }
+
+    #[test]
+    fn places_of_scratch_memory_that_are_used_again_too_early_are_found() {
+        let topology = Topology::from_names(&["a", "b", "c"]);
+        let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Chain);
+        let spec = ProgramSpec { collective: Collective::ReduceScatter, ..SPEC };
+        let outcome = |change: fn(&mut Program)| {
+            let mut programs: Vec<Program> = (0..3).map(|rank| plan.program(rank, spec)).collect();
+            change(&mut programs[1]);
+            verify_programs(&programs, spec).err().unwrap_or_else(|| "holds".to_owned())
+        };
+        assert_eq!(outcome(|_| {}), "holds");
+        let error = outcome(|program| {
+            let waits =
+                |step: &StepId| program.dependencies(*step).iter().any(|on| on.kind == DependencyKind::Reuse);
+            let first = (0..program.steps.len() as StepId).find(waits).expect("rank 1 is within a chain");
+            program.remove_dependencies(first);
+        });
+        assert!(error.starts_with("rank 1: step ") && error.contains("the place of "), "{error}");
+        let error = outcome(|program| program.scratch[0].hops = 0);
+        assert!(error.contains(" waits for the memory of ") && error.contains("due later"), "{error}");
     }
 
     #[test]

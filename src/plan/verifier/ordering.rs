@@ -3,7 +3,7 @@
 //! Owns the order of messages. Must not know values or memory.
 
 use crate::plan::fraction::Span;
-use crate::plan::program::{Program, Step};
+use crate::plan::program::{Dependency, DependencyKind, Program, Step, StepId};
 
 /// What both ends of a link must agree on for a message: its span, its grid and its depth.
 fn signature(step: &Step) -> (Span, Span, u32) {
@@ -55,14 +55,23 @@ pub(super) fn links(programs: &[Program]) -> std::result::Result<(), String> {
 
 /// Checks that each step waits for earlier messages only. Messages are ordered by depth, and at equal depth by the
 /// step's index in its program. With waves, sub-chunks of one grid keep that order, and steps of different grids must
-/// not depend on each other.
+/// not depend on each other. A step that uses memory again waits for messages of earlier sub-chunks, which a ring keeps so far apart
+/// that they are due before: see [`ScratchSpan`](crate::plan::program::ScratchSpan).
 pub(super) fn progress(program: &Program) -> std::result::Result<(), String> {
     for (number, step) in (0..).zip(&program.steps) {
         for dependency in program.dependencies(number) {
             let before = &program.steps[dependency.on as usize];
+            if dependency.kind == DependencyKind::Reuse {
+                reuse(program, step, before)?;
+                continue;
+            }
             let local = before.is_local() || step.is_local();
             // A local step that no step waits for may wait for any step.
-            let last = step.is_local() && program.dependents(number).is_empty();
+            let waits = |later: &StepId| {
+                let names = |on: &Dependency| on.on == number && on.kind != DependencyKind::Reuse;
+                program.dependencies(*later).iter().any(names)
+            };
+            let last = step.is_local() && !program.dependents(number).iter().any(waits);
             let rises =
                 before.depth < step.depth || (before.depth == step.depth && before.is_local()) || last;
             if dependency.on >= number || !rises {
@@ -86,4 +95,24 @@ pub(super) fn progress(program: &Program) -> std::result::Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Checks that `step` may wait for `on`, which is done with earlier sub-chunks of its scratch memory: their steps must cut them alike, and
+/// the hops between them must be no more than those that the ring was made for.
+fn reuse(program: &Program, step: &Step, on: &Step) -> std::result::Result<(), String> {
+    let ring = program.scratch.iter().find(|scratch| scratch.span == step.place.grid);
+    if program.waves.is_some()
+        && step.place.grid == on.place.grid
+        && ring.is_some_and(|ring| on.depth <= step.depth + ring.hops)
+    {
+        return Ok(());
+    }
+    Err(format!(
+        "rank {}: {} at depth {} waits for the memory of {} at depth {}, which may be due later",
+        program.rank,
+        step.span(),
+        step.depth,
+        on.span(),
+        on.depth
+    ))
 }

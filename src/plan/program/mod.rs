@@ -6,173 +6,30 @@
 //! elements have rising depths, and steps of one depth are listed in the same order. So both ends of a link derive
 //! the same list of messages, and the earliest unfinished message of the whole world can always move: no program
 //! deadlocks.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `step` | steps, and what they wait for |
+//! | `waves` | the number of sub-chunks that are in flight |
+//! | `scratch_span` | rings of sub-chunks in scratch memory |
+
+mod scratch_span;
+mod step;
+mod waves;
+
+pub use scratch_span::ScratchSpan;
+pub use step::{
+    Body, BufferKind, Dependency, DependencyKind, OperandSource, SharedSteps, Step, StepId, StepPlace,
+};
+pub use waves::Waves;
 
 use super::Rank;
 use super::block_order::BlockOrder;
 use super::fraction::Span;
-use super::short_list::ShortList;
 use super::step_lists::StepLists;
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use scratch_span::{add_reuse, scratch_spans};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// Index of a step in its program.
-pub type StepId = u32;
-
-/// A memory that holds parts of the vector: the caller's two vectors, and one of this rank's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BufferKind {
-    /// The caller's contribution. Never written.
-    Input,
-    /// The result; partial sums until the program ends.
-    Output,
-    /// Data that this rank passes on as it is, in scratch memory.
-    Transit,
-}
-
-/// One operand of a combine, in the order of addition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OperandSource {
-    /// A part of one of this rank's own vectors.
-    Own {
-        /// The vector that holds it.
-        buffer: BufferKind,
-        /// Whether the combine multiplies it by this rank's factor.
-        scaled: bool,
-    },
-    /// A message.
-    Received {
-        /// The sender.
-        peer: Rank,
-    },
-}
-
-/// The elements of a step, and where they are cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StepPlace {
-    /// The part of the vector that it reads or writes.
-    pub span: Span,
-    /// The span whose start sub-chunk boundaries are counted from: steps with equal grids cut the elements that they
-    /// share at the same places.
-    pub grid: Span,
-}
-
-/// Places and operations of steps. Programs that are made with one of these store each place once, and operations that follow
-/// each other closely.
-#[derive(Debug, Default)]
-pub struct SharedSteps {
-    places: HashSet<Arc<StepPlace>>,
-    /// The newest operations. A rank of a chain alternates between few.
-    bodies: VecDeque<Arc<Body>>,
-}
-
-/// Operations among which an equal one is searched.
-const RECENT_BODIES: usize = 8;
-
-impl SharedSteps {
-    pub(super) fn body(&mut self, body: Body) -> Arc<Body> {
-        if let Some(found) = self.bodies.iter().find(|recent| ***recent == body) {
-            return Arc::clone(found);
-        }
-        let body = Arc::new(body);
-        self.bodies.truncate(RECENT_BODIES - 1);
-        self.bodies.push_front(Arc::clone(&body));
-        body
-    }
-
-    pub(super) fn place(&mut self, place: StepPlace) -> Arc<StepPlace> {
-        if let Some(found) = self.places.get(&place) {
-            return Arc::clone(found);
-        }
-        let place = Arc::new(place);
-        self.places.insert(Arc::clone(&place));
-        place
-    }
-}
-
-/// One send or combine, executed sub-chunk by sub-chunk in ascending order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// Its elements.
-    pub place: Arc<StepPlace>,
-    /// Hops of the collective before this step.
-    pub depth: u32,
-    /// The operation.
-    pub body: Arc<Body>,
-}
-
-/// The operation of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
-    /// Send the span to each of the peers.
-    Send {
-        /// The vector to send from.
-        buffer: BufferKind,
-        /// The receivers, all different.
-        peers: ShortList<Rank>,
-    },
-    /// Add the operands and write the sum.
-    Combine {
-        /// The operands in the order of addition, at least one.
-        operands: ShortList<OperandSource>,
-        /// Where the sum is written: the output, or data to pass on.
-        into: BufferKind,
-        /// Whether this completes the sum over all ranks. An average is divided here.
-        last: bool,
-    },
-}
-
-impl Body {
-    /// The ranks that it sends to or receives from.
-    fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
-        let (sends, operands) = match self {
-            Self::Send { peers, .. } => (&peers[..], &[][..]),
-            Self::Combine { operands, .. } => (&[][..], &operands[..]),
-        };
-        let received = operands.iter().filter_map(|operand| match operand {
-            OperandSource::Received { peer } => Some(*peer),
-            OperandSource::Own { .. } => None,
-        });
-        sends.iter().copied().chain(received)
-    }
-}
-
-impl Step {
-    /// The part of the vector that it reads or writes.
-    #[must_use]
-    pub fn span(&self) -> Span {
-        self.place.span
-    }
-
-    /// Whether it is a combine of this rank's own data only.
-    #[must_use]
-    pub fn is_local(&self) -> bool {
-        matches!(&*self.body, Body::Combine { operands, .. } if operands.iter().all(|operand| matches!(operand, OperandSource::Own { .. })))
-    }
-
-    /// The memory that a combine writes to.
-    #[must_use]
-    pub fn destination(&self) -> BufferKind {
-        match *self.body {
-            Body::Combine { into, .. } => into,
-            Body::Send { .. } => BufferKind::Output,
-        }
-    }
-
-    /// Whether it only copies a message, so that the message can be received at its destination directly.
-    #[must_use]
-    pub fn is_copy(&self) -> bool {
-        matches!(&*self.body, Body::Combine { operands, last: false, .. } if matches!(operands[..], [OperandSource::Received { .. }]))
-    }
-}
-
-/// An earlier step that a step waits for. Each sub-chunk waits for its own elements only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dependency {
-    /// The earlier step.
-    pub on: StepId,
-    /// Whether the dependency holds only if input and output are the same memory.
-    pub in_place_only: bool,
-}
 
 /// A step's messages on one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,16 +75,6 @@ pub struct HeldSpans {
     pub disjoint: bool,
 }
 
-/// The order of sub-chunks that are in flight at the same time. There are as many waves as the longest grid has
-/// sub-chunks. The wave of a sub-chunk is its position in its own grid, scaled to that number.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Waves {
-    /// Length of the longest grid of all ranks, as a part of the vector (0 to 1).
-    pub longest: f64,
-    /// Waves that each hop lags behind the previous one.
-    pub lag: u64,
-}
-
 /// The steps of one rank in one collective, with their dependencies and messages.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -243,14 +90,13 @@ pub struct Program {
     pub waves: Option<Waves>,
     /// The parts of the vector that the caller's memory holds.
     pub held_spans: HeldSpans,
-    /// The spans outside the caller's output that steps write, one after the other in scratch memory: in rising order, with a gap
-    /// between any two.
-    pub scratch: Vec<Span>,
+    /// The spans outside the caller's output that steps use, in rising order.
+    pub scratch: Vec<ScratchSpan>,
     /// The place of each block in the vector of an all-to-all that goes by node. `None` for other programs.
     pub blocks: Option<Arc<BlockOrder>>,
-    /// By step, the earlier steps that it waits for.
+    /// By step, the steps that it waits for.
     dependencies: StepLists<Dependency>,
-    /// By step, the later steps that wait for it.
+    /// By step, the steps that wait for it.
     dependents: StepLists<StepId>,
     /// By step and part, where its messages are listed.
     link_places: StepLists<LinkPlace>,
@@ -275,7 +121,6 @@ impl Program {
     pub(super) fn assemble(parts: ProgramParts) -> Self {
         let ProgramParts { rank, world, digest, waves, held_spans, blocks, mut steps, mut depends } = parts;
         steps.shrink_to_fit();
-        depends.shrink_to_fit();
         let peers: BTreeSet<Rank> = steps.iter().flat_map(|step| step.body.peers()).collect();
         let peers: Vec<Rank> = peers.into_iter().collect();
         let mut lists = vec![LinkMessages::default(); peers.len()];
@@ -311,7 +156,11 @@ impl Program {
             messages.receives.shrink_to_fit();
         }
         let links = peers.into_iter().zip(lists).collect();
-        let scratch = scratch_spans(&steps, held_spans.output);
+        let scratch = scratch_spans(&steps, held_spans.output, waves.is_some());
+        if waves.is_some() && !scratch.is_empty() {
+            depends = add_reuse(&steps, &scratch, held_spans.output, &depends);
+        }
+        depends.shrink_to_fit();
         let dependents = depends.reversed(|dependency| dependency.on);
         Self {
             rank,
@@ -357,7 +206,7 @@ impl Program {
         })
     }
 
-    /// The earlier steps that `step` waits for.
+    /// The steps that `step` waits for.
     #[must_use]
     pub fn dependencies(&self, step: StepId) -> &[Dependency] {
         self.dependencies.get(step)
@@ -369,7 +218,7 @@ impl Program {
         self.dependencies.clear_step(step);
     }
 
-    /// The later steps that wait for `step`.
+    /// The steps that wait for `step`.
     #[must_use]
     pub fn dependents(&self, step: StepId) -> &[StepId] {
         self.dependents.get(step)
@@ -385,28 +234,4 @@ impl Program {
     pub fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
         self.links.keys().copied()
     }
-}
-
-/// The spans that steps write, in rising order: those to pass on, and those outside `output`. Spans that touch are one.
-fn scratch_spans(steps: &[Step], output: Span) -> Vec<Span> {
-    let written = steps.iter().filter(|step| matches!(*step.body, Body::Combine { .. }));
-    let outside = |step: &Step| {
-        let span = step.span();
-        if step.destination() == BufferKind::Transit {
-            return [span, Span { end: span.start, ..span }];
-        }
-        let before = Span { start: span.start, end: span.end.min(output.start) };
-        let after = Span { start: span.start.max(output.end), end: span.end };
-        [before, after]
-    };
-    let mut spans: Vec<Span> = written.flat_map(outside).filter(|span| !span.is_empty()).collect();
-    spans.sort_unstable_by_key(|span| (span.start, span.end));
-    spans.dedup_by(|next, last| {
-        let touches = next.start <= last.end;
-        if touches {
-            last.end = last.end.max(next.end);
-        }
-        touches
-    });
-    spans
 }
