@@ -120,7 +120,7 @@ fn what_cannot_be_simulated_is_refused_with_cause_and_fix() {
         ("--topology 2+3 --memory-bandwidth NaN", 2, "expected bytes per second"),
         ("--topology 2+3 --window 0", 2, "the window is 0: use 1 to 1048576"),
         ("--topology 2+3 --algo blueconnect", 2, "not symmetric"),
-        ("--topology 2+3 --size 1000G", 2, "more than the limit of 4096M (--max-memory): do not record"),
+        ("--topology 2+3 --size 1000G", 2, "more than the limit of 4G (--max-memory): do not record"),
         (
             "--topology 1x16384 --algo ring",
             2,
