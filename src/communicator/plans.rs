@@ -56,6 +56,8 @@ pub(super) struct Plans {
     /// Bytes of a slot of the pool, and of one in calls on a GPU.
     slot_bytes: usize,
     gpu_slot_bytes: usize,
+    /// Those of the executor's links, once the programs are prepared.
+    rails: usize,
     lowered: HashMap<ProgramKey, LoweredProgram>,
     /// The chosen algorithm, and why it was chosen.
     selection: AlgorithmSelection,
@@ -121,6 +123,7 @@ impl Plans {
             reproducible: config.reproducible.0,
             slot_bytes: config.subchunk.0,
             gpu_slot_bytes: config.gpu_slot_bytes(),
+            rails: 1,
             lowered: HashMap::new(),
             selection,
         })
@@ -178,6 +181,7 @@ impl Plans {
 
     /// Installs the programs of all-reduces without a factor, so that the first call is as fast as later ones.
     pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
+        self.rails = executor.rails();
         self.usual_programs().into_iter().try_for_each(|key| self.install(key, executor).map(drop))
     }
 
@@ -274,6 +278,7 @@ impl Plans {
             count: checked.count,
             element_bytes: checked.dtype.size(),
             world: self.main().plan.schedule().world(),
+            rails: self.rails,
             in_place: checked.in_place,
             on_gpu: checked.on_gpu,
             output_bytes: checked.output.len(),

@@ -163,6 +163,12 @@ impl Executor {
         self.programs.reinstall(&self.resources)
     }
 
+    /// Over how many ports the messages of a link are spread at most. Equal on all ranks.
+    #[must_use]
+    pub fn rails(&self) -> usize {
+        self.resources.links.rails()
+    }
+
     /// Opens the GPU memory that neighbours share. All of them have called [`use_gpu`](Self::use_gpu), if they have a GPU
     /// yet.
     pub fn open_neighbours(&mut self) {

@@ -12,19 +12,19 @@ thread_local! {
 }
 
 /// Measures from its creation on, in this thread.
-pub(super) struct AllocationLimit {
+pub(crate) struct AllocationLimit {
     before: isize,
 }
 
 impl AllocationLimit {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let before = TAKEN.get();
         PEAK.set(before);
         Self { before }
     }
 
     /// The most bytes that were taken at once since the start.
-    pub(super) fn peak(&self) -> usize {
+    pub(crate) fn peak(&self) -> usize {
         usize::try_from(PEAK.get() - self.before).unwrap_or(0)
     }
 }

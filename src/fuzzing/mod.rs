@@ -11,10 +11,10 @@ mod input_reader;
 mod libfuzzer;
 mod mutator;
 
+pub(crate) use allocation_limit::AllocationLimit;
 pub(crate) use input_reader::{InputReader, block};
 
 use crate::test_effort::cases;
-use allocation_limit::AllocationLimit;
 use mutator::Mutator;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};

@@ -5,13 +5,13 @@
 use super::cost_model::lower_bound::{LowerBound, lower_bound};
 use super::lowering::{Plan, ProgramSpec};
 use super::planner::{self, Details};
-use super::simulator::{SimulationInput, SimulationParameters, simulate, sub_chunks};
+use super::simulator::{SimulationInput, SimulationParameters, messages, simulate};
 use super::topology::{Topology, VertexId};
 use super::traffic::Traffic;
 use crate::config::{Algorithm, Lowering};
 
-/// Most sub-chunks of all ranks together, for which a schedule is simulated. So many take up to a second.
-const MOST_SIMULATED: u64 = 300_000;
+/// Most messages of all ranks together, for which a schedule is simulated. So many take up to a second.
+const MOST_SIMULATED: u64 = 150_000;
 
 /// Times that differ by less than this part count as equal.
 const CLOSE: f64 = 0.01;
@@ -93,10 +93,11 @@ impl Comparison {
                 }
             }
         }
-        let work = |plan: &Plan| {
-            sub_chunks(plan, bytes, parameters.subchunk).saturating_mul(topology.world() as u64)
+        // A plan that cannot be simulated is refused with the reason below.
+        let is_short = |plan: &Plan| {
+            messages(plan, bytes, parameters).map_or(true, |messages| messages <= MOST_SIMULATED)
         };
-        let simulated = plans.iter().all(|(plan, _)| work(plan) <= MOST_SIMULATED);
+        let simulated = plans.iter().all(|(plan, _)| is_short(plan));
         let mut candidates: Vec<Candidate> = plans
             .into_iter()
             .filter_map(|(plan, algorithms)| {

@@ -19,6 +19,7 @@ pub mod fraction;
 mod fuzz;
 pub mod lowering;
 pub mod node_pairs;
+pub mod physical_links;
 pub mod pipeline;
 pub mod plan_file;
 pub mod planner;

@@ -48,6 +48,20 @@ pub fn bandwidth_label(bandwidth: u64) -> String {
     format!("{}{letter}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
+/// The NICs of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nics {
+    /// Their number, at least 1. Each has an equal part of the uplink's bandwidth.
+    pub count: u32,
+    /// Whether each rank uses all of them; otherwise the ranks of the node divide them.
+    pub striped: bool,
+}
+
+impl Nics {
+    /// One NIC, and all vertices that are not nodes.
+    pub const ONE: Self = Self { count: 1, striped: false };
+}
+
 /// The kind of a vertex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VertexKind {
@@ -66,12 +80,25 @@ pub struct Vertex {
     pub name: String,
     /// Switch, node or rank.
     pub kind: VertexKind,
-    /// The link to the parent; meaningless for the root.
+    /// The link to the parent, that of all NICs together; meaningless for the root.
     pub uplink: Uplink,
+    /// The NICs that the uplink consists of.
+    pub nics: Nics,
     /// The parent; `None` for the root.
     pub parent: Option<VertexId>,
     /// The children, in the order of the description.
     pub children: Vec<VertexId>,
+}
+
+impl Vertex {
+    /// The bandwidth of the uplink, in the notation of the short form: `10G`, or with several NICs `4*100G`.
+    #[must_use]
+    pub fn bandwidth_label(&self) -> String {
+        match self.nics.count {
+            0 | 1 => self.uplink.bandwidth_label(),
+            count => format!("{count}*{}", bandwidth_label(self.uplink.bandwidth / u64::from(count))),
+        }
+    }
 }
 
 /// A tree of switches and nodes, with every rank of the world on exactly one node.
@@ -99,6 +126,7 @@ impl TopologyBuilder {
             name: name.to_owned(),
             kind: VertexKind::Switch,
             uplink: Uplink::NODE_DEFAULT,
+            nics: Nics::ONE,
             parent: None,
             children: Vec::new(),
         };
@@ -115,6 +143,11 @@ impl TopologyBuilder {
         self.add(parent, name.to_owned(), VertexKind::Node, uplink)
     }
 
+    /// Divides the uplink of `node` among NICs. `striped`: see [`Nics`].
+    pub fn set_nics(&mut self, node: VertexId, nics: Nics) {
+        self.vertices[node].nics = nics;
+    }
+
     /// Adds a rank to `node`.
     pub fn rank(&mut self, node: VertexId, rank: Rank, uplink: Uplink) -> VertexId {
         self.add(node, format!("rank {rank}"), VertexKind::Rank(rank), uplink)
@@ -122,7 +155,9 @@ impl TopologyBuilder {
 
     fn add(&mut self, parent: VertexId, name: String, kind: VertexKind, uplink: Uplink) -> VertexId {
         let id = self.vertices.len();
-        self.vertices.push(Vertex { name, kind, uplink, parent: Some(parent), children: Vec::new() });
+        let vertex =
+            Vertex { name, kind, uplink, nics: Nics::ONE, parent: Some(parent), children: Vec::new() };
+        self.vertices.push(vertex);
         self.vertices[parent].children.push(id);
         id
     }
@@ -296,6 +331,38 @@ impl Topology {
             uplink.bandwidth = ((uplink.bandwidth as f64 * factor) as u64).max(1);
         }
         scaled
+    }
+
+    /// Number of parts of the uplink of a vertex. The ranks of a node use different ones.
+    #[must_use]
+    pub fn uplink_parts(&self, vertex: VertexId) -> usize {
+        let Vertex { nics, children, .. } = &self.vertices[vertex];
+        if nics.striped { 1 } else { children.len().clamp(1, nics.count.max(1) as usize) }
+    }
+
+    /// Bits per second of a part of the uplink of a vertex, in each direction. The ranks of a node take its NICs in turn until none is
+    /// left; if there are fewer NICs than ranks, the others share them.
+    #[must_use]
+    pub fn part_bandwidth(&self, vertex: VertexId, part: usize) -> u64 {
+        let (parts, Vertex { nics, uplink, .. }) = (self.uplink_parts(vertex), &self.vertices[vertex]);
+        if parts == 1 {
+            return uplink.bandwidth;
+        }
+        let count = nics.count as usize;
+        (u128::from(uplink.bandwidth) * (count - part).div_ceil(parts) as u128 / count as u128).max(1) as u64
+    }
+
+    /// The part of its node's uplink that a rank uses.
+    #[must_use]
+    pub fn uplink_part_of(&self, rank: Rank) -> usize {
+        let leaf = self.leaves[rank];
+        let node = self.vertices[leaf].parent.unwrap_or(0);
+        match self.uplink_parts(node) {
+            1 => 0,
+            parts => {
+                self.vertices[node].children.iter().position(|child| *child == leaf).unwrap_or(0) % parts
+            }
+        }
     }
 
     /// All vertices, the root first and children after their parents.

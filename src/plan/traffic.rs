@@ -4,6 +4,7 @@
 //! vectors whose time depends on bandwidth.
 
 use super::lowering::{Plan, ProgramSpec};
+use super::physical_links::PhysicalLinks;
 use super::program::Body;
 use super::topology::{Topology, VertexId};
 
@@ -36,7 +37,8 @@ pub struct Busiest {
 /// The loads of all links of a topology.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
-    loads: Vec<Load>,
+    /// By vertex, the links of which its uplink consists.
+    loads: Vec<Vec<Load>>,
     hops: u32,
 }
 
@@ -44,7 +46,8 @@ impl Traffic {
     /// The sum of what the programs of all ranks send. The plan must have as many ranks as the topology.
     #[must_use]
     pub fn of(plan: &Plan, topology: &Topology, spec: ProgramSpec) -> Self {
-        let mut loads = vec![Load::default(); topology.vertices().len()];
+        let links = PhysicalLinks::new(topology);
+        let mut carried = vec![Load::default(); links.len()];
         let mut hops = 0;
         for rank in 0..topology.world() {
             for step in plan.program(rank, spec).steps {
@@ -52,14 +55,14 @@ impl Traffic {
                 let length = step.span().extent();
                 hops = hops.max(step.depth + 1);
                 for peer in peers.iter().copied() {
-                    let (from, to) = (topology.leaf(rank), topology.leaf(peer));
-                    let top = topology.lowest_common_ancestor(from, to);
-                    climb(topology, from, top, |vertex| loads[vertex].up += length);
-                    climb(topology, to, top, |vertex| loads[vertex].down += length);
+                    let [up, down] = links.between(rank, peer);
+                    up.into_iter().for_each(|link| carried[link].up += length);
+                    down.into_iter().for_each(|link| carried[link].down += length);
                 }
             }
         }
-        Self { loads, hops }
+        let of_vertex = |vertex| carried[links.of(vertex)].to_vec();
+        Self { loads: (0..topology.vertices().len()).map(of_vertex).collect(), hops }
     }
 
     /// Most messages in a row, each of which needs the one before it.
@@ -68,32 +71,34 @@ impl Traffic {
         self.hops
     }
 
-    /// The load of the uplink of `vertex`.
+    /// Seconds that the uplink of `vertex` takes for each byte of the vector, with the bandwidths of a topology. With several NICs, the
+    /// slowest of them counts.
     #[must_use]
-    pub fn load(&self, vertex: VertexId) -> Load {
-        self.loads[vertex]
+    pub fn seconds_per_byte(&self, topology: &Topology, vertex: VertexId) -> f64 {
+        let parts = self.loads[vertex].iter().enumerate();
+        let time =
+            |(part, load): (usize, &Load)| 8.0 * load.larger() / topology.part_bandwidth(vertex, part) as f64;
+        parts.map(time).fold(0.0, f64::max)
     }
 
-    /// The link whose load takes longest at its bandwidth; `None` if nothing is sent.
+    /// The load of the uplink of `vertex`, of all its NICs together.
+    #[must_use]
+    pub fn load(&self, vertex: VertexId) -> Load {
+        let parts = &self.loads[vertex];
+        Load { up: parts.iter().map(|part| part.up).sum(), down: parts.iter().map(|part| part.down).sum() }
+    }
+
+    /// The uplink whose load takes longest at its bandwidth; `None` if nothing is sent.
     #[must_use]
     pub fn busiest(&self, topology: &Topology) -> Option<Busiest> {
-        let links = topology.vertices().iter().zip(&self.loads).enumerate().skip(1);
-        let times = links.map(|(vertex, (of, load))| Busiest {
-            vertex,
-            seconds_per_byte: load.larger() / of.uplink.bytes_per_second(),
-        });
+        let times = (1..self.loads.len())
+            .map(|vertex| Busiest { vertex, seconds_per_byte: self.seconds_per_byte(topology, vertex) });
         times.filter(|link| link.seconds_per_byte > 0.0).reduce(|first, next| {
             // The first of links that take equally long. The tolerance covers rounding in sums of fractions.
             let longer = next.seconds_per_byte > first.seconds_per_byte * (1.0 + 1e-9);
             if longer { next } else { first }
         })
     }
-}
-
-/// Calls `visit` with every vertex from `from` up to below `top`.
-fn climb(topology: &Topology, from: VertexId, top: VertexId, visit: impl FnMut(VertexId)) {
-    let up = |vertex: &VertexId| topology.vertices()[*vertex].parent;
-    std::iter::successors(Some(from), up).take_while(|vertex| *vertex != top).for_each(visit);
 }
 
 #[cfg(test)]
@@ -164,5 +169,15 @@ mod tests {
             let Load { up, down } = traffic.load(*switch);
             assert!((up - 1.0).abs() < 1e-9 && (down - 1.0).abs() < 1e-9, "{up} {down}");
         }
+    }
+
+    #[test]
+    fn the_ranks_of_a_node_load_its_nics_equally_or_one_alone() {
+        // Each of four ranks exchanges a quarter over a NIC of its own.
+        let (nodes, _, nanoseconds) = loads("4@4*10G+4@4*10G", Algorithm::Hierarchical);
+        assert_eq!((nodes, nanoseconds), (vec![(1.0, 1.0); 2], 0.2));
+        // One rank of each node sends the whole vector over its NIC.
+        let (nodes, _, nanoseconds) = loads("4@4*10G+4@4*10G", Algorithm::LocalMaster);
+        assert_eq!((nodes, nanoseconds), (vec![(1.0, 1.0); 2], 0.8));
     }
 }

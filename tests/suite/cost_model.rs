@@ -50,16 +50,7 @@ fn weighted_flexreduce_reaches_the_lower_bound_at_one_switch() {
         let plan = Plan::on(weighted::plan(&topology).expect("small"), &topology, Lowering::Auto);
         let bound = lower_bound(&topology).expect("several ranks").seconds_per_byte;
         let ratio = slowest(&plan, &topology) / bound;
-        // One link that is faster than all others together cannot carry more than d - 1 vectors, which the bound ignores.
-        let speeds = topology.vertices()[0].children.iter();
-        let speeds: Vec<u64> = speeds.map(|node| topology.vertices()[*node].uplink.bandwidth).collect();
-        let rest = speeds.iter().sum::<u64>() - speeds.iter().max().expect("nodes");
-        if speeds.iter().all(|speed| *speed <= rest) {
-            assert!(
-                (1.0..1.001).contains(&(ratio + 1e-9)),
-                "seed {seed}: {ratio} times the bound for {speeds:?}"
-            );
-        }
+        assert!((1.0..1.001).contains(&(ratio + 1e-9)), "seed {seed}: {ratio} times the bound");
     }
 }
 

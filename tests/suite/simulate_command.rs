@@ -143,8 +143,14 @@ fn what_cannot_be_simulated_is_refused_with_cause_and_fix() {
         ("--topology 2+3 --memory-bandwidth NaN", 2, "expected bytes per second"),
         ("--topology 2+3 --window 0", 2, "the window is 0: use 1 to 1048576"),
         ("--topology 2+3 --algo blueconnect", 2, "not symmetric"),
-        ("--topology 2+3 --size 1000G", 2, "this simulation is too large"),
-        ("--topology 1x100000 --algo ring", 2, "this simulation is too large: 100000 ranks have about"),
+        ("--topology 2+3 --size 1000G", 2, "more than the limit of 4G (--max-memory): do not record"),
+        (
+            "--topology 1x16384 --algo ring",
+            2,
+            "this simulation is too large: 16384 ranks send 536838144 messages, which take about 3 to 36 minutes of processor \
+             time, more than the limit of 67108864 (--max-messages)",
+        ),
+        ("--topology 2+3 --size 1M --max-memory 1K", 2, "more than the limit of 1M (--max-memory)"),
         (
             "--topology 65 --svg never.svg",
             2,

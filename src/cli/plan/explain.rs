@@ -7,7 +7,7 @@ use crate::output::duration;
 use flexring::config::Size;
 use flexring::plan::captions::captions;
 use flexring::plan::comparison::Comparison;
-use flexring::plan::cost_model::lower_bound::Limit;
+use flexring::plan::cost_model::lower_bound::{Limit, LowerBound, lower_bound};
 use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::{Details, ring};
 use flexring::plan::selection::{ShortPlan, short_plans};
@@ -34,6 +34,9 @@ pub fn text(planned: &Planned, count: Option<u64>) -> String {
     let count = count.unwrap_or(DEFAULT_COUNT);
     text + "\n" + &costs(planned, count) + &comparison(planned, count)
 }
+
+/// Most switches and nodes that are named as the limit of all schedules.
+const SHOWN_VERTICES: usize = 4;
 
 /// Most ranks whose programs are counted. The work grows with the square of their number.
 const MOST_RANKS: usize = 1024;
@@ -71,8 +74,7 @@ fn costs(planned: &Planned, count: u64) -> String {
     };
     let vertices = topology.vertices();
     let seconds = |traffic: &Traffic, vertex: VertexId| {
-        let bits = traffic.load(vertex).larger() * bytes as f64 * 8.0;
-        duration(bits / vertices[vertex].uplink.bandwidth as f64)
+        duration(traffic.seconds_per_byte(topology, vertex) * bytes as f64)
     };
     let shown = shown(topology);
     let width = shown.iter().map(|vertex| vertices[*vertex].name.chars().count()).max().unwrap_or(0).max(4);
@@ -82,7 +84,7 @@ fn costs(planned: &Planned, count: u64) -> String {
     );
     text += &format!("  {:width$}  bandwidth      up    down        time   in a ring\n", "link");
     for vertex in shown {
-        let (name, speed) = (&vertices[vertex].name, vertices[vertex].uplink.bandwidth_label());
+        let (name, speed) = (&vertices[vertex].name, vertices[vertex].bandwidth_label());
         let Load { up, down } = ours.load(vertex);
         let (time, in_ring) = (seconds(&ours, vertex), seconds(&rings, vertex));
         text += &format!("  {name:width$}  {speed:>9}  {up:>6.3}  {down:>6.3}  {time:>10}  {in_ring:>10}\n");
@@ -105,16 +107,16 @@ fn costs(planned: &Planned, count: u64) -> String {
 /// All schedules by their predicted time, and what no schedule can do better.
 fn comparison(planned: &Planned, count: u64) -> String {
     let Planned { topology, config, .. } = planned;
-    if topology.world() > MOST_RANKS || topology.world() == 1 {
-        return String::new();
-    }
     let bytes = count.saturating_mul(ELEMENT);
+    if topology.world() > MOST_RANKS || topology.world() == 1 {
+        return lower_bound(topology).map_or_else(String::new, |bound| least(topology, &bound, bytes));
+    }
     if bytes > LONGEST_VECTOR {
         return format!("\ntimes are predicted for vectors of at most {}\n", amount(LONGEST_VECTOR));
     }
     let details = Details::of(config);
     let comparison = Comparison::new(topology, &details, config.lowering, bytes, &planned.parameters());
-    let bound = comparison.bound.map_or(0.0, |bound| bound.seconds_per_byte * bytes as f64);
+    let bound = comparison.bound.as_ref().map_or(0.0, |bound| bound.seconds_per_byte * bytes as f64);
     let vertices = topology.vertices();
     let means = if comparison.simulated { "simulated" } else { "estimated from loads and latencies" };
     let mut text = format!("\nall schedules for {} by predicted time ({means})\n", amount(bytes));
@@ -142,16 +144,29 @@ fn comparison(planned: &Planned, count: u64) -> String {
     if let Some(reason) = comparison.reason(topology) {
         text += &format!("{reason}\n");
     }
-    let limit = comparison.bound.map_or_else(String::new, |bound| match bound.limit {
+    text + &comparison.bound.as_ref().map_or_else(String::new, |bound| least(topology, bound, bytes))
+}
+
+/// What no schedule can do better, and why.
+fn least(topology: &Topology, bound: &LowerBound, bytes: u64) -> String {
+    let vertices = topology.vertices();
+    let limit = match &bound.limit {
         Limit::Link(vertex) => {
-            format!("the link of {} carries the vector once in each direction", vertices[vertex].name)
+            format!("the link of {} carries the vector once in each direction", vertices[*vertex].name)
         }
-        Limit::Vertex { id, branches } => {
-            let vectors = 2 * (branches - 1);
-            format!("the {branches} links of {} send {vectors} vectors together", vertices[id].name)
+        Limit::Region { vertices: region, branches } => {
+            let names = region.iter().take(SHOWN_VERTICES).map(|vertex| vertices[*vertex].name.as_str());
+            let (names, more) =
+                (names.collect::<Vec<_>>().join(", "), region.len().saturating_sub(SHOWN_VERTICES));
+            let around = match (region.len(), more) {
+                (1, _) => format!("of {names}"),
+                (_, 0) => format!("out of {names}"),
+                _ => format!("out of {names} and {more} more"),
+            };
+            format!("the {branches} links {around} send {} vectors together", 2 * (branches - 1))
         }
-    });
-    text + &format!("no schedule takes less than {}: {limit}\n", duration(bound))
+    };
+    format!("no schedule takes less than {}: {limit}\n", duration(bound.seconds_per_byte * bytes as f64))
 }
 
 /// Bytes with a binary unit and one decimal place, for numbers that are not whole.

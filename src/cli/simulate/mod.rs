@@ -35,6 +35,8 @@ pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
         let call = SimulationInput {
             records: !options.no_path,
             timelines: options.trace.is_some(),
+            most_memory: options.max_memory,
+            most_messages: options.max_messages,
             ..SimulationInput::new(*bytes)
         };
         let parameters = SimulationParameters { subchunk: sized.subchunk, ..parameters };

@@ -46,6 +46,14 @@ pub struct SimulateOptions {
     #[arg(long)]
     pub no_path: bool,
 
+    /// Refuse simulations that need more memory than this, such as 16G
+    #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = memory)]
+    pub max_memory: u64,
+
+    /// Refuse simulations of more messages than this: a million takes between 0.3 s and 4 s
+    #[arg(long, value_name = "N", default_value = "64M", value_parser = messages)]
+    pub max_messages: u64,
+
     /// Draw the run as an SVG file: ranks and links over time; with several sizes, the time by size
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
@@ -82,6 +90,18 @@ fn bytes(text: &str) -> Result<u64, String> {
     size.ok_or_else(|| "expected a number of bytes from 1 to 1048576G, such as 4096, 512K or 64M".to_owned())
 }
 
+fn memory(text: &str) -> Result<u64, String> {
+    let size = Size::parse(text).filter(|size| size.0 > 0);
+    size.map(|size| size.0 as u64).ok_or_else(|| "expected a number of bytes, such as 512M or 16G".to_owned())
+}
+
+fn messages(text: &str) -> Result<u64, String> {
+    let count = Size::parse(text).filter(|count| count.0 > 0);
+    count
+        .map(|count| count.0 as u64)
+        .ok_or_else(|| "expected a number of messages, such as 1000 or 256M".to_owned())
+}
+
 fn rate(text: &str) -> Result<u64, String> {
     let expected =
         || "expected bytes per second from 1 to 1000T with a decimal unit, such as 500M or 20G".to_owned();
@@ -99,6 +119,7 @@ fn rate(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
     use clap::FromArgMatches;
+    use flexring::plan::simulator::SimulationInput;
 
     fn parse(flags: &str) -> Result<SimulateOptions, clap::Error> {
         let command = SimulateOptions::augment_args(clap::Command::new("simulate"));
@@ -113,6 +134,9 @@ mod tests {
         assert_eq!(options.memory_bandwidth, Some(2_500_000_000));
         let defaults = SimulationParameters::DEFAULT;
         assert_eq!(parse("").expect("valid").parameters(defaults), defaults);
+        let limits = parse("").expect("valid");
+        let limits = (limits.max_memory, limits.max_messages);
+        assert_eq!(limits, (SimulationInput::MOST_MEMORY, SimulationInput::MOST_MESSAGES));
     }
 
     #[test]
@@ -122,6 +146,8 @@ mod tests {
             ("--size 1152921504606846976", "expected a number of bytes from 1 to 1048576G"),
             ("--size 99999999999999999999999", "expected a number of bytes"),
             ("--size 1M,", "expected a number of bytes"),
+            ("--max-memory 0", "expected a number of bytes, such as 512M"),
+            ("--max-messages some", "expected a number of messages, such as 1000"),
             ("--memory-bandwidth NaN", "'NaN' for '--memory-bandwidth <RATE>': expected bytes per second"),
             ("--memory-bandwidth inf", "expected bytes per second"),
             ("--memory-bandwidth 0", "expected bytes per second"),

@@ -151,7 +151,7 @@ fn links(topology: &Topology, run: &SimulatedRun) -> String {
         text += &format!(
             "  {:width$}  {:>9}  {:>10}  {:>10}  {:>4.0} %\n",
             vertex.name,
-            vertex.uplink.bandwidth_label(),
+            vertex.bandwidth_label(),
             link.up,
             link.down,
             100.0 * link.busy

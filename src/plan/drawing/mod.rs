@@ -147,7 +147,7 @@ impl Painter<'_> {
             let line = format!("M{tick} {}H{left}V{}H{tick}", number(top), number(bottom));
             canvas.path(&line, "fill=\"none\" stroke=\"#7B8794\" stroke-width=\"1.3\"");
             let middle = f64::midpoint(top, bottom);
-            let speed = uneven(vertex.parent).then(|| vertex.uplink.bandwidth_label());
+            let speed = (uneven(vertex.parent) || vertex.nics.count > 1).then(|| vertex.bandwidth_label());
             if vertex.kind == VertexKind::Switch {
                 let name = match &speed {
                     Some(speed) => format!("{}, {speed}", vertex.name),

@@ -68,7 +68,7 @@ fn rank_label(topology: &Topology, rank: usize) -> String {
 
 fn link_label(topology: &Topology, vertex: VertexId) -> String {
     let vertex = &topology.vertices()[vertex];
-    format!("{}, {}bit/s", vertex.name, vertex.uplink.bandwidth_label())
+    format!("{}, {}bit/s", vertex.name, vertex.bandwidth_label())
 }
 
 struct TimelinePainter<'a> {

@@ -25,7 +25,7 @@ impl RankLowering<'_> {
         let node = blocks.node_of(rank);
         let neighbours = &blocks.nodes()[node];
         let mut push = |depth, span, op| {
-            let segment = Segment { span, grid: span, ..self.segments[0] };
+            let segment = Segment { span, ..self.segments[0] };
             transfers.push(Transfer { depth, group: 0, segment, completes: false, op });
         };
         for peer in neighbours.iter().copied().filter(|peer| *peer != rank) {

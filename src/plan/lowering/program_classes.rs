@@ -12,21 +12,30 @@ use super::transfers::TransferOp;
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
 use crate::plan::pipeline::Binding;
+use crate::plan::schedule::Group;
 use std::collections::HashMap;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_128;
 use zerocopy::IntoBytes;
 
-/// What the program of a rank has in common with those of other ranks, if its elements are bound.
+/// The program of a rank, without its steps: its size, and what it has in common with those of other ranks, if its elements are
+/// bound.
 ///
 /// If two ranks have equal keys, then step i of one program is step i of the other, with peers at the same places in the sorted lists of
 /// peers, with sub-chunks of the same lengths, and with the same dependencies and order of messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramClass {
-    /// A hash of all that the programs of the class have in common (XXH3).
-    pub key: u128,
+    /// A hash of all that the programs of the class have in common (XXH3); `None` if the program has parts that are compared with
+    /// none.
+    pub key: Option<u128>,
     /// The ranks that this rank sends to or receives from, in rising order.
     pub peers: Vec<Rank>,
+    /// Number of steps.
+    pub steps: u64,
+    /// Number of peers of all steps together: each of them is a send to, or an operand from one peer.
+    pub parts: u64,
+    /// Messages that the rank sends and receives.
+    pub messages: u64,
 }
 
 /// The classes of the ranks of a plan in all-reduces of one length.
@@ -34,6 +43,7 @@ pub struct ProgramClasses<'a> {
     plan: &'a Plan,
     spec: ProgramSpec,
     count: u64,
+    subchunk: u64,
     segments: Vec<Segment>,
     /// By level and group, its pieces as a range of `pieces`.
     pieces_of: Vec<Vec<Range<u32>>>,
@@ -59,6 +69,14 @@ struct GroupSegment {
     in_grid: (u64, u64),
     /// The last level that reduces it.
     level: Option<usize>,
+}
+
+impl GroupSegment {
+    /// Sub-chunks of a grid that it overlaps.
+    fn sub_chunks(&self, subchunk: u64) -> u64 {
+        let (first, length) = (self.in_grid.0, self.end - self.start);
+        if length == 0 { 0 } else { (first + length - 1) / subchunk - first / subchunk + 1 }
+    }
 }
 
 /// The cells of a piece in the comparison with this number.
@@ -105,6 +123,7 @@ impl<'a> ProgramClasses<'a> {
             plan,
             spec,
             count: binding.count,
+            subchunk: binding.subchunk,
             pieces_of,
             seen: vec![SeenSegment::default(); pieces.len()],
             comparison: 0,
@@ -117,8 +136,25 @@ impl<'a> ProgramClasses<'a> {
         }
     }
 
-    /// The class of a rank; `None` if its program has parts that are compared with none.
-    pub fn class_of(&mut self, rank: Rank) -> Option<ProgramClass> {
+    /// Messages of all ranks together: on the way down each participant of a group sends its span once, or what it has added it to, and on
+    /// the way up it gets the span once.
+    #[must_use]
+    pub fn messages(&self) -> u64 {
+        let levels = self.plan.schedule.levels().iter().zip(&self.pieces_of);
+        let groups = levels.flat_map(|(level, pieces)| level.groups().iter().zip(pieces));
+        let of_group = |(group, pieces): (&Group, &Range<u32>)| {
+            let senders = group.len() - usize::from(group.place_of(group.root).is_some());
+            2 * senders as u64 * self.sub_chunks(pieces)
+        };
+        groups.map(of_group).sum()
+    }
+
+    fn sub_chunks(&self, pieces: &Range<u32>) -> u64 {
+        pieces.clone().map(|number| self.pieces[number as usize].sub_chunks(self.subchunk)).sum()
+    }
+
+    /// The class of a rank.
+    pub fn class_of(&mut self, rank: Rank) -> ProgramClass {
         self.find_hops(rank);
         let mut peers: Vec<Rank> = Vec::new();
         for hop in &self.hops {
@@ -130,7 +166,7 @@ impl<'a> ProgramClasses<'a> {
         }
         self.find_cells();
         let mut text = std::mem::take(&mut self.text);
-        let mut labels = 0;
+        let (mut labels, mut steps, mut parts, mut messages) = (0, 0, 0, 0);
         text.clear();
         for hop in &self.hops {
             let ranks = hop.op.ranks();
@@ -141,6 +177,10 @@ impl<'a> ProgramClasses<'a> {
             );
             let pieces = self.pieces_of[hop.level][hop.group].clone();
             text.push(pieces.len() as u64);
+            let others = ranks.iter().filter(|peer| **peer != rank).count() as u64;
+            steps += pieces.len() as u64;
+            parts += pieces.len() as u64 * others;
+            messages += others * self.sub_chunks(&pieces);
             for number in pieces {
                 let (piece, cells) = (&self.pieces[number as usize], &self.seen[number as usize].cells);
                 let completes = hop.at_root && piece.level == Some(hop.level);
@@ -163,7 +203,7 @@ impl<'a> ProgramClasses<'a> {
         let all: u64 = written.map(|(cell, _)| self.ends[cell + 1] - self.ends[cell]).sum();
         let key = xxh3_128(text.as_bytes());
         self.text = text;
-        (all == self.count).then_some(ProgramClass { key, peers })
+        ProgramClass { key: (all == self.count).then_some(key), peers, steps, parts, messages }
     }
 
     /// Finds what the rank does, in the order of its steps.

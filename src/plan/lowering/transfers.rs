@@ -213,7 +213,7 @@ impl RankLowering<'_> {
         let Self { rank, spec, .. } = *self;
         let world = self.schedule.world();
         let mut push = |span, op| {
-            let segment = Segment { span, grid: span, ..self.segments[0] };
+            let segment = Segment { span, ..self.segments[0] };
             transfers.push(Transfer { depth: 0, group: 0, segment, completes: false, op });
         };
         for peer in (0..world).filter(|peer| *peer != rank) {

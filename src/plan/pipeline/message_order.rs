@@ -42,9 +42,8 @@ struct DueMessage {
 pub(super) struct MessageCursor {
     /// Number of the message: how many are before it.
     message: u32,
-    /// Its entry and sub-chunk, if messages are in the order of entries.
+    /// Its entry, if messages are in the order of entries.
     entry: u32,
-    sub: u32,
 }
 
 /// One message of a link.
@@ -133,7 +132,7 @@ impl MessageOrder {
         }
         let (entry, sub) = match self.order.get(cursor.message as usize) {
             Some(ordered) => (ordered.entry, ordered.sub),
-            None => (cursor.entry, cursor.sub),
+            None => (cursor.entry, cursor.message - self.entries[cursor.entry as usize].base),
         };
         let StepMessages { step, part, .. } = self.entries[entry as usize];
         Some(OrderedMessage { step, sub, part, entry })
@@ -143,7 +142,6 @@ impl MessageOrder {
     pub(super) fn advance(&self, cursor: &mut MessageCursor) {
         cursor.message += 1;
         if self.order.is_empty() {
-            cursor.sub += 1;
             self.skip_empty(cursor);
         }
     }
@@ -152,7 +150,6 @@ impl MessageOrder {
     fn skip_empty(&self, cursor: &mut MessageCursor) {
         while self.entries.get(cursor.entry as usize + 1).is_some_and(|next| next.base <= cursor.message) {
             cursor.entry += 1;
-            cursor.sub = 0;
         }
     }
 

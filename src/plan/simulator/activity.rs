@@ -58,11 +58,6 @@ impl Record {
         Self { activities: Vec::new(), records }
     }
 
-    /// Whether anything is recorded.
-    pub fn records(&self) -> bool {
-        self.records
-    }
-
     /// Records the start of an activity that `cause` made possible.
     pub fn begin(
         &mut self,

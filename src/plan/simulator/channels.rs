@@ -7,6 +7,7 @@ use super::event_queue::{ChannelId, VirtualTime};
 use super::fair_rates::LinkId;
 use super::network::Network;
 use crate::plan::Rank;
+use crate::plan::physical_links::PhysicalLinks;
 use crate::plan::topology::Topology;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,33 +29,115 @@ pub struct RankPeers {
     pub names: Arc<[Rank]>,
 }
 
-/// The messages from one rank to another.
+/// The messages from one rank to another. It fits in a cache line: a simulation has a million channels.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct Channel {
-    pub from: Rank,
-    pub to: Rank,
-    /// The sender, as the receiver's program names it.
-    pub from_name: Rank,
-    /// The receiver, as the sender's program names it.
-    pub to_name: Rank,
+    from: u32,
+    to: u32,
+    from_name: u32,
+    to_name: u32,
+    /// Picoseconds from the last bit's departure to its arrival.
+    pub latency: VirtualTime,
     /// Whether the receiver reads messages where the sender has them.
     pub in_place: bool,
     /// Whether a message is being transferred.
     pub is_busy: bool,
-    /// Picoseconds from the last bit's departure to its arrival.
-    pub latency: VirtualTime,
-    /// Messages that wait for the one that is being transferred.
-    pub waiting: VecDeque<WaitingMessage>,
     /// Of the transfer in progress, or the last one.
     pub transfer: ActivityId,
     /// Posted receives without a message.
     pub posted: u32,
-    /// Messages that arrived before their receive was posted, by their transfers.
-    pub early: VecDeque<ActivityId>,
-    /// What caused the messages on their way, oldest first; empty if nothing is recorded.
-    pub on_the_way: VecDeque<ActivityId>,
-    /// What caused the notifications back to the sender, oldest first; empty if nothing is recorded.
-    pub releases: VecDeque<ActivityId>,
+    /// Messages that arrived before their receive was posted.
+    early: u32,
+    /// Messages that wait for the one that is being transferred; `None` if none ever did.
+    waiting: Option<Box<WaitingMessages>>,
+    /// `None` if nothing is recorded.
+    causes: Option<Box<ChannelCauses>>,
+}
+
+#[derive(Debug, Default)]
+struct WaitingMessages(VecDeque<WaitingMessage>);
+
+/// What caused what is on its way in a channel, oldest first.
+#[derive(Debug, Default)]
+struct ChannelCauses {
+    /// By message that arrived early, its transfer.
+    early: VecDeque<ActivityId>,
+    on_the_way: VecDeque<ActivityId>,
+    /// Notifications back to the sender.
+    releases: VecDeque<ActivityId>,
+}
+
+impl Channel {
+    pub fn sender(&self) -> Rank {
+        self.from as Rank
+    }
+
+    pub fn receiver(&self) -> Rank {
+        self.to as Rank
+    }
+
+    /// The sender, as the receiver's program names it.
+    pub fn sender_name(&self) -> Rank {
+        self.from_name as Rank
+    }
+
+    /// The receiver, as the sender's program names it.
+    pub fn receiver_name(&self) -> Rank {
+        self.to_name as Rank
+    }
+
+    /// Adds a message that waits for the one that is being transferred.
+    pub fn wait(&mut self, message: WaitingMessage) {
+        self.waiting.get_or_insert_default().0.push_back(message);
+    }
+
+    /// The oldest message that waits.
+    pub fn next_waiting(&mut self) -> Option<WaitingMessage> {
+        self.waiting.as_mut()?.0.pop_front()
+    }
+
+    /// A message arrived before its receive was posted.
+    pub fn arrive_early(&mut self, transfer: ActivityId) {
+        self.early += 1;
+        if let Some(causes) = &mut self.causes {
+            causes.early.push_back(transfer);
+        }
+    }
+
+    /// The transfer of the oldest message that arrived before its receive was posted; `None` if there is none.
+    pub fn next_early(&mut self) -> Option<ActivityId> {
+        self.early = self.early.checked_sub(1)?;
+        Some(oldest(self.causes.as_mut().map(|causes| &mut causes.early)))
+    }
+
+    /// A message is on its way.
+    pub fn depart(&mut self, cause: ActivityId) {
+        if let Some(causes) = &mut self.causes {
+            causes.on_the_way.push_back(cause);
+        }
+    }
+
+    /// The oldest message on its way is there. Returns what caused it.
+    pub fn arrive(&mut self) -> ActivityId {
+        oldest(self.causes.as_mut().map(|causes| &mut causes.on_the_way))
+    }
+
+    /// A notification is on its way back to the sender.
+    pub fn release(&mut self, cause: ActivityId) {
+        if let Some(causes) = &mut self.causes {
+            causes.releases.push_back(cause);
+        }
+    }
+
+    /// The oldest notification is there. Returns what caused it.
+    pub fn released(&mut self) -> ActivityId {
+        oldest(self.causes.as_mut().map(|causes| &mut causes.releases))
+    }
+}
+
+fn oldest(causes: Option<&mut VecDeque<ActivityId>>) -> ActivityId {
+    causes.and_then(VecDeque::pop_front).unwrap_or(ActivityId::NONE)
 }
 
 /// All channels of a world.
@@ -74,10 +157,11 @@ struct RankChannels {
 }
 
 impl Channels {
-    /// The channels between these peers, which are listed by rank.
-    pub fn new(peers: &[RankPeers], topology: &Topology) -> Self {
-        let (mut channels, mut opposite, mut ranks) = (Vec::new(), Vec::new(), Vec::new());
-        let mut next = 0;
+    /// The channels between these peers, which are listed by rank. They keep causes if `records`.
+    pub fn new(peers: &[RankPeers], topology: &Topology, records: bool) -> Self {
+        let links = peers.iter().map(|peers| peers.ranks.len()).sum();
+        let (mut channels, mut opposite) = (Vec::with_capacity(links), Vec::with_capacity(links));
+        let (mut ranks, mut next) = (Vec::new(), 0);
         for peers in peers {
             ranks.push(RankChannels { first: next, names: Arc::clone(&peers.names) });
             next += peers.ranks.len() as ChannelId;
@@ -86,7 +170,9 @@ impl Channels {
             for (to, to_name) in own.ranks.iter().zip(&*own.names) {
                 let at = peers[*to].ranks.binary_search(&from).expect("both ranks are peers");
                 opposite.push(ranks[*to].first + at as ChannelId);
-                channels.push(channel(topology, (from, peers[*to].names[at]), (*to, *to_name)));
+                let mut channel = channel(topology, (from, peers[*to].names[at]), (*to, *to_name));
+                channel.causes = records.then(Box::default);
+                channels.push(channel);
             }
         }
         Self { channels, opposite, ranks }
@@ -112,14 +198,14 @@ impl Channels {
     }
 
     /// The links on the way of each channel.
-    pub fn paths<'a>(&'a self, topology: &'a Topology) -> impl Iterator<Item = Vec<LinkId>> + 'a {
-        self.channels.iter().map(|channel| path(topology, channel.from, channel.to))
+    pub fn paths<'a>(&'a self, links: &'a PhysicalLinks<'_>) -> impl Iterator<Item = Vec<LinkId>> + 'a {
+        self.channels.iter().map(|channel| path(links, channel.sender(), channel.receiver()))
     }
 }
 
 /// The links on the way from one rank to another.
-pub fn path(topology: &Topology, from: Rank, to: Rank) -> Vec<LinkId> {
-    let [up, down] = topology.uplinks_between(topology.leaf(from), topology.leaf(to));
+pub fn path(links: &PhysicalLinks<'_>, from: Rank, to: Rank) -> Vec<LinkId> {
+    let [up, down] = links.between(from, to);
     let up = up.into_iter().map(Network::up);
     up.chain(down.into_iter().rev().map(Network::down)).collect()
 }
@@ -129,18 +215,17 @@ fn channel(topology: &Topology, (from, from_name): (Rank, Rank), (to, to_name): 
     let nanoseconds: u64 =
         up.iter().chain(&down).map(|vertex| topology.vertices()[*vertex].uplink.latency).sum();
     Channel {
-        from,
-        to,
-        from_name,
-        to_name,
+        from: from as u32,
+        to: to as u32,
+        from_name: from_name as u32,
+        to_name: to_name as u32,
         in_place: topology.node_of(from) == topology.node_of(to),
         is_busy: false,
         latency: nanoseconds.saturating_mul(1_000),
-        waiting: VecDeque::new(),
         transfer: ActivityId::NONE,
         posted: 0,
-        early: VecDeque::new(),
-        on_the_way: VecDeque::new(),
-        releases: VecDeque::new(),
+        early: 0,
+        waiting: None,
+        causes: None,
     }
 }

@@ -13,6 +13,7 @@
 //! | `channels` | the messages from one rank to another |
 //! | `pipelines` | the pipelines of all ranks, and which of them share a program |
 //! | `rank_state` | a rank's pipeline, and the one thread that adds and copies |
+//! | `estimate` | what a run needs, before it starts |
 //! | `world` | the loop over events |
 //! | `activity` | what ranks and links did when, and the critical path |
 //! | `rank_timeline` | what each rank did, as the timeline of a real run |
@@ -20,8 +21,8 @@
 //!
 //! # What is modelled
 //!
-//! - A transfer uses the uplinks on its way, each with its bandwidth in each direction. Transfers that share a link share it
-//!   max-min fairly. The messages from one rank to another follow each other, as on one connection.
+//! - A transfer uses the uplinks on its way, each with its bandwidth in each direction; that of a node with several NICs through
+//!   those of its rank ([`PhysicalLinks`]). Transfers that share a link share it max-min fairly. The messages from one rank to another follow each other, as on one connection.
 //! - A message arrives when its last bit was sent and the latencies on its way have passed. Its memory can be overwritten when
 //!   the last bit was sent, or when it has arrived ([`SimulationParameters::completes_on_arrival`]).
 //! - Within a node, the receiver reads a message where the sender has it, while it adds.
@@ -32,6 +33,7 @@
 
 mod activity;
 mod channels;
+mod estimate;
 mod event_queue;
 mod fair_rates;
 mod network;
@@ -47,22 +49,16 @@ pub use outcome::{LinkUse, SimulatedRun};
 pub use parameters::{PICOSECONDS, SimulationInput, SimulationParameters};
 pub use rank_timeline::RankTimeline;
 
-use super::lowering::Plan;
-use super::topology::{Topology, Uplink};
+use super::lowering::{Plan, ProgramClasses};
+use super::physical_links::PhysicalLinks;
+use super::topology::Topology;
 use crate::error::{Error, Result};
+use estimate::{RankSize, SimulationEstimate};
+use pipelines::ProgramList;
 use world::SimulatedWorld;
 
-/// Most steps of programs that differ in more than spans and peers: about 2 GB of memory.
-const MOST_STEPS: u64 = 20 << 20;
-
-/// Most activities that are recorded: about 200 MB.
-const MOST_ACTIVITIES: u64 = 4 << 20;
-
-/// Most sub-chunks of all ranks in a timeline: a file of about 150 MB.
-const MOST_IN_TIMELINES: u64 = 1 << 18;
-
-/// Most messages of all ranks: some days of work.
-const MOST_MESSAGES: u64 = 1 << 33;
+/// Most messages in a timeline: a file of about 150 MB.
+const MOST_IN_TIMELINES: u64 = 1 << 17;
 
 /// Longest simulated time in seconds: half of what picoseconds in 64 bits can express.
 const LONGEST_TIME: f64 = (u64::MAX / parameters::PICOSECONDS / 2) as f64;
@@ -74,7 +70,7 @@ pub const LONGEST_VECTOR: u64 = 1 << 50;
 ///
 /// # Errors
 /// `InvalidSetting` if the vector is empty or too long, if the plan has another number of ranks than the topology, or if
-/// the job is too large: it says so before it starts.
+/// the job needs more than the limits of `call`: this is estimated before programs are made.
 pub fn simulate(
     plan: &Plan,
     topology: &Topology,
@@ -96,25 +92,19 @@ pub fn simulate(
         return Err(Error::invalid_setting(message));
     }
     let spec = parameters.spec(plan, call.bytes);
-    let messages = sub_chunks(plan, call.bytes, parameters.subchunk).saturating_mul(world as u64);
-    let too_large = |what: &str, number: u64, most: u64, fix: &str| {
-        let message = format!(
-            "this simulation is too large: {world} ranks have about {number} {what}, at most {most} fit: {fix}"
-        );
-        Error::invalid_setting(message)
-    };
-    if call.records && messages > MOST_ACTIVITIES {
-        let fix =
-            "do not ask for a timeline or the critical path, or use a shorter vector or longer sub-chunks";
-        return Err(too_large("messages to record", messages, MOST_ACTIVITIES, fix));
-    }
-    if messages > MOST_MESSAGES {
-        let fix = "use a shorter vector or longer sub-chunks";
-        return Err(too_large("messages", messages, MOST_MESSAGES, fix));
-    }
+    let binding = parameters.layout(world, call.bytes)?;
+    let mut classes = ProgramClasses::of_all_reduce(plan, spec.by_wave, &binding);
+    let size = RankSize::new(call, parameters, spec.by_wave);
+    let fits = |estimate: &SimulationEstimate| estimate.check(&call, world);
+    let programs = ProgramList::new(&mut classes, topology, &size, true, fits)?;
+    drop(classes);
+    let messages = programs.estimate.messages;
     if call.timelines && messages > MOST_IN_TIMELINES {
-        let fix = "use fewer ranks or a shorter vector, or no timeline";
-        return Err(too_large("messages and additions to draw", messages, MOST_IN_TIMELINES, fix));
+        let message = format!(
+            "this simulation is too large: {world} ranks have {messages} messages to draw, at most {MOST_IN_TIMELINES} fit: use fewer \
+             ranks or a shorter vector, or no timeline"
+        );
+        return Err(Error::invalid_setting(message));
     }
     if longest_time(topology, call.bytes, messages, parameters) > LONGEST_TIME {
         let message = format!(
@@ -123,33 +113,28 @@ pub fn simulate(
         );
         return Err(Error::invalid_setting(message));
     }
-    let binding = parameters.layout(world, call.bytes)?;
-    let fits = |steps: u64| {
-        if steps <= MOST_STEPS {
-            return Ok(());
-        }
-        let fix = "use fewer ranks, or an algorithm with fewer steps per rank";
-        Err(too_large("steps of programs that differ", steps, MOST_STEPS, fix))
-    };
-    let (ranks, peers) = pipelines::start(plan, topology, (spec, binding), parameters, true, fits)?;
+    let (ranks, peers) = programs.start(plan, topology, (spec, binding), parameters);
     SimulatedWorld::new(topology, ranks, &peers, parameters, call).run(progress)
+}
+
+/// Number of messages of an all-reduce of this many bytes: sub-chunks that all ranks send.
+///
+/// # Errors
+/// `InvalidSetting` if a rank has too many sub-chunks.
+pub(super) fn messages(plan: &Plan, bytes: u64, parameters: &SimulationParameters) -> Result<u64> {
+    let binding = parameters.layout(plan.schedule().world(), bytes)?;
+    Ok(ProgramClasses::of_all_reduce(plan, parameters.spec(plan, bytes).by_wave, &binding).messages())
 }
 
 /// An upper bound of the time in seconds: all ranks send and add their data one after the other, over the slowest link.
 fn longest_time(topology: &Topology, bytes: u64, messages: u64, parameters: &SimulationParameters) -> f64 {
     let uplinks = || topology.vertices().iter().skip(1).map(|vertex| vertex.uplink);
-    let slowest = uplinks().map(Uplink::bytes_per_second).fold(f64::INFINITY, f64::min);
+    let slowest = PhysicalLinks::new(topology).bandwidths().min().unwrap_or(1) as f64 / 8.0;
     let latencies: f64 = uplinks().map(|uplink| uplink.latency as f64 / 1e9).fold(0.0, f64::max);
     // Two vectors in each direction. A message takes as long as on the slowest of its links. An addition reads two operands and writes one.
     let sent = 4.0 * bytes as f64 * topology.world() as f64;
     let hops = topology.vertices().len() as f64;
     sent / slowest
         + 3.0 * sent / parameters.memory_bandwidth as f64
-        + messages as f64 * (hops.min(64.0) * latencies + parameters.job_nanoseconds as f64 / 1e9)
-}
-
-/// About how many sub-chunks a rank sends and adds: two vectors in each direction.
-pub(super) fn sub_chunks(plan: &Plan, bytes: u64, subchunk: usize) -> u64 {
-    let shards = plan.schedule().shards().len() as u64;
-    4 * (bytes / subchunk as u64).max(shards)
+        + 2.0 * messages as f64 * (hops.min(64.0) * latencies + parameters.job_nanoseconds as f64 / 1e9)
 }

@@ -5,7 +5,7 @@
 use super::event_queue::{ChannelId, EventQueue, SimulatedEvent, VirtualTime};
 use super::fair_rates::{FairRates, LinkId};
 use super::parameters::PICOSECONDS;
-use crate::plan::topology::{Topology, VertexId};
+use crate::plan::physical_links::{PhysicalLink, PhysicalLinks};
 
 /// Rates are whole numbers of this part of a bit per second, so that many flows can share even a slow link.
 const PER_BIT: u64 = 1_000;
@@ -35,21 +35,21 @@ struct NetworkFlow {
 
 impl Network {
     /// A network with a flow for each of these paths, which have at least one link each.
-    pub fn new(topology: &Topology, paths: impl Iterator<Item = Vec<LinkId>>) -> Self {
+    pub fn new(links: &PhysicalLinks<'_>, paths: impl Iterator<Item = Vec<LinkId>>) -> Self {
         let rate = |bandwidth: u64| bandwidth.saturating_mul(PER_BIT);
-        let capacities = topology.vertices().iter().flat_map(|vertex| [rate(vertex.uplink.bandwidth); 2]);
+        let capacities = links.bandwidths().flat_map(|bandwidth| [rate(bandwidth); 2]);
         let rates = FairRates::new(capacities, paths);
         Self { flows: vec![NetworkFlow::default(); rates.flows()], rates }
     }
 
-    /// The link from a vertex to its parent.
-    pub fn up(vertex: VertexId) -> LinkId {
-        2 * vertex as LinkId
+    /// The direction of a link from a vertex to its parent.
+    pub fn up(link: PhysicalLink) -> LinkId {
+        2 * link as LinkId
     }
 
-    /// The link to a vertex from its parent.
-    pub fn down(vertex: VertexId) -> LinkId {
-        2 * vertex as LinkId + 1
+    /// The direction of a link to a vertex from its parent.
+    pub fn down(link: PhysicalLink) -> LinkId {
+        2 * link as LinkId + 1
     }
 
     /// By flow, the bits that it has carried.
@@ -123,7 +123,7 @@ impl NetworkFlow {
 mod tests {
     use super::*;
     use crate::plan::simulator::channels::path;
-    use crate::plan::topology::{TopologyBuilder, Uplink};
+    use crate::plan::topology::{Topology, TopologyBuilder, Uplink};
 
     fn topology(bandwidths: &[u64]) -> Topology {
         let mut builder = TopologyBuilder::new("switch");
@@ -136,7 +136,8 @@ mod tests {
 
     /// A network with these paths, all of which carry a flow of this many bytes.
     fn network(bandwidths: &[u64], paths: &[Vec<LinkId>], bytes: u64) -> Network {
-        let mut network = Network::new(&topology(bandwidths), paths.iter().cloned());
+        let topology = topology(bandwidths);
+        let mut network = Network::new(&PhysicalLinks::new(&topology), paths.iter().cloned());
         (0..paths.len()).for_each(|flow| network.begin(0, flow as ChannelId, bytes));
         network.share(0, &mut EventQueue::default());
         network
@@ -211,11 +212,11 @@ mod tests {
             let mut pairs: Vec<_> = pairs.filter(|(from, to)| from != to).collect();
             random.shuffle(&mut pairs);
             pairs.truncate(60);
-            let paths: Vec<Vec<LinkId>> =
-                pairs.iter().map(|(from, to)| path(&topology, *from, *to)).collect();
+            let links = PhysicalLinks::new(&topology);
+            let paths: Vec<Vec<LinkId>> = pairs.iter().map(|(from, to)| path(&links, *from, *to)).collect();
             let capacities = topology.vertices().iter().flat_map(|vertex| [vertex.uplink.bandwidth; 2]);
             let capacities: Vec<f64> = capacities.map(|bandwidth| (bandwidth * PER_BIT) as f64).collect();
-            let mut network = Network::new(&topology, paths.iter().cloned());
+            let mut network = Network::new(&links, paths.iter().cloned());
             let mut queue = EventQueue::default();
             for now in 0..100 {
                 for _ in 0..random.usize(..6) {

@@ -23,13 +23,28 @@ pub struct SimulationInput {
     pub records: bool,
     /// Whether to record the timeline of each rank ([`SimulatedRun::ranks`](super::SimulatedRun::ranks)), as real runs write them.
     pub timelines: bool,
+    /// Most bytes of memory that the simulation may need, by its estimate.
+    pub most_memory: u64,
+    /// Most messages of all ranks together, which determine how long the simulation takes.
+    pub most_messages: u64,
 }
 
 impl SimulationInput {
-    /// A simulation of this many bytes that records nothing.
+    /// Default of `most_memory`: 4 GiB.
+    pub const MOST_MEMORY: u64 = 4 << 30;
+    /// Default of `most_messages`: up to five minutes of processor time.
+    pub const MOST_MESSAGES: u64 = 64 << 20;
+
+    /// A simulation of this many bytes that records nothing, with the default limits.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
-        Self { bytes, records: false, timelines: false }
+        Self {
+            bytes,
+            records: false,
+            timelines: false,
+            most_memory: Self::MOST_MEMORY,
+            most_messages: Self::MOST_MESSAGES,
+        }
     }
 }
 

@@ -6,11 +6,12 @@
 //! is in flight. Each such rank has peers of its own, which the program names as those of the rank that it was made for.
 
 use super::channels::RankPeers;
+use super::estimate::{RankSize, SimulationEstimate};
 use super::parameters::SimulationParameters;
 use super::rank_state::RankState;
 use crate::error::Result;
 use crate::plan::Rank;
-use crate::plan::lowering::{Plan, ProgramClass, ProgramClasses, ProgramSpec};
+use crate::plan::lowering::{Plan, ProgramClasses, ProgramSpec};
 use crate::plan::pipeline::{Binding, Pipeline, Staging};
 use crate::plan::program::SharedSteps;
 use crate::plan::topology::Topology;
@@ -20,48 +21,80 @@ use std::sync::Arc;
 /// Ranks with their pipelines started, and their peers.
 pub type StartedRanks = (Vec<RankState>, Vec<RankPeers>);
 
-/// Starts the pipelines of all ranks. Ranks share programs if `shares`. `too_large` is called before a program is made with the steps of all
-/// programs before it, and returns the error if they are too many.
-pub fn start(
-    plan: &Plan,
-    topology: &Topology,
-    (spec, binding): (ProgramSpec, Binding),
-    parameters: &SimulationParameters,
-    shares: bool,
-    too_large: impl Fn(u64) -> Result<()>,
-) -> Result<StartedRanks> {
-    let mut classes = ProgramClasses::of_all_reduce(plan, spec.by_wave, &binding);
-    // By class, and by which of the peers are on the rank's node: the first rank.
-    let mut first_of: HashMap<(u128, Vec<bool>), Rank> = HashMap::new();
-    let mut shared = SharedSteps::default();
-    let (mut ranks, mut peers): StartedRanks = (Vec::new(), Vec::new());
-    let mut steps = 0;
-    for rank in 0..topology.world() {
-        let is_neighbour = |peer: &Rank| topology.node_of(*peer) == topology.node_of(rank);
-        let class = if shares { classes.class_of(rank) } else { None };
-        if let Some(ProgramClass { key, peers: own }) = class {
-            let neighbours = own.iter().map(is_neighbour).collect();
-            let first = *first_of.entry((key, neighbours)).or_insert(rank);
-            if first < rank {
-                let mut pipeline = ranks[first].pipeline.twin();
-                pipeline.start(binding, |_| Staging::default());
-                ranks.push(RankState::new(pipeline));
-                peers.push(RankPeers { ranks: own, names: Arc::clone(&peers[first].names) });
-                continue;
+/// Which ranks share a program, and what all programs need. Nothing of a program is made yet.
+#[derive(Debug)]
+pub struct ProgramList {
+    /// By rank, the first rank with the same program.
+    first: Vec<Rank>,
+    /// By rank, its peers in rising order.
+    peers: Vec<Vec<Rank>>,
+    /// What the run needs.
+    pub estimate: SimulationEstimate,
+}
+
+impl ProgramList {
+    /// Compares the programs of all ranks. Ranks share programs if `shares`. `too_large` is called now and then with what the ranks so far
+    /// need, and returns the error if that is too much.
+    pub fn new(
+        classes: &mut ProgramClasses<'_>,
+        topology: &Topology,
+        size: &RankSize,
+        shares: bool,
+        too_large: impl Fn(&SimulationEstimate) -> Result<()>,
+    ) -> Result<Self> {
+        // By class, and by which of the peers are on the rank's node: the first rank.
+        let mut first_of: HashMap<(u128, Vec<bool>), Rank> = HashMap::new();
+        let mut list = Self {
+            first: Vec::new(),
+            peers: Vec::new(),
+            estimate: SimulationEstimate::of_topology(topology),
+        };
+        list.estimate.messages = classes.messages();
+        too_large(&list.estimate)?;
+        for rank in 0..topology.world() {
+            let class = classes.class_of(rank);
+            let is_neighbour = |peer: &Rank| topology.node_of(*peer) == topology.node_of(rank);
+            let neighbours: Vec<bool> = class.peers.iter().map(is_neighbour).collect();
+            let posted = neighbours.iter().filter(|is_neighbour| !**is_neighbour).count();
+            let key = class.key.filter(|_| shares);
+            let first = key.map_or(rank, |key| *first_of.entry((key, neighbours)).or_insert(rank));
+            if first == rank {
+                list.estimate.add_program(&class, size);
             }
+            list.estimate.add_rank(&class, posted, size);
+            too_large(&list.estimate)?;
+            list.first.push(first);
+            list.peers.push(class.peers);
         }
-        too_large(steps)?;
-        let program = plan.program_sharing(rank, spec, &mut shared);
-        steps += program.steps.len() as u64;
-        let links = program.links.len();
-        let mut pipeline =
-            Pipeline::new(Arc::new(program), |peer| parameters.link_profile(links, is_neighbour(&peer)));
-        pipeline.start(binding, |_| Staging::default());
-        let own: Vec<Rank> = pipeline.program().peers().collect();
-        ranks.push(RankState::new(pipeline));
-        peers.push(RankPeers { names: own[..].into(), ranks: own });
+        Ok(list)
     }
-    Ok((ranks, peers))
+
+    /// Makes the programs, and starts the pipelines of all ranks.
+    pub fn start(
+        self,
+        plan: &Plan,
+        topology: &Topology,
+        (spec, binding): (ProgramSpec, Binding),
+        parameters: &SimulationParameters,
+    ) -> StartedRanks {
+        let mut shared = SharedSteps::default();
+        let (mut ranks, mut peers): StartedRanks = (Vec::new(), Vec::new());
+        for (rank, (first, own)) in self.first.into_iter().zip(self.peers).enumerate() {
+            let (mut pipeline, names) = if first < rank {
+                (ranks[first].pipeline.twin(), Arc::clone(&peers[first].names))
+            } else {
+                let program = plan.program_sharing(rank, spec, &mut shared);
+                debug_assert!(program.peers().eq(own.iter().copied()));
+                let is_neighbour = |peer| topology.node_of(peer) == topology.node_of(rank);
+                let profile = |peer| parameters.link_profile(own.len(), is_neighbour(peer));
+                (Pipeline::new(Arc::new(program), profile), own[..].into())
+            };
+            pipeline.start(binding, |_| Staging::default());
+            ranks.push(RankState::new(pipeline));
+            peers.push(RankPeers { ranks: own, names });
+        }
+        (ranks, peers)
+    }
 }
 
 #[cfg(test)]
@@ -83,7 +116,10 @@ mod tests {
     ) -> StartedRanks {
         let spec = parameters.spec(plan, bytes);
         let binding = parameters.layout(topology.world(), bytes).expect("few sub-chunks");
-        start(plan, topology, (spec, binding), parameters, shares, |_| Ok(())).expect("few steps")
+        let mut classes = ProgramClasses::of_all_reduce(plan, spec.by_wave, &binding);
+        let size = RankSize::new(SimulationInput::new(bytes), parameters, spec.by_wave);
+        let programs = ProgramList::new(&mut classes, topology, &size, shares, |_| Ok(()));
+        programs.expect("not too large").start(plan, topology, (spec, binding), parameters)
     }
 
     /// A run with all that can be recorded, and the number of programs.
@@ -99,7 +135,7 @@ mod tests {
             ranks.iter().map(|rank| Arc::as_ptr(rank.pipeline.program())).collect();
         programs.sort_unstable();
         programs.dedup();
-        let call = SimulationInput { bytes, records: true, timelines: true };
+        let call = SimulationInput { records: true, timelines: true, ..SimulationInput::new(bytes) };
         let world = SimulatedWorld::new(topology, ranks, &peers, parameters, call);
         (world.run(&mut |_, _| {}).expect("it ends"), programs.len())
     }

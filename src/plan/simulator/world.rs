@@ -13,6 +13,7 @@ use super::rank_state::{Notification, RankJob, RankState};
 use super::rank_timeline::RankTimelines;
 use crate::error::{Error, Result};
 use crate::plan::Rank;
+use crate::plan::physical_links::PhysicalLinks;
 use crate::plan::pipeline::Action;
 use crate::plan::program::StepId;
 use crate::plan::topology::Topology;
@@ -51,10 +52,11 @@ impl<'a> SimulatedWorld<'a> {
         parameters: &'a SimulationParameters,
         call: SimulationInput,
     ) -> Self {
-        let channels = Channels::new(peers, topology);
+        let channels = Channels::new(peers, topology, call.records);
+        let links = PhysicalLinks::new(topology);
         Self {
             timelines: call.timelines.then(|| RankTimelines::new(ranks.len(), channels.len())),
-            network: Network::new(topology, channels.paths(topology)),
+            network: Network::new(&links, channels.paths(&links)),
             channels,
             topology,
             parameters,
@@ -107,21 +109,27 @@ impl<'a> SimulatedWorld<'a> {
 
     fn into_run(self) -> SimulatedRun {
         let time = self.finished;
-        let vertices = self.topology.vertices();
-        let mut bits = vec![0_u128; 2 * vertices.len()];
-        for (path, carried) in self.channels.paths(self.topology).zip(self.network.carried()) {
+        let links = PhysicalLinks::new(self.topology);
+        let mut bits = vec![0_u128; 2 * links.len()];
+        for (path, carried) in self.channels.paths(&links).zip(self.network.carried()) {
             path.iter().for_each(|link| bits[*link as usize] += u128::from(carried));
         }
+        let bandwidths: Vec<u64> = links.bandwidths().collect();
         let link_use = |vertex: usize| {
-            let carried = [Network::up(vertex), Network::down(vertex)].map(|link| bits[link as usize]);
-            let possible = vertices[vertex].uplink.bandwidth as f64 * time as f64 / PICOSECONDS as f64;
-            let larger = carried[0].max(carried[1]) as f64;
-            let [up, down] = carried.map(|bits| (bits / 8) as u64);
-            LinkUse { vertex, up, down, busy: if larger > 0.0 { larger / possible } else { 0.0 } }
+            let mut of_uplink = LinkUse { vertex, up: 0, down: 0, busy: 0.0 };
+            for link in links.of(vertex) {
+                let carried = [Network::up(link), Network::down(link)].map(|link| bits[link as usize]);
+                let possible = bandwidths[link] as f64 * time as f64 / PICOSECONDS as f64;
+                let larger = carried[0].max(carried[1]) as f64;
+                let [up, down] = carried.map(|bits| (bits / 8) as u64);
+                (of_uplink.up, of_uplink.down) = (of_uplink.up + up, of_uplink.down + down);
+                of_uplink.busy = of_uplink.busy.max(if larger > 0.0 { larger / possible } else { 0.0 });
+            }
+            of_uplink
         };
         SimulatedRun {
             picoseconds: time,
-            links: (1..vertices.len()).map(link_use).collect(),
+            links: (1..self.topology.vertices().len()).map(link_use).collect(),
             messages: self.messages,
             events: self.events,
             critical_path: self.record.path_to(self.last),
@@ -140,7 +148,7 @@ impl<'a> SimulatedWorld<'a> {
                 if !channel.in_place {
                     return self.message_left(id);
                 }
-                let reader = channel.to;
+                let reader = channel.receiver();
                 self.network.end(id);
                 if let Some(job) = &mut self.ranks[reader].job {
                     job.reads -= 1;
@@ -156,17 +164,17 @@ impl<'a> SimulatedWorld<'a> {
             }
             SimulatedEvent::Arrives { channel: id } => {
                 let channel = self.channels.get(id);
-                let transfer = channel.on_the_way.pop_front().unwrap_or(ActivityId::NONE);
+                let transfer = channel.arrive();
                 if self.parameters.completes_on_arrival {
                     self.send_completes(id, transfer)?;
                 }
                 let channel = self.channels.get(id);
                 if channel.posted == 0 {
-                    channel.early.push_back(transfer);
+                    channel.arrive_early(transfer);
                     return Ok(());
                 }
                 channel.posted -= 1;
-                let (peer, from, to) = (channel.from_name, channel.from, channel.to);
+                let (peer, from, to) = (channel.sender_name(), channel.sender(), channel.receiver());
                 if let Some(timelines) = &mut self.timelines {
                     timelines.receive_ends(id, self.now, (from, to));
                 }
@@ -174,14 +182,14 @@ impl<'a> SimulatedWorld<'a> {
             }
             SimulatedEvent::Announced { channel } => {
                 let channel = self.channels.get(channel);
-                let cause = channel.on_the_way.pop_front().unwrap_or(ActivityId::NONE);
-                let (peer, to) = (channel.from_name, channel.to);
+                let cause = channel.arrive();
+                let (peer, to) = (channel.sender_name(), channel.receiver());
                 self.notify(to, Notification::RecvReady { peer }, cause)
             }
             SimulatedEvent::Released { channel: id } => {
                 let channel = self.channels.get(id);
-                let cause = channel.releases.pop_front().unwrap_or(ActivityId::NONE);
-                let (peer, from, to) = (channel.to_name, channel.from, channel.to);
+                let cause = channel.released();
+                let (peer, from, to) = (channel.receiver_name(), channel.sender(), channel.receiver());
                 if let Some(timelines) = &mut self.timelines {
                     timelines.send_ends(id, self.now, (from, to));
                 }
@@ -194,13 +202,11 @@ impl<'a> SimulatedWorld<'a> {
     fn message_left(&mut self, id: ChannelId) -> Result<()> {
         let now = self.now;
         let channel = self.channels.get(id);
-        let (from, to, transfer) = (channel.from, channel.to, channel.transfer);
-        if self.record.records() {
-            channel.on_the_way.push_back(transfer);
-        }
+        let (from, to, transfer) = (channel.sender(), channel.receiver(), channel.transfer);
+        channel.depart(transfer);
         self.queue.add(now + channel.latency, SimulatedEvent::Arrives { channel: id });
         self.record.end(transfer, now);
-        match channel.waiting.pop_front() {
+        match channel.next_waiting() {
             Some(next) => {
                 let kind = ActivityKind::Transfer { from, to };
                 channel.transfer = self.record.begin(kind, next.bytes, now, transfer);
@@ -217,7 +223,7 @@ impl<'a> SimulatedWorld<'a> {
     /// A message's memory can be overwritten.
     fn send_completes(&mut self, id: ChannelId, transfer: ActivityId) -> Result<()> {
         let channel = self.channels.get(id);
-        let (from, to, peer) = (channel.from, channel.to, channel.to_name);
+        let (from, to, peer) = (channel.sender(), channel.receiver(), channel.receiver_name());
         if let Some(timelines) = &mut self.timelines {
             timelines.send_ends(id, self.now, (from, to));
         }
@@ -303,11 +309,9 @@ impl<'a> SimulatedWorld<'a> {
                 let id = self.channels.incoming(rank, peer);
                 let channel = self.channels.get(id);
                 if let Some(timelines) = &mut self.timelines {
-                    timelines.receive_ends(id, now, (channel.from, rank));
+                    timelines.receive_ends(id, now, (channel.sender(), rank));
                 }
-                if self.record.records() {
-                    channel.releases.push_back(cause);
-                }
+                channel.release(cause);
                 self.queue.add(now + channel.latency, SimulatedEvent::Released { channel: id });
             }
             Action::Send { peer, step, sub, .. } => {
@@ -324,10 +328,10 @@ impl<'a> SimulatedWorld<'a> {
                 if let Some(timelines) = &mut self.timelines {
                     timelines.receive_begins(id, now, state.part(step, sub, element_bytes));
                 }
-                match channel.early.pop_front() {
+                match channel.next_early() {
                     Some(transfer) => {
                         if let Some(timelines) = &mut self.timelines {
-                            timelines.receive_ends(id, now, (channel.from, rank));
+                            timelines.receive_ends(id, now, (channel.sender(), rank));
                         }
                         state.inbox.push_back((Notification::RecvComplete { peer }, transfer));
                     }
@@ -361,14 +365,12 @@ impl<'a> SimulatedWorld<'a> {
         let channel = self.channels.get(id);
         if channel.in_place {
             // The bytes move when the receiver reads them.
-            if self.record.records() {
-                channel.on_the_way.push_back(message.cause);
-            }
+            channel.depart(message.cause);
             self.queue.add(now + channel.latency, SimulatedEvent::Announced { channel: id });
         } else if channel.is_busy {
-            channel.waiting.push_back(message);
+            channel.wait(message);
         } else {
-            let kind = ActivityKind::Transfer { from: channel.from, to: channel.to };
+            let kind = ActivityKind::Transfer { from: channel.sender(), to: channel.receiver() };
             channel.transfer = self.record.begin(kind, message.bytes, now, message.cause);
             channel.is_busy = true;
             self.network.begin(now, id, message.bytes);

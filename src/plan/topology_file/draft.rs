@@ -4,7 +4,7 @@
 //! they attach a vertex.
 
 use super::super::Rank;
-use super::super::topology::{Topology, TopologyBuilder, Uplink};
+use super::super::topology::{Nics, Topology, TopologyBuilder, Uplink};
 use super::limits::MAX_DEPTH;
 use crate::error::{Error, Result};
 use crate::plan::file_context::FileContext;
@@ -18,9 +18,11 @@ pub(super) struct DraftVertex {
     /// Line of the description, from 1; 0 if there is none.
     pub(super) line: usize,
     pub(super) kind: DraftKind,
-    /// Of the uplink, in bit/s; `None` for the default.
+    /// Of the uplink, or of each NIC, in bit/s; `None` for the default.
     pub(super) bandwidth: Option<u64>,
     pub(super) latency: Option<u64>,
+    /// Of a node. Each has the bandwidth.
+    pub(super) nics: Nics,
     /// See [`Draft::attach`].
     parent: Option<DraftId>,
     children: Vec<DraftId>,
@@ -45,6 +47,7 @@ impl DraftVertex {
             kind: DraftKind::Switch,
             bandwidth: None,
             latency: None,
+            nics: Nics::ONE,
             parent: None,
             children: Vec::new(),
         }
@@ -52,6 +55,12 @@ impl DraftVertex {
 
     pub(super) fn node(name: &str, line: usize, ranks: Option<Vec<(Rank, usize)>>) -> Self {
         Self { kind: DraftKind::Node { ranks, uplink: Uplink::RANK_DEFAULT }, ..Self::switch(name, line) }
+    }
+
+    /// The bandwidth of the uplink, that of all NICs together.
+    fn width(&self) -> u64 {
+        let each = self.bandwidth.unwrap_or(Uplink::NODE_DEFAULT.bandwidth);
+        each.saturating_mul(u64::from(self.nics.count))
     }
 }
 
@@ -91,13 +100,14 @@ impl Draft {
         for (id, parent) in order.iter().filter_map(|id| Some((*id, self.vertices[*id].parent?))) {
             let item = &self.vertices[id];
             let uplink = Uplink {
-                bandwidth: item.bandwidth.unwrap_or(Uplink::NODE_DEFAULT.bandwidth),
+                bandwidth: item.width(),
                 latency: item.latency.unwrap_or(Uplink::NODE_DEFAULT.latency),
             };
             vertex[id] = match &item.kind {
                 DraftKind::Switch => builder.switch(vertex[parent], &item.name, uplink),
                 DraftKind::Node { ranks, uplink: inside } => {
                     let node = builder.node(vertex[parent], &item.name, uplink);
+                    builder.set_nics(node, item.nics);
                     for (rank, _) in ranks.iter().flatten() {
                         builder.rank(node, *rank, *inside);
                     }
@@ -158,9 +168,8 @@ impl Draft {
     /// Sets the bandwidth of each switch that has none to the sum of its children's.
     fn default_switch_bandwidths(&mut self, order: &[DraftId]) {
         for id in order.iter().rev() {
-            let width =
-                |child: &DraftId| self.vertices[*child].bandwidth.unwrap_or(Uplink::NODE_DEFAULT.bandwidth);
-            let below = self.vertices[*id].children.iter().map(width).reduce(u64::saturating_add);
+            let children = self.vertices[*id].children.iter();
+            let below = children.map(|child| self.vertices[*child].width()).reduce(u64::saturating_add);
             if matches!(self.vertices[*id].kind, DraftKind::Switch) {
                 self.vertices[*id].bandwidth = self.vertices[*id].bandwidth.or(below);
             }

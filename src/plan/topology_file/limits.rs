@@ -6,5 +6,8 @@
 /// memory.
 pub(super) const MAX_RANKS: usize = 1_000_000;
 
+/// Most NICs of a node: as many as the ranks of a node divide.
+pub(super) const MAX_NICS: u32 = 64;
+
 /// Most nested switches, the root not counted.
 pub(super) const MAX_DEPTH: usize = 64;

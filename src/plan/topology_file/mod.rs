@@ -50,7 +50,7 @@ pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topolog
 ///
 /// `2+3` is two nodes at one switch, with ranks 0 and 1 on the first and 2 to 4 on the second. Parentheses make a
 /// switch: `(2+3)+(4)`. An `@` sets the bandwidth, in bit/s, of the uplink of the node or switch before it:
-/// `(1@500M+1@1G)@10G+4`.
+/// `(1@500M+1@1G)@10G+4`. `8@4*100G` is a node with four NICs of this bandwidth each, which its ranks divide.
 ///
 /// # Errors
 /// `InvalidSetting`, quoting the text and the position of the error.

@@ -5,17 +5,19 @@
 //! ```text
 //! text    = sum | product
 //! sum     = part { "+" part }
-//! part    = ( count | "(" sum ")" ) [ "@" bandwidth ]
-//! product = factor "x" factor { "x" factor }
+//! part    = count [ "@" nics ] | "(" sum ")" [ "@" bandwidth ]
+//! product = count [ "@" nics ] "x" factor { "x" factor }
 //! factor  = count [ "@" bandwidth ]
+//! nics    = [ count "*" ] bandwidth
 //! ```
 //!
 //! The product `4x8x4` is a symmetric tree: 4 ranks on a node, 8 nodes at a switch, 4 switches at the root. The bandwidth after
-//! a factor is that of the uplink of each node or switch that has this many branches.
+//! a factor is that of the uplink of each node or switch that has this many branches. `8@4*100G` is a node with four NICs, which its
+//! ranks divide.
 
-use super::super::topology::Topology;
-use super::draft::{Draft, DraftId, DraftVertex};
-use super::limits::{MAX_DEPTH, MAX_RANKS};
+use super::super::topology::{Nics, Topology};
+use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
+use super::limits::{MAX_DEPTH, MAX_NICS, MAX_RANKS};
 use super::units;
 use crate::error::{Error, Result};
 use crate::plan::file_context::FileContext;
@@ -98,7 +100,7 @@ impl Parser<'_> {
         loop {
             let count = self.count()?;
             self.world = self.world.max(1) * count;
-            factors.push((count, self.optional_bandwidth()?));
+            factors.push((count, self.optional_bandwidth(factors.is_empty())?));
             match self.peek() {
                 Some('x' | 'X') => self.at += 1,
                 None if factors.last().is_some_and(|(_, bandwidth)| bandwidth.is_some()) => {
@@ -129,7 +131,7 @@ impl Parser<'_> {
                         DraftVertex::switch(&format!("switch {}", self.draft.vertices.len()), 0)
                     };
                     let id = self.draft.add(vertex);
-                    self.draft.vertices[id].bandwidth = bandwidth;
+                    self.set_uplink(id, bandwidth);
                     self.draft.attach(id, parent);
                     below.push(id);
                 }
@@ -204,11 +206,21 @@ impl Parser<'_> {
 
     /// Parses the bandwidth of an uplink, if there is one.
     fn bandwidth(&mut self, id: DraftId) -> std::result::Result<(), String> {
-        self.draft.vertices[id].bandwidth = self.optional_bandwidth()?;
+        let is_node = matches!(self.draft.vertices[id].kind, DraftKind::Node { .. });
+        let uplink = self.optional_bandwidth(is_node)?;
+        self.set_uplink(id, uplink);
         Ok(())
     }
 
-    fn optional_bandwidth(&mut self) -> std::result::Result<Option<u64>, String> {
+    /// Sets the number of NICs and the bandwidth of each, if they are given.
+    fn set_uplink(&mut self, id: DraftId, uplink: Option<(u32, u64)>) {
+        let vertex = &mut self.draft.vertices[id];
+        vertex.bandwidth = uplink.map(|(_, bandwidth)| bandwidth);
+        vertex.nics = Nics { count: uplink.map_or(1, |(count, _)| count), striped: false };
+    }
+
+    /// Parses the bandwidth of an uplink, and the number of NICs with this bandwidth if the uplink is that of a node.
+    fn optional_bandwidth(&mut self, is_node: bool) -> std::result::Result<Option<(u32, u64)>, String> {
         if self.peek() != Some('@') {
             return Ok(None);
         }
@@ -216,9 +228,21 @@ impl Parser<'_> {
         self.peek();
         let rest = &self.text[self.at..];
         let end = rest.find(['+', '@', '(', ')', 'x', 'X']).unwrap_or(rest.len());
-        let bandwidth = units::bandwidth(rest[..end].trim())?;
+        let (count, each) = match rest[..end].split_once('*') {
+            None => (1, &rest[..end]),
+            Some(_) if !is_node => {
+                return Err("expected a bandwidth without *: only nodes have several NICs".to_owned());
+            }
+            Some((count, each)) => {
+                let valid = count.trim().parse().ok().filter(|count| (1..=MAX_NICS).contains(count));
+                let expected =
+                    || format!("{:?} is not a number of NICs: expected 1 to {MAX_NICS}", count.trim());
+                (valid.ok_or_else(expected)?, each)
+            }
+        };
+        let bandwidth = units::bandwidth(each.trim())?;
         self.at += end;
-        Ok(Some(bandwidth))
+        Ok(Some((count, bandwidth)))
     }
 
     fn innermost(&self) -> DraftId {
@@ -319,6 +343,18 @@ mod tests {
     }
 
     #[test]
+    fn a_node_may_have_several_nics() {
+        let topology = right("2@4*100G + (3@2*10G)@40G");
+        let widths: Vec<u64> = links(&topology).iter().map(|link| link.2).collect();
+        assert_eq!(widths, [400 * G, 40 * G, 20 * G]);
+        let nodes = topology.node_vertices();
+        assert_eq!(nodes.iter().map(|node| topology.uplink_parts(*node)).collect::<Vec<_>>(), [2, 2]);
+        assert_eq!(topology.part_bandwidth(nodes[0], 1), 200 * G);
+        // A switch without a bandwidth has that of all NICs below it.
+        assert_eq!(links(&right("8@8*50G x 4 x 2"))[0].2, 1600 * G);
+    }
+
+    #[test]
     fn nesting_is_limited() {
         let nested = |depth: usize| format!("{}1{}", "(".repeat(depth), ")".repeat(depth));
         assert_eq!(right(&nested(MAX_DEPTH)).world(), 1);
@@ -366,6 +402,10 @@ mod tests {
             ("2x3@1G", 7, "expected no bandwidth after the last number: the root has no uplink"),
             ("2@1Gx3@fast", 8, "\"fast\" is not a bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
             ("1@ 10GB+1", 4, "\"10GB\" is not a bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
+            ("1@0*1G", 3, "\"0\" is not a number of NICs: expected 1 to 64"),
+            ("1@2*", 3, "\"\" is not a bandwidth: expected bit/s such as 500M, 1G or 2.5G"),
+            ("(1)@2*1G", 5, "expected a bandwidth without *: only nodes have several NICs"),
+            ("2x3@2*1Gx4", 5, "expected a bandwidth without *: only nodes have several NICs"),
             ("(1)@0", 5, "\"0\" is too low: expected at least 1 bit/s"),
             ("(1)@9999T+1", 5, "\"9999T\" is too high: expected at most 1000T"),
             ("2+é", 3, "expected a number of ranks or (, found 'é'"),

@@ -3,8 +3,9 @@
 //! Owns the format, which `examples/topology.toml` shows. Must not know hosts, or the defaults of missing keys.
 
 use super::super::Rank;
-use super::super::topology::Uplink;
+use super::super::topology::{Nics, Uplink};
 use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
+use super::limits::MAX_NICS;
 use super::units;
 use crate::error::Result;
 use crate::plan::file_context::{FileContext, Lines};
@@ -41,11 +42,14 @@ struct NodeTable {
     ranks: Option<Vec<Spanned<RankNumber>>>,
     rank_bandwidth: Option<Bandwidth>,
     rank_latency: Option<Latency>,
+    nics: Option<NicCount>,
+    striped: Option<bool>,
 }
 
 struct Bandwidth(u64);
 struct Latency(u64);
 struct RankNumber(Rank);
+struct NicCount(u32);
 
 impl<'de> serde::Deserialize<'de> for Bandwidth {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -111,6 +115,25 @@ impl<'de> serde::Deserialize<'de> for RankNumber {
     }
 }
 
+impl<'de> serde::Deserialize<'de> for NicCount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct NicVisitor;
+        impl Visitor<'_> for NicVisitor {
+            type Value = NicCount;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a number of NICs from 1 to {MAX_NICS}")
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, count: i64) -> std::result::Result<NicCount, E> {
+                let valid = u32::try_from(count).ok().filter(|count| (1..=MAX_NICS).contains(count));
+                valid.map(NicCount).ok_or_else(|| E::invalid_value(Unexpected::Signed(count), &self))
+            }
+        }
+        deserializer.deserialize_any(NicVisitor)
+    }
+}
+
 /// Parses the file.
 pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
     let lines = Lines::of(text);
@@ -150,6 +173,8 @@ impl ParsedTable {
         let mut item = DraftVertex::node(node.name.get_ref(), lines.of_value(&node.name), ranks);
         item.bandwidth = node.bandwidth.map(|bandwidth| bandwidth.0);
         item.latency = node.latency.map(|latency| latency.0);
+        let count = node.nics.map_or(1, |nics| nics.0);
+        item.nics = Nics { count, striped: node.striped.unwrap_or(false) };
         if let DraftKind::Node { uplink, .. } = &mut item.kind {
             *uplink = Uplink {
                 bandwidth: node
@@ -381,8 +406,11 @@ ranks = [
                 "color = 1",
                 ":5",
                 "unknown field `color`, expected one of `name`, `up`, `bandwidth`, `latency`, `ranks`, \
-                 `rank_bandwidth`, `rank_latency`",
+                 `rank_bandwidth`, `rank_latency`, `nics`, `striped`",
             ),
+            ("nics = 0", ":5", "invalid value: integer `0`, expected a number of NICs from 1 to 64"),
+            ("nics = \"4\"", ":5", "invalid type: string \"4\", expected a number of NICs from 1 to 64"),
+            ("striped = 1", ":5", "invalid type: integer `1`, expected a boolean"),
             ("[[nodes]]", ":5", "unknown field `nodes`, expected `switch` or `node`"),
             ("[[node]]\nup = \"s\"", ":5", "missing field `name`"),
             ("[[node]]\nname = 3", ":6", "invalid type: integer `3`, expected a string"),
@@ -442,6 +470,21 @@ ranks = [
         ] {
             assert_eq!(read(text, None), Err(format!("c.toml{line}: {message}")), "{text}");
         }
+    }
+
+    #[test]
+    fn the_nics_of_a_node_are_divided_or_striped() {
+        let text = "[[node]]\nname = \"a\"\nbandwidth = \"100G\"\nnics = 4\nranks = [0, 1]\n\
+                    [[node]]\nname = \"b\"\nbandwidth = \"100G\"\nnics = 2\nstriped = true\nranks = [2, 3]";
+        let topology = read(text, None).expect("valid");
+        let [a, b] = topology.node_vertices()[..] else { panic!("two nodes") };
+        let uplinks =
+            [a, b].map(|node| (topology.uplink_parts(node), topology.vertices()[node].bandwidth_label()));
+        assert_eq!(uplinks, [(2, "4*100G".to_owned()), (1, "2*100G".to_owned())]);
+        assert_eq!(
+            (topology.part_bandwidth(a, 1), topology.part_bandwidth(b, 0)),
+            (200_000_000_000, 200_000_000_000)
+        );
     }
 
     #[test]

@@ -105,7 +105,9 @@ pub(super) fn measured(topology: &Topology, profile: &TuningProfile) -> Topology
                     _ => None,
                 });
                 let measured = number.and_then(|number| *nodes.get(number)?);
-                builder.node(parent, &vertex.name, measured.unwrap_or(vertex.uplink))
+                let node = builder.node(parent, &vertex.name, measured.unwrap_or(vertex.uplink));
+                builder.set_nics(node, vertex.nics);
+                node
             }
             VertexKind::Rank(rank) => {
                 // Two of these links are on the way.

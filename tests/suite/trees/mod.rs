@@ -6,7 +6,7 @@ use fastrand::Rng;
 use flexring::config::Algorithm;
 use flexring::plan::planner::{self, Details};
 use flexring::plan::schedule::Schedule;
-use flexring::plan::topology::{Topology, TopologyBuilder, Uplink, VertexId};
+use flexring::plan::topology::{Nics, Topology, TopologyBuilder, Uplink, VertexId};
 
 /// A tree of 1 to `leaves` ranks in random order, and at most `depth` levels of switches and nodes, with random
 /// bandwidths.
@@ -50,6 +50,9 @@ fn grow(
             grow(random, builder, switch, mine, depth - 1, equal_links);
         } else {
             let node = builder.node(parent, "node", link);
+            if random.usize(..4) == 0 {
+                builder.set_nics(node, Nics { count: 1 + random.usize(..4) as u32, striped: random.bool() });
+            }
             for rank in mine {
                 let link = if equal_links { Uplink::RANK_DEFAULT } else { self::link(random, false) };
                 builder.rank(node, *rank, link);
