@@ -76,9 +76,9 @@ def measure(options, bounds, end):
     return found, failures, left_out
 
 
-def predict(program, its):
+def predict(program, its, failures, end):
     """Adds to what was measured in a cluster what the simulator predicts for the same schedules and lengths: seconds, and those in which the
-    busiest link carries its bytes."""
+    busiest link carries its bytes. Schedules that cannot be predicted until `end` are added to `failures`."""
     predicted = its["predicted"] = {}
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "profile.toml"
@@ -90,7 +90,11 @@ def predict(program, its):
             command = [program, "simulate", "--tuning", profile, "--no-path", "--json", "--size", ",".join(times)]
             if schedule != cases.AUTO:
                 command += ["--algo", schedule]
-            results = json.loads(run(command))["results"]
+            try:
+                results = json.loads(run(command, timeout=max(1.0, end - time.monotonic())))["results"]
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as cause:
+                failures.append(f"{its['cluster']}, {schedule}: no prediction: {cause}")
+                continue
             predicted[schedule] = {str(result["bytes"]): [result["picoseconds"] * 1e-12,
                                                           result["picoseconds"] * 1e-12 * max(link["busy"] for link in result["links"])]
                                    for result in results}
@@ -128,7 +132,7 @@ def main():
     about = {"commit": commit(), "load_before": os.getloadavg()[0]}
     found, failures, left_out = measure(options, bounds, begun + bounds.limit - REPORT)
     for its in found:
-        predict(options.flexring, its)
+        predict(options.flexring, its, failures, begun + bounds.limit + REPORT)
     results = {**about, "clusters": found, "failures": failures, "left_out": left_out, "minutes": round((time.monotonic() - begun) / 60, 1)}
     write(options.out / "prediction.json", "prediction", results)
     # Another interpreter may be the one that has matplotlib.

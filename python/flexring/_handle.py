@@ -101,8 +101,8 @@ class Exchange(Prepared):
         self, handle: Handle, send: Vector | None, receive: Vector | None, counts: Any, *root: int
     ) -> None:
         used = [vector for vector in (send, receive) if vector is not None]
-        if used[0].dtype != used[-1].dtype:
-            raise ValueError(f"{used[0].dtype} cannot be received as {used[-1].dtype}")
+        if used[0].type_name != used[-1].type_name:
+            raise ValueError(f"{used[0].type_name} cannot be received as {used[-1].type_name}")
         if receive is not None:
             writable(receive)
         places = [None if vector is None else vector.address for vector in (send, receive)]

@@ -90,7 +90,7 @@ def operation(op: Op, vector: Vector) -> int:
         names = ", ".join(_OPERATIONS)
         raise ValueError(f"no such operation: {op!r} (expected {names} or flexring.premul_sum)") from None
     if vector.width == 2 and op not in ("sum", "avg"):
-        raise TypeError(f"complex numbers have no {op}: fix: use sum, avg or flexring.premul_sum")
+        raise TypeError(f"{op} is not defined for complex numbers: fix: use sum, avg or flexring.premul_sum")
     return number
 
 
@@ -148,6 +148,14 @@ class Vector:
     def code(self) -> int:
         return _CODES[self.dtype]
 
+    @property
+    def type_name(self) -> str:
+        """The name of the caller's type."""
+        return self.dtype if self.width == 1 else f"complex{2 * 8 * SIZES[self.dtype]}"
+
+    def __str__(self) -> str:
+        return f"{self.count // self.width} x {self.type_name}"
+
 
 def vector_of(thing: Any) -> Vector:
     """The elements of a tensor, an array, or another object with the buffer protocol, the CUDA array interface or DLPack."""
@@ -188,7 +196,7 @@ def _of_array(array: Any) -> Vector:
         array = array[...]
         array.flags.writeable = False
     if numpy is None or not isinstance(array, numpy.ndarray):
-        raise TypeError(f"a {type(array).__name__} is no array of numpy: fix: pass numpy.asarray of it, and copy the result back")
+        raise TypeError(f"a {type(array).__name__} is not a numpy array: fix: pass numpy.asarray of it, and copy the result back")
     address, read_only = array.__array_interface__["data"]
     if not array.dtype.isnative:
         raise TypeError(f"the array's byte order is not this machine's: {array.dtype}")
@@ -232,10 +240,8 @@ def source_and_target(send: Any, out: Any) -> tuple[Vector, Vector]:
     if out is None:
         return writable(source), source
     target = writable(vector_of(out))
-    if (source.count, source.dtype, source.width) != (target.count, target.dtype, target.width):
-        raise ValueError(
-            f"{source.count} x {source.dtype} cannot be reduced into {target.count} x {target.dtype}"
-        )
+    if (source.count, source.type_name) != (target.count, target.type_name):
+        raise ValueError(f"{source} cannot be reduced into {target}")
     return source, target
 
 
@@ -251,13 +257,11 @@ def whole_and_part(whole: Any, part: Any, rank: int, size: int) -> tuple[Vector,
     whole."""
     whole = vector_of(whole)
     if part is None:
-        count = whole.count // (size * whole.width) * whole.width
-        at = whole.address + rank * count * SIZES[whole.dtype]
-        own = Vector(at, count, whole.dtype, whole.owner, whole.read_only, whole.gpu)
+        count = whole.count // (size * whole.width)
+        at = whole.address + rank * count * whole.width * SIZES[whole.dtype]
+        own = Vector(at, count, whole.type_name, whole.owner, whole.read_only, whole.gpu)
     else:
         own = vector_of(part)
-    if (own.count * size, own.dtype) != (whole.count, whole.dtype):
-        raise ValueError(
-            f"{whole.count} x {whole.dtype} are not {size} parts of {own.count} x {own.dtype}, one for each rank"
-        )
+    if (own.count * size, own.type_name) != (whole.count, whole.type_name):
+        raise ValueError(f"{whole} are not {size} parts of {own}, one for each rank")
     return whole, own

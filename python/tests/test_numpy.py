@@ -69,8 +69,16 @@ class Arrays(WorldTest):
                 from_zero, from_one = [1j, 2, 5, 7], [1 + 1j, 2 - 1j, 5, 7]
                 wanted = from_zero[:1] + from_one[:3] if rank == 0 else from_zero[1:] + from_one[3:]
                 numpy.testing.assert_array_equal(blocks, numpy.array(wanted, name))
-                with self.assertRaisesRegex(TypeError, "complex numbers have no max"):
+                with self.assertRaisesRegex(TypeError, "max is not defined for complex numbers"):
                     comm.all_reduce(given, "max")
+                pairs = numpy.zeros(8, own.real.dtype)
+                for call in (
+                    lambda: comm.all_reduce(given, out=pairs),
+                    lambda: comm.reduce_scatter(pairs, out=own),
+                    lambda: comm.all_to_all(given, pairs),
+                ):
+                    with self.assertRaisesRegex(ValueError, name):
+                        call()
                 for call in (comm.reduce_scatter, comm.all_gather, lambda odd: comm.all_to_all(odd, odd.copy())):
                     with self.assertRaises(ValueError):
                         call(numpy.zeros(3, name))

@@ -175,7 +175,6 @@ impl Communicator {
             inter_node.iter().for_each(|rank| routes[*rank] = transports.len());
             let usual = plans.usual_peers();
             let planned: Vec<Rank> = inter_node.iter().copied().filter(|rank| usual.contains(rank)).collect();
-            let shares = link_shares(&plans, me, &intra_node, world);
             let setup = InterNodeSetup {
                 config,
                 me,
@@ -183,7 +182,7 @@ impl Communicator {
                 same_node: &same_node,
                 peers: &inter_node,
                 planned: &planned,
-                shares: &shares,
+                shares: &|| link_shares(&plans, me, &node, world),
                 connection,
                 deadline,
                 fault: &fault,

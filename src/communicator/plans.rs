@@ -179,6 +179,11 @@ impl Plans {
         programs.into_iter().map(key).collect()
     }
 
+    /// Sets the bytes of a slot for vectors on the host, and on a GPU, which a tuning profile may have changed.
+    pub(super) fn set_slot_bytes(&mut self, on_host: usize, on_gpu: usize) {
+        (self.slot_bytes, self.gpu_slot_bytes) = (on_host, on_gpu);
+    }
+
     /// Installs the programs of all-reduces without a factor, so that the first call is as fast as later ones.
     pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
         self.rails = executor.rails();

@@ -90,6 +90,7 @@ impl CallRunnerBuilder<'_> {
             ranks_per_core: self.ranks_per_core,
             trace: self.trace,
         })?;
+        self.plans.set_slot_bytes(layout.pool().slots().1, layout.gpu_pool().slots().1);
         self.plans.prepare(&mut executor)?;
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
         let staged = if has_small_path { config.small.0 } else { 0 };

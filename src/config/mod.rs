@@ -203,7 +203,7 @@ settings! {
     // acknowledgements. 1+1+1 with a node at 500 Mbit/s, 64 MiB: median 1133 to 1152 ms; with 128K 1125 ms
     // (the link allows 1123).
     socket_buffer: Size = "FLEXRING_SOCKET_BUFFER", Size(128 << 10), AnyValue,
-        "Bytes that the kernel may hold for one TCP connection until the peer acknowledges them. More than the connection's bandwidth times its delay only fills queues. 0: the kernel decides.";
+        "Bytes that the kernel may hold for one TCP connection until the peer acknowledges them, as a mean over the connections of a node: each gets a part by what plans send over it, and at least half of this. More than the connection's bandwidth times its delay only fills queues. 0: the kernel decides.";
     socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, AnyValue,
         "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes.";
     socket_family: Family = "FLEXRING_SOCKET_FAMILY", Family::Auto, AnyValue,
@@ -271,7 +271,7 @@ settings! {
     spin_us: usize = "FLEXRING_SPIN_US", 200, AnyValue,
         "Time in microseconds that a wait spins before it sleeps. While other programs compute on its core, it sleeps at once.";
     threads: usize = "FLEXRING_THREADS", 1, 1..=64,
-        "Number of threads that add and copy vectors on the host in a call of this rank, the calling thread included. Sums have the same bits for every number. More than one helps where NICs are faster than one core adds, and costs cores that the program may need: at most the cores of the node divided by its ranks.";
+        "Number of threads that add and copy vectors on the host in a call of this rank, the calling thread included. Sums have the same bits for every number, unless the calling thread treats denormal numbers as zero. Each communicator starts its own. More than one helps where NICs are faster than one core adds, and costs cores that the program may need: at most the cores of the node divided by its ranks.";
     simd: Simd = "FLEXRING_SIMD", Simd::Auto, AnyValue,
         "Instruction set of reductions on the host.";
     #[shared yes]

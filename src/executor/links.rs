@@ -165,8 +165,9 @@ impl Links {
         self.in_place().for_each(|transport| transport.settle_sharing());
     }
 
-    /// Never unmaps the memory that the transports hold.
+    /// Never unmaps the memory that the transports hold. Other communicators do not use their registrations from now on.
     pub(super) fn leak(&mut self) {
+        self.transports.iter().for_each(|transport| transport.common().end_sharing());
         std::mem::forget(std::mem::take(&mut self.transports));
     }
 

@@ -136,6 +136,9 @@ pub trait Transport: Send {
         false
     }
 
+    /// Ends the sharing of registrations with other communicators, as this one ends although its links stay.
+    fn end_sharing(&self) {}
+
     /// Aborts the current call: afterwards no peer or device accesses this rank's memory and no link holds a piece.
     /// The links are unusable from then on. Unlike the other methods it may block, on verbs without a limit, so the failure is reported
     /// to the other ranks before.

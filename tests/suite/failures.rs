@@ -52,7 +52,9 @@ fn different_calls_are_disagreements_that_name_the_rank() {
 #[test]
 fn different_operations_or_types_are_disagreements() {
     for &world in World::enabled() {
-        let errors = spawn(&Setup::new(world, 3), |comm| {
+        let mut setup = Setup::new(world, 3);
+        setup.config.threads = 2;
+        let errors = spawn(&setup, |comm| {
             if comm.rank() == 1 {
                 failed_call(&comm, 1000, ReduceOp::Max)
             } else {

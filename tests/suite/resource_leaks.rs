@@ -44,7 +44,9 @@ fn dropped_communicators_leak_nothing() {
     let rounds = if worlds[0].is_verbs() { 60 } else { 500 };
     with_watchdog(Duration::from_secs(200), || {
         let one = |number: usize| {
-            spawn(&Setup::new(World::any(number), 2), |comm| {
+            let mut setup = Setup::new(World::any(number), 2);
+            setup.config.threads = 1 + number % 8 / 4;
+            spawn(&setup, |comm| {
                 let mut vector = comm.alloc::<u32>(2000).expect("pool memory");
                 vector.fill(comm.rank() as u32);
                 comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
@@ -52,7 +54,7 @@ fn dropped_communicators_leak_nothing() {
             });
         };
         // The first round opens what a process opens once.
-        (0..worlds.len()).for_each(one);
+        (0..2 * worlds.len()).for_each(one);
         // Threads that are about to end do not count.
         let before = once_unchanged(current_resources);
         (0..rounds).for_each(one);
@@ -86,7 +88,9 @@ fn all_threads_of_communicators_block_signals() {
     // SIGHUP, SIGINT, SIGTERM and SIGCHLD, which only threads of the program may handle.
     const HANDLED: [u32; 4] = [1, 2, 15, 17];
     for &world in World::enabled() {
-        spawn(&Setup::new(world, 2), |comm| {
+        let mut setup = Setup::new(world, 2);
+        setup.config.threads = 2;
+        spawn(&setup, |comm| {
             comm.all_reduce(&mut [1f32; 8], ReduceOp::Sum).expect("a sum");
             let request = comm.all_reduce_async(vec![1f32; 8], ReduceOp::Sum).expect("a request");
             request.wait().expect("a sum");

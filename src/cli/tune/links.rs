@@ -43,10 +43,20 @@ struct PairResult {
 /// Steps of the progress.
 pub fn steps(topology: &Topology) -> usize {
     let nodes = topology.nodes();
-    // Nodes that are not at the root also have flows to those at their switch.
-    let at_root =
-        topology.node_vertices().into_iter().filter(|node| topology.vertices()[*node].parent == Some(0));
-    let flows = 2 * nodes - at_root.count() + switches_below_root(topology).len();
+    let vertices = topology.node_vertices();
+    // As in `peers_of`: nodes that share a switch with some of the others also have flows to these alone.
+    let has_near_flow = |node: &VertexId| {
+        let switch = topology.vertices()[*node].parent.unwrap_or(0);
+        let near = vertices
+            .iter()
+            .filter(|other| topology.lowest_common_ancestor(**other, switch) == switch)
+            .count()
+            - 1;
+        near > 0 && near < nodes - 1
+    };
+    let flows = nodes
+        + vertices.iter().filter(|node| has_near_flow(node)).count()
+        + switches_below_root(topology).len();
     1 + rounds(nodes).len() + if nodes > 1 { 2 * flows } else { 0 }
 }
 

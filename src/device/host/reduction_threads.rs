@@ -102,7 +102,7 @@ impl<R: RunJob> ReductionThreads<R> {
     pub(super) unsafe fn run(&mut self, job: &Job<'_>) {
         let shared = &*self.shared;
         let parts = count_parts(job);
-        if parts < 2 {
+        if job.into.len() < 2 * PART_BYTES {
             // SAFETY: the caller has the same obligations.
             return unsafe { shared.runner.run(job) };
         }
@@ -113,9 +113,15 @@ impl<R: RunJob> ReductionThreads<R> {
         // Sequentially consistent, as in `sleep`: either this thread sees that a helper is about to sleep, or the helper sees the job.
         shared.claims.store(number << 32 | u64::from(parts), Ordering::SeqCst);
         if shared.sleeping.load(Ordering::SeqCst) != 0 {
-            let sleeping = shared.sleeping.swap(0, Ordering::SeqCst);
-            let helpers = self.helpers.iter().enumerate().filter(|(number, _)| sleeping >> number & 1 == 1);
-            helpers.for_each(|(_, helper)| helper.thread().unpark());
+            // This thread takes a part, too.
+            let needed = parts as usize - 1;
+            let sleeps = |(number, _): &(usize, &JoinHandle<()>)| {
+                shared.sleeping.load(Ordering::SeqCst) >> number & 1 == 1
+            };
+            for (number, helper) in self.helpers.iter().enumerate().filter(sleeps).take(needed) {
+                shared.sleeping.fetch_and(!(1 << number), Ordering::SeqCst);
+                helper.thread().unpark();
+            }
         }
         while let Some(part) = shared.claim() {
             // SAFETY: the part is claimed; the caller has the obligations of `RunJob::run`.
@@ -193,11 +199,22 @@ impl<R: RunJob> SharedJob<R> {
         operands.clear();
         operands.extend(job.operands.iter().map(|operand| narrow(operand, start, end - start)));
         let part = Job { into: job.into.narrow(start, end - start), operands, ..*job };
+        let guard = AbortOnUnwind;
         // SAFETY: the part has pieces of one length within those of the job, whose destinations no other part has. It starts
         // at an element, as destinations are aligned to elements and parts to `PART_BYTES`; a copy has no elements.
         unsafe { self.runner.run(&part) };
+        std::mem::forget(guard);
         // Releases what was written to the submitting thread, which may end the job now.
         self.unfinished.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Ends the process if a part panics: other threads use the job, and the submitting one would wait for the part without end.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        std::process::abort();
     }
 }
 

@@ -74,8 +74,8 @@ impl MessageOrder {
 
     /// Numbers the messages of a call. `bound` gives the place and the depth of a step, `waves` the number of waves and the lag of
     /// each hop behind the previous one, for programs that move in waves. A message is then due by the position of its
-    /// sub-chunk in its grid plus the lag of its depth. Steps of one grid have rising depths, so whatever a message waits for is
-    /// due before it. Positions are scaled to the number of waves, so short and long grids finish together and each link
+    /// sub-chunk in its grid plus the lag of its depth. Steps of one grid have rising depths, and rings of scratch memory are so long that
+    /// a sub-chunk waits for earlier ones only, so whatever a message waits for is due before it. Positions are scaled to the number of waves, so short and long grids finish together and each link
     /// carries the same share of the work in every wave. Without waves, messages are ordered by step.
     pub(super) fn number<'a>(
         &mut self,

@@ -15,7 +15,8 @@ use crate::plan::step_lists::StepLists;
 use std::ops::Range;
 
 /// Length of a ring, as a multiple of the shortest with which programs end: the previous sub-chunk at a place may be used up this
-/// much later than it is due before the next one waits for it.
+/// much later than it is due before the next one waits for it. Rings of no hops, with a copy that is sent at once, are as long as those of one,
+/// so that several sub-chunks are in flight. Chosen by calculation, not measured.
 const SLACK: u64 = 2;
 
 /// A part of the vector in scratch memory.
@@ -41,7 +42,7 @@ impl ScratchSpan {
         let elements = self.span.elements(count, align);
         let length = elements.end - elements.start;
         let ring = waves.map(|waves| {
-            let apart = SLACK * waves.lag * u64::from(self.hops) + 1;
+            let apart = SLACK * waves.lag * u64::from(self.hops.max(1)) + 1;
             (apart * length.div_ceil(subchunk)).div_ceil(waves.number(count, subchunk)) * subchunk
         });
         (elements, ring.map_or(length, |ring| ring.min(length)))

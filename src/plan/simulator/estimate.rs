@@ -101,7 +101,7 @@ impl SimulationEstimate {
         if self.memory > call.most_memory {
             return refuse(
                 format!("need about {} of memory or more", rounded(self.memory)),
-                format!("{} (--max-memory)", rounded(call.most_memory)),
+                format!("{} (--max-memory)", Size(call.most_memory as usize)),
                 if call.records {
                     "do not record activities (--no-path), use fewer ranks or a shorter vector, or raise the limit"
                 } else {

@@ -437,6 +437,10 @@ impl Transport for Verbs {
         self.most_rails
     }
 
+    fn end_sharing(&self) {
+        self.registry.end_sharing();
+    }
+
     fn begin(&mut self, sequence: u64) {
         if self.peers.iter().any(|peer| peer.link.is_busy()) {
             log::error!("verbs: call {sequence} begins while messages of the previous call are in flight");

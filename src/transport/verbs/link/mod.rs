@@ -304,7 +304,7 @@ impl Link {
             && matches!(self.held_disagreement, Some((epoch, _)) if self.recv_states[parity(epoch)].is_call_reported())
     }
 
-    /// The queue pair for a request, if it has room. A message uses the one that has carried it first, by the rates of the rails and
+    /// The queue pair for a request, if it has room. A message uses the queue pair that is expected to finish it first, by the rates of the rails and
     /// what is in flight on each, so that slow rails do not hold the last messages of a call; messages alternate between equals.
     /// Everything else uses the first that works, so that it stays in order.
     fn qp_for(&self, kind: RequestKind) -> Option<usize> {
