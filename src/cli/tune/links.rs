@@ -341,7 +341,7 @@ impl NodeFlow {
         Self { messages: pairs.iter().zip(&rates).map(message).collect() }
     }
 
-    /// The same with messages of a quarter.
+    /// This flow with messages of a quarter of the length.
     fn short(&self) -> Self {
         let quarter = |(from, to, elements): &(Rank, Rank, usize)| (*from, *to, elements.div_ceil(4));
         Self { messages: self.messages.iter().map(quarter).collect() }
