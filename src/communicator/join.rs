@@ -182,7 +182,7 @@ impl Communicator {
                 same_node: &same_node,
                 peers: &inter_node,
                 planned: &planned,
-                shares: &|| link_shares(&plans, me, &node, world),
+                shares: &|| link_shares(&plans, &topology, me, &node),
                 connection,
                 deadline,
                 fault: &fault,

@@ -7,54 +7,69 @@
 //! the 6 links between the first two. Links with many bytes would fall behind, and the interface of the smallest node would idle.
 
 use super::plans::Plans;
+use crate::plan::topology::Topology;
 use crate::rank::Rank;
 
-/// By rank, the share of the link to it that makes all links of this node's ranks end at the same time: the bytes that the plan of long vectors
-/// sends over it, divided by the mean over the node's links to other nodes. 1 where the plan sends nothing, and for ranks of this node,
-/// which `mine` lists; `rank` is one of them.
-pub(super) fn link_shares(plans: &Plans, rank: Rank, mine: &[Rank], world: usize) -> Vec<f64> {
-    let (mut total, mut links) = (0.0, 0);
-    for other in mine {
-        let sent = plans.sent_to_peers(*other, world);
-        let leaving = (0..world).filter(|peer| !mine.contains(peer)).map(|peer| sent[peer]);
-        let used = leaving.filter(|sent| *sent > 0.0);
-        (total, links) = used.fold((total, links), |(total, links), sent| (total + sent, links + 1));
-    }
-    let mean = total / f64::from(links.max(1));
-    let share =
-        |(peer, sent): (Rank, f64)| if sent > 0.0 && !mine.contains(&peer) { sent / mean } else { 1.0 };
-    plans.sent_to_peers(rank, world).into_iter().enumerate().map(share).collect()
+/// By rank, the share of the link to it that makes all links of this node's ranks end at the same time: the time that the bytes which the plan of
+/// long vectors sends over it need on the slowest link of their path, divided by the mean over the node's links to other nodes. 1 where the
+/// plan sends nothing, and for ranks of this node, which `mine` lists; `rank` is one of them. Shares by bytes alone made 1+1+1 with a node of
+/// half the rate 1 to 5 % slower, as links to that node need as much time for half the bytes.
+pub(super) fn link_shares(plans: &Plans, topology: &Topology, rank: Rank, mine: &[Rank]) -> Vec<f64> {
+    let times = |from: Rank| -> Vec<f64> {
+        let sent = plans.sent_to_peers(from, topology.world());
+        let time = |(to, sent): (Rank, f64)| match sent > 0.0 && !mine.contains(&to) {
+            true => sent / slowest_on_path(topology, from, to),
+            false => 0.0,
+        };
+        sent.into_iter().enumerate().map(time).collect()
+    };
+    let all: Vec<f64> = mine.iter().flat_map(|from| times(*from)).filter(|time| *time > 0.0).collect();
+    let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
+    times(rank).into_iter().map(|time| if time > 0.0 { time / mean } else { 1.0 }).collect()
+}
+
+/// Bytes per second of the slowest link between two ranks.
+fn slowest_on_path(topology: &Topology, from: Rank, to: Rank) -> f64 {
+    let path = topology.uplinks_between(topology.leaf(from), topology.leaf(to)).concat();
+    let rates = path.into_iter().map(|vertex| topology.vertices()[vertex].uplink.bytes_per_second());
+    rates.fold(f64::INFINITY, f64::min)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::plan::topology::Topology;
+    use crate::plan::topology_file::parse_short;
 
-    /// The shares of a rank's links in a world of nodes with these numbers of ranks.
-    fn shares(nodes: &[usize], rank: Rank) -> Vec<f64> {
-        let node_of: Vec<usize> =
-            nodes.iter().enumerate().flat_map(|(node, ranks)| std::iter::repeat_n(node, *ranks)).collect();
-        let names: Vec<String> = node_of.iter().map(ToString::to_string).collect();
-        let plans = Plans::new(&Config::default(), &Topology::from_names(&names), rank, None).expect("plans");
-        let mine: Vec<Rank> = (0..node_of.len()).filter(|other| node_of[*other] == node_of[rank]).collect();
-        link_shares(&plans, rank, &mine, node_of.len())
+    /// The shares of a rank's links on a cluster.
+    fn shares(cluster: &str, rank: Rank) -> Vec<f64> {
+        let topology = parse_short(cluster).expect("short form").expect("valid");
+        let plans = Plans::new(&Config::default(), &topology, rank, None).expect("plans");
+        let mine = topology.ranks_of_nodes()[topology.node_of(rank)].clone();
+        link_shares(&plans, &topology, rank, &mine)
     }
 
     #[test]
     fn links_of_equal_nodes_have_equal_shares() {
         for rank in 0..8 {
-            assert!(shares(&[4, 4], rank).iter().all(|share| (share - 1.0).abs() < 1e-9));
+            assert!(shares("4@1G+4@1G", rank).iter().all(|share| (share - 1.0).abs() < 1e-9));
         }
     }
 
     #[test]
     fn links_that_carry_more_have_greater_shares() {
         // The node of ranks 5 and 6 uses 8 links, 2 of them to rank 7, which is as much as goes to the node of ranks 0 to 4.
-        let to_single: f64 = [5, 6].iter().map(|rank| shares(&[5, 2, 1], *rank)[7]).sum();
+        let to_single: f64 = [5, 6].iter().map(|rank| shares("5@1G+2@1G+1@1G", *rank)[7]).sum();
         assert!((to_single - 4.0).abs() < 1e-6, "{to_single}");
         // What a rank of another node does not get leaves no share.
-        assert_eq!(shares(&[2], 0), [1.0, 1.0]);
+        assert_eq!(shares("2@1G", 0), [1.0, 1.0]);
+    }
+
+    #[test]
+    fn links_to_slow_nodes_have_the_shares_of_the_time_that_they_need() {
+        // The slow node gets half of the bytes that the other one gets, over a link of half the rate.
+        for share in shares("1@1G+1@1G+1@500M", 0) {
+            assert!((share - 1.0).abs() < 1e-6, "{share}");
+        }
     }
 }
