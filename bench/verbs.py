@@ -109,6 +109,7 @@ def beside_ucx(flexring, rounds, sizes):
                 scenarios.measured(results)
                 samples[size]["flexring us"].append(times(results[0].output)[size])
                 samples[size]["Open MPI us"].append(vm_openmpi.all_reduce(machines[0], hosts, size, iterations, SIZE_LIMIT))
+                print(f"  {size} B: " + ", ".join(f"{name[:-3]} {values[-1]:.0f} us" for name, values in samples[size].items()), file=sys.stderr, flush=True)
     return {size: {name: statistics.median(values) for name, values in of.items()} for size, of in samples.items()}
 
 

@@ -1,4 +1,4 @@
-//! What happens when a call fails, with a transport that records what is asked of it.
+//! What happens when a call fails or links are leaked, with a transport that records what is asked of it.
 
 use super::*;
 use crate::call::Collective;
@@ -66,8 +66,18 @@ impl Transport for FailingTransport {
 
     fn clear_need_wakeup(&mut self) {}
 
+    fn end_sharing(&self) {
+        note(&self.journal, "sharing ended");
+    }
+
     fn abort(&mut self) {
         note(&self.journal, "aborted");
+    }
+}
+
+impl Drop for FailingTransport {
+    fn drop(&mut self) {
+        note(&self.journal, "dropped");
     }
 }
 
@@ -152,4 +162,14 @@ fn a_call_is_aborted_even_if_reporting_its_failure_panics() {
     let outcome = catch_unwind(AssertUnwindSafe(|| executor.run_group(&group(), &report)));
     outcome.expect_err("it panics");
     assert_eq!(*journal.lock().unwrap_or_else(PoisonError::into_inner), ["aborted"]);
+}
+
+/// Other communicators of the process would otherwise use registrations whose memory is other memory by then.
+#[test]
+fn leaked_links_stay_but_their_registrations_are_not_shared_any_more() {
+    let journal = Journal::default();
+    let mut executor = executor(&journal, false);
+    executor.leak();
+    drop(executor);
+    assert_eq!(*journal.lock().unwrap_or_else(PoisonError::into_inner), ["sharing ended"]);
 }
