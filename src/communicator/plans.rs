@@ -46,10 +46,8 @@ pub(super) struct Plans {
     first: Option<Vec<SizedPlan>>,
     /// See [`digest`](Self::digest).
     digest: u64,
-    /// Most bytes that a rank may receive if every rank reduces a vector itself.
-    direct_limit: usize,
-    /// Largest vector, in bytes, that every rank reduces itself.
-    small: usize,
+    /// Longest vector, in bytes, that every rank reduces itself.
+    one_shot_limit: usize,
     /// Longest block of an all-to-all, in bytes, that goes by node.
     longest_by_node: usize,
     reproducible: bool,
@@ -88,8 +86,8 @@ pub(super) struct Installed {
 }
 
 impl Plans {
-    /// Makes the plans for `topology` according to the settings of the user, and to the tuning profile if there is one. Vectors up to
-    /// `FLEXRING_SMALL` and those on GPUs do not use the choices of a profile: these were measured with longer vectors on the host.
+    /// Makes the plans for `topology` according to the settings of the user, and to the tuning profile if there is one. Vectors that
+    /// are exchanged in one hop and those on GPUs do not use the choices of a profile: these were measured with longer vectors on the host.
     pub(super) fn new(
         config: &Config,
         topology: &Topology,
@@ -107,7 +105,7 @@ impl Plans {
                 selection.algorithm = last.choice.algorithm;
             }
             selection.reason = format!("measured on {}: FLEXRING_TUNING", profile.date);
-            let tuned = sized_plans::tuned(&all, choices, config.small.0);
+            let tuned = sized_plans::tuned(&all, choices, config);
             all.extend(tuned);
         }
         verify(&all)?;
@@ -117,8 +115,7 @@ impl Plans {
             all,
             untuned,
             first: None,
-            direct_limit: config.direct.0,
-            small: config.small.0,
+            one_shot_limit: selection::longest_one_shot(config, topology.world()),
             longest_by_node: selection::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
             slot_bytes: config.subchunk.0,
@@ -306,12 +303,10 @@ impl Plans {
         let (at, last) = self.positions_for(bytes, straight, checked.on_gpu);
         let sized = &self.all[at];
         let main = &self.all[last].plan;
-        // In a one-shot all-reduce a rank receives every other rank's vector, so the limit must hold for
-        // their total length.
-        let received = bytes.saturating_mul(main.schedule().world() - 1);
-        let small = bytes <= self.small.min(self.all[last].subchunk) && received <= self.direct_limit;
+        // The vector is one message, and no message is longer than a sub-chunk.
+        let short = bytes <= self.one_shot_limit.min(self.all[last].subchunk);
         let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
-        let one_shot = sized.is_direct() && small && collective == Collective::AllReduce && !prescale;
+        let one_shot = sized.is_direct() && short && collective == Collective::AllReduce && !prescale;
         // The lengths of blocks that differ are known to two ranks each, so their ranks cannot choose alike. Vectors on a GPU would need
         // scratch memory there.
         let by_node = collective == Collective::AllToAll

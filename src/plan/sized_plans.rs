@@ -3,7 +3,7 @@
 //! Owns which plan a length uses, without and with the choices of a tuning profile. Must not know how programs are run or simulated.
 
 use super::lowering::Plan;
-use super::selection::{ShortPlan, short_plans};
+use super::selection::{ShortPlan, longest_one_shot, short_plans};
 use super::topology::Topology;
 use super::tuning::TunedPlan;
 use crate::config::{Config, Lowering};
@@ -48,9 +48,13 @@ pub fn untuned(config: &Config, topology: &Topology, main: Arc<Plan>) -> Vec<Siz
     plans
 }
 
-/// The plans with these choices for vectors longer than `small`. Shorter ones, and those whose choice is so, keep their `untuned` plans.
+/// The plans with these choices for vectors longer than `FLEXRING_SMALL`, or than those that are exchanged in one hop. Shorter ones, and those
+/// whose choice is so, keep their `untuned` plans.
 #[must_use]
-pub fn tuned(untuned: &[SizedPlan], choices: Vec<TunedPlan>, small: usize) -> Vec<SizedPlan> {
+pub fn tuned(untuned: &[SizedPlan], choices: Vec<TunedPlan>, config: &Config) -> Vec<SizedPlan> {
+    let one_hop = untuned.first().filter(|sized| sized.is_direct());
+    let one_hop = one_hop.map_or(0, |sized| longest_one_shot(config, sized.plan.schedule().world()));
+    let small = config.small.0.max(one_hop);
     let mut plans = Vec::<SizedPlan>::new();
     let untuned_up_to = |plans: &mut Vec<SizedPlan>, most: usize, subchunk: Option<usize>| {
         let before = plans.last().map_or(0, |sized| sized.longest);

@@ -125,7 +125,7 @@ impl Planned {
         };
         if let Some(profile) = profile.as_ref().filter(|_| !choices.is_empty()) {
             selection.reason = format!("measured on {}: FLEXRING_TUNING", profile.date);
-            plans = sized_plans::tuned(&plans, choices, config.small.0);
+            plans = sized_plans::tuned(&plans, choices, &config);
         }
         Ok(Self { topology, called, selection, file, config, profile, plans })
     }
