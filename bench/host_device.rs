@@ -1,8 +1,9 @@
 //! Measures sums on the host device beside `memcpy`: bytes read and written per second, in GB/s.
 //!
-//! `cargo bench --bench host_device [-- scalar|avx2|avx512|neon] [kernels]`. Large operands are walked in
+//! `cargo bench --bench host_device [-- scalar|avx2|avx512|neon] [kernels|threads]`. Large operands are walked in
 //! sub-chunks as the pipeline does; small ones stay in the cache. With `kernels`, measures every type and operation in
-//! the cache, which shows loops that the compiler did not vectorize.
+//! the cache, which shows loops that the compiler did not vectorize. With `threads`, measures one rank whose jobs are shared by
+//! `FLEXRING_THREADS` threads.
 #![allow(
     unsafe_code,
     clippy::print_stdout,
@@ -44,6 +45,9 @@ fn main() {
     if arguments.iter().any(|argument| argument == "kernels") {
         return kernels(simd);
     }
+    if arguments.iter().any(|argument| argument == "threads") {
+        return shared_jobs(simd);
+    }
     for threads in [1, 2] {
         for walk in [LARGE, CACHED] {
             sums(simd, threads, walk);
@@ -81,6 +85,38 @@ fn sums(simd: Simd, threads: usize, walk: Walk) {
                 println!(" {:>9.1}", measured(1, false));
             }
         }
+    }
+}
+
+/// Bytes that one rank's sums read and write per second, by the threads that share its jobs: sub-chunk after sub-chunk of vectors that are in no
+/// cache, and the same sub-chunk again.
+fn shared_jobs(simd: Simd) {
+    const TOTAL: usize = 64 << 20;
+    println!("{}, sums of two f32 vectors into a third, GB/s", simd.name());
+    println!("{:>10} {:>21} {:>21}", "", "memory", "cache");
+    println!("{:>10} {:>10} {:>10} {:>10} {:>10}", "sub-chunk", "1 thread", "2 threads", "1 thread", "2 threads");
+    let [into, one, other] = &mut [0.0, 1.0, 2.0].map(|value| vec![value; TOTAL / 4]);
+    let mut rate = |len: usize, is_cached, threads| {
+        let host = Host::new(simd).expect("the instruction set was found before");
+        let mut host = host.with_threads(threads).expect("a thread");
+        let mut best = f64::INFINITY;
+        for _ in 0..REPEATS {
+            let start = Instant::now();
+            for number in 0..TOTAL / len {
+                let at = if is_cached { 0 } else { number * (len / 4) };
+                let part = at..at + len / 4;
+                host.sum(&mut into[part.clone()], &one[part.clone()], &other[part]).expect("equal lengths");
+            }
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        (3 * TOTAL) as f64 / best / 1e9
+    };
+    for len in [32 << 10, 128 << 10, 512 << 10, 1 << 20, 4 << 20] {
+        print!("{:>9}K", len >> 10);
+        for (is_cached, threads) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
+            print!(" {:>10.1}", rate(len, is_cached, threads));
+        }
+        println!();
     }
 }
 

@@ -62,7 +62,7 @@ def local(machine, sizes, iterations):
 def in_one(flexring, rounds):
     """Measures two processes of one machine, over one device."""
     small, large = 8, 4 << 20
-    samples = {"half round trip us": [], "exchange us": [], "call us": [], "write MB/s": [], "call MB/s": []}
+    samples = {"half round trip us": [], "exchange us": [], "exchange of one us": [], "call us": [], "write MB/s": [], "call MB/s": []}
     with vm.boot(1, 1, [flexring]) as (machine,):
         # Frames as long as the largest RDMA packets.
         scenarios.must(machine, "ip link set eth0 mtu 4200")
@@ -70,6 +70,8 @@ def in_one(flexring, rounds):
             samples["half round trip us"].append(perftest(machine, "ib_write_lat -s 8 -n 500")[4])
             # Both directions at once: the cost of an exchange of short messages.
             samples["exchange us"].append(2 / perftest(machine, "ib_write_bw -b -s 8 -n 2000")[4])
+            # The same with one write in flight on each side, as in calls of which each waits for the one before.
+            samples["exchange of one us"].append(2 / perftest(machine, "ib_write_bw -b -s 8 -n 2000 -t 1")[4])
             samples["call us"].append(local(machine, [small], 500)[small])
             # perftest reports MiB/s, and the sum of both directions.
             samples["write MB/s"].append(perftest(machine, "ib_write_bw -b -s 4194304 -n 20")[3] * 1.048576)
@@ -116,7 +118,7 @@ def beside_ucx(flexring, rounds, sizes):
 def report_one(one):
     print("one Soft-RoCE machine, two processes, packets of 4096 bytes")
     print(f"  4 MiB   ib_write_bw -b {one['write MB/s']:6.1f} MB/s   all-reduce, both directions {one['call MB/s']:6.1f} MB/s   {one['call MB/s'] / one['write MB/s']:.2f}")
-    print(f"  8 B     ib_write_lat, half round trip {one['half round trip us']:5.1f} us   ib_write_bw -b, an exchange {one['exchange us']:5.1f} us   all-reduce {one['call us']:5.1f} us")
+    print(f"  8 B     ib_write_lat, half round trip {one['half round trip us']:5.1f} us   ib_write_bw -b, an exchange {one['exchange us']:5.1f} us, with one write in flight {one['exchange of one us']:5.1f} us   all-reduce {one['call us']:5.1f} us")
 
 
 def report_rails(two):
