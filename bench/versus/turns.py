@@ -30,6 +30,14 @@ def record(result):
     return kept
 
 
+def seconds_of_calls(setting, size):
+    """What the calls of a length took in the longest round, over all libraries."""
+    total = 0
+    for sizes in setting["times"].values():
+        total += max((record["first_us"] + record["calls"] * record["median_us"] for record in sizes.get(str(size), {}).values()), default=0) / 1e6
+    return total
+
+
 def fitting(peers, place, dtype):
     """The libraries that have this transport and type."""
     return [peer for peer in peers if place.transport in peer.transports and dtype in peer.dtypes]
@@ -46,8 +54,8 @@ class Turns:
     def over(self):
         return time.monotonic() >= self.end
 
-    def take(self, peer, place, setting, number):
-        """Runs one library for one round. After a failure, it is not run in this setting any more."""
+    def take(self, peer, place, setting, number, sizes=None):
+        """Runs one library for one round, with all lengths of the setting or with `sizes`. After a failure, it is not run in this setting any more."""
         if peer.name in setting["failed"]:
             return
         left = self.end - time.monotonic()
@@ -56,7 +64,7 @@ class Turns:
             return
         printed = ""
         try:
-            commands = peer.commands(place, setting["dtype"], [self.seconds, self.most_calls, *setting["sizes"]])
+            commands = peer.commands(place, setting["dtype"], [self.seconds, self.most_calls, *(sizes or setting["sizes"])])
             printed = lab.together(commands, min(self.limit, left))
         except (lab.Failure, OSError) as failure:
             printed = getattr(failure, "printed", "")
