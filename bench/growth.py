@@ -96,7 +96,7 @@ def draw(about, folder):
             by_ranks.plot(list(map(int, results["model"])), [simulated[str(size)] for simulated in results["model"].values()], "--", linewidth=1.6,
                           color=colour)
     ranks = [each["ranks"] for each in measured]
-    for name, label in (("init_us", "join the world, with the start of its processes"), ("split_us", "split a further communicator")):
+    for name, label in (("init_us", "join the world"), ("split_us", "split a further communicator")):
         creation.plot(ranks, [each[name] / 1e3 for each in measured], "o-", markersize=4, label=label)
     for name, label in (("small_bytes", "after calls of 8 B"), ("large_bytes", "after calls of 1 MiB, with the vector")):
         memory.plot(ranks, [each[name] / (1 << 20) for each in measured], "o-", markersize=4, label=label)
