@@ -60,9 +60,11 @@ def measure(ranks, loop, growth):
 
 def markdown(about):
     results = about["results"]
-    lines = [f"# Growth with ranks and bytes on one node\n\n{about['cores']} cores of {about['cpu']}, {about['date']}, at {results['commit']}; the load was "
-             f"{results['load_before']:.1f} before. Medians of three rounds; calls in pool memory, each after a barrier. The model is `flexring simulate`, whose processors move "
-             f"{results['memory_traffic'] / 1e9:.1f} GB/s in all. A rank's memory is its share (PSS) after calls of 8 B, and after calls of 1 MiB with their vector.\n",
+    lines = ["# Growth with ranks and bytes on one node\n",
+             f"{about['cores']} cores of {about['cpu']}, {about['date']}, at {results['commit']}; the load was {results['load_before']:.1f} before. "
+             "Medians of three rounds; calls in pool memory, each after a barrier. The model is `flexring simulate`, whose processors move "
+             f"{results['memory_traffic'] / 1e9:.1f} GB/s in all. A rank's memory is its share (PSS) after calls of 8 B, and after calls of 1 MiB with "
+             "their vector.\n",
              "![Growth of calls, creation and memory](growth.svg)\n",
              "| ranks | " + " | ".join(map(human, SIZES)) + " | model: " + " | ".join(map(human, MODEL_SIZES)) + " | join | split | memory |",
              "|---|" + "---|" * (len(SIZES) + len(MODEL_SIZES) + 3)]

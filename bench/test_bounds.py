@@ -118,7 +118,7 @@ class VersusTest(unittest.TestCase):
 
         its = setting("2 ranks", Place(2, "shm"), "f32", [64], {})
         its["times"] = {"flexring, pool memory": {"64": {"0": record(10.0), "1": record(12.0)}}, "MPICH": {"64": {"0": record(mpich_us)}}}
-        return {"date": "", "cpu": "", "cores": 2, "results": {"commit": "", "load_before": 0, "node": [its], "clusters": []}}
+        return {"date": "", "cpu": "", "cores": 2, "results": {"commit": "", "load_before": 0, "peers": {}, "node": [its], "clusters": []}}
 
     def test_a_goal_that_is_missed_names_its_worst_case(self):
         cases_ = [goals.Case(2.0, "a"), goals.Case(0.5, "b"), goals.Case(0.9, "c")]
