@@ -32,7 +32,7 @@ import train
 from agree import agree
 from cluster import Cluster
 from peers import Peer, Place
-from turns import Turns, setting
+from turns import Turns, setting, sizes_within
 
 LINE = json.dumps({"bytes": 8, "wrong": 0, "first_us": 3.0, "times_us": [1.0, 2.0, 4.0]})
 # Prints its process number and the nodes of its lab into $STARTED, and does not react to SIGTERM.
@@ -130,6 +130,12 @@ class VersusTest(unittest.TestCase):
         table = goals.table(self.run_of(5.0)["results"])
         self.assertIn("not slower than any library | **0.50x**; 2 ranks, 64 B: 11 us, MPICH 5 us | **no**, in 1 of 1 cases |", table)
         self.assertIn("faster than Gloo, Open MPI and MPICH | not measured | |", table)
+
+    def test_a_round_for_which_the_time_does_not_suffice_leaves_out_the_longest_lengths(self):
+        its = setting("2 ranks", Place(2, "shm"), "f32", [8, 64], {})
+        record = {"calls": 3, "median_us": 1e6, "first_us": 2e6}
+        its["times"] = {"Gloo": {"8": {"0": record}, "64": {"0": record}}, "MPICH": {"64": {"0": record}}}
+        self.assertEqual([sizes_within(its, 20, left) for left in (20, 11, 9)], [[8, 64], [8], []])
 
     def test_runs_agree_within_the_spread_of_their_rounds(self):
         with tempfile.TemporaryDirectory() as folder:

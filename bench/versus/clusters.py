@@ -16,7 +16,7 @@ from cluster import Cluster
 from common import exit_on_signals, in_order
 from measures import measured
 from peers import Place, present
-from turns import Turns, fitting, seconds_of_calls, setting
+from turns import Turns, fitting, setting, sizes_within
 
 PAPER = ["2+2", "2+3", "3+3", "3+4", "4+4", "3+3+3", "3+3+4", "3+4+4", "4+4+4"]
 OTHERS = ["1+4", "5+2+1", "1+1+1+1+1+1", "1+1+1@500M", "1+1+1+1@500M", "2+3@500M", "4@500M+2+1", "(2+1)@1G+(1+2)@1G", "(3+1)@500M+2"]
@@ -62,9 +62,7 @@ def measure(options):
     for number in range(options["rounds"]):
         round_begun = time.monotonic()
         # A round that cannot end in time would favour those that come first: it leaves out the longest lengths.
-        sizes = list(options["sizes"])
-        while number and sizes and round_begun + longest - sum(seconds_of_calls(result, size) for size in options["sizes"][len(sizes):]) > end:
-            sizes.pop()
+        sizes = sizes_within(result, longest, end - round_begun) if number else result["sizes"]
         if not sizes:
             break
         # The time may not suffice for all in the first round: flexring must be there, and the others by turns.

@@ -32,10 +32,16 @@ def record(result):
 
 def seconds_of_calls(setting, size):
     """What the calls of a length took in the longest round, over all libraries."""
-    total = 0
-    for sizes in setting["times"].values():
-        total += max((record["first_us"] + record["calls"] * record["median_us"] for record in sizes.get(str(size), {}).values()), default=0) / 1e6
-    return total
+    rounds = [sizes.get(str(size), {}).values() for sizes in setting["times"].values()]
+    return sum(max((record["first_us"] + record["calls"] * record["median_us"] for record in records), default=0) for records in rounds) / 1e6
+
+
+def sizes_within(setting, round_seconds, left):
+    """The lengths of a further round, if one of all lengths takes `round_seconds`: as many as fit into the seconds that are left, shortest first."""
+    sizes = list(setting["sizes"])
+    while sizes and round_seconds > left:
+        round_seconds -= seconds_of_calls(setting, sizes.pop())
+    return sizes
 
 
 def fitting(peers, place, dtype):
