@@ -8,8 +8,9 @@
  *
  * For each length, after a barrier the time of one call is taken; the time of a call is that of the slowest rank. Rank 0 prints a line of
  * JSON for each length: `first_us` is the first call, whose result is checked, and `times_us` are the calls after it, as many as fit into
- * SECONDS by the second call and its barrier, from 1 to MOST. A first call of more than 4 * SECONDS is the only one, and `times_us` has its time. `pool`
- * is memory that the library allocates for its calls, where it has such a function. Only flexring has bf16 here: MPI 4.0 has no such type.
+ * SECONDS by the second call and its barrier, up to MOST; at least 3 if the second one takes up to 2 * SECONDS, and 1 otherwise. A first call of more
+ * than 4 * SECONDS is the only one, and `times_us` has its time. `pool` is memory that the library allocates for its calls, where it has such a
+ * function. Only flexring has bf16 here: MPI 4.0 has no such type.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -187,7 +188,8 @@ static void measure(const char *memory, size_t bytes, double limit, long most) {
         double second = seconds() - begun;
         maximum(&second, 1);
         double fits = limit / second;
-        iterations = fits > (double)most ? most : fits < 1 ? 1 : (long)fits;
+        long least = second <= 2 * limit && most > 2 ? 3 : 1;
+        iterations = fits > (double)most ? most : fits < (double)least ? least : (long)fits;
         for (long i = 1; i < iterations; i++) times[i] = timed(data, count);
         maximum(times, (size_t)iterations);
     }

@@ -49,7 +49,7 @@ def measure(dtype, size, limit, most):
         begun = time.perf_counter()
         times = [timed(tensor)]
         [second] = slowest([time.perf_counter() - begun])
-        iterations = max(1, min(most, int(limit / second)))
+        iterations = min(most, max(3 if second <= 2 * limit else 1, int(limit / second)))
         times = slowest(times + [timed(tensor) for _ in range(iterations - 1)])
     if rank == 0:
         result = {"library": f"Gloo of torch {torch.__version__}", "ranks": world, "bytes": size, "dtype": dtype, "memory": "heap",

@@ -10,6 +10,8 @@ import time
 
 import lab
 
+# Seconds that all libraries need at least to start and end.
+LEAST_ROUND = 10
 # Single calls are kept for vectors from this length on, and so many of each round: the picture of the spread shows them.
 KEPT_FROM, KEPT = 1 << 20, 50
 
@@ -39,7 +41,7 @@ def seconds_of_calls(setting, size):
 def sizes_within(setting, round_seconds, left):
     """The lengths of a further round, if one of all lengths takes `round_seconds`: as many as fit into the seconds that are left, shortest first."""
     sizes = list(setting["sizes"])
-    while sizes and round_seconds > left:
+    while sizes and max(round_seconds, LEAST_ROUND) > left:
         round_seconds -= seconds_of_calls(setting, sizes.pop())
     return sizes
 
