@@ -68,7 +68,7 @@ class Short(Long):
     clusters = clusters.SHORT
     rounds = 3
     iperf3_seconds = 1
-    cluster_seconds = 25
+    cluster_seconds = 30
 
 
 # Seconds that the report takes, with the pictures.
