@@ -36,7 +36,7 @@ CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
 # For a few tests the optimizer costs more than it saves. Dependencies are shared.
 QUICK = --config profile.test.package.flexring.opt-level=0
 
-.PHONY: all build check lint test test-long bench bench-gate bench-lab bench-papers bench-prediction bench-training bench-verbs versus install \
+.PHONY: all build check lint test test-long bench bench-gate bench-growth bench-lab bench-papers bench-prediction bench-training bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny portable \
 	test-build test-rust test-gpu test-cust test-loom test-verbs test-verbs-long test-rust-long test-valgrind test-wheel test-torch fuzz gpu-bundle
 
@@ -170,6 +170,11 @@ bench-lab: build
 versus: build
 	@bench/setup.sh $(VERSUS_PACKAGES)
 	bench/versus/versus.py $(ARGS)
+
+# How calls, creation and memory grow with ranks and bytes on one node, beside the simulator; 3 minutes at most.
+bench-growth: build
+	@bench/setup.sh gcc libc6-dev python3 python3-matplotlib
+	bench/growth.py $(ARGS)
 
 # A ResNet and a GPT by DistributedDataParallel over flexring, Gloo and Open MPI, on one node and on clusters of namespaces; ARGS=--short takes
 # 3 minutes instead of 15. PYTHON names an interpreter with torch 2.8 or later (pip install torch).

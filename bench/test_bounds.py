@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks that `make versus`, `make bench-training` and `make bench-prediction` kill and name what hangs, and leave no process and no namespace
-when they are interrupted.
+when they are interrupted; and the statistics of their reports.
 
     bench/test_bounds.py
 
@@ -26,11 +26,13 @@ sys.path[:0] = [str(HERE), str(HERE / "versus"), str(HERE / "training"), str(HER
 
 import accuracy
 import cases
+import goals
 import lab
 import train
+from agree import agree
 from cluster import Cluster
 from peers import Peer, Place
-from turns import Turns, setting
+from turns import Turns, setting, sizes_within
 
 LINE = json.dumps({"bytes": 8, "wrong": 0, "first_us": 3.0, "times_us": [1.0, 2.0, 4.0]})
 # Prints its process number and the nodes of its lab into $STARTED, and does not react to SIGTERM.
@@ -105,6 +107,45 @@ class TurnsTest(unittest.TestCase):
     def test_wrong_sums_are_a_failure(self):
         its = self.take(f"echo '{LINE.replace(chr(34) + 'wrong' + chr(34) + ': 0', chr(34) + 'wrong' + chr(34) + ': 1')}'")
         self.assertEqual(its["failed"]["stub"], "sums of 8 bytes are wrong")
+
+
+class VersusTest(unittest.TestCase):
+    """One length on 2 ranks: two rounds of flexring, whose medians are 10 and 12 us, and one of MPICH."""
+
+    def run_of(self, mpich_us):
+        def record(us):
+            return {"calls": 3, "median_us": us, "p95_us": us, "first_us": us}
+
+        its = setting("2 ranks", Place(2, "shm"), "f32", [64], {})
+        its["times"] = {"flexring, pool memory": {"64": {"0": record(10.0), "1": record(12.0)}}, "MPICH": {"64": {"0": record(mpich_us)}}}
+        return {"date": "", "cpu": "", "cores": 2, "results": {"commit": "", "load_before": 0, "peers": {}, "node": [its], "clusters": []}}
+
+    def test_a_goal_that_is_missed_names_its_worst_case(self):
+        cases_ = [goals.Case(2.0, "a"), goals.Case(0.5, "b"), goals.Case(0.9, "c")]
+        self.assertEqual(goals.row("fast", cases_, least=1, shown="{:.2f}x"), "| fast | **0.50x**; b | **no**, in 2 of 3 cases |")
+        self.assertEqual(goals.row("even", cases_, most=2), "| even | **2.00**; a | yes, in 3 cases |")
+        self.assertEqual(goals.row("other", [], least=1), "| other | not measured | |")
+
+    def test_goals_compare_within_a_round(self):
+        table = goals.table(self.run_of(5.0)["results"])
+        self.assertIn("not slower than any library | **0.50x**; 2 ranks, 64 B: 11 us, MPICH 5 us | **no**, in 1 of 1 cases |", table)
+        self.assertIn("faster than Gloo, Open MPI and MPICH | not measured | |", table)
+
+    def test_a_round_for_which_the_time_does_not_suffice_leaves_out_the_longest_lengths(self):
+        its = setting("2 ranks", Place(2, "shm"), "f32", [8, 64], {})
+        record = {"calls": 3, "median_us": 1e6, "first_us": 2e6}
+        its["times"] = {"Gloo": {"8": {"0": record}, "64": {"0": record}}, "MPICH": {"64": {"0": record}}}
+        self.assertEqual([sizes_within(its, 20, left) for left in (20, 11, 3)], [[8, 64], [8], []])
+
+    def test_runs_agree_within_the_spread_of_their_rounds(self):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(folder) / name for name in ("old.json", "new.json")]
+            for path, mpich_us in zip(paths, (5.0, 5.5)):
+                path.write_text(json.dumps(self.run_of(mpich_us)))
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                agree(*paths)
+        self.assertIn("flexring: 0 of 1 outside", printed.getvalue())
+        self.assertIn("other libraries: 1 of 1 outside", printed.getvalue())
 
 
 class TrainingTest(unittest.TestCase):

@@ -6,10 +6,11 @@
  *
  *     allreduce pool|heap f32|bf16 SECONDS MOST BYTES...
  *
- * For each length, after a barrier the time of one call is taken; the time of an iteration is that of the slowest rank. The number
- * of iterations is as many as fit into SECONDS by the time of the second call, from 3 to MOST. Rank 0 prints a line of JSON for each length:
- * `first_us` is the first call, whose result is checked, and `times_us` are the iterations. `pool` is memory that the
- * library allocates for its calls, where it has such a function. Only flexring has bf16 here: MPI 4.0 has no such type.
+ * For each length, after a barrier the time of one call is taken; the time of a call is that of the slowest rank. Rank 0 prints a line of
+ * JSON for each length: `first_us` is the first call, whose result is checked, and `times_us` are the calls after it, as many as fit into
+ * SECONDS by the second call and its barrier, up to MOST; at least 3 if the second one takes up to 2 * SECONDS, and 1 otherwise. A first call of more
+ * than 4 * SECONDS is the only one, and `times_us` has its time. `pool` is memory that the library allocates for its calls, where it has such a
+ * function. Only flexring has bf16 here: MPI 4.0 has no such type.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -178,13 +179,20 @@ static void measure(const char *memory, size_t bytes, double limit, long most) {
 
     /* Sum zeros, so that repeated sums do not overflow. */
     memset(data, 0, bytes);
-    double second = timed(data, count);
-    maximum(&second, 1);
-    double fits = limit / (second > 1e-7 ? second : 1e-7);
-    long iterations = fits > (double)most ? most : fits < 3 ? 3 : (long)fits;
-    for (long i = 0; i < iterations; i++) times[i] = timed(data, count);
-    maximum(times, (size_t)iterations);
     maximum(&first, 1);
+    long iterations = 1;
+    times[0] = first;
+    if (first <= 4 * limit) {
+        double begun = seconds();
+        times[0] = timed(data, count);
+        double second = seconds() - begun;
+        maximum(&second, 1);
+        double fits = limit / second;
+        long least = second <= 2 * limit && most > 2 ? 3 : 1;
+        iterations = fits > (double)most ? most : fits < (double)least ? least : (long)fits;
+        for (long i = 1; i < iterations; i++) times[i] = timed(data, count);
+        maximum(times, (size_t)iterations);
+    }
     if (rank == 0) {
         char name[256];
         library(name, sizeof name);
@@ -204,7 +212,7 @@ int main(int argc, char **argv) {
     long most = argc > 5 ? atol(argv[4]) : 0;
     double limit = argc > 5 ? atof(argv[3]) : 0;
     is_bf16 = argc > 5 && strcmp(argv[2], "bf16") == 0;
-    if (argc < 6 || most < 3 || limit <= 0 || (strcmp(argv[1], "pool") && strcmp(argv[1], "heap")) || (!is_bf16 && strcmp(argv[2], "f32"))) {
+    if (argc < 6 || most < 1 || limit <= 0 || (strcmp(argv[1], "pool") && strcmp(argv[1], "heap")) || (!is_bf16 && strcmp(argv[2], "f32"))) {
         fprintf(stderr, "usage: %s pool|heap f32|bf16 SECONDS MOST BYTES...\n", argv[0]);
         exit(2);
     }

@@ -44,9 +44,13 @@ def measure(dtype, size, limit, most):
     [first, wrong] = slowest([first, float(wrong)])
     # Sum zeros, so that repeated sums do not overflow.
     tensor.zero_()
-    [second] = slowest([timed(tensor)])
-    iterations = max(3, min(most, int(limit / max(second, 1e-7))))
-    times = slowest([timed(tensor) for _ in range(iterations)])
+    times = [first]
+    if first <= 4 * limit:
+        begun = time.perf_counter()
+        times = [timed(tensor)]
+        [second] = slowest([time.perf_counter() - begun])
+        iterations = min(most, max(3 if second <= 2 * limit else 1, int(limit / second)))
+        times = slowest(times + [timed(tensor) for _ in range(iterations - 1)])
     if rank == 0:
         result = {"library": f"Gloo of torch {torch.__version__}", "ranks": world, "bytes": size, "dtype": dtype, "memory": "heap",
                   "wrong": int(wrong), "first_us": round(1e6 * first, 2),

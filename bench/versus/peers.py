@@ -195,4 +195,4 @@ def present(folder, names):
 def elsewhere():
     """Libraries that this command does not run, with the reason."""
     gpu = "run bench/peers/nccl_allreduce.py on this machine" if os.path.exists("/dev/nvidia0") else "no GPU"
-    return {"NCCL": gpu, "UCX": "needs RDMA devices: bench/verbs.py compares with perftest in virtual machines"}
+    return {"NCCL": gpu, "UCX": "needs RDMA devices: make bench-verbs measures it in virtual machines"}

@@ -13,52 +13,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import goals
+from common import ROOT
+from measures import duration, fastest_column, human, measured, ratios, summary
 from pictures import Pictures
 
 # Settings of each part whose single calls are shown.
 SPREADS = 4
-
-
-def human(size):
-    size = int(size)
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor:
-            return f"{size / factor:g} {unit}"
-    return f"{size} B"
-
-
-def duration(us):
-    for unit, factor in (("us", 1), ("ms", 1e3)):
-        if us < 999.5 * factor:
-            return f"{us / factor:.3g} {unit}"
-    return f"{us / 1e6:.3g} s"
-
-
-def summary(rounds):
-    """Statistics of one library at one length from the records of its rounds: medians of the rounds' medians and 95th percentiles."""
-    records = list(rounds.values())
-    return {
-        "median_us": statistics.median(record["median_us"] for record in records),
-        "least_us": min(record["median_us"] for record in records),
-        "most_us": max(record["median_us"] for record in records),
-        "p95_us": statistics.median(record["p95_us"] for record in records),
-    }
-
-
-def ratios(theirs, ours):
-    """Their median by ours, for the rounds that both have."""
-    return [theirs[number]["median_us"] / ours[number]["median_us"] for number in ours if number in theirs]
-
-
-def measured(setting, name, size):
-    """The records of a library at a length by round, or None."""
-    return setting["times"].get(name, {}).get(str(size))
-
-
-def fastest_column(setting, size):
-    """The flexring column with the least median at a length, or None."""
-    ours = [name for name in setting["times"] if name.startswith("flexring") and measured(setting, name, size)]
-    return min(ours, key=lambda name: summary(measured(setting, name, size))["median_us"], default=None)
 
 
 def cell(setting, name, size, best):
@@ -97,7 +58,7 @@ def table(setting, peers, heading):
 def markdown(about, pictures):
     results = about["results"]
     wire = ", ".join(f"{bits / 1e6:.0f} Mbit/s where {rate} are set" for rate, bits in results["wire"].items())
-    parts = ["# flexring beside other libraries\n"]
+    parts = ["# flexring beside other libraries\n", goals.table(results)]
     parts.append(
         f"{about['cores']} cores of {about['cpu']}, Linux {about['kernel']}, {about['date']}, at {results['commit']}; {results['minutes']} minutes; the load "
         f"was {results['load_before']:.1f} before and {about['load_at_end']:.1f} at the end. All-reduces of sums in place, each after a barrier; the time "
@@ -122,7 +83,25 @@ def markdown(about, pictures):
         parts.append("`2+3` are two nodes with 2 and 3 ranks at one switch, with links of 1 Gbit/s; `1@500M` is a node whose link has 500 Mbit/s; nodes in "
                      "parentheses are at a switch of their own.\n")
     parts += [table(setting, results["peers"], f"### {setting['title']}") for setting in results["clusters"] if setting["times"]]
+    parts += ucx()
     return "\n".join(parts)
+
+
+def ucx():
+    """The newest table of Open MPI over UCX by `make bench-verbs`. Empty if there is none."""
+    for path in sorted((ROOT / "bench/results").glob("*-verbs.json"), reverse=True):
+        if found := json.loads(path.read_text()).get("ucx"):
+            break
+    else:
+        return []
+    lines = [f"## Open MPI over UCX, {path.name[:10]}\n",
+             "Two virtual machines whose processors and RDMA devices (Soft-RoCE) are emulated, one rail, all-reduces of f32 in place: ratios "
+             "only are meaningful (`make bench-verbs`).\n",
+             "| length | flexring | Open MPI over UCX |", "|---|---|---|"]
+    for size, times in found.items():
+        ours, theirs = times["flexring us"], times["Open MPI us"]
+        lines.append(f"| {human(size)} | {duration(ours)} | {duration(theirs)} **{theirs / ours:.2f}x** |")
+    return ["\n".join(lines) + "\n"]
 
 
 def draw(results, folder):
@@ -138,7 +117,7 @@ def draw(results, folder):
     clusters = [setting for setting in results["clusters"] if setting["times"]]
 
     def grid(settings, draw_one, name, description):
-        columns = min(2, len(settings))
+        columns = min(2 if len(settings) <= 8 else 3, len(settings))
         rows = -(-len(settings) // columns)
         figure, axes = plt.subplots(rows, columns, figsize=(5.2 * columns, 3.4 * rows + 0.6), squeeze=False)
         for at in list(axes.flat)[len(settings):]:
@@ -193,13 +172,20 @@ def curves(axes, setting, colours):
 
 
 def kept_calls(setting):
-    """The longest length of which single calls were kept, and these by library: the first call, then the others."""
-    size = max((int(size) for by_size in setting["times"].values() for size, rounds in by_size.items()
-                if any("times_us" in record for record in rounds.values())), default=0)
+    """A length of which single calls were kept, and these by library: the first call, then the others. The length is that of the calls in a row, which
+    then stand for flexring, or the longest with ten calls of a library, if there is one."""
+    kept = {}
+    for by_size in setting["times"].values():
+        for size, rounds in by_size.items():
+            calls = sum(len(record.get("times_us", ())) for record in rounds.values())
+            kept[int(size)] = max(calls, kept.get(int(size), 0))
+    row = setting.get("row_us")
+    size = setting["row_bytes"] if row else max((size for size in kept if kept[size]), key=lambda size: (min(kept[size], 10), size), default=0)
     calls = {}
     for name in setting["times"]:
         rounds = measured(setting, name, size) or {}
-        calls[name] = [(record["first_us"], record["times_us"]) for record in rounds.values()]
+        calls[name] = [(row[0], row[1:])] if row and name.startswith("flexring") else [
+            (record["first_us"], record["times_us"]) for record in rounds.values()]
     return {"size": size, **calls} if size else {}
 
 
@@ -228,8 +214,11 @@ def spread(axes, setting, colours):
 
 
 def bars(axes, clusters, colours):
-    """Times of the longest length that all clusters have, by the bound: 1 is what the links allow."""
-    size = max(set.intersection(*(set(setting["sizes"]) for setting in clusters)))
+    """Times of the longest length that was measured with most libraries on all clusters, by the bound: 1 is what the links allow."""
+    def libraries(size):
+        return sum(bool(measured(setting, name, size)) for setting in clusters for name in setting["times"])
+
+    size = max(clusters[0]["sizes"], key=lambda size: (libraries(size), size))
     names = [name for name in colours if any(measured(setting, name, size) for setting in clusters)]
     width = 0.8 / max(1, len(names))
     for offset, name in enumerate(names):

@@ -10,6 +10,8 @@ import time
 
 import lab
 
+# Seconds that all libraries need at least to start and end.
+LEAST_ROUND = 10
 # Single calls are kept for vectors from this length on, and so many of each round: the picture of the spread shows them.
 KEPT_FROM, KEPT = 1 << 20, 50
 
@@ -30,6 +32,25 @@ def record(result):
     return kept
 
 
+def seconds_of_calls(setting, size):
+    """What the calls of a length took in the longest round, over all libraries."""
+    def microseconds(record):
+        # A slow first call is the only one.
+        is_only = record["calls"] == 1 and record["median_us"] == record["first_us"]
+        return record["first_us"] + (0 if is_only else record["calls"] * record["median_us"])
+
+    rounds = [sizes.get(str(size), {}).values() for sizes in setting["times"].values()]
+    return sum(max(map(microseconds, records), default=0) for records in rounds) / 1e6
+
+
+def sizes_within(setting, round_seconds, left):
+    """The lengths of a further round, if one of all lengths takes `round_seconds`: as many as fit into the seconds that are left, shortest first."""
+    sizes = list(setting["sizes"])
+    while sizes and max(round_seconds, LEAST_ROUND) > left:
+        round_seconds -= seconds_of_calls(setting, sizes.pop())
+    return sizes
+
+
 def fitting(peers, place, dtype):
     """The libraries that have this transport and type."""
     return [peer for peer in peers if place.transport in peer.transports and dtype in peer.dtypes]
@@ -46,8 +67,8 @@ class Turns:
     def over(self):
         return time.monotonic() >= self.end
 
-    def take(self, peer, place, setting, number):
-        """Runs one library for one round. After a failure, it is not run in this setting any more."""
+    def take(self, peer, place, setting, number, sizes=None):
+        """Runs one library for one round, with all lengths of the setting or with `sizes`. After a failure, it is not run in this setting any more."""
         if peer.name in setting["failed"]:
             return
         left = self.end - time.monotonic()
@@ -56,7 +77,7 @@ class Turns:
             return
         printed = ""
         try:
-            commands = peer.commands(place, setting["dtype"], [self.seconds, self.most_calls, *setting["sizes"]])
+            commands = peer.commands(place, setting["dtype"], [self.seconds, self.most_calls, *(sizes or setting["sizes"])])
             printed = lab.together(commands, min(self.limit, left))
         except (lab.Failure, OSError) as failure:
             printed = getattr(failure, "printed", "")

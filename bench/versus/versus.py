@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Compares flexring with the other libraries of this machine, on the same work, in one run.
 
-    bench/versus/versus.py [--short] [--only node,clusters] [--ranks 2,4] [--clusters 2+3,1+4] [--peers NAME,...] [--out FOLDER]
+    bench/versus/versus.py [--short] [--minutes N] [--only node,clusters] [--ranks 2,4] [--clusters 2+3,1+4] [--peers NAME;...] [--out FOLDER]
+    bench/versus/versus.py --compare OLD.json NEW.json
 
 Runs the loop of bench/peers/allreduce.c with each library by turns, round by round: over shared memory, over TCP on loopback, and on
 clusters of network namespaces (as root). Writes versus.json, versus.md and pictures into FOLDER. Takes at most 60 minutes, or 5 with
---short: what the time did not suffice for is named. A library that is not here is named as skipped, and one that fails or exceeds its
-time is killed and named. Settings of flexring in the environment (FLEXRING_ALGO) hold. Needs a release build; pictures need
-matplotlib. Ends with status 1 if flexring failed.
+--short, or as long as --minutes says: what the time did not suffice for is named. A library that is not here is named as skipped, and
+one that fails or exceeds its time is killed and named. Settings of flexring in the environment (FLEXRING_ALGO) hold. Needs a release
+build; pictures need matplotlib. Ends with status 1 if flexring failed. --compare prints how far two runs agree.
 """
 
 import argparse
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import clusters
 import lab
+from agree import agree
 from common import ROOT, commit, exit_on_signals, in_order, python_with, run, words, write
 from peers import Place, all_peers, present
 from turns import Turns, fitting, setting
@@ -33,15 +35,26 @@ PARTS = ("node", "clusters")
 class Long:
     """The bounds of a run of an hour, in seconds and bytes."""
 
-    limit, node_part = 3600, 0.5
+    # A round takes about 25 minutes on all clusters, and 15 on one node.
+    limit, node_part = 3600, 0.35
     # Seconds of the loop for each length, the most calls, and seconds of a library's process.
-    node_loop, cluster_loop = (0.5, 2000, 110), (1, 500, 90)
+    node_loop, cluster_loop = (0.5, 2000, 90), (0.5, 500, 120)
     sizes = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20, 1 << 30]
-    cluster_sizes = [64 << 10, 1 << 20, 16 << 20, 64 << 20]
+    cluster_sizes = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
     ranks, bf16_ranks = [2, 3, 4, 8, 16, 64], [2, 4, 8]
     clusters = clusters.CLUSTERS
     rounds = 5
     iperf3_seconds = 2
+    # With --short, the first clusters may take more than their share, and the last ones may be left out.
+    cluster_seconds = 0
+
+    def __init__(self, minutes):
+        """The same in another number of minutes: all times change in proportion."""
+        if minutes:
+            scale = 60 * minutes / self.limit
+            self.limit, self.cluster_seconds = 60 * minutes, scale * self.cluster_seconds
+            self.node_loop, self.cluster_loop = ((scale * seconds, calls, max(20, scale * limit))
+                                                 for seconds, calls, limit in (self.node_loop, self.cluster_loop))
 
 
 class Short(Long):
@@ -55,6 +68,7 @@ class Short(Long):
     clusters = clusters.SHORT
     rounds = 3
     iperf3_seconds = 1
+    cluster_seconds = 30
 
 
 # Seconds that the report takes, with the pictures.
@@ -112,10 +126,11 @@ def measure_node(bounds, peers, pairs, end, left_out):
 
 
 def measure_clusters(options, bounds, peers, folder, end, found, wire, failures, left_out):
-    """Measures one cluster after another, each in an equal share of the time that is left, and appends to `found`."""
+    """Measures one cluster after another, each in a share of the time that is left, and appends to `found`."""
+    needed = [clusters.seconds_of_round(name, bounds.cluster_sizes) for name in options.clusters]
     for number, name in enumerate(options.clusters):
         left = end - time.monotonic()
-        share = left / (len(options.clusters) - number)
+        share = left * needed[number] / sum(needed[number:])
         # One round of the fastest libraries takes so long.
         if left < 10:
             left_out.append(f"clusters: {', '.join(options.clusters[number:])}")
@@ -123,7 +138,7 @@ def measure_clusters(options, bounds, peers, folder, end, found, wire, failures,
         # Another library comes first in each cluster, after flexring: if the time is short, not the same ones are left out.
         arguments = {"cluster": name, "first": number, "folder": str(folder), "peers": [peer.name for peer in peers], "sizes": bounds.cluster_sizes,
                      "rounds": bounds.rounds, "loop": bounds.cluster_loop, "iperf3_seconds": bounds.iperf3_seconds,
-                     "wire": wire, "seconds": min(left, max(share, options.cluster_seconds or 0))}
+                     "wire": wire, "seconds": min(left, max(share, bounds.cluster_seconds))}
         try:
             its, rates = clusters.run(arguments)
             wire.update(rates)
@@ -138,15 +153,17 @@ def measure_clusters(options, bounds, peers, folder, end, found, wire, failures,
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="fewer lengths, ranks, rounds and clusters, in at most 5 minutes")
+    parser.add_argument("--minutes", type=float, help="how long it may take in all [default: 60, or 5 with --short]")
+    parser.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), help="compare the versus.json of two runs, and measure nothing")
     parser.add_argument("--only", type=words, default=list(PARTS), help="parts, separated by commas: node, clusters")
     parser.add_argument("--ranks", help="numbers of ranks on this machine, separated by commas")
     parser.add_argument("--clusters", type=words, help="clusters, separated by commas; default: " + ",".join(clusters.CLUSTERS))
     parser.add_argument("--peers", help="libraries, separated by semicolons; default: " + ";".join(peer.name for peer in all_peers()))
     parser.add_argument("--out", default=str(ROOT / "bench/out/versus"), help="folder of the report [default: bench/out/versus]")
     options = parser.parse_args()
-    bounds = Short if options.short else Long
-    # With --short, the first clusters may take more than their share, and the last ones may be left out.
-    options.cluster_seconds = 25 if options.short else None
+    if options.minutes is not None and options.minutes < 1:
+        parser.error("--minutes: at least 1")
+    bounds = (Short if options.short else Long)(options.minutes)
     if unknown := set(options.only) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     try:
@@ -167,6 +184,9 @@ def parse():
 
 def main():
     options, bounds = parse()
+    if options.compare:
+        agree(*options.compare)
+        return
     exit_on_signals()
     if not shutil.which("cc"):
         sys.exit("no C compiler: install gcc")
