@@ -21,15 +21,19 @@ impl Communicator {
         self.runner.user_memory.alloc(len)
     }
 
-    /// Registers the caller's own vector with the RDMA devices that this communicator uses, for as long as
-    /// the returned guard lives. Calls on it, or on parts of it, then copy and register nothing. Has no
-    /// effect without RDMA devices.
+    /// Registers the caller's own vector for as long as the returned guard lives: the other ranks of this node read it directly,
+    /// and so do the RDMA devices that this communicator uses. Calls on it, or on parts of it, then copy and register nothing.
+    ///
+    /// From 64 KiB on, if this rank shares its node with others, private memory without a file gets other pages with the same
+    /// contents, which forked children do not have: access ends them by SIGSEGV. Nothing else may rely on its pages meanwhile, such
+    /// as another library that has registered them with a device. `FLEXRING_REGISTER_SHARED=0` leaves the pages as they are.
     ///
     /// # Errors
     /// `System` if the memory cannot be locked or a device has no room for it.
     pub fn register<'a, T: Element>(&'a self, vector: &'a mut [T]) -> Result<Registered<'a, T>> {
         self.check_process()?;
-        Registered::new(&self.runner.user_memory, vector)
+        let may_share = self.may_share(vector.as_ptr().cast(), size_of_val(vector))?;
+        Registered::new(&self.runner.user_memory, vector, may_share)
     }
 
     /// [`register`](Self::register) by address, for the C API. Ends with
@@ -37,14 +41,21 @@ impl Communicator {
     /// on a GPU.
     pub(crate) fn register_piece(&self, piece: Piece) -> Result<()> {
         if piece.is_host() {
-            return self.runner.user_memory.register(piece);
+            let may_share = self.may_share(piece.as_ptr(), piece.len())?;
+            return self.runner.user_memory.register(piece, may_share);
         }
         self.runner.open_gpu(piece)?;
         if !self.runner.user_memory.has_devices() {
             // There is nothing to wait for.
-            return self.runner.user_memory.register(piece);
+            return self.runner.user_memory.register(piece, false);
         }
-        GATE.register(self.runner.timeout, || self.runner.user_memory.register(piece))
+        GATE.register(self.runner.timeout, || self.runner.user_memory.register(piece, false))
+    }
+
+    /// Whether the pages of host memory may be replaced: not those that are known to a GPU, which would go on to access the old
+    /// ones.
+    fn may_share(&self, start: *const u8, len: usize) -> Result<bool> {
+        Ok(self.runner.gpu_state.locate(start, len)?.is_none())
     }
 
     /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory.

@@ -31,12 +31,14 @@ mod node_memories;
 mod offers;
 mod peer_info;
 mod plans;
+mod registered_pages;
 mod registration_gate;
 mod request;
 mod runner;
 mod runner_builder;
 #[cfg(all(test, feature = "verbs"))]
 mod scale;
+mod shared_call;
 mod shrink;
 mod split;
 mod timeline;

@@ -13,6 +13,7 @@ use super::launch_group::LaunchMember;
 use super::plans::{Installed, Plans};
 use super::registration_gate::RunningCall;
 use super::request::CallOutcome;
+use super::shared_call::SharedCall;
 use super::user_memory::UserMemory;
 use crate::call::Call;
 use crate::dtype::ReduceOp;
@@ -136,6 +137,12 @@ impl CallRunner {
         self.check_usable()?;
         reach(FaultPoint::CallBegins);
         state.sequence += u64::from(checked.is_collective());
+        let shared = if self.is_small(checked) {
+            None
+        } else {
+            SharedCall::new(checked, |piece| self.user_memory.shared_vector(piece))
+        };
+        let checked = shared.as_ref().map_or(checked, SharedCall::call);
         // Failures are reported before `leave_call`, so that the report to the other ranks names the call.
         let outcome = self.guarded(|| self.attempt(checked, &mut state));
         reach(FaultPoint::CallEnds);

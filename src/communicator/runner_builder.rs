@@ -99,7 +99,7 @@ impl CallRunnerBuilder<'_> {
         if self.opens_gpu {
             gpu_state.open_known(&mut executor)?;
         }
-        let user_memory = UserMemory::new(memory, registrar);
+        let user_memory = UserMemory::new(memory, registrar, self.config.register_shared.0);
         let mut adaptation =
             LinkAdaptation::new(self.config, self.topology, self.cluster, me, &user_memory)?.map(Box::new);
         if let Some(adaptation) = &mut adaptation {

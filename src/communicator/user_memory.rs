@@ -2,6 +2,7 @@
 //!
 //! Owns its allocation, and its announcement to neighbours and devices. Must not know its contents.
 
+use super::registered_pages::{RegisteredPages, SharedVector};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
@@ -21,14 +22,27 @@ pub(super) struct UserMemory {
     leases: Mutex<HashMap<usize, (usize, usize)>>,
     /// Registers memory with the RDMA devices, if there are devices.
     registrar: Option<Arc<dyn Registrar>>,
-    /// How often users have registered each memory, by address and length. Kept without devices, too, so that
-    /// wrong arguments of `deregister` are refused in either case.
-    registered: Mutex<HashMap<(usize, usize), usize>>,
+    /// What users have registered, by address and length. Kept without devices, too, so that wrong arguments of
+    /// `deregister` are refused in either case.
+    registered: Mutex<HashMap<(usize, usize), UserRegistration>>,
+    /// Whether registered memory is shared with neighbours.
+    shares: bool,
+}
+
+/// Memory that the user has registered.
+struct UserRegistration {
+    /// Registrations that are not reverted yet, at least 1.
+    count: usize,
+    pages: Arc<RegisteredPages>,
+    /// What is registered with the devices.
+    on_devices: Piece,
 }
 
 impl UserMemory {
-    pub(super) fn new(node: Arc<NodeMemory>, registrar: Option<Arc<dyn Registrar>>) -> Self {
-        Self { node, leases: Mutex::default(), registrar, registered: Mutex::default() }
+    /// The memory of a communicator. `shares` is whether registered memory may become part of the arena.
+    pub(super) fn new(node: Arc<NodeMemory>, registrar: Option<Arc<dyn Registrar>>, shares: bool) -> Self {
+        let shares = shares && node.processes() > 1;
+        Self { node, leases: Mutex::default(), registrar, registered: Mutex::default(), shares }
     }
 
     fn arena(&self) -> &Arc<Arena> {
@@ -94,13 +108,34 @@ impl UserMemory {
         self.registrar.is_some()
     }
 
-    /// Registers memory that is not in the arena with the devices, if there are any.
-    pub(super) fn register(&self, piece: Piece) -> Result<()> {
+    /// Registers memory that is not in the arena: shares it with neighbours if `may_share` and it can be, and registers it with the
+    /// devices, if there are any.
+    pub(super) fn register(&self, piece: Piece, may_share: bool) -> Result<()> {
+        let mut registered = self.registered();
+        if let Some(registration) = registered.get_mut(&address_and_length(piece)) {
+            self.register_with_devices(registration.on_devices)?;
+            registration.count += 1;
+            return Ok(());
+        }
+        let is_own = self.arena().offset_of(piece).is_some();
+        let pages =
+            RegisteredPages::new(Some(self.arena()).filter(|_| self.shares && may_share && !is_own), piece);
+        let pages = Arc::new(pages);
+        let shared = pages.find(self.arena(), piece).map(|vector| vector.alias());
+        let on_devices = shared.unwrap_or(piece);
+        self.register_with_devices(on_devices)?;
+        if let Some(offset) = shared.and_then(|alias| self.arena().offset_of(alias)) {
+            self.announce(offset, piece.len());
+        }
+        registered.insert(address_and_length(piece), UserRegistration { count: 1, pages, on_devices });
+        Ok(())
+    }
+
+    fn register_with_devices(&self, piece: Piece) -> Result<()> {
         if let Some(registrar) = &self.registrar {
             registrar.register(piece)?;
         }
         reach(FaultPoint::MemoryRegistered);
-        *self.registered().entry(address_and_length(piece)).or_default() += 1;
         Ok(())
     }
 
@@ -108,7 +143,7 @@ impl UserMemory {
     pub(super) fn deregister(&self, piece: Piece) -> Result<()> {
         reach(FaultPoint::MemoryDeregistered);
         let mut registered = self.registered();
-        let Some(count) = registered.get_mut(&address_and_length(piece)) else {
+        let Some(registration) = registered.get_mut(&address_and_length(piece)) else {
             let message = format!(
                 "{} bytes at {:p} are not registered: deregister takes the address and length that were registered",
                 piece.len(),
@@ -116,14 +151,23 @@ impl UserMemory {
             );
             return Err(Error::invalid_argument(message));
         };
-        *count -= 1;
-        if *count == 0 {
-            registered.remove(&address_and_length(piece));
-        }
-        self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(piece))
+        registration.count -= 1;
+        let on_devices = registration.on_devices;
+        // Deregistered before its pages are private again.
+        let _last =
+            if registration.count == 0 { registered.remove(&address_and_length(piece)) } else { None };
+        self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(on_devices))
     }
 
-    fn registered(&self) -> MutexGuard<'_, HashMap<(usize, usize), usize>> {
+    /// `piece` as neighbours read it, if it is registered and shared with them.
+    pub(super) fn shared_vector(&self, piece: Piece) -> Option<SharedVector> {
+        if !self.shares || piece.is_empty() {
+            return None;
+        }
+        self.registered().values().find_map(|known| known.pages.find(self.arena(), piece))
+    }
+
+    fn registered(&self) -> MutexGuard<'_, HashMap<(usize, usize), UserRegistration>> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -134,6 +178,12 @@ impl Drop for UserMemory {
         for (offset, bytes) in std::mem::take(&mut *self.leases()).into_values() {
             self.free(offset, bytes);
         }
+        // What is still registered becomes private again after the devices have given it up.
+        for registration in std::mem::take(&mut *self.registered()).into_values() {
+            if let Some(registrar) = &self.registrar {
+                (0..registration.count).for_each(|_| registrar.try_deregister(registration.on_devices));
+            }
+        }
     }
 }
 
@@ -141,7 +191,7 @@ fn address_and_length(piece: Piece) -> (usize, usize) {
     (piece.as_ptr() as usize, piece.len())
 }
 
-/// A vector that is registered with the RDMA devices of a communicator until it is dropped.
+/// A vector that is registered with a communicator until it is dropped. See [`register`](super::Communicator::register).
 pub struct Registered<'a, T: Element> {
     creator: CreatorProcess,
     vector: &'a mut [T],
@@ -150,8 +200,8 @@ pub struct Registered<'a, T: Element> {
 }
 
 impl<'a, T: Element> Registered<'a, T> {
-    pub(super) fn new(user_memory: &'a UserMemory, vector: &'a mut [T]) -> Result<Self> {
-        let piece = lend_in_place(vector, |piece| user_memory.register(piece).map(|()| piece))?;
+    pub(super) fn new(user_memory: &'a UserMemory, vector: &'a mut [T], may_share: bool) -> Result<Self> {
+        let piece = lend_in_place(vector, |piece| user_memory.register(piece, may_share).map(|()| piece))?;
         Ok(Self { creator: CreatorProcess::current(), vector, piece, user_memory })
     }
 }

@@ -11,7 +11,7 @@ use super::piece::Piece;
 use crate::error::{Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::mm::Advice;
+use rustix::mm::{Advice, MapFlags, ProtFlags, mmap};
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -121,6 +121,32 @@ impl Arena {
             .map_err(|cause| no_memory(len, cause)),
             Err(cause) => Err(no_memory(len, cause)),
         }
+    }
+
+    /// Maps `len` bytes from `offset` on a second time, at the address `at` and in place of what is mapped there. All three are
+    /// multiples of a page. As the rest of the arena, forked children do not have it. What was there stays if this fails.
+    ///
+    /// # Safety
+    /// The caller may replace the pages at `at`: nothing else relies on them, or all of it accepts the contents of the arena.
+    ///
+    /// # Errors
+    /// `System` if it cannot be mapped; `Internal` if the range exceeds the arena.
+    pub(super) unsafe fn map_at(&self, offset: usize, at: *mut u8, len: usize) -> Result<()> {
+        if self.piece(offset, len).is_none() {
+            return Err(Error::internal("a range to map exceeds the arena"));
+        }
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: the caller may replace these pages, and the range lies within the file.
+        unsafe { mmap(at.cast(), len, access, flags | MapFlags::NORESERVE, &self.file, offset as u64) }
+            .map_err(|cause| Error::io(format_args!("cannot map {len} bytes of shared memory"), cause))?;
+        advise_range(at, len);
+        Ok(())
+    }
+
+    /// Device (major and minor number) and inode of the file, as the kernel lists mappings of it.
+    pub(super) fn file_id(&self) -> Option<((u32, u32), u64)> {
+        let stat = rustix::fs::fstat(&self.file).ok()?;
+        Some(((rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)), stat.st_ino))
     }
 
     /// A new descriptor for peers, which can map the arena through it for reading only.
@@ -253,6 +279,11 @@ pub(super) fn address_space() -> Option<usize> {
 
 /// Advises the kernel about a new mapping of shared memory. Best effort.
 pub(super) fn advise(map: &MmapRaw) {
+    advise_range(map.as_mut_ptr(), map.len());
+}
+
+/// Advises the kernel on `len` bytes at `start`, which are mappings of an arena.
+fn advise_range(start: *mut u8, len: usize) {
     let advice = [
         // Huge pages mean fewer page faults and fewer TLB misses. Where the kernel refuses them for shared memory, small
         // pages work too.
@@ -262,8 +293,8 @@ pub(super) fn advise(map: &MmapRaw) {
         Advice::LinuxDontFork,
     ];
     for advice in advice {
-        // SAFETY: the range is the whole mapping, and neither advice changes its contents.
-        let advised = unsafe { rustix::mm::madvise(map.as_mut_ptr().cast(), map.len(), advice) };
+        // SAFETY: neither advice changes contents.
+        let advised = unsafe { rustix::mm::madvise(start.cast(), len, advice) };
         if let Err(cause) = advised {
             log::debug!("the kernel refuses {advice:?} for shared memory: {cause}");
         }

@@ -11,6 +11,8 @@
 //! | `peer_arena` | the shared memory of a neighbour |
 //! | `free_list` | which ranges of an arena are free |
 //! | `buffer` | vectors that users allocate |
+//! | `shared_range` | memory of users whose pages lie in an arena |
+//! | `mappings` | what the kernel says about mappings |
 //! | `registrar` | registering memory with devices |
 //! | `gpu_sharing` | access to the GPU memory of other ranks on the node |
 //! | `unforked_map` | memory for devices that forked children do not have |
@@ -20,10 +22,12 @@ mod arena;
 mod buffer;
 mod free_list;
 mod gpu_sharing;
+mod mappings;
 mod peer_arena;
 mod piece;
 mod probe;
 mod registrar;
+mod shared_range;
 #[cfg(feature = "verbs")]
 mod unforked_map;
 
@@ -35,6 +39,7 @@ pub(crate) use piece::{Loan, lend, lend_in_place, populate, read_bytes, write_by
 pub use piece::{MemorySpace, Piece};
 pub(crate) use probe::is_readable;
 pub use registrar::Registrar;
+pub use shared_range::SharedRange;
 #[cfg(all(test, feature = "verbs"))]
 pub(crate) use unforked_map::is_unforked;
 #[cfg(feature = "verbs")]

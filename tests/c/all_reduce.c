@@ -124,6 +124,20 @@ static void reduce(flexring_comm *comm, int rank, int dtype, int op, size_t coun
     free(send), free(sent), free(recv), free(want);
 }
 
+/* What the program has not deregistered stays as it is when the communicator is freed. */
+static void registered_memory_survives(flexring_comm *comm, int rank) {
+    enum { COUNT = 100000 };
+    float *vector = malloc(COUNT * sizeof *vector);
+    CHECK(vector);
+    for (int i = 0; i < COUNT; i++) vector[i] = (float)rank;
+    WORKS(flexring_register(comm, vector, COUNT * sizeof *vector));
+    WORKS(flexring_all_reduce(vector + 1, vector + 1, COUNT - 2, FLEXRING_FLOAT32, FLEXRING_SUM, comm, NULL));
+    WORKS(flexring_comm_free(comm));
+    for (int i = 0; i < COUNT; i++)
+        CHECK(vector[i] == (float)(i == 0 || i == COUNT - 1 ? rank : WORLD * (WORLD - 1) / 2));
+    free(vector);
+}
+
 static void run(int rank, const int pipe[2]) {
     alarm(120);
     flexring_unique_id id;
@@ -152,7 +166,7 @@ static void run(int rank, const int pipe[2]) {
     for (size_t i = 0; i < 100000; i++) CHECK(((char *)zeros)[i] == 0);
     CHECK((uintptr_t)zeros % 4096 == 0);
     WORKS(flexring_free(comm, zeros));
-    WORKS(flexring_comm_free(comm));
+    registered_memory_survives(comm, rank);
 }
 
 int main(void) {

@@ -61,14 +61,14 @@ static void in_child(pid_t parent) {
 }
 
 /* A child does not have the shared memory: it could change sums of its parent. */
-static void children_have_no_shared_memory(void) {
+static void children_do_not_have(float *memory) {
     int status;
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
         struct rlimit none = {0, 0};
         setrlimit(RLIMIT_CORE, &none);
-        *(volatile float *)pool = 99;
+        *(volatile float *)memory = 99;
         _exit(0);
     }
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
@@ -89,10 +89,32 @@ static void children_do_not_disturb(void) {
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     WORKS(flexring_wait(request));
-    children_have_no_shared_memory();
+    children_do_not_have(pool);
     sums_are_exact(vector);
     sums_are_exact(pool);
     WORKS(flexring_free(comm, pool));
+}
+
+/* Nor does it have what its parent has registered, as long as that is shared with the other rank. */
+static void children_have_no_registered_memory(int is_shared) {
+    float *registered = malloc(COUNT * sizeof *registered);
+    CHECK(registered);
+    WORKS(flexring_register(comm, registered, COUNT * sizeof *registered));
+    sums_are_exact(registered);
+    if (is_shared) children_do_not_have(registered + COUNT / 2);
+    sums_are_exact(registered);
+    WORKS(flexring_deregister(comm, registered, COUNT * sizeof *registered));
+    int status;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(registered[COUNT / 2] == 2);
+        registered[COUNT / 2] = 99;
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(registered[COUNT / 2] == 2);
+    free(registered);
 }
 
 /* A thread of the parent uses the table of its ids right after it has created one. A child that is forked meanwhile has a table of its
@@ -130,10 +152,11 @@ static void children_hide_no_death(int rank) {
     CHECK(now() - start < 6);
 }
 
-static void rank(flexring_unique_id id, int number) {
+static void rank(flexring_unique_id id, int number, int shares_memory) {
     alarm(60);
     WORKS(flexring_comm_init_rank(&comm, 2, id, number));
     children_do_not_disturb();
+    children_have_no_registered_memory(shares_memory);
     children_hide_no_death(number);
     WORKS(flexring_comm_free(comm));
     exit(0);
@@ -151,7 +174,7 @@ int main(void) {
         for (int number = 0; number < 2; number++) {
             ranks[number] = fork();
             CHECK(ranks[number] >= 0);
-            if (ranks[number] == 0) rank(id, number);
+            if (ranks[number] == 0) rank(id, number, transport == 0);
         }
         for (int number = 0; number < 2; number++) {
             int status;

@@ -29,6 +29,7 @@ mod launchers;
 mod pipeline;
 mod planners;
 mod python;
+mod registered;
 mod reproducible;
 mod resource_leaks;
 mod shrink;

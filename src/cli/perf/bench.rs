@@ -21,10 +21,13 @@ use std::time::Instant;
 pub struct Bench<'a, T: ExactElement> {
     comm: &'a Communicator,
     options: &'a PerfOptions,
-    send: Box<dyn DerefMut<Target = [T]>>,
-    receive: Box<dyn DerefMut<Target = [T]>>,
+    send: Vector<'a, T>,
+    receive: Vector<'a, T>,
     on_gpu: Option<gpu::Vectors<T>>,
 }
+
+/// A vector, however it was allocated.
+type Vector<'a, T> = Box<dyn DerefMut<Target = [T]> + 'a>;
 
 /// A row, and what its checks found on this rank: at most one note each for out of place and in place.
 pub struct MeasuredRow {
@@ -33,7 +36,8 @@ pub struct MeasuredRow {
 }
 
 impl<'a, T: ExactElement> Bench<'a, T> {
-    /// Allocates vectors for up to `count` elements, and copies on the GPU of index `gpu` if given.
+    /// Allocates vectors for up to `count` elements, and copies on the GPU of index `gpu` if given. Those that are registered are
+    /// in `heap`.
     ///
     /// # Errors
     /// `System` if there is not enough memory.
@@ -42,15 +46,20 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         options: &'a PerfOptions,
         gpu: Option<usize>,
         count: usize,
+        [send, receive]: &'a mut [Vec<T>; 2],
     ) -> Result<Self> {
-        let vector = || -> Result<Box<dyn DerefMut<Target = [T]>>> {
+        let vector = |heap: &'a mut Vec<T>| -> Result<Vector<'a, T>> {
             Ok(match (options.device, options.memory) {
                 (VectorDevice::Host, None | Some(HostMemory::Pool)) => Box::new(comm.alloc::<T>(count)?),
+                (VectorDevice::Host, Some(HostMemory::Registered)) => {
+                    heap.resize(count, T::default());
+                    Box::new(comm.register(heap)?)
+                }
                 _ => Box::new(vec![T::default(); count]),
             })
         };
         let on_gpu = gpu.map(|gpu| gpu::Vectors::new(gpu, count)).transpose()?;
-        Ok(Self { comm, options, send: vector()?, receive: vector()?, on_gpu })
+        Ok(Self { comm, options, send: vector(send)?, receive: vector(receive)?, on_gpu })
     }
 
     /// Measures and checks vectors of `bytes` bytes. `step` is called with the time after each timed call.
@@ -301,7 +310,9 @@ mod tests {
             if comm.rank() == 2 {
                 check.pattern = strange.clone();
             }
-            let mut bench = Bench::<f32>::new(&comm, &options, None, extent.whole).expect("memory");
+            let mut heap = Default::default();
+            let mut bench =
+                Bench::<f32>::new(&comm, &options, None, extent.whole, &mut heap).expect("memory");
             bench.check(&check, RedOp::Sum, extent, placement).expect("the call succeeds")
         };
         std::thread::scope(|scope| {

@@ -125,7 +125,8 @@ pub struct PerfOptions {
     #[arg(long, value_name = "DEVICE", default_value = "host")]
     pub device: VectorDevice,
 
-    /// Allocation of host vectors: in the communicator's pool, which peers read directly, or on the heap [default: pool]
+    /// Allocation of host vectors: in the communicator's pool, which peers read directly, on the heap, or on the heap and registered
+    /// [default: pool]
     #[arg(long, value_name = "WHERE")]
     pub memory: Option<HostMemory>,
 
@@ -162,6 +163,8 @@ pub enum HostMemory {
     Pool,
     /// Allocated on the heap
     Heap,
+    /// Allocated on the heap and registered with the communicator
+    Registered,
 }
 
 /// The values that a flag selects: the one that it names, or all for `all`.
@@ -205,6 +208,11 @@ impl PerfOptions {
         }
         if self.device == VectorDevice::Cuda && self.model.is_some() {
             return Some("--model measures host vectors: leave out --device cuda".to_owned());
+        }
+        if self.memory == Some(HostMemory::Registered) && self.model.is_some() {
+            return Some(
+                "--model measures vectors of the pool or the heap: leave out --memory registered".to_owned(),
+            );
         }
         (self.minbytes > self.maxbytes)
             .then(|| format!("--minbytes {} is more than --maxbytes {}", self.minbytes, self.maxbytes))

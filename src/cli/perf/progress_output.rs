@@ -45,6 +45,7 @@ impl ProgressOutput {
             memory: match (options.device, options.memory) {
                 (VectorDevice::Cuda, _) => "gpu",
                 (VectorDevice::Host, Some(HostMemory::Heap)) => "heap",
+                (VectorDevice::Host, Some(HostMemory::Registered)) => "registered",
                 (VectorDevice::Host, _) => "pool",
             },
             ..PerfReport::default()

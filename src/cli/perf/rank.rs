@@ -117,7 +117,7 @@ impl Measurement<'_> {
             (Some(gradients), None | Some(HostMemory::Pool)) => {
                 return self.model(gradients, |count| comm.alloc::<T>(count));
             }
-            (Some(gradients), Some(HostMemory::Heap)) => {
+            (Some(gradients), Some(HostMemory::Heap | HostMemory::Registered)) => {
                 return self.model(gradients, |count| Ok(vec![T::default(); count]));
             }
             (None, _) => {}
@@ -125,7 +125,9 @@ impl Measurement<'_> {
         let Some(largest) = self.options.sizes().last() else {
             return Ok(());
         };
-        let mut bench = Bench::<T>::new(self.comm, self.options, self.gpu, largest / size_of::<T>())?;
+        let mut heap = Default::default();
+        let count = largest / size_of::<T>();
+        let mut bench = Bench::<T>::new(self.comm, self.options, self.gpu, count, &mut heap)?;
         for op in self.options.ops_of(T::DTYPE) {
             for bytes in self.options.sizes() {
                 self.row(&mut bench, op, bytes)?;

@@ -1,0 +1,104 @@
+//! What the kernel says about the mappings of this process.
+//!
+//! Owns reading `/proc/self/maps`. Must not know why a caller asks.
+
+use crate::error::{Error, Result};
+use std::io::{BufRead, BufReader};
+use std::ops::Range;
+
+/// A mapping of this process.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    pub addresses: Range<usize>,
+    /// Whether it may be read and written, and changes are not seen by other processes.
+    pub is_private_writable: bool,
+    /// Device (major and minor number) and inode of the file; inode 0 if there is none.
+    pub file: ((u32, u32), u64),
+    /// Offset in the file of the first byte.
+    pub offset: u64,
+    /// The kernel's name for it, such as `[stack]`, or the path of the file.
+    pub name: String,
+    /// Whether its pages are locked in memory. `false` if no page of the process is, or where the kernel does not tell.
+    pub is_locked: bool,
+}
+
+/// The mappings that `range` overlaps, in the order of addresses.
+///
+/// # Errors
+/// `System` if the kernel does not list them, as without `/proc`.
+pub(super) fn mappings(range: &Range<usize>) -> Result<Vec<Mapping>> {
+    let failed = |cause| Error::io("cannot read the mappings of this process", cause);
+    // The flags of mappings take far longer to read: 17 ms instead of 0.4 in a process that trains with PyTorch.
+    let path = if locks_pages() { "/proc/self/smaps" } else { "/proc/self/maps" };
+    let list = BufReader::new(std::fs::File::open(path).map_err(failed)?);
+    let mut found: Vec<Mapping> = Vec::new();
+    for line in list.lines() {
+        let line = line.map_err(failed)?;
+        if let Some(mapping) = parse(&line) {
+            if mapping.addresses.start >= range.end {
+                break;
+            }
+            found.retain(|mapping| mapping.addresses.end > range.start);
+            found.push(mapping);
+        } else if let (Some(flags), Some(last)) = (line.strip_prefix("VmFlags:"), found.last_mut()) {
+            last.is_locked = flags.split_whitespace().any(|flag| flag == "lo");
+        }
+    }
+    found.retain(|mapping| mapping.addresses.end > range.start);
+    Ok(found)
+}
+
+/// Whether a page of this process is locked in memory (`mlock`).
+fn locks_pages() -> bool {
+    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
+    status.lines().find_map(|line| line.strip_prefix("VmLck:")).is_some_and(|size| size.trim() != "0 kB")
+}
+
+/// A line that begins the description of a mapping.
+fn parse(line: &str) -> Option<Mapping> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let (access, offset, device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+    let (major, minor) = device.split_once(':')?;
+    Some(Mapping {
+        addresses: usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?,
+        is_private_writable: access.starts_with("rw") && access.ends_with('p'),
+        file: (
+            (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
+            inode.parse().ok()?,
+        ),
+        offset: u64::from_str_radix(offset, 16).ok()?,
+        name: fields.next().unwrap_or_default().to_owned(),
+        is_locked: false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_kernel_are_parsed() {
+        let line = "7f30c4e00000-7f30c4e21000 rw-p 00002000 00:1d 81 /dev/shm/a b";
+        let mapping = parse(line).expect("a mapping");
+        assert_eq!(mapping.addresses, 0x7f30_c4e0_0000..0x7f30_c4e2_1000);
+        assert!(mapping.is_private_writable);
+        assert_eq!((mapping.file, mapping.offset), (((0, 0x1d), 81), 0x2000));
+        assert_eq!(mapping.name, "/dev/shm/a");
+        let anonymous = parse("7f30c4e00000-7f30c4e21000 r--p 00000000 00:00 0 ").expect("a mapping");
+        assert!(!anonymous.is_private_writable && anonymous.name.is_empty());
+        assert!(parse("Rss:                 4 kB").is_none());
+        assert!(parse("VmFlags: rd wr mr mw me ac").is_none());
+    }
+
+    #[test]
+    fn only_mappings_in_the_range_are_found() {
+        let vector = vec![1u8; 1 << 20];
+        let start = vector.as_ptr() as usize;
+        let found = mappings(&(start..start + vector.len())).expect("the kernel lists mappings");
+        assert_eq!(found.len(), 1);
+        assert!(found[0].addresses.contains(&start) && found[0].is_private_writable);
+        assert_eq!((found[0].file.1, found[0].is_locked), (0, false));
+        assert!(mappings(&(0..4096)).expect("the kernel lists mappings").is_empty());
+    }
+}

@@ -1,0 +1,167 @@
+//! Memory that users register becomes memory that the ranks of a node share, and is theirs again afterwards.
+
+use crate::harness::{Rank, Setup, World, spawn};
+use flexring::communicator::Operation;
+use flexring::config::Switch;
+use flexring::{ReduceOp, Result};
+
+const COUNT: usize = 50_000;
+
+/// Whether the page at an address belongs to an arena.
+fn is_shared<T>(at: &T) -> bool {
+    let address = std::ptr::from_ref(at) as usize;
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("the kernel lists mappings");
+    maps.lines().any(|line| {
+        let (start, rest) = line.split_once('-').expect("a range");
+        let (end, _) = rest.split_once(' ').expect("a range");
+        let number = |text| usize::from_str_radix(text, 16).expect("an address");
+        (number(start)..number(end)).contains(&address) && line.contains("memfd:flexring")
+    })
+}
+
+/// Whether ranks share memory with others.
+fn shares(comm: &Rank) -> bool {
+    comm.summary().contains(" shm to ") || comm.summary().contains(" local to ")
+}
+
+/// Fills what is reduced, with values whose sum shows which rank is missing, and the rest.
+fn fill(vector: &mut [i64], rank: usize) {
+    vector.iter_mut().enumerate().for_each(|(at, element)| *element = (1 + at as i64 % 100) << (8 * rank));
+}
+
+fn sum(at: usize, world: usize) -> i64 {
+    (0..world).map(|rank| (1 + at as i64 % 100) << (8 * rank)).sum()
+}
+
+#[test]
+fn any_part_of_a_registered_vector_is_reduced_and_no_byte_beside_it_changes() {
+    for &world in World::enabled().iter().filter(|world| !world.is_gpu()) {
+        spawn(&Setup::new(world, 3), |comm| {
+            let rank = comm.rank();
+            let mut vector = vec![0i64; COUNT];
+            // The registered part begins and ends within a page.
+            let (before, after) = (1 + rank, COUNT - 5);
+            let parts =
+                [(0, 1), (0, 600), (3, 40_000), (511, 512), (600, 30_000), (49_000, 49_980), (0, 49_980)];
+            for (from, to) in parts {
+                fill(&mut vector, rank);
+                // Ranks need not agree on what they register.
+                if rank == 2 {
+                    comm.all_reduce(&mut vector[before..after][from..to], ReduceOp::Sum).expect("a sum");
+                } else {
+                    let mut registered = comm.register(&mut vector[before..after]).expect("lockable memory");
+                    assert_eq!(is_shared(&registered[COUNT / 2]), shares(&comm), "{}", comm.summary());
+                    comm.all_reduce(&mut registered[from..to], ReduceOp::Sum).expect("a sum");
+                }
+                for (at, element) in vector.iter().enumerate() {
+                    let part = at.wrapping_sub(before);
+                    let own = |at: usize, rank: usize| (1 + at as i64 % 100) << (8 * rank);
+                    // Each rank has the same part at another place.
+                    let reduced = || (0..3).map(|rank| own(part + 1 + rank, rank)).sum::<i64>();
+                    let wanted = if (from..to).contains(&part) { reduced() } else { own(at, rank) };
+                    assert_eq!(*element, wanted, "{world:?}: rank {rank}, {from}..{to}: {at}");
+                }
+                assert!(!is_shared(&vector[COUNT / 2]));
+            }
+        });
+    }
+}
+
+#[test]
+fn all_kinds_of_calls_use_registered_vectors() {
+    for &world in World::enabled().iter().filter(|world| !world.is_gpu()) {
+        spawn(&Setup::new(world, 2), |comm| {
+            let (rank, other) = (comm.rank(), 1 - comm.rank());
+            let (mut first, mut second) = (vec![0i64; COUNT], vec![0i64; COUNT]);
+            let mut send = comm.register(&mut first).expect("lockable memory");
+            let mut receive = comm.register(&mut second).expect("lockable memory");
+            let half = COUNT / 2;
+            fill(&mut send, rank);
+            comm.all_reduce_into(&send, &mut receive, ReduceOp::Sum).expect("a sum");
+            assert!((0..COUNT).all(|at| receive[at] == sum(at, 2)));
+            comm.reduce_scatter(&send, &mut receive[3..half + 3], ReduceOp::Sum).expect("a part");
+            assert!((0..half).all(|at| receive[3 + at] == sum(rank * half + at, 2)));
+            comm.all_gather(&send[..half], &mut receive).expect("all parts");
+            let gathered = |at: usize| (1 + (at % half) as i64 % 100) << (8 * (at / half));
+            assert!((0..COUNT).all(|at| receive[at] == gathered(at)));
+            receive.fill(7);
+            let messages =
+                [Operation::send(&send[1..half], other), Operation::recv(&mut receive[2..=half], other)];
+            comm.group(messages).expect("a message");
+            assert!((1..half).all(|at| receive[at + 1] == (1 + at as i64 % 100) << (8 * other)));
+            assert_eq!((receive[1], receive[half + 1]), (7, 7));
+            comm.all_gather_in_place(&mut send).expect("all parts");
+            comm.broadcast(&mut receive, 1).expect("a vector");
+        });
+    }
+}
+
+#[test]
+fn vectors_are_registered_as_often_as_the_user_likes_and_in_parts() {
+    if !World::Shm.is_enabled() {
+        return;
+    }
+    spawn(&Setup::new(World::Shm, 2), |comm| {
+        let mut vector = vec![1i64; COUNT];
+        {
+            let mut whole = comm.register(&mut vector).expect("memory");
+            {
+                let mut part = comm.register(&mut whole[100..40_000]).expect("memory");
+                let mut again = comm.register(&mut part).expect("memory");
+                comm.all_reduce(&mut again, ReduceOp::Sum).expect("a sum");
+            }
+            assert!(is_shared(&whole[20_000]));
+            comm.all_reduce(&mut whole, ReduceOp::Sum).expect("a sum");
+        }
+        assert!(!is_shared(&vector[20_000]));
+        assert!((0..COUNT).all(|at| vector[at] == if (100..40_000).contains(&at) { 4 } else { 2 }));
+        // Too short to be worth it.
+        let short = comm.register(&mut vector[..4000]).expect("memory");
+        assert!(!is_shared(&short[2000]));
+        drop(short);
+        let mut pool = comm.alloc::<i64>(COUNT).expect("memory");
+        let mut pool = comm.register(&mut pool).expect("memory");
+        pool.fill(1);
+        comm.all_reduce(&mut pool, ReduceOp::Sum).expect("a sum");
+        assert!(pool.iter().all(|element| *element == 2));
+    });
+}
+
+#[test]
+fn the_setting_and_ranks_alone_on_their_node_leave_memory_private() {
+    if !World::Shm.is_enabled() {
+        return;
+    }
+    let mut setup = Setup::new(World::Shm, 2);
+    setup.config.register_shared = Switch(false);
+    for (setup, ranks) in [(setup, 2), (Setup::new(World::Shm, 1), 1)] {
+        spawn(&setup, |comm| {
+            let mut vector = vec![1i64; COUNT];
+            let mut registered = comm.register(&mut vector).expect("memory");
+            assert!(!is_shared(&registered[COUNT / 2]));
+            comm.all_reduce(&mut registered, ReduceOp::Sum).expect("a sum");
+            assert!(registered.iter().all(|element| *element == ranks));
+        });
+    }
+}
+
+#[test]
+fn contents_survive_a_communicator_that_has_failed() {
+    if !World::Shm.is_enabled() {
+        return;
+    }
+    spawn(&Setup::new(World::Shm, 2), |comm| {
+        let mut vector = vec![5i64; COUNT];
+        let call = || -> Result<()> {
+            let mut registered = comm.register(&mut vector)?;
+            if comm.rank() == 0 {
+                comm.abort();
+            }
+            comm.all_reduce(&mut registered[..100], ReduceOp::Sum)
+        };
+        let mut call = call;
+        call().expect_err("rank 0 has aborted");
+        assert!(!is_shared(&vector[COUNT / 2]));
+        assert!(vector[100..].iter().all(|element| *element == 5));
+    });
+}
