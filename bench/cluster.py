@@ -4,6 +4,7 @@ A cluster is written as flexring's short form: 2+3 are two nodes with 2 and 3 ra
 (2+1)@1G+3 has a switch with two nodes below the first switch.
 """
 
+import itertools
 import json
 import re
 import sys
@@ -78,15 +79,22 @@ class Cluster:
     def bound(self, size, wire):
         """Seconds that the links need at least; `wire` has the bits per second that links of each rate carry.
 
-        Each link separates the ranks into two sides, and each side must get the other's sums: all n bits cross it both ways. At
-        a switch with k links, each element of the vector is summed beyond one of them. That side receives it from the k - 1 others and
-        sends the sum back to them, so the links together carry 2 (k - 1) n each way.
+        Each link separates the ranks into two sides, and each side must get the other's sums: all n bits cross it both ways. A region
+        is one switch or several connected ones. Where k links lead out of it, each element of the vector is summed beyond one of them. That
+        side receives it from the k - 1 others and sends the sum back to them, so the links together carry 2 (k - 1) n each way.
         """
         n = 8 * size
-        switches = [[wire[self.rates[number]] for number, rack in enumerate(self.racks) if rack is None] + [wire[rate] for rate in self.uplinks]]
-        for rack, rate in enumerate(self.uplinks):
-            switches.append([wire[self.rates[number]] for number, its in enumerate(self.racks) if its == rack] + [wire[rate]])
-        return max(max(n / min(links), n * 2 * (len(links) - 1) / sum(links)) for links in switches)
+        racks = range(len(self.uplinks))
+
+        def links(region):
+            """The rates of the links that lead out of a set of racks and, if None is in it, the first switch."""
+            nodes = [rate for rate, rack in zip(self.rates, self.racks) if rack in region]
+            uplinks = [rate for rack, rate in enumerate(self.uplinks) if (rack in region) != (None in region)]
+            return [wire[rate] for rate in nodes + uplinks]
+
+        below_first = [{None, *chosen} for number in range(len(racks) + 1) for chosen in itertools.combinations(racks, number)]
+        regions = [links(region) for region in [*below_first, *({rack} for rack in racks)]]
+        return max(max(n / min(out), n * 2 * (len(out) - 1) / sum(out)) for out in regions)
 
     def measure_wire(self, wire, seconds):
         """Adds to `wire` what iperf3 moves over links of each rate that is not in it yet, in bits per second."""

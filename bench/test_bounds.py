@@ -148,6 +148,14 @@ class VersusTest(unittest.TestCase):
         self.assertIn("other libraries: 1 of 1 outside", printed.getvalue())
 
 
+class ClusterTest(unittest.TestCase):
+    def test_the_bound_is_that_of_the_busiest_link_or_of_all_links_around_some_switches(self):
+        for name, vectors in {"1+1": 1, "1+1+1": 4 / 3, "1+1+1@500M": 2, "(3+1)@500M+2": 2, "(2+1)@1G+(1+2)@1G": 3 / 2, "(2+1)@1G+3": 4 / 3}.items():
+            # What `flexring plan --explain` says.
+            seconds = Cluster(name).bound(1 << 20, {rate: 1e6 * rate for rate in (500, 1000, 4000)})
+            self.assertAlmostEqual(seconds, vectors * (8 << 20) / 1e9, msg=name)
+
+
 class TrainingTest(unittest.TestCase):
     def test_a_job_that_hangs_is_killed_and_keeps_what_it_printed(self):
         with self.assertRaises(lab.Failure) as caught:
