@@ -3,7 +3,7 @@
 //! Owns the comparison, which does not make the programs: it is an order of magnitude faster. Must not know what the programs are for.
 //!
 //! In a symmetric cluster most programs are equal in this sense. The ranks of a ring differ by a rotation: where one sends part k to rank k + 1,
-//! another sends part k + 1 to rank k + 2.
+//! another sends part k + 1 to rank k + 2. Those of a group that exchanges directly differ in the order of addition, too.
 
 use super::Plan;
 use super::program_spec::ProgramSpec;
@@ -21,14 +21,17 @@ use zerocopy::IntoBytes;
 /// The program of a rank, without its steps: its size, and what it has in common with those of other ranks, if its elements are
 /// bound.
 ///
-/// If two ranks have equal keys, then step i of one program is step i of the other, with peers at the same places in the sorted lists of
-/// peers, with sub-chunks of the same lengths, and with the same dependencies and order of messages.
+/// If two ranks have equal keys, then step i of one program is step i of the other, with peers at the same places of
+/// [`peers`](Self::peers), with sub-chunks of the same lengths, and with the same dependencies and order of messages. The lists of a step
+/// are compared by rank, as in programs made with [`SharedSteps::by_rank`](crate::plan::program::SharedSteps::by_rank). The order
+/// of all peers by rank may differ. It is that in which a [`Pipeline`](crate::plan::pipeline::Pipeline) begins with its links, so it
+/// is equal for peers to which data can be sent at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramClass {
     /// A hash of all that the programs of the class have in common (XXH3); `None` if the program has parts that are compared with
     /// none.
     pub key: Option<u128>,
-    /// The ranks that this rank sends to or receives from, in rising order.
+    /// The ranks that this rank sends to or receives from, in the order of first use.
     pub peers: Vec<Rank>,
     /// Number of steps.
     pub steps: u64,
@@ -53,6 +56,8 @@ pub struct ProgramClasses<'a> {
     ends: Vec<u64>,
     /// By piece, its cells, if it was seen.
     seen: Vec<SeenSegment>,
+    /// By rank, the last comparison in which it was a peer, and its place among the peers.
+    places: Vec<(u32, u32)>,
     /// Number of the last comparison.
     comparison: u32,
     /// By cell, the part between two ends: its label, counted from 1 in the order of first use, or 0; and whether it is written.
@@ -126,6 +131,7 @@ impl<'a> ProgramClasses<'a> {
             subchunk: binding.subchunk,
             pieces_of,
             seen: vec![SeenSegment::default(); pieces.len()],
+            places: vec![(0, 0); plan.schedule.world()],
             comparison: 0,
             pieces,
             segments,
@@ -156,35 +162,32 @@ impl<'a> ProgramClasses<'a> {
     /// The class of a rank.
     pub fn class_of(&mut self, rank: Rank) -> ProgramClass {
         self.find_hops(rank);
-        let mut peers: Vec<Rank> = Vec::new();
-        for hop in &self.hops {
-            for peer in hop.op.ranks().iter().filter(|peer| **peer != rank) {
-                if let Err(at) = peers.binary_search(peer) {
-                    peers.insert(at, *peer);
-                }
-            }
-        }
         self.find_cells();
+        let peers = self.find_peers(rank);
         let mut text = std::mem::take(&mut self.text);
         let (mut labels, mut steps, mut parts, mut messages) = (0, 0, 0, 0);
+        let (mut others, mut sends_at_once): (Vec<Rank>, Vec<Rank>) = (Vec::new(), Vec::new());
         text.clear();
         for hop in &self.hops {
             let ranks = hop.op.ranks();
-            text.extend([u64::from(hop.depth), hop.op.kind(), ranks.len() as u64]);
-            // The rank itself is one of the operands of a reduction.
-            text.extend(
-                ranks.iter().map(|peer| peers.binary_search(peer).map_or(u64::MAX, |place| place as u64)),
-            );
+            others.clear();
+            others.extend(ranks.iter().copied().filter(|peer| *peer != rank));
+            others.sort_unstable();
+            let number = others.len() as u64;
+            text.extend([u64::from(hop.depth), hop.op.kind(), number, ranks.len() as u64 - number]);
+            text.extend(others.iter().map(|peer| u64::from(self.places[*peer].1)));
             let pieces = self.pieces_of[hop.level][hop.group].clone();
             text.push(pieces.len() as u64);
-            let others = ranks.iter().filter(|peer| **peer != rank).count() as u64;
             steps += pieces.len() as u64;
-            parts += pieces.len() as u64 * others;
-            messages += others * self.sub_chunks(&pieces);
+            parts += pieces.len() as u64 * number;
+            messages += number * self.sub_chunks(&pieces);
             for number in pieces {
                 let (piece, cells) = (&self.pieces[number as usize], &self.seen[number as usize].cells);
                 let completes = hop.at_root && piece.level == Some(hop.level);
                 text.extend([piece.in_grid.0, piece.in_grid.1, cells.len() as u64, completes.into()]);
+                if !hop.receives && self.cells[cells.clone()].iter().all(|(_, written)| !written) {
+                    sends_at_once.extend(&others);
+                }
                 for cell in cells.clone() {
                     let (label, written) = &mut self.cells[cell];
                     *written |= hop.receives;
@@ -197,6 +200,9 @@ impl<'a> ProgramClasses<'a> {
                 }
             }
         }
+        sends_at_once.sort_unstable();
+        sends_at_once.dedup();
+        text.extend(sends_at_once.iter().map(|peer| u64::from(self.places[*peer].1)));
         // What no step writes is copied at the end, in parts that are not compared here.
         let written = |(cell, _): &(usize, &(u32, bool))| self.cells[*cell].1;
         let written = self.cells.iter().enumerate().filter(written);
@@ -220,6 +226,19 @@ impl<'a> ProgramClasses<'a> {
             hops.push(Hop { depth, receives: op.receives(), level, group, op, at_root: false });
         });
         hops.sort_by_key(|hop| (hop.depth, hop.receives, hop.group));
+    }
+
+    /// The peers in the order of first use, of which it notes the places.
+    fn find_peers(&mut self, rank: Rank) -> Vec<Rank> {
+        let mut peers = Vec::new();
+        for peer in self.hops.iter().flat_map(|hop| hop.op.ranks()).filter(|peer| **peer != rank) {
+            let (comparison, place) = &mut self.places[*peer];
+            if std::mem::replace(comparison, self.comparison) != self.comparison {
+                *place = peers.len() as u32;
+                peers.push(*peer);
+            }
+        }
+        peers
     }
 
     fn find_cells(&mut self) {

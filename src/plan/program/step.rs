@@ -53,6 +53,7 @@ pub struct StepPlace {
 /// each other closely.
 #[derive(Debug, Default)]
 pub struct SharedSteps {
+    by_rank: bool,
     places: HashSet<Arc<StepPlace>>,
     /// The newest operations. A rank of a chain alternates between few.
     bodies: VecDeque<Arc<Body>>,
@@ -62,7 +63,15 @@ pub struct SharedSteps {
 const RECENT_BODIES: usize = 8;
 
 impl SharedSteps {
+    /// For programs whose steps list peers and operands by rank, not in the order of addition; a rank's own operands are last. More
+    /// programs are equal then but for spans and peers. Their sums are those of another order, so they must be simulated only.
+    #[must_use]
+    pub fn by_rank() -> Self {
+        Self { by_rank: true, ..Self::default() }
+    }
+
     pub(in crate::plan) fn body(&mut self, body: Body) -> Arc<Body> {
+        let body = if self.by_rank { body.by_rank() } else { body };
         if let Some(found) = self.bodies.iter().find(|recent| ***recent == body) {
             return Arc::clone(found);
         }
@@ -115,6 +124,25 @@ pub enum Body {
 }
 
 impl Body {
+    /// The operation with its lists by rank.
+    fn by_rank(self) -> Self {
+        match self {
+            Self::Send { buffer, peers } => {
+                let mut peers = peers.to_vec();
+                peers.sort_unstable();
+                Self::Send { buffer, peers: peers.into() }
+            }
+            Self::Combine { operands, into, last } => {
+                let mut operands = operands.to_vec();
+                operands.sort_by_key(|operand| match operand {
+                    OperandSource::Received { peer } => *peer,
+                    OperandSource::Own { .. } => Rank::MAX,
+                });
+                Self::Combine { operands: operands.into(), into, last }
+            }
+        }
+    }
+
     /// The ranks that it sends to or receives from.
     pub(super) fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
         let (sends, operands) = match self {

@@ -23,9 +23,9 @@ pub struct WaitingMessage {
 /// The peers of a rank.
 #[derive(Debug)]
 pub struct RankPeers {
-    /// The ranks that it sends to or receives from, in rising order.
+    /// The ranks that it sends to or receives from, in the order of `names`.
     pub ranks: Vec<Rank>,
-    /// By peer, the number by which the rank's program names it. Ranks with one program have peers of their own.
+    /// By peer, the number by which the rank's program names it, in rising order. Ranks with one program have peers of their own.
     pub names: Arc<[Rank]>,
 }
 
@@ -140,6 +140,34 @@ fn oldest(causes: Option<&mut VecDeque<ActivityId>>) -> ActivityId {
     causes.and_then(VecDeque::pop_front).unwrap_or(ActivityId::NONE)
 }
 
+/// The places of the peers in the lists of all ranks.
+struct PeerOrder {
+    /// By rank, the end of its peers.
+    ends: Vec<usize>,
+    /// The peers of each rank in rising order, with their places.
+    peers: Vec<(u32, u32)>,
+}
+
+impl PeerOrder {
+    fn new(peers: &[RankPeers]) -> Self {
+        let mut order = Self { ends: Vec::with_capacity(peers.len()), peers: Vec::new() };
+        for own in peers {
+            let start = order.peers.len();
+            order.peers.extend((0..).zip(&own.ranks).map(|(place, peer)| (*peer as u32, place)));
+            order.peers[start..].sort_unstable();
+            order.ends.push(order.peers.len());
+        }
+        order
+    }
+
+    fn place(&self, rank: Rank, peer: Rank) -> Option<usize> {
+        let start = rank.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let own = &self.peers[start..self.ends[rank]];
+        let at = own.binary_search_by_key(&(peer as u32), |(peer, _)| *peer).ok()?;
+        Some(own[at].1 as usize)
+    }
+}
+
 /// All channels of a world.
 #[derive(Debug)]
 pub struct Channels {
@@ -166,9 +194,10 @@ impl Channels {
             ranks.push(RankChannels { first: next, names: Arc::clone(&peers.names) });
             next += peers.ranks.len() as ChannelId;
         }
+        let order = PeerOrder::new(peers);
         for (from, own) in peers.iter().enumerate() {
             for (to, to_name) in own.ranks.iter().zip(&*own.names) {
-                let at = peers[*to].ranks.binary_search(&from).expect("both ranks are peers");
+                let at = order.place(*to, from).expect("both ranks are peers");
                 opposite.push(ranks[*to].first + at as ChannelId);
                 let mut channel = channel(topology, (from, peers[*to].names[at]), (*to, *to_name));
                 channel.causes = records.then(Box::default);

@@ -3,7 +3,7 @@
 //! Owns the estimate and its limits. Must not know how programs are compared.
 //!
 //! The number of messages is exact, and determines the time: a message takes 0.3 us of processor time where the state of all ranks fits
-//! in caches, as in rings, and 4 us where it does not. Memory is within a factor of 2 of the peak of the heap from 1 MB on; a test
+//! in caches, as in rings, and up to 2 us where it does not. Memory is within a factor of 2 of the peak of the heap from 1 MB on; a test
 //! compares them.
 
 use super::activity::SimulatedActivity;
@@ -114,7 +114,7 @@ impl SimulationEstimate {
 
     /// The processor time that the messages take, in words.
     fn time(&self) -> String {
-        let [least, most] = [0.3e-6, 4e-6].map(|seconds| self.messages as f64 * seconds);
+        let [least, most] = [0.3e-6, 2e-6].map(|seconds| self.messages as f64 * seconds);
         let (unit, name) = if least < 60.0 { (1.0, "seconds") } else { (60.0, "minutes") };
         format!("about {:.0} to {:.0} {name}", least / unit, most / unit)
     }
@@ -222,7 +222,7 @@ mod tests {
         let call = SimulationInput::new(1 << 20);
         assert_eq!(
             refused(SimulationInput { most_messages: 1000, ..call }),
-            "this simulation is too large: 1024 ranks send 2095104 messages, which take about 1 to 8 seconds of processor time, \
+            "this simulation is too large: 1024 ranks send 2095104 messages, which take about 1 to 4 seconds of processor time, \
              more than the limit of 1000 (--max-messages): use fewer ranks, an algorithm with fewer messages, a shorter vector or \
              longer sub-chunks, or raise the limit"
         );

@@ -29,16 +29,24 @@ pub enum SimulatedEvent {
 ///
 /// This is a radix heap: an event is in the bucket of the highest bit in which its time differs from the present one. When time
 /// proceeds to the earliest event, the events of its bucket move to lower ones. An event moves at most 64 times, each time from and
-/// to consecutive memory, and events of one time are always in one bucket, where they stay in order.
+/// to consecutive memory, and events of one time are always in one bucket, where they stay in order. Equal events that follow each
+/// other, such as the messages with which a rank fills a window, are stored once.
 #[derive(Debug)]
 pub struct EventQueue {
     /// The time of the events that were removed last. No event is earlier.
     now: VirtualTime,
     /// Events of the present time, of which the first `taken` were removed.
-    due: Vec<SimulatedEvent>,
+    due: Vec<RepeatedEvent>,
     taken: usize,
     /// By the highest bit in which times differ from the present one.
-    later: [Vec<(VirtualTime, SimulatedEvent)>; 64],
+    later: [Vec<(VirtualTime, RepeatedEvent)>; 64],
+}
+
+/// Equal events of one time.
+#[derive(Clone, Copy, Debug)]
+struct RepeatedEvent {
+    event: SimulatedEvent,
+    times: u32,
 }
 
 impl Default for EventQueue {
@@ -51,6 +59,19 @@ impl EventQueue {
     /// Adds an event, which must not be earlier than the last one that was removed.
     pub fn add(&mut self, time: VirtualTime, event: SimulatedEvent) {
         debug_assert!(time >= self.now, "an event in the past");
+        let last = match (time ^ self.now).checked_ilog2() {
+            None => self.due[self.taken..].last_mut(),
+            Some(bit) => {
+                self.later[bit as usize].last_mut().filter(|(of, _)| *of == time).map(|(_, last)| last)
+            }
+        };
+        match last {
+            Some(last) if last.event == event => last.times += 1,
+            _ => self.append(time, RepeatedEvent { event, times: 1 }),
+        }
+    }
+
+    fn append(&mut self, time: VirtualTime, event: RepeatedEvent) {
         match (time ^ self.now).checked_ilog2() {
             None => self.due.push(event),
             Some(bit) => self.later[bit as usize].push((time, event)),
@@ -70,7 +91,7 @@ impl EventQueue {
             let mut bucket = std::mem::take(&mut self.later[next]);
             self.now = bucket.iter().map(|(time, _)| *time).min()?;
             for (time, event) in bucket.drain(..) {
-                self.add(time, event);
+                self.append(time, event);
             }
             // Keeps its memory.
             self.later[next] = bucket;
@@ -80,9 +101,10 @@ impl EventQueue {
 
     /// The next event of the present time.
     pub fn pop(&mut self) -> Option<SimulatedEvent> {
-        let event = *self.due.get(self.taken)?;
-        self.taken += 1;
-        Some(event)
+        let next = self.due.get_mut(self.taken)?;
+        next.times -= 1;
+        self.taken += usize::from(next.times == 0);
+        Some(next.event)
     }
 }
 
@@ -99,8 +121,11 @@ mod tests {
             for _ in 0..random.usize(..3) {
                 // Many events of few times, and some that are far away.
                 let time = now + if random.u8(..9) == 0 { random.u64(..1 << 40) } else { random.u64(..9) };
-                queue.job_ends(time, rank);
-                expected.entry(time).or_insert_with(std::collections::VecDeque::new).push_back(rank as u32);
+                for _ in 0..1 + random.usize(..3) {
+                    queue.job_ends(time, rank);
+                    let of_time = expected.entry(time).or_insert_with(std::collections::VecDeque::new);
+                    of_time.push_back(rank as u32);
+                }
             }
             let Some(mut first) = expected.first_entry() else {
                 assert_eq!(queue.next_time(), None);

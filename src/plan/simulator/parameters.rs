@@ -32,7 +32,7 @@ pub struct SimulationInput {
 impl SimulationInput {
     /// Default of `most_memory`: 4 GiB.
     pub const MOST_MEMORY: u64 = 4 << 30;
-    /// Default of `most_messages`: up to five minutes of processor time.
+    /// Default of `most_messages`: up to two and a half minutes of processor time.
     pub const MOST_MESSAGES: u64 = 64 << 20;
 
     /// A simulation of this many bytes that records nothing, with the default limits.

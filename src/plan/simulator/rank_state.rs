@@ -11,7 +11,7 @@ use crate::trace::{MessagePart, SpanActivity};
 use std::collections::VecDeque;
 
 /// What happened on a rank's links, as the events of a transport. Peers are named as in the rank's program.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notification {
     SendComplete { peer: Rank },
     RecvReady { peer: Rank },
@@ -34,12 +34,20 @@ pub struct RankJob {
     pub begun: VirtualTime,
 }
 
+/// Equal notifications that followed each other, with what caused them.
+#[derive(Debug)]
+struct ReceivedNotification {
+    notification: Notification,
+    cause: ActivityId,
+    times: u32,
+}
+
 /// The state of one rank.
 #[derive(Debug)]
 pub struct RankState {
     pub pipeline: Pipeline,
     pub job: Option<RankJob>,
-    pub inbox: VecDeque<(Notification, ActivityId)>,
+    inbox: VecDeque<ReceivedNotification>,
     /// What the rank did or was notified of last.
     pub cause: ActivityId,
     pub done: bool,
@@ -57,6 +65,14 @@ impl RankState {
     /// A rank whose pipeline is started.
     pub fn new(pipeline: Pipeline) -> Self {
         Self { pipeline, job: None, inbox: VecDeque::new(), cause: ActivityId::NONE, done: false }
+    }
+
+    /// Adds a notification to those that the pipeline does not have yet.
+    pub fn receive(&mut self, notification: Notification, cause: ActivityId) {
+        match self.inbox.back_mut() {
+            Some(last) if (last.notification, last.cause) == (notification, cause) => last.times += 1,
+            _ => self.inbox.push_back(ReceivedNotification { notification, cause, times: 1 }),
+        }
     }
 
     /// Bytes of a step's sub-chunk.
@@ -117,17 +133,19 @@ impl RankState {
     /// place, with its sender. Whether there were any.
     pub fn poll(&mut self, mut readable: impl FnMut(&Self, Rank)) -> Result<bool, String> {
         let any = !self.inbox.is_empty();
-        while let Some((notification, cause)) = self.inbox.pop_front() {
+        while let Some(ReceivedNotification { notification, cause, times }) = self.inbox.pop_front() {
             self.cause = cause;
-            let handled = match notification {
-                Notification::SendComplete { peer } => self.pipeline.send_complete(peer),
-                Notification::RecvReady { peer } => {
-                    readable(self, peer);
-                    self.pipeline.recv_ready(peer).map(drop)
-                }
-                Notification::RecvComplete { peer } => self.pipeline.recv_complete(peer),
-            };
-            handled.map_err(|violation| violation.0)?;
+            for _ in 0..times {
+                let handled = match notification {
+                    Notification::SendComplete { peer } => self.pipeline.send_complete(peer),
+                    Notification::RecvReady { peer } => {
+                        readable(self, peer);
+                        self.pipeline.recv_ready(peer).map(drop)
+                    }
+                    Notification::RecvComplete { peer } => self.pipeline.recv_complete(peer),
+                };
+                handled.map_err(|violation| violation.0)?;
+            }
         }
         Ok(any)
     }

@@ -233,7 +233,7 @@ impl<'a> SimulatedWorld<'a> {
     /// Adds to a rank's notifications. An idle rank handles it at once.
     fn notify(&mut self, rank: Rank, notification: Notification, cause: ActivityId) -> Result<()> {
         let state = &mut self.ranks[rank];
-        state.inbox.push_back((notification, cause));
+        state.receive(notification, cause);
         if state.job.is_some() { Ok(()) } else { self.advance(rank) }
     }
 
@@ -333,7 +333,7 @@ impl<'a> SimulatedWorld<'a> {
                         if let Some(timelines) = &mut self.timelines {
                             timelines.receive_ends(id, now, (channel.sender(), rank));
                         }
-                        state.inbox.push_back((Notification::RecvComplete { peer }, transfer));
+                        state.receive(Notification::RecvComplete { peer }, transfer);
                     }
                     None => channel.posted += 1,
                 }
