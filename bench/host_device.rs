@@ -94,7 +94,10 @@ fn shared_jobs(simd: Simd) {
     const TOTAL: usize = 64 << 20;
     println!("{}, sums of two f32 vectors into a third, GB/s", simd.name());
     println!("{:>10} {:>21} {:>21}", "", "memory", "cache");
-    println!("{:>10} {:>10} {:>10} {:>10} {:>10}", "sub-chunk", "1 thread", "2 threads", "1 thread", "2 threads");
+    println!(
+        "{:>10} {:>10} {:>10} {:>10} {:>10}",
+        "sub-chunk", "1 thread", "2 threads", "1 thread", "2 threads"
+    );
     let [into, one, other] = &mut [0.0, 1.0, 2.0].map(|value| vec![value; TOTAL / 4]);
     let mut rate = |len: usize, is_cached, threads| {
         let host = Host::new(simd).expect("the instruction set was found before");
