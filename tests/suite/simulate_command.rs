@@ -147,7 +147,7 @@ fn what_cannot_be_simulated_is_refused_with_cause_and_fix() {
         (
             "--topology 1x16384 --algo ring",
             2,
-            "this simulation is too large: 16384 ranks send 536838144 messages, which take about 3 to 36 minutes of processor \
+            "this simulation is too large: 16384 ranks send 536838144 messages, which take about 3 to 18 minutes of processor \
              time, more than the limit of 67108864 (--max-messages)",
         ),
         ("--topology 2+3 --size 1M --max-memory 1K", 2, "more than the limit of 1K (--max-memory)"),
