@@ -63,7 +63,7 @@ def in_one(flexring, rounds):
     """Measures two processes of one machine, over one device."""
     small, large = 8, 4 << 20
     samples = {"half round trip us": [], "exchange us": [], "exchange of one us": [], "call us": [], "write MB/s": [], "call MB/s": []}
-    with vm.boot(1, 1, [flexring]) as (machine,):
+    with vm.boot(1, 1, [flexring], trusts_tsc=True) as (machine,):
         # Frames as long as the largest RDMA packets.
         scenarios.must(machine, "ip link set eth0 mtu 4200")
         for _ in range(rounds):
@@ -82,7 +82,7 @@ def in_one(flexring, rounds):
 def rails(flexring, rounds):
     """Measures two ranks on two machines, over one rail and over two."""
     bytes_, samples = 2 << 20, {1: [], 2: []}
-    with vm.boot(2, scenarios.CARDS, [flexring]) as machines:
+    with vm.boot(2, scenarios.CARDS, [flexring], trusts_tsc=True) as machines:
         for machine in machines:
             for rail in range(scenarios.RAILS):
                 scenarios.queue(machine, rail, RAIL)
@@ -98,7 +98,8 @@ def rails(flexring, rounds):
 def beside_ucx(flexring, rounds, sizes):
     """Measures two ranks on two machines by size: flexring and Open MPI over UCX, by turns, each over one rail."""
     samples = {size: {"flexring us": [], "Open MPI us": []} for size in sizes}
-    with tempfile.TemporaryDirectory() as folder, vm.boot(2, scenarios.CARDS, [flexring, *vm_openmpi.files(folder)]) as machines:
+    with tempfile.TemporaryDirectory() as folder, \
+            vm.boot(2, scenarios.CARDS, [flexring, *vm_openmpi.files(folder)], trusts_tsc=True) as machines:
         for machine in machines:
             scenarios.must(machine, "ip link set eth0 mtu 4200")
         hosts = [scenarios.address(machine, scenarios.CONTROL) for machine in machines]
@@ -111,7 +112,8 @@ def beside_ucx(flexring, rounds, sizes):
                 scenarios.measured(results)
                 samples[size]["flexring us"].append(times(results[0].output)[size])
                 samples[size]["Open MPI us"].append(vm_openmpi.all_reduce(machines[0], hosts, size, iterations, SIZE_LIMIT))
-                print(f"  {size} B: " + ", ".join(f"{name[:-3]} {values[-1]:.0f} us" for name, values in samples[size].items()), file=sys.stderr, flush=True)
+                shown = ", ".join(f"{name[:-3]} {values[-1]:.0f} us" for name, values in samples[size].items())
+                print(f"  {size} B: {shown}", file=sys.stderr, flush=True)
     return {size: {name: statistics.median(values) for name, values in of.items()} for size, of in samples.items()}
 
 
