@@ -25,6 +25,8 @@ import vm  # noqa: E402
 import vm_openmpi  # noqa: E402
 
 ROUNDS = 5
+# Beside Open MPI, where one takes two minutes.
+UCX_ROUNDS = 3
 # The rate of a rail between two machines, so that rails are the bottleneck and not the emulation.
 RAIL = "tbf rate 32mbit burst 32k latency 200ms"
 # The lengths of vectors, and how often each is summed beside Open MPI.
@@ -144,6 +146,7 @@ def main():
     parser.add_argument("--short", action="store_true", help="one round and few sizes: shows that it works, and no figures")
     options = parser.parse_args()
     parts, rounds = options.only or ["one", "rails", "ucx"], 1 if options.short else ROUNDS
+    ucx_rounds = min(rounds, UCX_ROUNDS)
     vm.end_on_signals()
     try:
         vm.image()
@@ -160,7 +163,7 @@ def main():
     if "ucx" in parts and (reason := vm_openmpi.missing()):
         print(f"skipped: Open MPI over UCX: {reason}")
     elif "ucx" in parts:
-        result["ucx"] = beside_ucx(options.flexring, rounds, SHORT_SIZES if options.short else SIZES)
+        result["ucx"] = beside_ucx(options.flexring, ucx_rounds, SHORT_SIZES if options.short else SIZES)
         report_ucx(result["ucx"])
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
