@@ -313,15 +313,16 @@ flexring_result flexring_alloc(flexring_comm *comm, size_t bytes, void **out);
 // `comm` is NULL or a live handle; no call uses the memory any more.
 flexring_result flexring_free(flexring_comm *comm, void *memory);
 
-// Registers `bytes` bytes of the program's own memory: the other ranks of this node read it directly, and so do
-// the RDMA devices that the communicator uses. Calls on it, or on parts of it, then copy and register nothing.
-// The memory must stay allocated until flexring_deregister was called with the same address and length as often
-// as flexring_register, or until the communicator is freed. Memory of flexring_alloc is registered already.
+// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses. Calls on it,
+// or on parts of it, then copy and register nothing. The memory must stay allocated until flexring_deregister was
+// called with the same address and length as often as flexring_register, or until the communicator is freed. Memory
+// of flexring_alloc is registered already.
 //
-// From 64 KiB on, if this rank shares its node with others, private memory without a file gets other pages with
-// the same contents, which forked children do not have: access ends them by SIGSEGV. While this function and
-// flexring_deregister run, nothing may write the memory. Nothing else may rely on its pages meanwhile, such as
-// another library that registers them with a device. FLEXRING_REGISTER_SHARED=0 leaves the pages as they are.
+// With FLEXRING_REGISTER_SHARED=1, the other ranks of this node read it directly, too: its whole pages, if they are
+// private memory without a file and 64 KiB or more, are replaced by others with the same contents, which forked
+// children do not have: access ends them by SIGSEGV. While this function, flexring_deregister and the freeing of the
+// communicator run, nothing may write the memory and no call may use it. Nothing else may rely on its pages
+// meanwhile, such as another library that registers them with a device.
 //
 // The caller promises:
 // `comm` is NULL or a live handle; `memory` points to as many bytes, which may be read and written.
@@ -329,7 +330,8 @@ flexring_result flexring_register(flexring_comm *comm,
                                   void *memory,
                                   size_t bytes);
 
-// Undoes one flexring_register of exactly this memory, whose contents stay. Running calls are not affected.
+// Undoes one flexring_register of exactly this memory, whose contents stay. No call that uses the memory may run if
+// it is shared (FLEXRING_REGISTER_SHARED); running calls are not affected otherwise.
 //
 // The caller promises:
 // `comm` is NULL or a live handle.

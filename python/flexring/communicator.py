@@ -365,7 +365,8 @@ class Communicator:
     @contextlib.contextmanager
     def registered(self, *vectors: object) -> Iterator[None]:
         """A context manager that registers the vectors with the RDMA devices that this communicator uses. Calls on them, or
-        on parts of them, then copy and register nothing. Has no effect without RDMA devices."""
+        on parts of them, then copy and register nothing. With FLEXRING_REGISTER_SHARED=1 the other ranks of this node read
+        them directly, too; wait for asynchronous calls before the block ends, and see docs/c-api.md, Registered memory."""
         handle = self._open_handle()
         with contextlib.ExitStack() as stack:
             for vector in map(vector_of, vectors):

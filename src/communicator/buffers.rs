@@ -21,12 +21,13 @@ impl Communicator {
         self.runner.user_memory.alloc(len)
     }
 
-    /// Registers the caller's own vector for as long as the returned guard lives: the other ranks of this node read it directly,
-    /// and so do the RDMA devices that this communicator uses. Calls on it, or on parts of it, then copy and register nothing.
+    /// Registers the caller's own vector with the RDMA devices that this communicator uses, for as long as the returned guard
+    /// lives. Calls on it, or on parts of it, then copy and register nothing.
     ///
-    /// From 64 KiB on, if this rank shares its node with others, private memory without a file gets other pages with the same
-    /// contents, which forked children do not have: access ends them by SIGSEGV. Nothing else may rely on its pages meanwhile, such
-    /// as another library that has registered them with a device. `FLEXRING_REGISTER_SHARED=0` leaves the pages as they are.
+    /// With `FLEXRING_REGISTER_SHARED=1`, the other ranks of this node read it directly, too: its whole pages, if they are private
+    /// memory without a file and 64 KiB or more, are replaced by others with the same contents, which forked children do not
+    /// have: access ends them by SIGSEGV. The guard must then be dropped, and not forgotten, before the vector is freed. Nothing
+    /// else may rely on its pages meanwhile, such as another library that has registered them with a device.
     ///
     /// # Errors
     /// `System` if the memory cannot be locked or a device has no room for it.

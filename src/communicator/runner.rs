@@ -137,7 +137,7 @@ impl CallRunner {
         self.check_usable()?;
         reach(FaultPoint::CallBegins);
         state.sequence += u64::from(checked.is_collective());
-        let shared = if self.is_small(checked) {
+        let shared = if !self.user_memory.has_registered() || self.is_small(checked) {
             None
         } else {
             SharedCall::new(checked, |piece| self.user_memory.shared_vector(piece))

@@ -159,6 +159,11 @@ impl UserMemory {
         self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(on_devices))
     }
 
+    /// Whether neighbours may share memory that is registered now.
+    pub(super) fn has_registered(&self) -> bool {
+        self.shares && !self.registered().is_empty()
+    }
+
     /// `piece` as neighbours read it, if it is registered and shared with them.
     pub(super) fn shared_vector(&self, piece: Piece) -> Option<SharedVector> {
         if !self.shares || piece.is_empty() {

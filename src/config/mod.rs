@@ -250,8 +250,8 @@ settings! {
         "Longest RDMA message, in bytes, that is written together with its immediate data although FLEXRING_IB_ADAPTIVE_ROUTING applies.";
     ib_register: Registration = "FLEXRING_IB_REGISTER", Registration::Auto, AnyValue,
         "How RDMA devices reach memory that is not registered. subchunk: each sub-chunk is registered as a stage of the pipeline. stage: each sub-chunk is copied through a registered slot. auto: the faster one, measured when the communicator is created.";
-    register_shared: Switch = "FLEXRING_REGISTER_SHARED", Switch(true), AnyValue,
-        "Whether memory that the program registers becomes memory that the ranks of the node share, so that they read it directly. If 0, it is registered with RDMA devices only.";
+    register_shared: Switch = "FLEXRING_REGISTER_SHARED", Switch(false), AnyValue,
+        "Whether memory that the program registers becomes memory that the ranks of the node share, so that they read it directly. If 1, the program must keep the rules of docs/c-api.md, Registered memory. If 0, it is registered with RDMA devices only.";
     ib_relaxed_ordering: Switch = "FLEXRING_IB_RELAXED_ORDERING", Switch(true), AnyValue,
         "Whether RDMA writes may pass each other on PCI Express. Faster on many machines; no effect if the device does not support it.";
     gpu: Option<usize> = "FLEXRING_GPU", None, AnyValue,

@@ -11,7 +11,7 @@ use super::piece::Piece;
 use crate::error::{Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, mmap};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, mmap, mremap_fixed, munmap};
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -124,7 +124,7 @@ impl Arena {
     }
 
     /// Maps `len` bytes from `offset` on a second time, at the address `at` and in place of what is mapped there. All three are
-    /// multiples of a page. As the rest of the arena, forked children do not have it. What was there stays if this fails.
+    /// multiples of a page. As the rest of the arena, forked children do not have it.
     ///
     /// # Safety
     /// The caller may replace the pages at `at`: nothing else relies on them, or all of it accepts the contents of the arena.
@@ -135,12 +135,22 @@ impl Arena {
         if self.piece(offset, len).is_none() {
             return Err(Error::internal("a range to map exceeds the arena"));
         }
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: the caller may replace these pages, and the range lies within the file.
-        unsafe { mmap(at.cast(), len, access, flags | MapFlags::NORESERVE, &self.file, offset as u64) }
-            .map_err(|cause| Error::io(format_args!("cannot map {len} bytes of shared memory"), cause))?;
-        advise_range(at, len);
-        Ok(())
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        let failed = |cause| Error::io(format_args!("cannot map {len} bytes of shared memory"), cause);
+        // SAFETY: the mapping is new, at an address that the kernel chooses, and the range lies within the file.
+        let map = unsafe { mmap(std::ptr::null_mut(), len, access, flags, &self.file, offset as u64) }
+            .map_err(failed)?;
+        // A child that is forked meanwhile never has these pages at `at`.
+        advise_range(map.cast(), len);
+        // SAFETY: the mapping was made above, and the caller may replace the pages at `at`.
+        match unsafe { mremap_fixed(map, len, len, MremapFlags::MAYMOVE, at.cast()) } {
+            Ok(_) => Ok(()),
+            Err(cause) => {
+                // SAFETY: the mapping was made above, and is still where it was.
+                let _ = unsafe { munmap(map, len) };
+                Err(failed(cause))
+            }
+        }
     }
 
     /// Device (major and minor number) and inode of the file, as the kernel lists mappings of it.

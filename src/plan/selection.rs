@@ -137,7 +137,7 @@ pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usiz
 }
 
 /// Longest vector in bytes that ranks which share no memory exchange in one hop, where each adds all contributions itself. Two ranks send as many
-/// bytes so as by any algorithm, and half of the messages: over TCP on loopback 8 KiB take 7 us instead of 12, 16 KiB 8.3 instead of 12.6, and
+/// bytes as with any other algorithm, and half of the messages: over TCP on loopback 8 KiB take 7 us instead of 12, 16 KiB 8.3 instead of 12.6, and
 /// 64 KiB 19 us both ways. More ranks send (p - 1) (p - 2) / p of the vector more, so they do it for shorter ones.
 #[must_use]
 pub fn longest_one_shot(config: &Config, world: usize) -> usize {

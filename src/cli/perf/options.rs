@@ -125,8 +125,8 @@ pub struct PerfOptions {
     #[arg(long, value_name = "DEVICE", default_value = "host")]
     pub device: VectorDevice,
 
-    /// Allocation of host vectors: in the communicator's pool, which peers read directly, on the heap, or on the heap and registered
-    /// [default: pool]
+    /// Allocation of host vectors: in the communicator's pool, which peers read directly, on the heap, or on the heap and registered,
+    /// which peers read directly with FLEXRING_REGISTER_SHARED=1 [default: pool]
     #[arg(long, value_name = "WHERE")]
     pub memory: Option<HostMemory>,
 

@@ -130,6 +130,7 @@ impl Setup {
             // An emulated machine on a busy host may not acknowledge for long, which must not fail the test.
             ib_timeout: Some(18),
             gpu_ipc: Switch(world != World::GpuPinned),
+            register_shared: Switch(true),
             ib_rails: if world == World::Verbs { 1 } else { 4 },
             ib_qps_per_rail: if world == World::VerbsMixed { 2 } else { 1 },
             ib_register: match world {
