@@ -335,7 +335,9 @@ flexring_result flexring_register(flexring_comm *comm,
 //
 // The caller promises:
 // `comm` is NULL or a live handle.
-flexring_result flexring_deregister(flexring_comm *comm, void *memory, size_t bytes);
+flexring_result flexring_deregister(flexring_comm *comm,
+                                    void *memory,
+                                    size_t bytes);
 
 // Makes an operation that sums each rank's elements times that rank's own `factor`. Ranks may give different
 // factors. For integer types the factor must be a whole number that the type can represent. The operation need
