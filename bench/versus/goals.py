@@ -4,6 +4,7 @@ import json
 import statistics
 from collections import namedtuple
 
+from clusters import CLUSTERS
 from common import ROOT
 from measures import duration, fastest_column, human, measured, median_us, ratios, spread_of, summary
 
@@ -141,10 +142,10 @@ def table(results):
         row("the same: the 95th percentile is at most twice the median", tails(settings(results, "shm", (4, 8, 16)), short), most=2),
         row("2 and 4 ranks over TCP on loopback, all lengths: faster than Gloo, Open MPI and MPICH",
             beside_peers(settings(results, "tcp", (2, 4)), lambda _: True, ("Gloo", "Open MPI", "MPICH")), least=1, shown="{:.2f}x"),
-        row(f"clusters ({len(clusters)} of 18 here), 64 KiB to 256 MiB: not slower than any library, within the spread",
+        row(f"clusters ({len(clusters)} of {len(CLUSTERS)} here), 64 KiB to 256 MiB: not slower than any library, within the spread",
             [case for each in clusters for size in each["sizes"] for case in within_spread(each, size)], least=1, shown="{:.2f}x",
             expected=sum(len(each["sizes"]) for each in clusters) * sum(not name.startswith("flexring") for name in results["peers"])),
-        row(f"clusters ({len(clusters)} of 18 here), 64 MiB: within 3 % of the bound of the links", of_bound(clusters, 64 * MIB), least=0.97, shown="{:.1%}",
+        row(f"clusters ({len(clusters)} of {len(CLUSTERS)} here), 64 MiB: within 3 % of the bound of the links", of_bound(clusters, 64 * MIB), least=0.97, shown="{:.1%}",
             expected=len(clusters)),
         row("links with a set rate, 50 calls with the first: the slowest takes at most 1.03 times the median", spreads(clusters), most=1.03, shown="{:.3f}",
             expected=len(clusters)),

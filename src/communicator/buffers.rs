@@ -56,7 +56,7 @@ impl Communicator {
     /// Whether the pages of host memory may be replaced: not those that are known to a GPU, which would go on to access the old
     /// ones.
     fn may_share(&self, start: *const u8, len: usize) -> Result<bool> {
-        Ok(self.runner.gpu_state.locate(start, len)?.is_none())
+        Ok(self.runner.user_memory.shares() && self.runner.gpu_state.locate(start, len)?.is_none())
     }
 
     /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory.

@@ -108,8 +108,13 @@ impl UserMemory {
         self.registrar.is_some()
     }
 
-    /// Registers memory that is not in the arena: shares it with neighbours if `may_share` and it can be, and registers it with the
-    /// devices, if there are any.
+    /// Whether registered memory is shared with neighbours, where it can be.
+    pub(super) fn shares(&self) -> bool {
+        self.shares
+    }
+
+    /// Registers memory: shares it with neighbours if `may_share`, which implies [`shares`](Self::shares), and if it can be, and
+    /// registers it with the devices, if there are any.
     pub(super) fn register(&self, piece: Piece, may_share: bool) -> Result<()> {
         let mut registered = self.registered();
         if let Some(registration) = registered.get_mut(&address_and_length(piece)) {
@@ -118,9 +123,8 @@ impl UserMemory {
             return Ok(());
         }
         let is_own = self.arena().offset_of(piece).is_some();
-        let pages =
-            RegisteredPages::new(Some(self.arena()).filter(|_| self.shares && may_share && !is_own), piece);
-        let pages = Arc::new(pages);
+        let arena = Some(self.arena()).filter(|_| may_share && !is_own);
+        let pages = Arc::new(RegisteredPages::new(arena, piece));
         let shared = pages.find(self.arena(), piece).map(|vector| vector.alias());
         let on_devices = shared.unwrap_or(piece);
         self.register_with_devices(on_devices)?;

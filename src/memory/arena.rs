@@ -143,14 +143,7 @@ impl Arena {
         // A child that is forked meanwhile never has these pages at `at`.
         advise_range(map.cast(), len);
         // SAFETY: the mapping was made above, and the caller may replace the pages at `at`.
-        match unsafe { mremap_fixed(map, len, len, MremapFlags::MAYMOVE, at.cast()) } {
-            Ok(_) => Ok(()),
-            Err(cause) => {
-                // SAFETY: the mapping was made above, and is still where it was.
-                let _ = unsafe { munmap(map, len) };
-                Err(failed(cause))
-            }
-        }
+        unsafe { move_mapping(map.cast(), len, at) }.map_err(failed)
     }
 
     /// Device (major and minor number) and inode of the file, as the kernel lists mappings of it.
@@ -285,6 +278,21 @@ fn buffer_space() -> usize {
 /// The limit of this process's address space in bytes (`ulimit -v`), if it has one.
 pub(super) fn address_space() -> Option<usize> {
     getrlimit(Resource::As).current.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// Moves a mapping of `len` bytes to the address `at`, in place of what is mapped there. This is one step: other threads find either at `at`.
+/// A mapping that cannot be moved is removed.
+///
+/// # Safety
+/// `map` is a whole mapping of this length that nothing uses, and the caller may replace the pages at `at`.
+pub(super) unsafe fn move_mapping(map: *mut u8, len: usize, at: *mut u8) -> rustix::io::Result<()> {
+    // SAFETY: the caller guarantees both ranges.
+    let moved = unsafe { mremap_fixed(map.cast(), len, len, MremapFlags::MAYMOVE, at.cast()) };
+    if moved.is_err() {
+        // SAFETY: the mapping is still where it was, and nothing uses it.
+        let _ = unsafe { munmap(map.cast(), len) };
+    }
+    moved.map(drop)
 }
 
 /// Advises the kernel about a new mapping of shared memory. Best effort.

@@ -12,7 +12,7 @@
 //! | `free_list` | which ranges of an arena are free |
 //! | `buffer` | vectors that users allocate |
 //! | `shared_range` | memory of users whose pages lie in an arena |
-//! | `mappings` | what the kernel says about mappings |
+//! | `mappings` | the kernel's list of mappings |
 //! | `registrar` | registering memory with devices |
 //! | `gpu_sharing` | access to the GPU memory of other ranks on the node |
 //! | `unforked_map` | memory for devices that forked children do not have |

@@ -7,12 +7,12 @@
 //! Owns the replacement, which ends when the range is dropped: the bytes are then private again. Must not know who registers
 //! memory, nor for what.
 
-use super::arena::{Arena, HUGE};
+use super::arena::{Arena, HUGE, move_mapping};
 use super::mappings::mappings;
 use super::piece::{Piece, populate};
 use crate::error::{Error, Result};
 use crate::process::CreatorProcess;
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ pub struct SharedRange {
 }
 
 impl SharedRange {
-    /// Replaces the whole pages of `user` by pages of `arena`. Until the range is dropped, the memory must stay allocated, and
-    /// no device may be told of these pages. Nothing may write the memory meanwhile, and nothing else may rely on its pages,
+    /// Replaces the whole pages of `user` by pages of `arena`. Until the range is dropped, the memory must stay allocated, and its
+    /// pages must not be registered with a device at the user's address. Nothing may write the memory meanwhile, and nothing else may rely on its pages,
     /// such as a device that they are registered with.
     ///
     /// # Errors
@@ -159,17 +159,9 @@ impl SharedRange {
         // SAFETY: both have this length, and are apart.
         unsafe { inner.as_ptr().copy_to_nonoverlapping(copy.cast(), len) };
         let target = self.user.narrow(self.pages.start - self.user.as_ptr() as usize, len).as_ptr();
-        // Moving the copy is one step: other threads that read the memory see its contents before and after.
         // SAFETY: the mapping was made above, and the range still has the pages of the arena with which `new` has replaced private
         // ones, as was checked above; the contents are equal.
-        match unsafe { mremap_fixed(copy, len, len, MremapFlags::MAYMOVE, target.cast()) } {
-            Ok(_) => Ok(()),
-            Err(cause) => {
-                // SAFETY: the mapping was made above, and is still where it was.
-                let _ = unsafe { rustix::mm::munmap(copy, len) };
-                Err(failed(cause))
-            }
-        }
+        unsafe { move_mapping(copy.cast(), len, target) }.map_err(failed)
     }
 
     /// Whether the pages of the arena are still mapped in the range.

@@ -52,9 +52,9 @@ pub fn untuned(config: &Config, topology: &Topology, main: Arc<Plan>) -> Vec<Siz
 /// whose choice is so, keep their `untuned` plans.
 #[must_use]
 pub fn tuned(untuned: &[SizedPlan], choices: Vec<TunedPlan>, config: &Config) -> Vec<SizedPlan> {
-    let one_hop = untuned.first().filter(|sized| sized.is_direct());
-    let one_hop = one_hop.map_or(0, |sized| longest_one_shot(config, sized.plan.schedule().world()));
-    let small = config.small.0.max(one_hop);
+    let direct = untuned.first().filter(|sized| sized.is_direct());
+    let one_shot = direct.map_or(0, |sized| longest_one_shot(config, sized.plan.schedule().world()));
+    let small = config.small.0.max(one_shot);
     let mut plans = Vec::<SizedPlan>::new();
     let untuned_up_to = |plans: &mut Vec<SizedPlan>, most: usize, subchunk: Option<usize>| {
         let before = plans.last().map_or(0, |sized| sized.longest);

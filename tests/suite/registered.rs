@@ -24,13 +24,17 @@ fn shares(comm: &Rank) -> bool {
     comm.summary().contains(" shm to ") || comm.summary().contains(" local to ")
 }
 
-/// Fills what is reduced, with values whose sum shows which rank is missing, and the rest.
+/// An element of a rank's vector. Sums show which rank is missing.
+fn value(at: usize, rank: usize) -> i64 {
+    (1 + at as i64 % 100) << (8 * rank)
+}
+
 fn fill(vector: &mut [i64], rank: usize) {
-    vector.iter_mut().enumerate().for_each(|(at, element)| *element = (1 + at as i64 % 100) << (8 * rank));
+    vector.iter_mut().enumerate().for_each(|(at, element)| *element = value(at, rank));
 }
 
 fn sum(at: usize, world: usize) -> i64 {
-    (0..world).map(|rank| (1 + at as i64 % 100) << (8 * rank)).sum()
+    (0..world).map(|rank| value(at, rank)).sum()
 }
 
 #[test]
@@ -55,10 +59,9 @@ fn any_part_of_a_registered_vector_is_reduced_and_no_byte_beside_it_changes() {
                 }
                 for (at, element) in vector.iter().enumerate() {
                     let part = at.wrapping_sub(before);
-                    let own = |at: usize, rank: usize| (1 + at as i64 % 100) << (8 * rank);
                     // Each rank has the same part at another place.
-                    let reduced = || (0..3).map(|rank| own(part + 1 + rank, rank)).sum::<i64>();
-                    let wanted = if (from..to).contains(&part) { reduced() } else { own(at, rank) };
+                    let reduced = || (0..3).map(|rank| value(part + 1 + rank, rank)).sum::<i64>();
+                    let wanted = if (from..to).contains(&part) { reduced() } else { value(at, rank) };
                     assert_eq!(*element, wanted, "{world:?}: rank {rank}, {from}..{to}: {at}");
                 }
                 assert!(!is_shared(&vector[COUNT / 2]));
@@ -82,16 +85,18 @@ fn all_kinds_of_calls_use_registered_vectors() {
             comm.reduce_scatter(&send, &mut receive[3..half + 3], ReduceOp::Sum).expect("a part");
             assert!((0..half).all(|at| receive[3 + at] == sum(rank * half + at, 2)));
             comm.all_gather(&send[..half], &mut receive).expect("all parts");
-            let gathered = |at: usize| (1 + (at % half) as i64 % 100) << (8 * (at / half));
-            assert!((0..COUNT).all(|at| receive[at] == gathered(at)));
+            assert!((0..COUNT).all(|at| receive[at] == value(at % half, at / half)));
             receive.fill(7);
             let messages =
                 [Operation::send(&send[1..half], other), Operation::recv(&mut receive[2..=half], other)];
             comm.group(messages).expect("a message");
-            assert!((1..half).all(|at| receive[at + 1] == (1 + at as i64 % 100) << (8 * other)));
+            assert!((1..half).all(|at| receive[at + 1] == value(at, other)));
             assert_eq!((receive[1], receive[half + 1]), (7, 7));
             comm.all_gather_in_place(&mut send).expect("all parts");
+            assert!((0..COUNT).all(|at| send[at] == value(at, at / half)));
             comm.broadcast(&mut receive, 1).expect("a vector");
+            // Rank 1 has received what rank 0 sent.
+            assert!((1..half).all(|at| receive[at + 1] == value(at, 0)));
         });
     }
 }
@@ -152,14 +157,13 @@ fn contents_survive_a_communicator_that_has_failed() {
     }
     spawn(&Setup::new(World::Shm, 2), |comm| {
         let mut vector = vec![5i64; COUNT];
-        let call = || -> Result<()> {
+        let mut call = || -> Result<()> {
             let mut registered = comm.register(&mut vector)?;
             if comm.rank() == 0 {
                 comm.abort();
             }
             comm.all_reduce(&mut registered[..100], ReduceOp::Sum)
         };
-        let mut call = call;
         call().expect_err("rank 0 has aborted");
         assert!(!is_shared(&vector[COUNT / 2]));
         assert!(vector[100..].iter().all(|element| *element == 5));
