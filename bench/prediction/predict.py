@@ -62,7 +62,7 @@ def measure(options, bounds, end):
             left_out.append(", ".join(options.clusters[number:]))
             break
         share = left / (len(options.clusters) - number)
-        arguments = {"cluster": name, "program": options.flexring, "seconds": share, "rounds": bounds.rounds, "calls": bounds.calls, "long_calls": bounds.long_calls,
+        arguments = {"cluster": name, "program": str(options.flexring), "seconds": share, "rounds": bounds.rounds, "calls": bounds.calls, "long_calls": bounds.long_calls,
                      "tune_ms": bounds.tune_ms, "longest_call": bounds.longest_call}
         print(f"cluster {name}: {share:.0f} s", flush=True)
         try:
