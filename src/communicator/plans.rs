@@ -48,6 +48,8 @@ pub(super) struct Plans {
     digest: u64,
     /// Longest vector, in bytes, that every rank reduces itself.
     one_shot_limit: usize,
+    /// Longest vector, in bytes, that is reduced by recursive doubling where a plan does so.
+    doubling_limit: usize,
     /// Longest block of an all-to-all, in bytes, that goes by node.
     longest_by_node: usize,
     reproducible: bool,
@@ -79,8 +81,8 @@ pub(super) struct Installed {
     pub path: CallPath,
     /// The digest by which ranks check that they run the same program: equal on all ranks that do.
     pub digest: u64,
-    /// Longest sub-chunk in bytes.
-    pub subchunk: usize,
+    /// What the layout of the call depends on.
+    pub facts: CallFacts,
     /// Bytes of scratch memory that the call needs.
     pub scratch_bytes: usize,
 }
@@ -116,6 +118,7 @@ impl Plans {
             untuned,
             first: None,
             one_shot_limit: selection::longest_one_shot(config, topology.world()),
+            doubling_limit: selection::longest_doubling(config, topology.world()),
             longest_by_node: selection::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
             slot_bytes: config.subchunk.0,
@@ -159,21 +162,21 @@ impl Plans {
     /// The programs of all-reduces without a factor. With a tuning profile, those of vectors on GPUs are made when they are needed.
     fn usual_programs(&self) -> Vec<ProgramKey> {
         let mut programs = Vec::new();
+        let usual = ProgramSpec { reproducible: self.reproducible, ..ProgramSpec::ALL_REDUCE };
         for at in self.positions(false).rev() {
             let sized = &self.all[at];
             if sized.short.is_none() {
-                programs.push((at, true, false));
+                programs.push((at, ProgramSpec { by_wave: true, ..usual }));
             }
-            programs.push((at, false, false));
+            programs.push((at, usual));
             if sized.is_direct() {
-                programs.push((at, false, true));
+                programs.push((at, ProgramSpec { one_shot: true, ..usual }));
+            }
+            if sized.doubles() {
+                programs.push((at, ProgramSpec { doubling: true, ..usual }));
             }
         }
-        let reproducible = self.reproducible;
-        let key = |(at, by_wave, one_shot)| {
-            (at, ProgramSpec { by_wave, reproducible, one_shot, ..ProgramSpec::ALL_REDUCE })
-        };
-        programs.into_iter().map(key).collect()
+        programs
     }
 
     /// Sets the bytes of a slot for vectors on the host, and on a GPU, which a tuning profile may have changed.
@@ -259,23 +262,29 @@ impl Plans {
     /// How `checked` is executed. The first call of its kind installs the program.
     pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<Installed> {
         let key = self.key_of(checked);
-        let (path, subchunk) = (self.install(key, executor)?, self.all[key.0].subchunk);
-        Ok(Installed {
-            path,
-            digest: self.lowered(key).digest,
-            subchunk,
-            scratch_bytes: self.scratch_of(key, checked),
-        })
+        let path = self.install(key, executor)?;
+        let facts = self.facts(checked, self.all[key.0].subchunk);
+        let LoweredProgram { program, digest, .. } = self.lowered(key);
+        let scratch_bytes = scratch_layout::scratch_bytes(program, &facts);
+        Ok(Installed { path, digest: *digest, facts, scratch_bytes })
+    }
+
+    /// The same for a call that takes the path of small messages, whose longest vector has `small` bytes.
+    pub(super) fn small_path(&self, checked: &CheckedCall, small: usize) -> Installed {
+        let (digest, facts) = (self.digest(), self.facts(checked, small));
+        Installed { path: CallPath::Small, digest, facts, scratch_bytes: 0 }
     }
 
     /// Bytes of scratch memory that `checked` needs when it runs a program.
     pub(super) fn scratch_bytes(&mut self, checked: &CheckedCall) -> usize {
-        self.scratch_of(self.key_of(checked), checked)
+        let key = self.key_of(checked);
+        let facts = self.facts(checked, self.all[key.0].subchunk);
+        scratch_layout::scratch_bytes(&self.lowered(key).program, &facts)
     }
 
-    /// Bytes of scratch memory that `checked` needs by the program of `key`.
-    fn scratch_of(&mut self, key: ProgramKey, checked: &CheckedCall) -> usize {
-        let facts = CallFacts {
+    /// What the layout of `checked` depends on, with sub-chunks of at most `subchunk` bytes.
+    fn facts(&self, checked: &CheckedCall, subchunk: usize) -> CallFacts {
+        CallFacts {
             collective: checked.collective,
             count: checked.count,
             element_bytes: checked.dtype.size(),
@@ -284,10 +293,9 @@ impl Plans {
             in_place: checked.in_place,
             on_gpu: checked.on_gpu,
             output_bytes: checked.output.len(),
-            slot_bytes: self.slot_bytes.min(self.all[key.0].subchunk),
+            slot_bytes: self.slot_bytes.min(subchunk),
             gpu_slot_bytes: self.gpu_slot_bytes,
-        };
-        scratch_layout::scratch_bytes(&self.lowered(key).program, &facts)
+        }
     }
 
     /// The program that executes `checked`.
@@ -304,9 +312,11 @@ impl Plans {
         let sized = &self.all[at];
         let main = &self.all[last].plan;
         // The vector is one message, and no message is longer than a sub-chunk.
-        let short = bytes <= self.one_shot_limit.min(self.all[last].subchunk);
         let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
-        let one_shot = sized.is_direct() && short && collective == Collective::AllReduce && !prescale;
+        let is_plain_sum = collective == Collective::AllReduce && !prescale;
+        let one_shot =
+            sized.is_direct() && bytes <= self.one_shot_limit.min(self.all[last].subchunk) && is_plain_sum;
+        let doubling = sized.doubles() && bytes <= self.doubling_limit.min(sized.subchunk) && is_plain_sum;
         // The lengths of blocks that differ are known to two ranks each, so their ranks cannot choose alike. Vectors on a GPU would need
         // scratch memory there.
         let by_node = collective == Collective::AllToAll
@@ -318,8 +328,12 @@ impl Plans {
             root: checked.root,
             prescale,
             reproducible: self.reproducible && collective.reduces(),
-            by_wave: !one_shot && !straight && sized.plan.moves_in_waves(bytes as u64, sized.subchunk),
+            by_wave: !one_shot
+                && !doubling
+                && !straight
+                && sized.plan.moves_in_waves(bytes as u64, sized.subchunk),
             one_shot,
+            doubling,
             by_node,
         };
         (at, spec)

@@ -275,7 +275,7 @@ impl CallRunner {
 
     /// Announces a collective to the coordinator, and binds it to its memory.
     fn bind(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<(BoundCall, CallPath)> {
-        let Installed { path, digest: program, subchunk, scratch_bytes } = self.path(checked, state)?;
+        let Installed { path, digest: program, facts, scratch_bytes } = self.path(checked, state)?;
         let call = Call {
             sequence: state.sequence,
             collective: checked.collective,
@@ -299,7 +299,7 @@ impl CallRunner {
             arithmetic: checked.arithmetic(),
             average: checked.op == ReduceOp::Avg,
             prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
-            subchunk,
+            facts,
             blocks: checked.blocks.clone(),
         };
         Ok((bound, path))
@@ -340,8 +340,7 @@ impl CallRunner {
     /// How the call is executed.
     fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<Installed> {
         if self.is_small(checked) {
-            let digest = self.lock_plans().digest();
-            return Ok(Installed { path: CallPath::Small, digest, subchunk: self.small, scratch_bytes: 0 });
+            return Ok(self.lock_plans().small_path(checked, self.small));
         }
         self.lock_plans().path(checked, &mut state.executor)
     }

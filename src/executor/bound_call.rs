@@ -4,6 +4,7 @@ use crate::call::{BlockCounts, Call, Collective};
 use crate::device::Arithmetic;
 use crate::dtype::DType;
 use crate::memory::Piece;
+use crate::plan::call_layout::CallFacts;
 use crate::rank::Rank;
 use std::sync::Arc;
 
@@ -27,8 +28,8 @@ pub struct BoundCall {
     pub average: bool,
     /// Whether contributions are multiplied by the call's factor.
     pub prescale: bool,
-    /// Longest sub-chunk in bytes, equal on all ranks. Not longer than a slot where it is.
-    pub subchunk: usize,
+    /// What the layout of the call depends on.
+    pub facts: CallFacts,
     /// The lengths of the blocks of an all-to-all; `None` for other collectives.
     pub blocks: Option<BlockCounts>,
 }

@@ -191,7 +191,7 @@ impl GroupPath {
             base = exchange.assign_slots(resources, base, quota);
             if !exchange.is_open {
                 resources.links.begin_link(*peer, call.sequence)?;
-                resources.links.announce(*peer, &call)?;
+                resources.links.announce(*peer, &call, false)?;
                 exchange.is_open = true;
                 self.any_open = true;
             }

@@ -11,7 +11,7 @@ use crate::device::{Finish, Job, Operand, Submitted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
-use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, VectorAccess};
+use crate::plan::call_layout::{self, CallLayout, LinkDelivery, VectorAccess};
 use crate::plan::pipeline::{Action, BlockLayout, Location, Pipeline, Staging, Violation};
 use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
 use crate::plan::scratch_layout::ScratchLayout;
@@ -131,13 +131,12 @@ impl ProgramPath {
     fn prepare(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<LaidOutCall> {
         let mut bound = bound.clone();
         let call = &bound.call;
-        let facts = facts_of(resources, &bound);
         let program = self.pipelines[self.current].program();
         if let Some(counts) = bound.blocks.as_ref().filter(|_| program.blocks.is_none()) {
-            let layout = CallLayout::of_blocks(&facts, counts, resources.rank, &mut self.blocks)?;
+            let layout = CallLayout::of_blocks(&bound.facts, counts, resources.rank, &mut self.blocks)?;
             return Ok(LaidOutCall { bound, layout });
         }
-        let layout = CallLayout::of_program(&facts, program)?;
+        let layout = CallLayout::of_program(&bound.facts, program)?;
         self.scratch.lay_out(program, &layout.binding);
         if call.count == 0 {
             // The dummy element that the layout asks for.
@@ -175,7 +174,10 @@ impl ProgramPath {
         self.entered.fill(false);
         self.missing = self.peers.len();
         links.begin(active.bound.call.sequence);
-        self.peers.iter().try_for_each(|peer| links.announce(*peer, &active.bound.announcement(*peer)))
+        let with_messages = pipeline.program().sends_all_to_peers;
+        self.peers
+            .iter()
+            .try_for_each(|peer| links.announce(*peer, &active.bound.announcement(*peer), with_messages))
     }
 
     /// Takes completions from links and devices, and reports them to the pipeline. Whether there were any.
@@ -419,22 +421,6 @@ impl ProgramPath {
             Some(rank) => error.with_suspect(*rank),
             None => error,
         }
-    }
-}
-
-fn facts_of(resources: &Resources, bound: &BoundCall) -> CallFacts {
-    let call = &bound.call;
-    CallFacts {
-        collective: call.collective,
-        count: call.count,
-        element_bytes: call.dtype.size(),
-        world: resources.world,
-        rails: resources.links.rails(),
-        in_place: bound.in_place,
-        on_gpu: call.on_gpu,
-        output_bytes: bound.output.len(),
-        slot_bytes: resources.slots.slot_bytes().min(bound.subchunk),
-        gpu_slot_bytes: resources.slots.gpu_slot_bytes(),
     }
 }
 

@@ -81,11 +81,6 @@ impl Slots {
         self.host.slot_bytes()
     }
 
-    /// Bytes of a slot in calls on a GPU.
-    pub(super) fn gpu_slot_bytes(&self) -> usize {
-        self.gpu.as_ref().map_or(usize::MAX, |gpu| gpu.host.slot_bytes())
-    }
-
     /// The first `len` bytes of the spare slot in host memory.
     pub(super) fn spare(&self, len: usize) -> Piece {
         self.host.spare(len)

@@ -99,6 +99,15 @@ pub trait Transport: Send {
     /// `PeerLost` if the link is broken.
     fn announce(&mut self, peer: Rank, call: &Call) -> Result<()>;
 
+    /// [`announce`](Self::announce), where this call sends messages to `peer` in any case: the announcement may go with the first one. It goes
+    /// before this rank sleeps, so that each peer of a rank that waits long knows its call.
+    ///
+    /// # Errors
+    /// `PeerLost` if the link is broken.
+    fn announce_with_message(&mut self, peer: Rank, call: &Call) -> Result<()> {
+        self.announce(peer, call)
+    }
+
     /// Sends the bytes of `piece` as the next message to `peer`. They must not change before the `SendComplete`.
     /// At most [`window`](Self::window) messages may be in flight.
     ///

@@ -135,14 +135,20 @@ fn plan(random: &mut Rng) -> (Topology, Plan, ProgramSpec) {
         Collective::ALL[random.usize(..Collective::ALL.len())]
     };
     let one_shot = collective == Collective::AllReduce && random.usize(..8) == 0;
-    let by_wave = random.bool();
+    let doubling = collective == Collective::AllReduce
+        && !one_shot
+        && ProgramSpec::can_double(topology.world())
+        && random.usize(..4) == 0;
+    let sums_everywhere = one_shot || doubling;
+    let by_wave = random.bool() && !doubling;
     let spec = ProgramSpec {
         collective,
         root: if collective.has_root() { random.usize(..topology.world()) } else { 0 },
-        prescale: collective.reduces() && !one_shot && random.usize(..4) == 0,
-        reproducible: collective.reduces() && random.usize(..4) == 0,
+        prescale: collective.reduces() && !sums_everywhere && random.usize(..4) == 0,
+        reproducible: collective.reduces() && !doubling && random.usize(..4) == 0,
         by_wave,
         one_shot,
+        doubling,
         // Blocks move in no waves.
         by_node: collective == Collective::AllToAll && !by_wave && random.bool(),
     };
@@ -187,7 +193,7 @@ fn simulate(seed: u64) -> bool {
                 recv_slots: slots,
             });
             let staging = |peer: Rank| if nodes[peer] == nodes[rank] { intra_node } else { inter_node };
-            let in_place = random.bool() && !spec.one_shot;
+            let in_place = random.bool() && !spec.held_spans(rank, world).disjoint;
             let binding = Binding { count, subchunk, align, in_place };
             pipeline.start(binding, staging);
             if random.usize(..8) == 0 {

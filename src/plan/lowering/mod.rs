@@ -175,7 +175,7 @@ impl Plan {
         };
         transfers.sort_by_key(key);
         let held_spans = spec.held_spans(rank, world);
-        let mut builder = StepBuilder::new(rank, spec, shared);
+        let mut builder = StepBuilder::new(rank, spec, held_spans.disjoint, shared);
         for transfer in transfers {
             let span = transfer.segment.span;
             builder.set_position(span, transfer.depth);
@@ -186,6 +186,8 @@ impl Plan {
                 TransferOp::PassOn(from) => builder.pass_on(span, from),
                 TransferOp::Forward(to) => builder.forward(span, to),
                 TransferOp::Deliver => builder.deliver(span),
+                TransferOp::PassOnSum(order) => builder.pass_on_sum(span, &order),
+                TransferOp::DeliverSum(order) => builder.deliver_sum(span, &order, transfer.completes),
             }
         }
         // Data that no other rank touches: all of it in a world of one, or the caller's own part of an all-gather.
@@ -249,6 +251,23 @@ mod tests {
             let scatter = programs(Collective::Scatter, lowering);
             let quarters = [0.25, 0.0, 0.25, 0.25];
             assert_eq!((0..4).map(|rank| received(&scatter, rank)).collect::<Vec<_>>(), quarters);
+        }
+    }
+
+    #[test]
+    fn ranks_that_double_send_as_many_messages_as_there_are_hops() {
+        for (world, hops) in [(1, 0), (2, 1), (4, 2), (8, 3)] {
+            let topology = Topology::from_names(&vec!["a"; world]);
+            let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Direct);
+            for rank in 0..world {
+                let program = plan.program(rank, ProgramSpec { doubling: true, ..ProgramSpec::ALL_REDUCE });
+                let peers = |step: &Step| match &*step.body {
+                    Body::Send { peers, .. } => peers.len(),
+                    Body::Combine { .. } => 0,
+                };
+                assert_eq!(program.steps.iter().map(peers).sum::<usize>(), hops, "rank {rank} of {world}");
+                assert_eq!(program.peers().count(), hops);
+            }
         }
     }
 

@@ -56,6 +56,10 @@ pub struct ProgramSpec {
     /// Whether every rank adds all contributions itself, in rank order, so that an all-reduce is one hop. For vectors
     /// so short that the number of hops determines the time. Excludes `prescale`.
     pub one_shot: bool,
+    /// Whether ranks exchange their sums of whole vectors with one peer after another (recursive doubling), so that an all-reduce is as many
+    /// messages of each rank as there are hops. For short vectors, where each message takes more time than a hop. Only for 2, 4 or 8 ranks.
+    /// Excludes `prescale`, `reproducible`, `by_wave` and `one_shot`.
+    pub doubling: bool,
     /// Whether the blocks of an all-to-all go from node to node in one message for each pair of nodes, which one rank of each node
     /// sends and receives for the others. Otherwise each goes straight to its destination.
     pub by_node: bool,
@@ -70,8 +74,21 @@ impl ProgramSpec {
         reproducible: false,
         by_wave: false,
         one_shot: false,
+        doubling: false,
         by_node: false,
     };
+
+    /// Whether as many ranks can have `doubling`.
+    #[must_use]
+    pub fn can_double(world: usize) -> bool {
+        matches!(world, 2 | 4 | 8)
+    }
+
+    /// Whether every rank adds whole vectors itself, whatever the schedule.
+    #[must_use]
+    pub fn sums_everywhere(&self) -> bool {
+        self.one_shot || self.doubling
+    }
 
     /// The parts of the vector that the caller on `rank` provides and receives.
     #[must_use]
@@ -85,7 +102,9 @@ impl ProgramSpec {
             HeldPart::AtRoot | HeldPart::Nothing => Span { start: Fraction::ZERO, end: Fraction::ZERO },
         };
         let (input, output) = HeldPart::of(self.collective);
-        HeldSpans { input: span(input), output: span(output), disjoint: self.one_shot }
+        // Where the number of hops is odd, the first sum goes to the output while peers read the input.
+        let disjoint = self.one_shot || self.doubling && world.ilog2() % 2 == 1;
+        HeldSpans { input: span(input), output: span(output), disjoint }
     }
 
     /// The block of a straight collective that goes from one rank to another. The vector of an all-to-all is the
@@ -127,5 +146,6 @@ impl ProgramSpec {
             | u64::from(self.by_wave) << 3
             | u64::from(self.one_shot) << 4
             | u64::from(self.by_node) << 5
+            | u64::from(self.doubling) << 6
     }
 }

@@ -42,13 +42,13 @@ pub(super) struct StepBuilder<'a> {
 
 impl<'a> StepBuilder<'a> {
     /// Starts the program of `rank`.
-    pub(super) fn new(rank: Rank, spec: ProgramSpec, shared: &'a mut SharedSteps) -> Self {
+    pub(super) fn new(rank: Rank, spec: ProgramSpec, disjoint: bool, shared: &'a mut SharedSteps) -> Self {
         Self {
             rank,
             shared,
             prescale: spec.prescale,
             reproducible: spec.reproducible,
-            disjoint: spec.one_shot,
+            disjoint,
             position: (Span::WHOLE, 0),
             steps: Vec::new(),
             depends: StepLists::default(),
@@ -147,6 +147,40 @@ impl<'a> StepBuilder<'a> {
         let own = OperandSource::Own { buffer: BufferKind::Transit, scaled: false };
         let body = Body::Combine { operands: [own].into(), into: BufferKind::Output, last: false };
         self.push(span, body, depends);
+    }
+
+    /// Receives `span` from the other rank in `order`, adds it to this rank's data in that order, and keeps the sum to pass it on.
+    pub(super) fn pass_on_sum(&mut self, span: Span, order: &[Rank]) {
+        let step = self.steps.len() as StepId;
+        let buffer = self.own(span, false);
+        let mut depends = Vec::new();
+        for history in self.history.over(span) {
+            depends.extend(history.writer.map(|on| Dependency { on, kind: DependencyKind::Elements }));
+            history.readers.push((step, buffer == BufferKind::Input));
+        }
+        self.passed_on.over(span).for_each(|writer| *writer = Some(step));
+        let operands = self.operands(order, buffer);
+        self.push(span, Body::Combine { operands, into: BufferKind::Transit, last: false }, depends);
+    }
+
+    /// The same, with the data that was kept to pass it on for this rank's, and the sum in the output.
+    pub(super) fn deliver_sum(&mut self, span: Span, order: &[Rank], last: bool) {
+        self.waits = self.writers_of_passed_on(span);
+        let operands = self.operands(order, BufferKind::Transit);
+        self.combine(span, operands, last);
+    }
+
+    /// What the ranks in `order` contribute, this rank from `buffer`.
+    fn operands(&self, order: &[Rank], buffer: BufferKind) -> ShortList<OperandSource> {
+        let operand = |rank: &Rank| {
+            let is_own = *rank == self.rank;
+            if is_own {
+                OperandSource::Own { buffer, scaled: false }
+            } else {
+                OperandSource::Received { peer: *rank }
+            }
+        };
+        order.iter().map(operand).collect::<Vec<_>>().into()
     }
 
     fn writers_of_passed_on(&mut self, span: Span) -> Vec<Dependency> {

@@ -39,6 +39,10 @@ pub(super) enum TransferOp {
     Forward(Rank),
     /// Copy the segment, which was kept to pass it on, to the output.
     Deliver,
+    /// Receive the segment from the other one of these two ranks, add it to this rank's in this order, and keep the sum to pass it on.
+    PassOnSum(ShortList<Rank>),
+    /// The same, but this rank's segment was kept to pass it on, and the sum goes to the output.
+    DeliverSum(ShortList<Rank>),
 }
 
 impl TransferOp {
@@ -50,7 +54,9 @@ impl TransferOp {
     /// The ranks that it names.
     pub(super) fn ranks(&self) -> &[Rank] {
         match self {
-            Self::Send(ranks) | Self::Reduce(ranks) => ranks,
+            Self::Send(ranks) | Self::Reduce(ranks) | Self::PassOnSum(ranks) | Self::DeliverSum(ranks) => {
+                ranks
+            }
             Self::Copy(rank) | Self::PassOn(Some(rank)) | Self::Forward(rank) => std::slice::from_ref(rank),
             Self::PassOn(None) | Self::Deliver => &[],
         }
@@ -65,6 +71,8 @@ impl TransferOp {
             Self::PassOn(_) => 3,
             Self::Forward(_) => 4,
             Self::Deliver => 5,
+            Self::PassOnSum(_) => 6,
+            Self::DeliverSum(_) => 7,
         }
     }
 }
@@ -90,6 +98,10 @@ impl RankLowering<'_> {
         let mut transfers = Vec::new();
         if self.spec.one_shot {
             self.reduce_one_shot(&mut transfers);
+            return transfers;
+        }
+        if self.spec.doubling {
+            self.reduce_by_doubling(&mut transfers);
             return transfers;
         }
         if let Some(blocks) = self.blocks {
@@ -205,6 +217,33 @@ impl RankLowering<'_> {
                 completes,
                 op: op.clone(),
             }));
+        }
+    }
+
+    /// Every rank exchanges the sum of its group of ranks with the peer in the neighbouring group, whose sum it adds: groups of one rank, then
+    /// of two, and of four. The sum of the group of lower ranks comes first, on both sides. Sums alternate between the output, where the last one
+    /// is, and the memory for data to pass on: two ranks that wrote to what they send would wait for each other.
+    fn reduce_by_doubling(&self, transfers: &mut Vec<Transfer>) {
+        let (rank, world) = (self.rank, self.schedule.world());
+        let hops = world.ilog2();
+        for depth in 0..hops {
+            let peer = rank ^ 1 << depth;
+            let order = || [rank.min(peer), rank.max(peer)].into();
+            let from_output = depth % 2 == hops % 2;
+            let send = if depth == 0 || from_output {
+                TransferOp::Send([peer].into())
+            } else {
+                TransferOp::Forward(peer)
+            };
+            let sum = match (depth, from_output) {
+                (_, true) => TransferOp::PassOnSum(order()),
+                (0, false) => TransferOp::Reduce(order()),
+                (_, false) => TransferOp::DeliverSum(order()),
+            };
+            for (op, completes) in [(send, false), (sum, depth + 1 == hops)] {
+                let segment = self.segments[0];
+                transfers.push(Transfer { depth, group: 0, segment, completes, op });
+            }
         }
     }
 

@@ -102,6 +102,8 @@ pub struct Program {
     link_places: StepLists<LinkPlace>,
     /// By peer, the messages of the link; only peers with messages.
     pub links: BTreeMap<Rank, LinkMessages>,
+    /// Whether each peer is sent the whole vector, so that none goes without a message, however short the vector is.
+    pub sends_all_to_peers: bool,
 }
 
 /// Input of [`Program::assemble`].
@@ -155,6 +157,10 @@ impl Program {
             messages.sends.shrink_to_fit();
             messages.receives.shrink_to_fit();
         }
+        let is_sent_all = |messages: &LinkMessages| {
+            messages.sends.iter().any(|entry| steps[entry.step as usize].span() == Span::WHOLE)
+        };
+        let sends_all_to_peers = lists.iter().all(is_sent_all);
         let links = peers.into_iter().zip(lists).collect();
         let scratch = scratch_spans(&steps, held_spans.output, waves.is_some());
         if waves.is_some() && !scratch.is_empty() {
@@ -175,6 +181,7 @@ impl Program {
             dependents,
             link_places,
             links,
+            sends_all_to_peers,
         }
     }
 

@@ -51,7 +51,7 @@ impl VerifiedPlan {
     }
 
     /// Verifies every collective that depends on `plan`, with and without waves, in reproducible order with pre-multiplied inputs,
-    /// and one-shot. A barrier is an all-reduce.
+    /// one-shot, and by doubling if there can be. A barrier is an all-reduce.
     ///
     /// # Errors
     /// As for [`verify`].
@@ -82,6 +82,9 @@ impl VerifiedPlan {
             }
         }
         verify(&plan, ProgramSpec { one_shot: true, ..ProgramSpec::ALL_REDUCE })?;
+        if ProgramSpec::can_double(plan.schedule().world()) {
+            verify(&plan, ProgramSpec { doubling: true, ..ProgramSpec::ALL_REDUCE })?;
+        }
         Ok(Self(Arc::new(plan)))
     }
 

@@ -247,8 +247,8 @@ impl<'a> SymbolicRun<'a> {
                     _ => first = Some((rank, result)),
                 }
             }
-            // Once by the owner, or in one-shot programs once by every rank.
-            let once = if spec.one_shot { world as u32 } else { 1 };
+            // Once by the owner, or once by every rank.
+            let once = if spec.sums_everywhere() { world as u32 } else { 1 };
             if spec.collective.reduces() && world > 1 && divisions != once {
                 return Err(format!(
                     "{} would be divided {divisions} times for an average",

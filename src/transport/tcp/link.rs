@@ -32,6 +32,8 @@ pub(super) struct Link {
     sequence: u64,
     /// Whether this call was announced to the peer.
     announced: bool,
+    /// The call, as long as its announcement waits for the first message.
+    unsent_call: Option<Call>,
     /// Whether the peer's entry into this call was reported.
     peer_entered: bool,
     /// Messages of this call that were queued to be sent, and those of them that were reported as sent.
@@ -54,6 +56,7 @@ impl Link {
             streams,
             sequence: 0,
             announced: false,
+            unsent_call: None,
             peer_entered: true,
             sends_posted: 0,
             sent: 0,
@@ -65,7 +68,7 @@ impl Link {
 
     /// Begins call `sequence`: the peer's entry into it may be reported from now on.
     pub fn begin(&mut self, sequence: u64) {
-        (self.sequence, self.announced) = (sequence, false);
+        (self.sequence, self.announced, self.unsent_call) = (sequence, false, None);
         if self.peer_entered {
             self.peer_entered = false;
             self.streams[0].incoming.push_back(Frame::for_call());
@@ -90,6 +93,21 @@ impl Link {
         (self.sends_posted - self.sent, self.recvs_posted - self.received)
     }
 
+    /// Whether frames wait to be sent.
+    pub fn has_unsent(&self) -> bool {
+        self.streams.iter().any(FrameStream::is_sending)
+    }
+
+    /// The number of receives that were posted in this call.
+    pub fn recvs_posted(&self) -> u64 {
+        self.recvs_posted
+    }
+
+    /// Whether the message with this number, counted from 0 in this call, is reported as received.
+    pub fn has_received(&self, number: u64) -> bool {
+        number < self.received
+    }
+
     /// Returns the error that broke the link, if it is broken.
     pub fn check(&self) -> Result<()> {
         self.broken.clone().map_or(Ok(()), Err)
@@ -104,10 +122,26 @@ impl Link {
         Ok(0)
     }
 
+    /// Has the first message of this call take the call along.
+    pub fn announce_with_message(&mut self, call: &Call) -> Result<()> {
+        self.check()?;
+        self.announced = true;
+        self.unsent_call = Some(*call);
+        Ok(())
+    }
+
+    /// Queues the announcement if it still waits for a message. Whether it did.
+    pub fn queue_announcement(&mut self) -> bool {
+        let Some(call) = self.unsent_call.take() else { return false };
+        self.streams[0].push(Frame::of_call(&call));
+        true
+    }
+
     /// Sends the next message. The index of the socket that it takes.
     pub fn send(&mut self, piece: Piece) -> Result<usize> {
         self.check()?;
         let at = self.socket_of(self.sends_posted);
+        self.queue_announcement();
         self.streams[at].push(Frame::of_data(self.sequence, self.sends_posted, piece));
         self.sends_posted += 1;
         self.flush(at)?;
@@ -123,7 +157,8 @@ impl Link {
         Ok(at)
     }
 
-    fn socket_of(&self, message: u64) -> usize {
+    /// The index of the socket that a message of this call takes.
+    pub fn socket_of(&self, message: u64) -> usize {
         (message % self.streams.len() as u64) as usize
     }
 
@@ -161,8 +196,7 @@ impl Link {
         let mid_frame =
             self.streams[at].incoming.iter().any(|frame| !frame.is_untouched() && !frame.is_complete());
         let awaited = self.announced && !self.peer_entered;
-        let needed =
-            awaited || mid_frame || self.is_busy() || self.streams.iter().any(FrameStream::is_sending);
+        let needed = awaited || mid_frame || self.is_busy() || self.has_unsent();
         let error = self.lose(if mid_frame { format!("{loss} in the middle of a message") } else { loss });
         if needed { Err(error) } else { Ok(ReadOutcome::Closed) }
     }

@@ -77,6 +77,11 @@ impl FrameStream {
         self.ending |= events.intersects(EventFlags::RDHUP | ended);
     }
 
+    /// Has the next read try without an epoll event.
+    pub fn assume_readable(&mut self) {
+        self.readable = true;
+    }
+
     /// Whether a read or a write may move bytes now.
     pub fn can_move(&self) -> bool {
         (self.readable && self.is_expecting()) || (self.writable && self.is_sending())

@@ -394,3 +394,58 @@ fn more_messages_than_the_window_holds_are_refused() {
         assert_eq!(here.send(7, piece(&mut message)).expect_err("not a peer").kind(), ErrorKind::Internal);
     });
 }
+
+#[test]
+fn a_rank_that_reads_from_its_only_source_asks_epoll_before_it_sleeps() {
+    with_timeout(|| {
+        let (mut a, mut b) = pair(1);
+        for sequence in 1..=3 {
+            a.begin(sequence);
+            b.begin(sequence);
+            enter(&mut a, 1, sequence);
+            expect_entry(&mut b, sequence);
+            let mut into = [0u8; 8];
+            b.post_recv(0, piece(&mut into)).expect("linked");
+            let mut events = Events::new();
+            assert!(!b.poll(&mut events).expect("linked"), "nothing was sent");
+            assert!(!b.set_need_wakeup(), "epoll was not asked");
+            assert!(!b.poll(&mut events).expect("linked") && b.set_need_wakeup(), "there is no work");
+            b.clear_need_wakeup();
+            a.send(1, piece(&mut [7; 8])).expect("linked");
+            assert!(matches!(next(&mut b), Ok(Event::RecvComplete { peer: 0 })));
+            assert_eq!(into, [7; 8]);
+            assert!(matches!(next(&mut a), Ok(Event::SendComplete { peer: 1 })));
+            enter(&mut b, 0, sequence);
+            expect_entry(&mut a, sequence);
+        }
+    });
+}
+
+#[test]
+fn an_announcement_goes_with_the_first_message_or_before_its_rank_sleeps() {
+    with_timeout(|| {
+        let (mut a, mut b) = pair(1);
+        for sequence in 1..=2 {
+            a.begin(sequence);
+            b.begin(sequence);
+            a.announce_with_message(1, &call(sequence)).expect("linked");
+            assert!(!a.poll(&mut Events::new()).expect("linked"), "it waits for a message");
+            if sequence == 1 {
+                assert!(!a.set_need_wakeup(), "it is to be sent");
+                assert!(a.poll(&mut Events::new()).expect("linked"));
+                expect_entry(&mut b, sequence);
+            }
+            let mut into = [0u8; 8];
+            b.post_recv(0, piece(&mut into)).expect("linked");
+            a.send(1, piece(&mut [7; 8])).expect("linked");
+            let mut events = Events::new();
+            wait(&mut b, &mut events).expect("linked");
+            assert!(matches!(events.pop_back(), Some(Event::RecvComplete { peer: 0 })));
+            let came_along = matches!(events.pop_back(), Some(Event::PeerEntered { peer: 0, .. }));
+            assert_eq!(came_along, sequence == 2, "with the message of the second call only");
+            assert!(matches!(next(&mut a), Ok(Event::SendComplete { peer: 1 })));
+            enter(&mut b, 0, sequence);
+            expect_entry(&mut a, sequence);
+        }
+    });
+}
