@@ -4,6 +4,7 @@
 //! devices.
 
 use super::registration_gate::GATE;
+use super::runner::CallRunner;
 use super::{Communicator, Registered};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -59,12 +60,24 @@ impl Communicator {
         Ok(self.runner.user_memory.shares() && self.runner.gpu_state.locate(start, len)?.is_none())
     }
 
-    /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory.
+    /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory. Where that makes shared pages private again, it
+    /// waits for the running call that uses them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is not registered; `Timeout` if the call still runs after `FLEXRING_TIMEOUT_MS`: it stays registered.
     pub(crate) fn deregister_piece(&self, piece: Piece) -> Result<()> {
-        if piece.is_host() || !self.runner.user_memory.has_devices() {
-            return self.runner.user_memory.deregister(piece);
+        let runner = &*self.runner;
+        let CallRunner { user_memory, timeout, .. } = runner;
+        let check = || {
+            if runner.has_checks() {
+                runner.check_waiting();
+            }
+        };
+        let deregister = || user_memory.deregister(piece, *timeout, &check);
+        if piece.is_host() || !user_memory.has_devices() {
+            return deregister();
         }
-        GATE.register(self.runner.timeout, || self.runner.user_memory.deregister(piece))
+        GATE.register(*timeout, deregister)
     }
 
     /// [`alloc`](Self::alloc) of plain bytes by address, for the C API. Ends with
