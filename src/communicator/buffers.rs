@@ -22,19 +22,19 @@ impl Communicator {
         self.runner.user_memory.alloc(len)
     }
 
-    /// Registers the caller's own vector with the RDMA devices that this communicator uses, for as long as the returned guard
-    /// lives. Calls on it, or on parts of it, then copy and register nothing.
+    /// Registers a vector with the RDMA devices that this communicator uses, for as long as the returned guard lives. Calls on it,
+    /// or on parts of it, then copy and register nothing. [`Registered::into_vec`] returns the vector.
     ///
     /// With `FLEXRING_REGISTER_SHARED=1`, the other ranks of this node read it directly, too: its whole pages, if they are private
     /// memory without a file and 64 KiB or more, are replaced by others with the same contents, which forked children do not
-    /// have: access ends them by SIGSEGV. The guard must then be dropped, and not forgotten, before the vector is freed. Nothing
-    /// else may rely on its pages meanwhile, such as another library that has registered them with a device.
+    /// have: access ends them by SIGSEGV. Nothing else may rely on its pages meanwhile, such as another library that has registered
+    /// them with a device.
     ///
     /// # Errors
-    /// `System` if the memory cannot be locked or a device has no room for it.
-    pub fn register<'a, T: Element>(&'a self, vector: &'a mut [T]) -> Result<Registered<'a, T>> {
+    /// `System` if the memory cannot be locked or a device has no room for it. The vector is then freed.
+    pub fn register<T: Element>(&self, vector: Vec<T>) -> Result<Registered<'_, T>> {
         self.check_process()?;
-        let may_share = self.may_share(vector.as_ptr().cast(), size_of_val(vector))?;
+        let may_share = self.may_share(vector.as_ptr().cast(), size_of_val(&vector[..]))?;
         Registered::new(&self.runner.user_memory, vector, may_share)
     }
 

@@ -11,6 +11,7 @@ use crate::memory::{Arena, Buffer, Piece, Registrar, lend_in_place};
 use crate::process::CreatorProcess;
 use crate::transport::shm::NodeMemory;
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -291,41 +292,73 @@ impl Drop for WaitingDeregistration<'_> {
 }
 
 /// A vector that is registered with a communicator until it is dropped. See [`register`](super::Communicator::register).
+///
+/// Forgetting it ([`std::mem::forget`]) leaks the vector, which stays registered until the communicator is freed.
+///
+/// A forked child of this process may not have the memory: using the vector may end the child by SIGSEGV. Dropping it there leaks
+/// the vector, and has no effect on the parent.
 pub struct Registered<'a, T: Element> {
     creator: CreatorProcess,
-    vector: &'a mut [T],
-    piece: Piece,
+    vector: Vec<T>,
+    /// The elements; `None` when the registration has ended.
+    piece: Option<Piece>,
     user_memory: &'a UserMemory,
 }
 
 impl<'a, T: Element> Registered<'a, T> {
-    pub(super) fn new(user_memory: &'a UserMemory, vector: &'a mut [T], may_share: bool) -> Result<Self> {
-        let piece = lend_in_place(vector, |piece| user_memory.register(piece, may_share).map(|()| piece))?;
+    /// Registers `vector`. The piece is valid as long as the registration: the guard owns the elements, does not move them, and lends
+    /// them as a slice only.
+    pub(super) fn new(user_memory: &'a UserMemory, mut vector: Vec<T>, may_share: bool) -> Result<Self> {
+        let register = |piece| user_memory.register(piece, may_share).map(|()| piece);
+        let piece = Some(lend_in_place(&mut vector, register)?);
         Ok(Self { creator: CreatorProcess::current(), vector, piece, user_memory })
+    }
+
+    /// Ends the registration, and returns the vector.
+    ///
+    /// In a forked child this is a copy, whose making ends the child by SIGSEGV if the child does not have the memory.
+    #[must_use = "dropping the guard ends the registration, too"]
+    pub fn into_vec(mut self) -> Vec<T> {
+        self.end().unwrap_or_else(|leaked| leaked.to_vec())
+    }
+
+    /// Ends the registration, and returns the vector; as an error if it must not be freed, because its memory is still registered
+    /// or may be missing.
+    fn end(&mut self) -> std::result::Result<Vec<T>, ManuallyDrop<Vec<T>>> {
+        let vector = std::mem::take(&mut self.vector);
+        let Some(piece) = self.piece.take() else { return Ok(vector) };
+        if !self.creator.is_current() {
+            // The registration is that of the parent. The child does not have pages that neighbours share, and the allocator
+            // would write there.
+            return Err(ManuallyDrop::new(vector));
+        }
+        // Calls borrow the guard, so none uses the memory now.
+        match self.user_memory.deregister(piece, Duration::ZERO, &|| ()) {
+            Ok(()) => Ok(vector),
+            Err(error) => {
+                log::warn!("a vector is leaked, as it cannot be deregistered: {}", error.message());
+                Err(ManuallyDrop::new(vector))
+            }
+        }
     }
 }
 
 impl<T: Element> Deref for Registered<'_, T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        self.vector
+        &self.vector
     }
 }
 
 impl<T: Element> DerefMut for Registered<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        self.vector
+        &mut self.vector
     }
 }
 
 impl<T: Element> Drop for Registered<'_, T> {
     fn drop(&mut self) {
-        // A forked child would end the registration of its parent.
-        if self.creator.is_current()
-            && let Err(error) = self.user_memory.deregister(self.piece, Duration::ZERO, &|| ())
-        {
-            log::warn!("cannot deregister a vector: {}", error.message());
-        }
+        drop(self.end());
     }
 }
 
