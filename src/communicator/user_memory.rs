@@ -371,6 +371,7 @@ mod tests {
     use crate::config::{Config, Size, Switch};
     use crate::dtype::{DType, ReduceOp};
     use crate::error::ErrorKind;
+    use crate::process::in_forked_child;
     use std::ops::Range;
     use std::sync::mpsc::channel;
 
@@ -523,5 +524,32 @@ mod tests {
             outcome.wait().expect("a sum");
         });
         assert!(vector.iter().all(|element| *element == 3));
+    }
+
+    #[test]
+    fn a_forked_child_ends_a_guard_without_an_effect_on_the_parent() {
+        let [first, second] = two_ranks();
+        // Vectors below and above the allocator's threshold for mappings of their own.
+        for count in [10_000, COUNT] {
+            let mut guard = Some(first.register(vec![1i64; count]).expect("memory"));
+            let piece = guard.as_ref().and_then(|guard| guard.piece).expect("registered");
+            assert!(is_shared(&first, piece));
+            // The child takes its copy of the guard. If it freed the vector, the allocator would use pages that it does not have.
+            let status = in_forked_child(|| {
+                drop(guard.take());
+                let total: i64 = (0..50).map(|_| vec![1i64; count].iter().sum::<i64>()).sum();
+                i32::from(total != 50 * count as i64)
+            });
+            assert_eq!(status, 0);
+            let mut registered = guard.expect("the parent has its own");
+            let request = second.all_reduce_async(vec![2i64; count], ReduceOp::Sum).expect("a request");
+            first.all_reduce(&mut registered, ReduceOp::Sum).expect("a sum");
+            request.wait().expect("a sum");
+            assert_eq!(registered.into_vec(), vec![3; count]);
+        }
+        // A vector that is not shared is copied.
+        let mut guard = Some(first.register(vec![7i64; SMALL]).expect("memory"));
+        let child = || i32::from(guard.take().is_none_or(|guard| guard.into_vec() != [7; SMALL]));
+        assert_eq!(in_forked_child(child), 0);
     }
 }
