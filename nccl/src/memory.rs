@@ -54,7 +54,13 @@ nccl_functions! {
             Failure::argument(format!("{handle:p} is no handle of ncclCommRegister of this communicator"))
         })?;
         // SAFETY: the handle is live as long as its owner; the memory is only compared.
-        check(unsafe { flexring_deregister(live.handle(), with_exposed_provenance_mut(start), size) })?;
+        let outcome =
+            check(unsafe { flexring_deregister(live.handle(), with_exposed_provenance_mut(start), size) });
+        if outcome.is_err() {
+            // The memory is still registered, so that the program may try again.
+            lock(&comm).live.insert(handle.addr(), (start, size));
+        }
+        outcome?;
         Ok(ncclResult_t::ncclSuccess)
     }
 }

@@ -366,14 +366,14 @@ class Communicator:
     def registered(self, *vectors: object) -> Iterator[None]:
         """A context manager that registers the vectors with the RDMA devices that this communicator uses. Calls on them, or
         on parts of them, then copy and register nothing. With FLEXRING_REGISTER_SHARED=1 the other ranks of this node read
-        them directly, too; wait for asynchronous calls before the block ends, and see docs/c-api.md, Registered memory."""
+        them directly, too: see docs/c-api.md, Registered memory. The end of the block then waits for a running call on them."""
         handle = self._open_handle()
         with contextlib.ExitStack() as stack:
             for vector in map(vector_of, vectors):
                 size = vector.count * SIZES[vector.dtype]
                 if size:
                     check(library.flexring_register(handle.pointer, vector.address, size))
-                    stack.callback(library.flexring_deregister, handle.pointer, vector.address, size)
+                    stack.callback(_deregister, handle, vector.address, size)
             yield
 
     def synchronize(self) -> None:
@@ -433,3 +433,8 @@ def _created(function: Callable[[Any], Any]) -> Handle:
     if handle is None:
         raise FlexringError(FlexringError.INTERNAL_ERROR, "the library made no communicator")
     return handle
+
+
+def _deregister(handle: Handle, address: int, size: int) -> None:
+    """Ends a registration. Raises the error if the memory is still registered, because it would be reused while it is."""
+    check(library.flexring_deregister(handle.pointer, address, size))

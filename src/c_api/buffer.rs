@@ -59,8 +59,9 @@ pub unsafe extern "C" fn flexring_free(comm: *mut flexring_comm, memory: *mut c_
 /// With FLEXRING_REGISTER_SHARED=1, the other ranks of this node read it directly, too: its whole pages, if they are
 /// private memory without a file and 64 KiB or more, are replaced by others with the same contents, which forked
 /// children do not have: access ends them by SIGSEGV. While this function, flexring_deregister and the freeing of the
-/// communicator run, nothing may write the memory and no call may use it. Nothing else may rely on its pages
-/// meanwhile, such as another library that registers them with a device.
+/// communicator run, nothing may write the memory and no call may use it, except that flexring_deregister allows calls
+/// of its communicator. Nothing else may rely on its pages while it is registered, such as another library that
+/// registers them with a device.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle; `memory` points to as many bytes, which may be read and written.
@@ -79,8 +80,10 @@ pub unsafe extern "C" fn flexring_register(
     })
 }
 
-/// Undoes one flexring_register of exactly this memory, whose contents stay. No call that uses the memory may run if
-/// it is shared (FLEXRING_REGISTER_SHARED); running calls are not affected otherwise.
+/// Undoes one flexring_register of exactly this memory, whose contents stay. If it is shared (FLEXRING_REGISTER_SHARED),
+/// waits for the running call of this communicator that uses it, for FLEXRING_TIMEOUT_MS at most; if it returns
+/// FLEXRING_TIMEOUT, the memory is still registered. Calls that are in the queue use it later as memory that is not
+/// registered. If it is not shared, running calls are not affected.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle.

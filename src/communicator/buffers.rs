@@ -4,6 +4,7 @@
 //! devices.
 
 use super::registration_gate::GATE;
+use super::runner::CallRunner;
 use super::{Communicator, Registered};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -21,19 +22,19 @@ impl Communicator {
         self.runner.user_memory.alloc(len)
     }
 
-    /// Registers the caller's own vector with the RDMA devices that this communicator uses, for as long as the returned guard
-    /// lives. Calls on it, or on parts of it, then copy and register nothing.
+    /// Registers a vector with the RDMA devices that this communicator uses, for as long as the returned guard lives. Calls on it,
+    /// or on parts of it, then copy and register nothing. [`Registered::into_vec`] returns the vector.
     ///
     /// With `FLEXRING_REGISTER_SHARED=1`, the other ranks of this node read it directly, too: its whole pages, if they are private
     /// memory without a file and 64 KiB or more, are replaced by others with the same contents, which forked children do not
-    /// have: access ends them by SIGSEGV. The guard must then be dropped, and not forgotten, before the vector is freed. Nothing
-    /// else may rely on its pages meanwhile, such as another library that has registered them with a device.
+    /// have: access ends them by SIGSEGV. Nothing else may rely on its pages meanwhile, such as another library that has registered
+    /// them with a device.
     ///
     /// # Errors
-    /// `System` if the memory cannot be locked or a device has no room for it.
-    pub fn register<'a, T: Element>(&'a self, vector: &'a mut [T]) -> Result<Registered<'a, T>> {
+    /// `System` if the memory cannot be locked or a device has no room for it. The vector is then freed.
+    pub fn register<T: Element>(&self, vector: Vec<T>) -> Result<Registered<'_, T>> {
         self.check_process()?;
-        let may_share = self.may_share(vector.as_ptr().cast(), size_of_val(vector))?;
+        let may_share = self.may_share(vector.as_ptr().cast(), size_of_val(&vector[..]))?;
         Registered::new(&self.runner.user_memory, vector, may_share)
     }
 
@@ -59,12 +60,24 @@ impl Communicator {
         Ok(self.runner.user_memory.shares() && self.runner.gpu_state.locate(start, len)?.is_none())
     }
 
-    /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory.
+    /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory. Where that makes shared pages private again, it
+    /// waits for the running call that uses them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is not registered; `Timeout` if the call still runs after `FLEXRING_TIMEOUT_MS`: it stays registered.
     pub(crate) fn deregister_piece(&self, piece: Piece) -> Result<()> {
-        if piece.is_host() || !self.runner.user_memory.has_devices() {
-            return self.runner.user_memory.deregister(piece);
+        let runner = &*self.runner;
+        let CallRunner { user_memory, timeout, .. } = runner;
+        let check = || {
+            if runner.has_checks() {
+                runner.check_waiting();
+            }
+        };
+        let deregister = || user_memory.deregister(piece, *timeout, &check);
+        if piece.is_host() || !user_memory.has_devices() {
+            return deregister();
         }
-        GATE.register(self.runner.timeout, || self.runner.user_memory.deregister(piece))
+        GATE.register(*timeout, deregister)
     }
 
     /// [`alloc`](Self::alloc) of plain bytes by address, for the C API. Ends with

@@ -54,6 +54,11 @@ impl RegisteredPages {
         Self { _registered: piece, shared: ranges }
     }
 
+    /// Whether any byte of `piece` lies in a range that is shared.
+    pub(super) fn share(&self, piece: Piece) -> bool {
+        self.shared.iter().any(|range| range.overlaps(piece))
+    }
+
     /// `piece` at its address in `arena`, and what copies the rest of it there; `None` if it is not shared there.
     pub(super) fn find(self: &Arc<Self>, arena: &Arc<Arena>, piece: Piece) -> Option<SharedVector> {
         let has =

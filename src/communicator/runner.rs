@@ -137,7 +137,9 @@ impl CallRunner {
         self.check_usable()?;
         reach(FaultPoint::CallBegins);
         state.sequence += u64::from(checked.is_collective());
-        let shared = if !self.user_memory.has_registered() || self.is_small(checked) {
+        // Dropped after `shared`, so that a deregistration that waits for this call comes after the results are in place.
+        let in_use = self.user_memory.begin_call(checked.pieces());
+        let shared = if in_use.is_none() || self.is_small(checked) {
             None
         } else {
             SharedCall::new(checked, |piece| self.user_memory.shared_vector(piece))

@@ -2,6 +2,7 @@
 //!
 //! Owns its allocation, and its announcement to neighbours and devices. Must not know its contents.
 
+use super::checked_wait::wait_until;
 use super::registered_pages::{RegisteredPages, SharedVector};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -10,9 +11,11 @@ use crate::memory::{Arena, Buffer, Piece, Registrar, lend_in_place};
 use crate::process::CreatorProcess;
 use crate::transport::shm::NodeMemory;
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Allocates and registers the memory that users give to calls.
 pub(super) struct UserMemory {
@@ -22,11 +25,31 @@ pub(super) struct UserMemory {
     leases: Mutex<HashMap<usize, (usize, usize)>>,
     /// Registers memory with the RDMA devices, if there are devices.
     registrar: Option<Arc<dyn Registrar>>,
-    /// What users have registered, by address and length. Kept without devices, too, so that wrong arguments of
-    /// `deregister` are refused in either case.
-    registered: Mutex<HashMap<(usize, usize), UserRegistration>>,
+    /// Kept without devices, too, so that wrong arguments of `deregister` are refused in either case.
+    registered: Mutex<Registrations>,
+    /// Notified when the call is over that a deregistration waits for, and when that deregistration is over.
+    changed: Condvar,
     /// Whether registered memory is shared with neighbours.
     shares: bool,
+}
+
+/// What users have registered, and what the running call uses.
+#[derive(Default)]
+struct Registrations {
+    /// By address and length.
+    by_range: HashMap<(usize, usize), UserRegistration>,
+    /// Memory of the running call, if anything was registered when it began. Keeps its capacity, so that calls do not allocate.
+    in_use: Vec<Piece>,
+    /// Deregistrations that wait for the running call. No further call begins meanwhile.
+    waiting: usize,
+}
+
+impl Registrations {
+    /// Whether ending this registration may replace pages that the running call uses.
+    fn is_in_use(&self, range: (usize, usize)) -> bool {
+        let uses = |pages: &RegisteredPages| self.in_use.iter().any(|piece| pages.share(*piece));
+        self.by_range.get(&range).is_some_and(|known| known.count == 1 && uses(&known.pages))
+    }
 }
 
 /// Memory that the user has registered.
@@ -42,7 +65,8 @@ impl UserMemory {
     /// The memory of a communicator. `shares` is whether registered memory may become part of the arena.
     pub(super) fn new(node: Arc<NodeMemory>, registrar: Option<Arc<dyn Registrar>>, shares: bool) -> Self {
         let shares = shares && node.processes() > 1;
-        Self { node, leases: Mutex::default(), registrar, registered: Mutex::default(), shares }
+        let (leases, registered, changed) = Default::default();
+        Self { node, leases, registrar, registered, changed, shares }
     }
 
     fn arena(&self) -> &Arc<Arena> {
@@ -117,7 +141,7 @@ impl UserMemory {
     /// registers it with the devices, if there are any.
     pub(super) fn register(&self, piece: Piece, may_share: bool) -> Result<()> {
         let mut registered = self.registered();
-        if let Some(registration) = registered.get_mut(&address_and_length(piece)) {
+        if let Some(registration) = registered.by_range.get_mut(&address_and_length(piece)) {
             self.register_with_devices(registration.on_devices)?;
             registration.count += 1;
             return Ok(());
@@ -131,7 +155,8 @@ impl UserMemory {
         if let Some(offset) = shared.and_then(|alias| self.arena().offset_of(alias)) {
             self.announce(offset, piece.len());
         }
-        registered.insert(address_and_length(piece), UserRegistration { count: 1, pages, on_devices });
+        let registration = UserRegistration { count: 1, pages, on_devices };
+        registered.by_range.insert(address_and_length(piece), registration);
         Ok(())
     }
 
@@ -143,11 +168,24 @@ impl UserMemory {
         Ok(())
     }
 
-    /// Undoes one registration of exactly this memory.
-    pub(super) fn deregister(&self, piece: Piece) -> Result<()> {
+    /// Undoes one registration of exactly this memory. If its pages become private again, waits at most `limit` until the running
+    /// call does not use them: what it wrote meanwhile would be lost. Calls `check` every so often meanwhile. Later calls begin
+    /// after the deregistration, so it waits for one call only.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is not registered; `Timeout`, after which it is still registered.
+    pub(super) fn deregister(&self, piece: Piece, limit: Duration, check: &dyn Fn()) -> Result<()> {
         reach(FaultPoint::MemoryDeregistered);
+        let range = address_and_length(piece);
+        // Dropped after the lock.
+        let _waiting;
         let mut registered = self.registered();
-        let Some(registration) = registered.get_mut(&address_and_length(piece)) else {
+        if registered.is_in_use(range) {
+            registered.waiting += 1;
+            _waiting = WaitingDeregistration(self);
+            registered = self.wait_for_call(registered, range, limit, check)?;
+        }
+        let Some(registration) = registered.by_range.get_mut(&range) else {
             let message = format!(
                 "{} bytes at {:p} are not registered: deregister takes the address and length that were registered",
                 piece.len(),
@@ -158,14 +196,44 @@ impl UserMemory {
         registration.count -= 1;
         let on_devices = registration.on_devices;
         // Deregistered before its pages are private again.
-        let _last =
-            if registration.count == 0 { registered.remove(&address_and_length(piece)) } else { None };
+        let _last = if registration.count == 0 { registered.by_range.remove(&range) } else { None };
         self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(on_devices))
     }
 
-    /// Whether neighbours may share memory that is registered now.
-    pub(super) fn has_registered(&self) -> bool {
-        self.shares && !self.registered().is_empty()
+    /// Waits until the running call does not use the memory of a registration.
+    fn wait_for_call<'a>(
+        &'a self,
+        registered: MutexGuard<'a, Registrations>,
+        range: (usize, usize),
+        limit: Duration,
+        check: &dyn Fn(),
+    ) -> Result<MutexGuard<'a, Registrations>> {
+        let deadline = Instant::now() + limit;
+        let is_over = |state: &Registrations| !state.is_in_use(range) || Instant::now() >= deadline;
+        let registered = wait_until(&self.registered, &self.changed, registered, is_over, Some(check));
+        if registered.is_in_use(range) {
+            let message = format!(
+                "{} bytes at {:#x} stay registered, because a call still uses them after {limit:?}: wait for it first",
+                range.1, range.0
+            );
+            return Err(Error::timeout(message));
+        }
+        Ok(registered)
+    }
+
+    /// Records what memory a call uses, until the result is dropped. `None` if neighbours share no registered memory, so that the
+    /// call cannot use any. Calls begin one at a time, each after the end of the one before it.
+    pub(super) fn begin_call(&self, pieces: impl Iterator<Item = Piece>) -> Option<CallMemory<'_>> {
+        if !self.shares {
+            return None;
+        }
+        let waited = self.changed.wait_while(self.registered(), |state| state.waiting > 0);
+        let mut registered = waited.unwrap_or_else(PoisonError::into_inner);
+        if registered.by_range.is_empty() {
+            return None;
+        }
+        registered.in_use.extend(pieces.filter(|piece| !piece.is_empty()));
+        Some(CallMemory(self))
     }
 
     /// `piece` as neighbours read it, if it is registered and shared with them.
@@ -173,10 +241,10 @@ impl UserMemory {
         if !self.shares || piece.is_empty() {
             return None;
         }
-        self.registered().values().find_map(|known| known.pages.find(self.arena(), piece))
+        self.registered().by_range.values().find_map(|known| known.pages.find(self.arena(), piece))
     }
 
-    fn registered(&self) -> MutexGuard<'_, HashMap<(usize, usize), UserRegistration>> {
+    fn registered(&self) -> MutexGuard<'_, Registrations> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -188,7 +256,7 @@ impl Drop for UserMemory {
             self.free(offset, bytes);
         }
         // What is still registered becomes private again after the devices have given it up.
-        for registration in std::mem::take(&mut *self.registered()).into_values() {
+        for registration in std::mem::take(&mut self.registered().by_range).into_values() {
             if let Some(registrar) = &self.registrar {
                 (0..registration.count).for_each(|_| registrar.try_deregister(registration.on_devices));
             }
@@ -200,41 +268,288 @@ fn address_and_length(piece: Piece) -> (usize, usize) {
     (piece.as_ptr() as usize, piece.len())
 }
 
+/// What memory a call uses. Dropped when the call is over, after what it has of shared memory.
+pub(super) struct CallMemory<'a>(&'a UserMemory);
+
+impl Drop for CallMemory<'_> {
+    fn drop(&mut self) {
+        let mut registered = self.0.registered();
+        registered.in_use.clear();
+        if registered.waiting > 0 {
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+/// A deregistration that waits for the running call. Dropped when it is over, so that the next call may begin.
+struct WaitingDeregistration<'a>(&'a UserMemory);
+
+impl Drop for WaitingDeregistration<'_> {
+    fn drop(&mut self) {
+        self.0.registered().waiting -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
 /// A vector that is registered with a communicator until it is dropped. See [`register`](super::Communicator::register).
+///
+/// Forgetting it ([`std::mem::forget`]) leaks the vector, which stays registered until the communicator is freed.
+///
+/// A forked child of this process may not have the memory: using the vector may end the child by SIGSEGV. Dropping it there leaks
+/// the vector, and has no effect on the parent.
 pub struct Registered<'a, T: Element> {
     creator: CreatorProcess,
-    vector: &'a mut [T],
-    piece: Piece,
+    vector: Vec<T>,
+    /// The elements; `None` when the registration has ended.
+    piece: Option<Piece>,
     user_memory: &'a UserMemory,
 }
 
 impl<'a, T: Element> Registered<'a, T> {
-    pub(super) fn new(user_memory: &'a UserMemory, vector: &'a mut [T], may_share: bool) -> Result<Self> {
-        let piece = lend_in_place(vector, |piece| user_memory.register(piece, may_share).map(|()| piece))?;
+    /// Registers `vector`. The piece is valid as long as the registration: the guard owns the elements, does not move them, and lends
+    /// them as a slice only.
+    pub(super) fn new(user_memory: &'a UserMemory, mut vector: Vec<T>, may_share: bool) -> Result<Self> {
+        let register = |piece| user_memory.register(piece, may_share).map(|()| piece);
+        let piece = Some(lend_in_place(&mut vector, register)?);
         Ok(Self { creator: CreatorProcess::current(), vector, piece, user_memory })
+    }
+
+    /// Ends the registration, and returns the vector.
+    ///
+    /// In a forked child this is a copy, whose making ends the child by SIGSEGV if the child does not have the memory.
+    #[must_use = "dropping the guard ends the registration, too"]
+    pub fn into_vec(mut self) -> Vec<T> {
+        self.end().unwrap_or_else(|leaked| leaked.to_vec())
+    }
+
+    /// Ends the registration, and returns the vector; as an error if it must not be freed, because its memory is still registered
+    /// or may be missing.
+    fn end(&mut self) -> std::result::Result<Vec<T>, ManuallyDrop<Vec<T>>> {
+        let vector = std::mem::take(&mut self.vector);
+        let Some(piece) = self.piece.take() else { return Ok(vector) };
+        if !self.creator.is_current() {
+            // The registration is that of the parent. The child does not have pages that neighbours share, and the allocator
+            // would write there.
+            return Err(ManuallyDrop::new(vector));
+        }
+        // Calls borrow the guard, so none uses the memory now.
+        match self.user_memory.deregister(piece, Duration::ZERO, &|| ()) {
+            Ok(()) => Ok(vector),
+            Err(error) => {
+                log::warn!("a vector is leaked, as it cannot be deregistered: {}", error.message());
+                Err(ManuallyDrop::new(vector))
+            }
+        }
     }
 }
 
 impl<T: Element> Deref for Registered<'_, T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        self.vector
+        &self.vector
     }
 }
 
 impl<T: Element> DerefMut for Registered<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        self.vector
+        &mut self.vector
     }
 }
 
 impl<T: Element> Drop for Registered<'_, T> {
     fn drop(&mut self) {
-        // A forked child would end the registration of its parent.
-        if self.creator.is_current()
-            && let Err(error) = self.user_memory.deregister(self.piece)
-        {
-            log::warn!("cannot deregister a vector: {}", error.message());
+        drop(self.end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::CallOutcome;
+    use super::*;
+    use crate::Communicator;
+    use crate::communicator::Request;
+    use crate::config::{Config, Size, Switch};
+    use crate::dtype::{DType, ReduceOp};
+    use crate::error::ErrorKind;
+    use crate::process::in_forked_child;
+    use std::ops::Range;
+    use std::sync::mpsc::channel;
+
+    const COUNT: usize = 50_000;
+    /// Calls on so many elements take the path for small messages.
+    const SMALL: usize = 100;
+
+    fn two_ranks() -> [Communicator; 2] {
+        let (register_shared, small) = (Switch(true), Size(SMALL * size_of::<i64>()));
+        let timeout = Duration::from_secs(20);
+        let config = Config { register_shared, small, timeout, ..Config::default() };
+        let ranks = Communicator::local_with(&config, 2).expect("two ranks");
+        ranks.try_into().expect("two ranks")
+    }
+
+    fn elements(whole: Piece, range: &Range<usize>) -> Piece {
+        whole.narrow(range.start * size_of::<i64>(), range.len() * size_of::<i64>())
+    }
+
+    fn start(comm: &Communicator, piece: Piece) -> Arc<CallOutcome> {
+        let call = comm.validator().all_reduce(piece, piece, DType::I64, ReduceOp::Sum).expect("valid");
+        comm.submit(call).expect("a worker")
+    }
+
+    /// Starts a call of rank 0, and returns when it runs. It then waits for the other rank.
+    fn start_and_run(comm: &Communicator, piece: Piece) -> Arc<CallOutcome> {
+        let outcome = start(comm, piece);
+        while comm.runner.user_memory.registered().in_use.is_empty() {
+            std::thread::yield_now();
         }
+        outcome
+    }
+
+    fn is_shared(comm: &Communicator, piece: Piece) -> bool {
+        comm.runner.user_memory.shared_vector(piece).is_some()
+    }
+
+    #[test]
+    fn deregistering_waits_for_the_call_that_uses_the_memory() {
+        let [first, second] = two_ranks();
+        let all = 0..COUNT;
+        // What is registered and what the call uses: parts, a small one, and one that begins before the registered memory, so that
+        // the call does not use the registration.
+        let cases = [
+            (all.clone(), all.clone()),
+            (all.clone(), 7..40_000),
+            (all, 20_000..20_000 + SMALL),
+            (10_000..COUNT, 0..30_000),
+        ];
+        for (registered, called) in cases {
+            let mut vector = vec![1i64; COUNT];
+            lend_in_place(&mut vector, |whole| {
+                let piece = elements(whole, &registered);
+                first.register_piece(piece).expect("memory");
+                assert!(is_shared(&first, piece));
+                let outcome = start_and_run(&first, elements(whole, &called));
+                std::thread::scope(|scope| {
+                    let late = scope.spawn(|| {
+                        std::thread::sleep(Duration::from_millis(50));
+                        let mut other = vec![2i64; called.len()];
+                        let is_registered = is_shared(&first, piece);
+                        second.all_reduce(&mut other, ReduceOp::Sum).expect("a sum");
+                        is_registered
+                    });
+                    first.deregister_piece(piece).expect("registered");
+                    assert!(!is_shared(&first, piece));
+                    assert!(late.join().expect("no panic"), "it was deregistered under the call");
+                });
+                outcome.wait().expect("a sum");
+            });
+            let expected = |at| if called.contains(&at) { 3 } else { 1 };
+            assert!((0..COUNT).all(|at| vector[at] == expected(at)), "{registered:?}, {called:?}");
+        }
+    }
+
+    #[test]
+    fn deregistering_waits_for_no_other_call() {
+        let [first, second] = two_ranks();
+        let (mut vector, mut other) = (vec![1i64; COUNT], vec![1i64; COUNT]);
+        let pieces = [&mut vector, &mut other].map(|vector| lend_in_place(vector, |piece| piece));
+        for round in 0..2 {
+            pieces.iter().for_each(|piece| first.register_piece(*piece).expect("memory"));
+            let (steps, step) = channel();
+            std::thread::scope(|scope| {
+                let second = &second;
+                scope.spawn(move || {
+                    // Rank 0 sends when the first call runs, and when it has deregistered. In round 1 the first call ends between.
+                    for waits in [[2, 0], [1, 1]][round] {
+                        (0..waits).for_each(|_| step.recv().expect("a step"));
+                        second.all_reduce(&mut [2i64; COUNT], ReduceOp::Sum).expect("a sum");
+                    }
+                });
+                let running = start_and_run(&first, pieces[0]);
+                let queued = start(&first, pieces[1]);
+                steps.send(()).expect("the other rank waits");
+                // In round 0 this is not the memory of the running call, and in round 1 it is.
+                first.deregister_piece(pieces[1 - round]).expect("registered");
+                steps.send(()).expect("the other rank waits");
+                running.wait().expect("a sum");
+                queued.wait().expect("a sum");
+            });
+            first.deregister_piece(pieces[round]).expect("registered");
+        }
+        assert!([vector, other].iter().flatten().all(|element| *element == 5));
+    }
+
+    #[test]
+    fn memory_that_is_used_too_long_stays_registered() {
+        let [first, second] = two_ranks();
+        let mut vector = vec![1i64; COUNT];
+        lend_in_place(&mut vector, |piece| {
+            first.register_piece(piece).expect("memory");
+            first.register_piece(piece).expect("memory");
+            let outcome = start_and_run(&first, piece);
+            // This is not the last registration.
+            first.deregister_piece(piece).expect("registered twice");
+            let user_memory = &first.runner.user_memory;
+            let checked = std::cell::Cell::new(false);
+            let limit = Duration::from_millis(100);
+            let error =
+                user_memory.deregister(piece, limit, &|| checked.set(true)).expect_err("it is in use");
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            assert!(error.message().contains("a call still uses them after 100ms"), "{error}");
+            assert!(checked.get() && is_shared(&first, piece));
+            let other = second.all_reduce_async(vec![2i64; COUNT], ReduceOp::Sum).expect("a request");
+            outcome.wait().expect("a sum");
+            other.wait().expect("a sum");
+            // Later calls begin.
+            let requests: [Request<_>; 2] = [&first, &second]
+                .map(|comm| comm.all_reduce_async(vec![1i64], ReduceOp::Sum).expect("a request"));
+            requests.into_iter().for_each(|request| assert_eq!(request.wait().expect("a sum"), [2]));
+            first.deregister_piece(piece).expect("registered");
+            assert!(!is_shared(&first, piece));
+        });
+        assert!(vector.iter().all(|element| *element == 3));
+    }
+
+    #[test]
+    fn a_call_on_memory_that_is_not_shared_does_not_wait() {
+        let config = Config { timeout: Duration::from_secs(20), ..Config::default() };
+        let [first, second]: [Communicator; 2] =
+            Communicator::local_with(&config, 2).expect("two ranks").try_into().expect("two ranks");
+        let mut vector = vec![1i64; COUNT];
+        lend_in_place(&mut vector, |piece| {
+            first.register_piece(piece).expect("memory");
+            let outcome = start(&first, piece);
+            first.deregister_piece(piece).expect("registered");
+            assert!(first.runner.user_memory.registered().in_use.is_empty());
+            second.all_reduce(&mut [2i64; COUNT], ReduceOp::Sum).expect("a sum");
+            outcome.wait().expect("a sum");
+        });
+        assert!(vector.iter().all(|element| *element == 3));
+    }
+
+    #[test]
+    fn a_forked_child_ends_a_guard_without_an_effect_on_the_parent() {
+        let [first, second] = two_ranks();
+        // Vectors below and above the allocator's threshold for mappings of their own.
+        for count in [10_000, COUNT] {
+            let mut guard = Some(first.register(vec![1i64; count]).expect("memory"));
+            let piece = guard.as_ref().and_then(|guard| guard.piece).expect("registered");
+            assert!(is_shared(&first, piece));
+            // The child takes its copy of the guard. If it freed the vector, the allocator would use pages that it does not have.
+            let status = in_forked_child(|| {
+                drop(guard.take());
+                let total: i64 = (0..50).map(|_| vec![1i64; count].iter().sum::<i64>()).sum();
+                i32::from(total != 50 * count as i64)
+            });
+            assert_eq!(status, 0);
+            let mut registered = guard.expect("the parent has its own");
+            let request = second.all_reduce_async(vec![2i64; count], ReduceOp::Sum).expect("a request");
+            first.all_reduce(&mut registered, ReduceOp::Sum).expect("a sum");
+            request.wait().expect("a sum");
+            assert_eq!(registered.into_vec(), vec![3; count]);
+        }
+        // A vector that is not shared is copied.
+        let mut guard = Some(first.register(vec![7i64; SMALL]).expect("memory"));
+        let child = || i32::from(guard.take().is_none_or(|guard| guard.into_vec() != [7; SMALL]));
+        assert_eq!(in_forked_child(child), 0);
     }
 }

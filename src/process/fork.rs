@@ -188,6 +188,23 @@ fn has_replacement() -> bool {
     REPLACEMENT.load(Ordering::Acquire) != FREE
 }
 
+/// Runs `body` in a forked child, and returns its exit status, or -1 if a signal has ended it. The child ends without running exit handlers.
+#[cfg(test)]
+pub(crate) fn in_forked_child(body: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child runs `body` and ends; `body` takes no lock that another thread may hold.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let status = body();
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(status) };
+    }
+    assert!(child > 0, "{}", std::io::Error::last_os_error());
+    let mut status = 0;
+    // SAFETY: `status` may be written.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,22 +212,6 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
     use std::time::Duration;
-
-    /// Runs `body` in a forked child, and returns its exit status. The child ends without running exit handlers.
-    fn in_forked_child(body: impl FnOnce() -> i32) -> i32 {
-        // SAFETY: the child runs `body` and ends; `body` takes no lock that another thread may hold.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let status = body();
-            // SAFETY: ends the process at once.
-            unsafe { libc::_exit(status) };
-        }
-        assert!(child > 0, "{}", std::io::Error::last_os_error());
-        let mut status = 0;
-        // SAFETY: `status` may be written.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        libc::WEXITSTATUS(status)
-    }
 
     #[test]
     fn a_forked_child_is_not_the_creator_and_can_create() {

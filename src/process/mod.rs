@@ -8,6 +8,8 @@ mod per_process;
 mod relay;
 mod thread;
 
+#[cfg(test)]
+pub(crate) use fork::in_forked_child;
 pub(crate) use fork::{ClosedInChild, CreatorProcess};
 pub(crate) use per_process::PerProcess;
 pub(crate) use relay::Relay;

@@ -45,9 +45,8 @@ fn calls_after_the_first_do_not_allocate() {
     for &world in World::enabled() {
         for lowering in [Lowering::Direct, Lowering::Chain] {
             spawn(&Setup::new(world, 4).lowering(lowering), |comm| {
-                let mut heap = vec![1f32; 200_000];
                 // Without this, RDMA registers memory sub-chunk by sub-chunk in every call, which allocates.
-                let mut heap = comm.register(&mut heap).expect("memory that can be locked");
+                let mut heap = comm.register(vec![1f32; 200_000]).expect("memory that can be locked");
                 let mut pool = comm.alloc::<f32>(200_000).expect("pool memory");
                 for round in 0..10 {
                     // The first round is not counted: it installs programs, and the standard library allocates

@@ -72,6 +72,11 @@ fn forked_children_cannot_use_communicators_and_hide_no_death() {
 }
 
 #[test]
+fn memory_is_registered_in_parts_in_two_communicators_and_during_calls() {
+    passes("registered");
+}
+
+#[test]
 fn communicators_are_split_and_shrunk_also_after_a_death() {
     passes("shrink");
 }

@@ -137,8 +137,7 @@ fn live() -> Result<()> {
         (0..buffer.len()).for_each(|index| buffer[index] = value(me, index));
         comm.all_reduce(&mut buffer, ReduceOp::Sum)?;
         check(&buffer);
-        let mut vector: Vec<i64> = (0..COUNTS[2]).map(|index| value(me, index)).collect();
-        let mut registered = comm.register(&mut vector)?;
+        let mut registered = comm.register((0..COUNTS[2]).map(|index| value(me, index)).collect())?;
         comm.all_reduce(&mut registered, ReduceOp::Sum)?;
         check(&registered);
         drop(registered);

@@ -1,15 +1,21 @@
 //! Memory that users register becomes memory that the ranks of a node share, and is theirs again afterwards.
 
 use crate::harness::{Rank, Setup, World, spawn};
+use flexring::ReduceOp;
 use flexring::communicator::Operation;
 use flexring::config::Switch;
-use flexring::{ReduceOp, Result};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const COUNT: usize = 50_000;
 
-/// Whether the page at an address belongs to an arena.
+/// Whether the page of an element belongs to an arena.
 fn is_shared<T>(at: &T) -> bool {
-    let address = std::ptr::from_ref(at) as usize;
+    is_shared_at(std::ptr::from_ref(at).addr())
+}
+
+/// Whether the page at an address belongs to an arena.
+fn is_shared_at(address: usize) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("the kernel lists mappings");
     maps.lines().any(|line| {
         let (start, rest) = line.split_once('-').expect("a range");
@@ -43,23 +49,23 @@ fn any_part_of_a_registered_vector_is_reduced_and_no_byte_beside_it_changes() {
         spawn(&Setup::new(world, 3), |comm| {
             let rank = comm.rank();
             let mut vector = vec![0i64; COUNT];
-            // The registered part begins and ends within a page.
-            let (before, after) = (1 + rank, COUNT - 5);
+            // Each rank has the same part at another place.
+            let before = 1 + rank;
             let parts =
-                [(0, 1), (0, 600), (3, 40_000), (511, 512), (600, 30_000), (49_000, 49_980), (0, 49_980)];
+                [(0, 1), (0, 600), (3, 40_000), (511, 512), (600, 30_000), (49_000, 49_997), (0, 49_997)];
             for (from, to) in parts {
                 fill(&mut vector, rank);
                 // Ranks need not agree on what they register.
                 if rank == 2 {
-                    comm.all_reduce(&mut vector[before..after][from..to], ReduceOp::Sum).expect("a sum");
+                    comm.all_reduce(&mut vector[before..][from..to], ReduceOp::Sum).expect("a sum");
                 } else {
-                    let mut registered = comm.register(&mut vector[before..after]).expect("lockable memory");
+                    let mut registered = comm.register(vector).expect("lockable memory");
                     assert_eq!(is_shared(&registered[COUNT / 2]), shares(&comm), "{}", comm.summary());
-                    comm.all_reduce(&mut registered[from..to], ReduceOp::Sum).expect("a sum");
+                    comm.all_reduce(&mut registered[before..][from..to], ReduceOp::Sum).expect("a sum");
+                    vector = registered.into_vec();
                 }
                 for (at, element) in vector.iter().enumerate() {
                     let part = at.wrapping_sub(before);
-                    // Each rank has the same part at another place.
                     let reduced = || (0..3).map(|rank| value(part + 1 + rank, rank)).sum::<i64>();
                     let wanted = if (from..to).contains(&part) { reduced() } else { value(at, rank) };
                     assert_eq!(*element, wanted, "{world:?}: rank {rank}, {from}..{to}: {at}");
@@ -75,9 +81,8 @@ fn all_kinds_of_calls_use_registered_vectors() {
     for &world in World::enabled().iter().filter(|world| !world.is_gpu()) {
         spawn(&Setup::new(world, 2), |comm| {
             let (rank, other) = (comm.rank(), 1 - comm.rank());
-            let (mut first, mut second) = (vec![0i64; COUNT], vec![0i64; COUNT]);
-            let mut send = comm.register(&mut first).expect("lockable memory");
-            let mut receive = comm.register(&mut second).expect("lockable memory");
+            let mut send = comm.register(vec![0i64; COUNT]).expect("lockable memory");
+            let mut receive = comm.register(vec![0i64; COUNT]).expect("lockable memory");
             let half = COUNT / 2;
             fill(&mut send, rank);
             comm.all_reduce_into(&send, &mut receive, ReduceOp::Sum).expect("a sum");
@@ -102,33 +107,28 @@ fn all_kinds_of_calls_use_registered_vectors() {
 }
 
 #[test]
-fn vectors_are_registered_as_often_as_the_user_likes_and_in_parts() {
+fn vectors_are_registered_again_and_short_ones_stay_private() {
     if !World::Shm.is_enabled() {
         return;
     }
     spawn(&Setup::new(World::Shm, 2), |comm| {
         let mut vector = vec![1i64; COUNT];
-        {
-            let mut whole = comm.register(&mut vector).expect("memory");
-            {
-                let mut part = comm.register(&mut whole[100..40_000]).expect("memory");
-                let mut again = comm.register(&mut part).expect("memory");
-                comm.all_reduce(&mut again, ReduceOp::Sum).expect("a sum");
-            }
-            assert!(is_shared(&whole[20_000]));
-            comm.all_reduce(&mut whole, ReduceOp::Sum).expect("a sum");
+        let address = vector.as_ptr();
+        for round in 1..4 {
+            let mut registered = comm.register(vector).expect("memory");
+            assert!(is_shared(&registered[20_000]));
+            comm.all_reduce(&mut registered[100..40_000], ReduceOp::Sum).expect("a sum");
+            vector = registered.into_vec();
+            assert_eq!(vector.as_ptr(), address);
+            assert!(!is_shared(&vector[20_000]));
+            let sum = |at| if (100..40_000).contains(&at) { 1 << round } else { 1 };
+            assert!((0..COUNT).all(|at| vector[at] == sum(at)));
         }
-        assert!(!is_shared(&vector[20_000]));
-        assert!((0..COUNT).all(|at| vector[at] == if (100..40_000).contains(&at) { 4 } else { 2 }));
         // Too short to be worth it.
-        let short = comm.register(&mut vector[..4000]).expect("memory");
+        let short = comm.register(vec![1i64; 4000]).expect("memory");
         assert!(!is_shared(&short[2000]));
-        drop(short);
-        let mut pool = comm.alloc::<i64>(COUNT).expect("memory");
-        let mut pool = comm.register(&mut pool).expect("memory");
-        pool.fill(1);
-        comm.all_reduce(&mut pool, ReduceOp::Sum).expect("a sum");
-        assert!(pool.iter().all(|element| *element == 2));
+        let empty = comm.register(Vec::<i64>::new()).expect("memory");
+        assert!(empty.into_vec().is_empty());
     });
 }
 
@@ -141,8 +141,7 @@ fn the_setting_and_ranks_alone_on_their_node_leave_memory_private() {
     setup.config.register_shared = Switch(false);
     for (setup, ranks) in [(setup, 2), (Setup::new(World::Shm, 1), 1)] {
         spawn(&setup, |comm| {
-            let mut vector = vec![1i64; COUNT];
-            let mut registered = comm.register(&mut vector).expect("memory");
+            let mut registered = comm.register(vec![1i64; COUNT]).expect("memory");
             assert!(!is_shared(&registered[COUNT / 2]));
             comm.all_reduce(&mut registered, ReduceOp::Sum).expect("a sum");
             assert!(registered.iter().all(|element| *element == ranks));
@@ -156,16 +155,57 @@ fn contents_survive_a_communicator_that_has_failed() {
         return;
     }
     spawn(&Setup::new(World::Shm, 2), |comm| {
-        let mut vector = vec![5i64; COUNT];
-        let mut call = || -> Result<()> {
-            let mut registered = comm.register(&mut vector)?;
-            if comm.rank() == 0 {
-                comm.abort();
-            }
-            comm.all_reduce(&mut registered[..100], ReduceOp::Sum)
-        };
-        call().expect_err("rank 0 has aborted");
+        let mut registered = comm.register(vec![5i64; COUNT]).expect("memory");
+        if comm.rank() == 0 {
+            comm.abort();
+        }
+        comm.all_reduce(&mut registered[..100], ReduceOp::Sum).expect_err("rank 0 has aborted");
+        let vector = registered.into_vec();
         assert!(!is_shared(&vector[COUNT / 2]));
         assert!(vector[100..].iter().all(|element| *element == 5));
+    });
+}
+
+#[test]
+fn a_forgotten_guard_leaks_the_vector_and_disturbs_no_other_memory() {
+    if !World::Shm.is_enabled() {
+        return;
+    }
+    let sums = |comm: &Rank, vector: &mut [i64]| {
+        fill(vector, comm.rank());
+        comm.all_reduce(vector, ReduceOp::Sum).expect("a sum");
+        assert!((0..vector.len()).all(|at| vector[at] == sum(at, 2)));
+    };
+    spawn(&Setup::new(World::Shm, 2), |comm| {
+        let mut registered = comm.register(vec![0i64; COUNT]).expect("memory");
+        sums(&comm, &mut registered);
+        let leaked = std::ptr::from_ref(&registered[COUNT / 2]).addr();
+        assert!(is_shared_at(leaked));
+        std::mem::forget(registered);
+        // If the memory had been freed, the allocator would use it again here.
+        let mut others: Vec<Vec<i64>> = (0..4).map(|_| vec![0; COUNT]).collect();
+        assert!(!others.iter().any(|other| is_shared(&other[COUNT / 2])));
+        others.iter_mut().for_each(|other| sums(&comm, other));
+        drop(comm);
+        assert!(!is_shared_at(leaked));
+        assert!(others.iter().all(|other| (0..COUNT).all(|at| other[at] == sum(at, 2))));
+    });
+}
+
+#[test]
+fn a_panic_ends_the_registration() {
+    if !World::Shm.is_enabled() {
+        return;
+    }
+    spawn(&Setup::new(World::Shm, 2), |comm| {
+        let address = AtomicUsize::new(0);
+        let panics = || {
+            let registered = comm.register(vec![0i64; COUNT]).expect("memory");
+            address.store(std::ptr::from_ref(&registered[COUNT / 2]).addr(), Ordering::Relaxed);
+            panic!("a test wants a panic");
+        };
+        assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+        assert!(!is_shared_at(address.into_inner()));
+        comm.barrier().expect("all ranks");
     });
 }

@@ -36,8 +36,7 @@ pub struct MeasuredRow {
 }
 
 impl<'a, T: ExactElement> Bench<'a, T> {
-    /// Allocates vectors for up to `count` elements, and copies on the GPU of index `gpu` if given. Those that are registered are
-    /// in `heap`.
+    /// Allocates vectors for up to `count` elements, and copies on the GPU of index `gpu` if given.
     ///
     /// # Errors
     /// `System` if there is not enough memory.
@@ -46,20 +45,18 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         options: &'a PerfOptions,
         gpu: Option<usize>,
         count: usize,
-        [send, receive]: &'a mut [Vec<T>; 2],
     ) -> Result<Self> {
-        let vector = |heap: &'a mut Vec<T>| -> Result<Vector<'a, T>> {
+        let vector = || -> Result<Vector<'a, T>> {
             Ok(match (options.device, options.memory) {
                 (VectorDevice::Host, None | Some(HostMemory::Pool)) => Box::new(comm.alloc::<T>(count)?),
                 (VectorDevice::Host, Some(HostMemory::Registered)) => {
-                    heap.resize(count, T::default());
-                    Box::new(comm.register(heap)?)
+                    Box::new(comm.register(vec![T::default(); count])?)
                 }
                 _ => Box::new(vec![T::default(); count]),
             })
         };
         let on_gpu = gpu.map(|gpu| gpu::Vectors::new(gpu, count)).transpose()?;
-        Ok(Self { comm, options, send: vector(send)?, receive: vector(receive)?, on_gpu })
+        Ok(Self { comm, options, send: vector()?, receive: vector()?, on_gpu })
     }
 
     /// Measures and checks vectors of `bytes` bytes. `step` is called with the time after each timed call.
@@ -310,9 +307,7 @@ mod tests {
             if comm.rank() == 2 {
                 check.pattern = strange.clone();
             }
-            let mut heap = Default::default();
-            let mut bench =
-                Bench::<f32>::new(&comm, &options, None, extent.whole, &mut heap).expect("memory");
+            let mut bench = Bench::<f32>::new(&comm, &options, None, extent.whole).expect("memory");
             bench.check(&check, RedOp::Sum, extent, placement).expect("the call succeeds")
         };
         std::thread::scope(|scope| {

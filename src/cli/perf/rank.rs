@@ -125,9 +125,8 @@ impl Measurement<'_> {
         let Some(largest) = self.options.sizes().last() else {
             return Ok(());
         };
-        let mut heap = Default::default();
         let count = largest / size_of::<T>();
-        let mut bench = Bench::<T>::new(self.comm, self.options, self.gpu, count, &mut heap)?;
+        let mut bench = Bench::<T>::new(self.comm, self.options, self.gpu, count)?;
         for op in self.options.ops_of(T::DTYPE) {
             for bytes in self.options.sizes() {
                 self.row(&mut bench, op, bytes)?;
