@@ -68,12 +68,7 @@ impl Communicator {
     pub(crate) fn deregister_piece(&self, piece: Piece) -> Result<()> {
         let runner = &*self.runner;
         let CallRunner { user_memory, timeout, .. } = runner;
-        let check = || {
-            if runner.has_checks() {
-                runner.check_waiting();
-            }
-        };
-        let deregister = || user_memory.deregister(piece, *timeout, &check);
+        let deregister = || user_memory.deregister(piece, *timeout, &|| runner.check_waiting());
         if piece.is_host() || !user_memory.has_devices() {
             return deregister();
         }

@@ -269,7 +269,7 @@ impl Plans {
         Ok(Installed { path, digest: *digest, facts, scratch_bytes })
     }
 
-    /// The same for a call that takes the path of small messages, whose longest vector has `small` bytes.
+    /// How a call is executed that takes the path for small messages, whose longest vector has `small` bytes.
     pub(super) fn small_path(&self, checked: &CheckedCall, small: usize) -> Installed {
         let (digest, facts) = (self.digest(), self.facts(checked, small));
         Installed { path: CallPath::Small, digest, facts, scratch_bytes: 0 }
@@ -311,9 +311,9 @@ impl Plans {
         let (at, last) = self.positions_for(bytes, straight, checked.on_gpu);
         let sized = &self.all[at];
         let main = &self.all[last].plan;
-        // The vector is one message, and no message is longer than a sub-chunk.
         let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
         let is_plain_sum = collective == Collective::AllReduce && !prescale;
+        // The vector is one message, and no message is longer than a sub-chunk.
         let one_shot =
             sized.is_direct() && bytes <= self.one_shot_limit.min(self.all[last].subchunk) && is_plain_sum;
         let doubling = sized.doubles() && bytes <= self.doubling_limit.min(sized.subchunk) && is_plain_sum;

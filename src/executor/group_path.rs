@@ -191,7 +191,7 @@ impl GroupPath {
             base = exchange.assign_slots(resources, base, quota);
             if !exchange.is_open {
                 resources.links.begin_link(*peer, call.sequence)?;
-                resources.links.announce(*peer, &call, false)?;
+                resources.links.announce(*peer, &call)?;
                 exchange.is_open = true;
                 self.any_open = true;
             }

@@ -81,14 +81,14 @@ impl Links {
         }
     }
 
-    /// Announces this rank's call to `peer`; `with_message` if the call sends messages to it in any case.
-    pub(super) fn announce(&mut self, peer: Rank, call: &Call, with_message: bool) -> Result<()> {
-        let transport = self.to_mut(peer).common_mut();
-        if with_message {
-            transport.announce_with_message(peer, call)
-        } else {
-            transport.announce(peer, call)
-        }
+    /// Announces this rank's call to `peer`.
+    pub(super) fn announce(&mut self, peer: Rank, call: &Call) -> Result<()> {
+        self.to_mut(peer).common_mut().announce(peer, call)
+    }
+
+    /// [`announce`](Self::announce), where the call sends messages to `peer` in any case.
+    pub(super) fn announce_with_message(&mut self, peer: Rank, call: &Call) -> Result<()> {
+        self.to_mut(peer).common_mut().announce_with_message(peer, call)
     }
 
     /// Sends the next message to `peer`.

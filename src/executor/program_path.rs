@@ -174,10 +174,12 @@ impl ProgramPath {
         self.entered.fill(false);
         self.missing = self.peers.len();
         links.begin(active.bound.call.sequence);
-        let with_messages = pipeline.program().sends_all_to_peers;
-        self.peers
-            .iter()
-            .try_for_each(|peer| links.announce(*peer, &active.bound.announcement(*peer), with_messages))
+        let announce = if pipeline.program().sends_all_to_peers {
+            Links::announce_with_message
+        } else {
+            Links::announce
+        };
+        self.peers.iter().try_for_each(|peer| announce(links, *peer, &active.bound.announcement(*peer)))
     }
 
     /// Takes completions from links and devices, and reports them to the pipeline. Whether there were any.

@@ -1,8 +1,7 @@
 /* Four processes all-reduce: every type and operation, in place and out of place, blocking and asynchronous. */
-#include "check.h"
+#include "ranks.h"
 
 #include <stdint.h>
-#include <sys/wait.h>
 
 enum { WORLD = 4, OPS = 6 };
 
@@ -138,14 +137,16 @@ static void registered_memory_survives(flexring_comm *comm, int rank) {
     free(vector);
 }
 
-static void run(int rank, const int pipe[2]) {
+static int pipe_ends[2];
+
+static void run(int rank) {
     alarm(120);
     flexring_unique_id id;
     if (rank == 0) {
         WORKS(flexring_get_unique_id(&id));
-        for (int other = 1; other < WORLD; other++) CHECK(write(pipe[1], &id, sizeof id) == sizeof id);
+        for (int other = 1; other < WORLD; other++) CHECK(write(pipe_ends[1], &id, sizeof id) == sizeof id);
     } else {
-        CHECK(read(pipe[0], &id, sizeof id) == sizeof id);
+        CHECK(read(pipe_ends[0], &id, sizeof id) == sizeof id);
     }
     flexring_comm *comm;
     int number = -1;
@@ -170,24 +171,9 @@ static void run(int rank, const int pipe[2]) {
 }
 
 int main(void) {
-    int pipe_ends[2];
     CHECK(flexring_version() == FLEXRING_VERSION);
     CHECK(pipe(pipe_ends) == 0);
-    pid_t ranks[WORLD];
-    for (int rank = 0; rank < WORLD; rank++) {
-        ranks[rank] = fork();
-        CHECK(ranks[rank] >= 0);
-        if (ranks[rank] == 0) {
-            run(rank, pipe_ends);
-            exit(0);
-        }
-    }
-    int bad = 0;
-    for (int rank = 0; rank < WORLD; rank++) {
-        int status;
-        CHECK(waitpid(ranks[rank], &status, 0) == ranks[rank]);
-        if (status != 0) fprintf(stderr, "rank %d ended with status %#x\n", rank, status), bad = 1;
-    }
-    if (!bad) puts("all_reduce: ok");
-    return bad;
+    if (!ranks_work(WORLD, "all_reduce", run)) return 1;
+    puts("all_reduce: ok");
+    return 0;
 }

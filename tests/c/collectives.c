@@ -1,9 +1,8 @@
 /* Four processes reduce-scatter, all-gather, broadcast, reduce, gather, scatter and exchange blocks: out of place, in place as
  * in NCCL, and with NULL for buffers that a rank does not use. Over shared memory and over TCP. */
-#include "check.h"
+#include "ranks.h"
 
 #include <stdint.h>
-#include <sys/wait.h>
 
 enum { WORLD = 4 };
 
@@ -200,14 +199,16 @@ static void all_to_all_v(flexring_comm *comm, int rank, int shared, size_t count
     release(comm, shared, send), release(comm, shared, recv);
 }
 
-static void run(int rank, const int pipe[2]) {
+static int pipe_ends[2];
+
+static void run(int rank) {
     alarm(120);
     flexring_unique_id id;
     if (rank == 0) {
         WORKS(flexring_get_unique_id(&id));
-        for (int other = 1; other < WORLD; other++) CHECK(write(pipe[1], &id, sizeof id) == sizeof id);
+        for (int other = 1; other < WORLD; other++) CHECK(write(pipe_ends[1], &id, sizeof id) == sizeof id);
     } else {
-        CHECK(read(pipe[0], &id, sizeof id) == sizeof id);
+        CHECK(read(pipe_ends[0], &id, sizeof id) == sizeof id);
     }
     flexring_comm *comm;
     WORKS(flexring_comm_init_rank(&comm, WORLD, id, rank));
@@ -236,25 +237,9 @@ static void run(int rank, const int pipe[2]) {
 }
 
 static int world_works(const char *transport) {
-    int pipe_ends[2];
     setenv("FLEXRING_TRANSPORT", transport, 1);
     CHECK(pipe(pipe_ends) == 0);
-    pid_t ranks[WORLD];
-    for (int rank = 0; rank < WORLD; rank++) {
-        ranks[rank] = fork();
-        CHECK(ranks[rank] >= 0);
-        if (ranks[rank] == 0) {
-            run(rank, pipe_ends);
-            exit(0);
-        }
-    }
-    int works = 1;
-    for (int rank = 0; rank < WORLD; rank++) {
-        int status;
-        CHECK(waitpid(ranks[rank], &status, 0) == ranks[rank]);
-        if (status != 0) fprintf(stderr, "%s: rank %d ended with status %#x\n", transport, rank, status), works = 0;
-    }
-    return works;
+    return ranks_work(WORLD, transport, run);
 }
 
 int main(void) {

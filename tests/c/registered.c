@@ -1,13 +1,13 @@
 /* Two processes register memory: parts of vectors, overlapping and nested, while calls run, and in two communicators. */
-#include "check.h"
+#include "ranks.h"
 
 #include <stdint.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <time.h>
 
 enum { COUNT = 50000 };
 
+static flexring_unique_id ids[2];
 static flexring_comm *comm, *other_comm;
 static int rank;
 
@@ -198,7 +198,8 @@ static void two_communicators_share_registered_memory(void) {
     free(vector);
 }
 
-static void run(const flexring_unique_id ids[2]) {
+static void run(int number) {
+    rank = number;
     alarm(60);
     WORKS(flexring_comm_init_rank(&comm, 2, ids[0], rank));
     WORKS(flexring_comm_init_rank(&other_comm, 2, ids[1], rank));
@@ -211,24 +212,9 @@ static void run(const flexring_unique_id ids[2]) {
 }
 
 int main(void) {
-    flexring_unique_id ids[2];
-    pid_t ranks[2];
     alarm(120);
     for (int id = 0; id < 2; id++) WORKS(flexring_get_unique_id(&ids[id]));
-    for (rank = 0; rank < 2; rank++) {
-        ranks[rank] = fork();
-        CHECK(ranks[rank] >= 0);
-        if (ranks[rank] == 0) {
-            run(ids);
-            exit(0);
-        }
-    }
-    int bad = 0;
-    for (int number = 0; number < 2; number++) {
-        int status;
-        CHECK(waitpid(ranks[number], &status, 0) == ranks[number]);
-        if (status != 0) fprintf(stderr, "rank %d ended with status %#x\n", number, status), bad = 1;
-    }
-    if (!bad) puts("registered: ok");
-    return bad;
+    if (!ranks_work(2, "registered", run)) return 1;
+    puts("registered: ok");
+    return 0;
 }

@@ -33,8 +33,8 @@ pub(super) struct StepBuilder<'a> {
     position: (Span, u32),
     pub(super) steps: Vec<Step>,
     pub(super) depends: StepLists<Dependency>,
-    /// The dependencies of the step in the making.
-    waits: Vec<Dependency>,
+    /// An empty list for the dependencies of the next step, which keeps its capacity.
+    spare: Vec<Dependency>,
     history: SpanMap<History>,
     /// By point of the vector, the last step that wrote it to the memory for data to pass on.
     passed_on: SpanMap<Option<StepId>>,
@@ -52,7 +52,7 @@ impl<'a> StepBuilder<'a> {
             position: (Span::WHOLE, 0),
             steps: Vec::new(),
             depends: StepLists::default(),
-            waits: Vec::new(),
+            spare: Vec::new(),
             history: SpanMap::uniform(History::default()),
             passed_on: SpanMap::uniform(None),
         }
@@ -95,18 +95,36 @@ impl<'a> StepBuilder<'a> {
     /// Sends `span` to `peers`, all different.
     pub(super) fn send(&mut self, span: Span, peers: ShortList<Rank>) {
         let buffer = self.own(span, true);
+        let depends = self.read(span, buffer);
+        self.push(span, Body::Send { buffer, peers }, depends);
+    }
+
+    /// Notes that the next step reads this rank's data in `buffer`. What it depends on for that.
+    fn read(&mut self, span: Span, buffer: BufferKind) -> Vec<Dependency> {
         let step = self.steps.len() as StepId;
-        let mut depends = std::mem::take(&mut self.waits);
+        let mut depends = std::mem::take(&mut self.spare);
         for history in self.history.over(span) {
             depends.extend(history.writer.map(|on| Dependency { on, kind: DependencyKind::Elements }));
             history.readers.push((step, buffer == BufferKind::Input));
         }
-        self.push(span, Body::Send { buffer, peers }, depends);
+        depends
     }
 
+    /// Writes the sum of `operands` to the output.
     fn combine(&mut self, span: Span, operands: ShortList<OperandSource>, last: bool) {
+        let depends = std::mem::take(&mut self.spare);
+        self.combine_after(depends, span, operands, last);
+    }
+
+    /// [`combine`](Self::combine) that also has these dependencies.
+    fn combine_after(
+        &mut self,
+        mut depends: Vec<Dependency>,
+        span: Span,
+        operands: ShortList<OperandSource>,
+        last: bool,
+    ) {
         let step = self.steps.len() as StepId;
-        let mut depends = std::mem::take(&mut self.waits);
         for history in self.history.over(span) {
             depends.extend(history.writer.map(|on| Dependency { on, kind: DependencyKind::Elements }));
             let disjoint = self.disjoint;
@@ -151,36 +169,34 @@ impl<'a> StepBuilder<'a> {
 
     /// Receives `span` from the other rank in `order`, adds it to this rank's data in that order, and keeps the sum to pass it on.
     pub(super) fn pass_on_sum(&mut self, span: Span, order: &[Rank]) {
-        let step = self.steps.len() as StepId;
         let buffer = self.own(span, false);
-        let mut depends = Vec::new();
-        for history in self.history.over(span) {
-            depends.extend(history.writer.map(|on| Dependency { on, kind: DependencyKind::Elements }));
-            history.readers.push((step, buffer == BufferKind::Input));
-        }
+        let depends = self.read(span, buffer);
+        let step = self.steps.len() as StepId;
         self.passed_on.over(span).for_each(|writer| *writer = Some(step));
-        let operands = self.operands(order, buffer);
+        let operands = self.operands(order, Some(OperandSource::Own { buffer, scaled: false }));
         self.push(span, Body::Combine { operands, into: BufferKind::Transit, last: false }, depends);
     }
 
-    /// The same, with the data that was kept to pass it on for this rank's, and the sum in the output.
+    /// Receives `span` from the other rank in `order`, adds it in that order to what [`pass_on_sum`](Self::pass_on_sum) has kept, and
+    /// writes the sum to the output.
     pub(super) fn deliver_sum(&mut self, span: Span, order: &[Rank], last: bool) {
-        self.waits = self.writers_of_passed_on(span);
-        let operands = self.operands(order, BufferKind::Transit);
-        self.combine(span, operands, last);
+        let depends = self.writers_of_passed_on(span);
+        let kept = OperandSource::Own { buffer: BufferKind::Transit, scaled: false };
+        let operands = self.operands(order, Some(kept));
+        self.combine_after(depends, span, operands, last);
     }
 
-    /// What the ranks in `order` contribute, this rank from `buffer`.
-    fn operands(&self, order: &[Rank], buffer: BufferKind) -> ShortList<OperandSource> {
-        let operand = |rank: &Rank| {
-            let is_own = *rank == self.rank;
-            if is_own {
-                OperandSource::Own { buffer, scaled: false }
-            } else {
-                OperandSource::Received { peer: *rank }
-            }
+    /// What the ranks in `order` contribute: this rank `own`, and the others messages.
+    fn operands(&self, order: &[Rank], own: Option<OperandSource>) -> ShortList<OperandSource> {
+        let operand = |rank: &Rank| match own {
+            Some(own) if *rank == self.rank => own,
+            _ => OperandSource::Received { peer: *rank },
         };
-        order.iter().map(operand).collect::<Vec<_>>().into()
+        match order {
+            [only] => [operand(only)].into(),
+            [first, second] => [operand(first), operand(second)].into(),
+            _ => order.iter().map(operand).collect::<Vec<_>>().into(),
+        }
     }
 
     fn writers_of_passed_on(&mut self, span: Span) -> Vec<Dependency> {
@@ -198,24 +214,18 @@ impl<'a> StepBuilder<'a> {
         depends.iter().for_each(|dependency| self.depends.push(*dependency));
         self.depends.end_step();
         depends.clear();
-        self.waits = depends;
+        self.spare = depends;
     }
 
     /// Receives `span` from the other ranks in `order` and adds the data in that order. If this rank is in `order`, its
     /// own data is added at that place.
     pub(super) fn reduce(&mut self, span: Span, order: &[Rank], last: bool) {
         // Where bits must not depend on which rank adds, the own contribution is rounded like those that are sent.
-        let own = order.contains(&self.rank).then(|| self.own(span, self.reproducible));
-        let scaled = own == Some(BufferKind::Input) && self.prescale;
-        let operand = |rank: &Rank| match own {
-            Some(buffer) if *rank == self.rank => OperandSource::Own { buffer, scaled },
-            _ => OperandSource::Received { peer: *rank },
-        };
-        let operands = match order {
-            [only] => [operand(only)].into(),
-            [first, second] => [operand(first), operand(second)].into(),
-            _ => order.iter().map(operand).collect::<Vec<_>>().into(),
-        };
+        let own = order.contains(&self.rank).then(|| {
+            let buffer = self.own(span, self.reproducible);
+            OperandSource::Own { buffer, scaled: buffer == BufferKind::Input && self.prescale }
+        });
+        let operands = self.operands(order, own);
         self.combine(span, operands, last);
     }
 

@@ -41,7 +41,8 @@ pub(super) enum TransferOp {
     Deliver,
     /// Receive the segment from the other one of these two ranks, add it to this rank's in this order, and keep the sum to pass it on.
     PassOnSum(ShortList<Rank>),
-    /// The same, but this rank's segment was kept to pass it on, and the sum goes to the output.
+    /// Receive the segment from the other one of these two ranks, add it in this order to the sum that was kept to pass it on, and write the
+    /// result to the output.
     DeliverSum(ShortList<Rank>),
 }
 

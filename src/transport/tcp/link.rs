@@ -116,9 +116,8 @@ impl Link {
     /// Queues a call, which the first message of this call takes along, or the next [`drive`](Self::drive): one system call and one
     /// packet less. The index of the socket that it takes.
     pub fn announce(&mut self, call: &Call) -> Result<usize> {
-        self.check()?;
-        self.announced = true;
-        self.streams[0].push(Frame::of_call(call));
+        self.announce_with_message(call)?;
+        self.queue_announcement();
         Ok(0)
     }
 
