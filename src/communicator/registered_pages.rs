@@ -54,6 +54,11 @@ impl RegisteredPages {
         Self { _registered: piece, shared: ranges }
     }
 
+    /// Whether any of them are shared.
+    pub(super) fn are_shared(&self) -> bool {
+        !self.shared.is_empty()
+    }
+
     /// Whether any byte of `piece` lies in a range that is shared.
     pub(super) fn share(&self, piece: Piece) -> bool {
         self.shared.iter().any(|range| range.overlaps(piece))

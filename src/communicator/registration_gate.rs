@@ -96,12 +96,12 @@ impl RegistrationGate {
     /// # Errors
     /// `Timeout` if calls still run after `limit`; the error of `registration`.
     pub(super) fn register<R>(&self, limit: Duration, registration: impl FnOnce() -> Result<R>) -> Result<R> {
-        let deadline = Instant::now() + limit;
+        let since = Instant::now();
         let mut state = self.lock();
         state.registrations += 1;
         let _registering = Registering(self);
         while state.calls > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = limit.saturating_sub(since.elapsed());
             if left.is_zero() {
                 let calls = state.calls;
                 // Unlock before `Registering` locks it.

@@ -138,7 +138,8 @@ impl CallRunner {
         reach(FaultPoint::CallBegins);
         state.sequence += u64::from(checked.is_collective());
         // Dropped after `shared`, so that a deregistration that waits for this call comes after the results are in place.
-        let in_use = self.user_memory.begin_call(checked.pieces());
+        let in_use =
+            self.user_memory.begin_call(checked.pieces(), self.timeout).map_err(|error| self.fail(error))?;
         let shared = if in_use.is_none() || self.is_small(checked) {
             None
         } else {

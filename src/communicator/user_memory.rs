@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ pub(super) struct UserMemory {
     changed: Condvar,
     /// Whether registered memory is shared with neighbours.
     shares: bool,
+    /// Registrations with shared pages, which another communicator may have shared: calls record nothing while there are none.
+    shared: AtomicUsize,
 }
 
 /// What users have registered, and what the running call uses.
@@ -65,8 +68,8 @@ impl UserMemory {
     /// The memory of a communicator. `shares` is whether registered memory may become part of the arena.
     pub(super) fn new(node: Arc<NodeMemory>, registrar: Option<Arc<dyn Registrar>>, shares: bool) -> Self {
         let shares = shares && node.processes() > 1;
-        let (leases, registered, changed) = Default::default();
-        Self { node, leases, registrar, registered, changed, shares }
+        let (leases, registered, changed, shared) = Default::default();
+        Self { node, leases, registrar, registered, changed, shares, shared }
     }
 
     fn arena(&self) -> &Arc<Arena> {
@@ -155,6 +158,9 @@ impl UserMemory {
         if let Some(offset) = shared.and_then(|alias| self.arena().offset_of(alias)) {
             self.announce(offset, piece.len());
         }
+        if pages.are_shared() {
+            self.shared.fetch_add(1, Ordering::Relaxed);
+        }
         let registration = UserRegistration { count: 1, pages, on_devices };
         registered.by_range.insert(address_and_length(piece), registration);
         Ok(())
@@ -196,7 +202,10 @@ impl UserMemory {
         registration.count -= 1;
         let on_devices = registration.on_devices;
         // Deregistered before its pages are private again.
-        let _last = if registration.count == 0 { registered.by_range.remove(&range) } else { None };
+        let last = if registration.count == 0 { registered.by_range.remove(&range) } else { None };
+        if last.as_ref().is_some_and(|last| last.pages.are_shared()) {
+            self.shared.fetch_sub(1, Ordering::Relaxed);
+        }
         self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(on_devices))
     }
 
@@ -208,8 +217,8 @@ impl UserMemory {
         limit: Duration,
         check: &dyn Fn(),
     ) -> Result<MutexGuard<'a, Registrations>> {
-        let deadline = Instant::now() + limit;
-        let is_over = |state: &Registrations| !state.is_in_use(range) || Instant::now() >= deadline;
+        let since = Instant::now();
+        let is_over = |state: &Registrations| !state.is_in_use(range) || since.elapsed() >= limit;
         let registered = wait_until(&self.registered, &self.changed, registered, is_over, Some(check));
         if registered.is_in_use(range) {
             let message = format!(
@@ -221,19 +230,30 @@ impl UserMemory {
         Ok(registered)
     }
 
-    /// Records what memory a call uses, until the result is dropped. `None` if neighbours share no registered memory, so that the
-    /// call cannot use any. Calls begin one at a time, each after the end of the one before it.
-    pub(super) fn begin_call(&self, pieces: impl Iterator<Item = Piece>) -> Option<CallMemory<'_>> {
-        if !self.shares {
-            return None;
+    /// Records what memory a call uses, until the result is dropped. `None` if no registered memory is shared. Calls begin one at a
+    /// time, each after the end of the one before it, and after deregistrations that wait for that: for at most `limit`.
+    ///
+    /// # Errors
+    /// `Timeout` if a deregistration takes longer.
+    pub(super) fn begin_call(
+        &self,
+        pieces: impl Iterator<Item = Piece>,
+        limit: Duration,
+    ) -> Result<Option<CallMemory<'_>>> {
+        // Memory is registered and shared before calls use it, so the caller has what was counted.
+        if self.shared.load(Ordering::Relaxed) == 0 {
+            return Ok(None);
         }
-        let waited = self.changed.wait_while(self.registered(), |state| state.waiting > 0);
-        let mut registered = waited.unwrap_or_else(PoisonError::into_inner);
-        if registered.by_range.is_empty() {
-            return None;
+        let waits = |state: &mut Registrations| state.waiting > 0;
+        let waited = self.changed.wait_timeout_while(self.registered(), limit, waits);
+        let mut registered = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if registered.waiting > 0 {
+            let message =
+                format!("memory is still being deregistered after {limit:?}, before a call could begin");
+            return Err(Error::timeout(message));
         }
         registered.in_use.extend(pieces.filter(|piece| !piece.is_empty()));
-        Some(CallMemory(self))
+        Ok(Some(CallMemory(self)))
     }
 
     /// `piece` as neighbours read it, if it is registered and shared with them.
@@ -387,6 +407,12 @@ mod tests {
         ranks.try_into().expect("two ranks")
     }
 
+    fn two_ranks_that_share_nothing() -> [Communicator; 2] {
+        let config = Config { timeout: Duration::from_secs(20), ..Config::default() };
+        let ranks = Communicator::local_with(&config, 2).expect("two ranks");
+        ranks.try_into().expect("two ranks")
+    }
+
     fn elements(whole: Piece, range: &Range<usize>) -> Piece {
         whole.narrow(range.start * size_of::<i64>(), range.len() * size_of::<i64>())
     }
@@ -510,10 +536,56 @@ mod tests {
     }
 
     #[test]
+    fn deregistering_waits_for_a_call_on_memory_that_another_communicator_shared() {
+        let [sharing, _peer] = two_ranks();
+        let [first, second] = two_ranks_that_share_nothing();
+        let mut vector = vec![1i64; COUNT];
+        lend_in_place(&mut vector, |piece| {
+            sharing.register_piece(piece).expect("memory");
+            first.register_piece(piece).expect("memory");
+            // The pages stay shared for the second registration.
+            sharing.deregister_piece(piece).expect("registered");
+            let outcome = start_and_run(&first, piece);
+            std::thread::scope(|scope| {
+                let late = scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(50));
+                    let registered = first.runner.user_memory.registered().by_range.len();
+                    second.all_reduce(&mut [2i64; COUNT], ReduceOp::Sum).expect("a sum");
+                    registered
+                });
+                first.deregister_piece(piece).expect("registered");
+                assert_eq!(late.join().expect("no panic"), 1, "it was deregistered under the call");
+            });
+            outcome.wait().expect("a sum");
+        });
+        assert!(vector.iter().all(|element| *element == 3));
+    }
+
+    #[test]
+    fn a_call_begins_in_time_although_a_deregistration_does_not_end() {
+        let [first, _second] = two_ranks();
+        let mut vector = vec![1i64; COUNT];
+        lend_in_place(&mut vector, |piece| {
+            first.register_piece(piece).expect("memory");
+            let user_memory = &first.runner.user_memory;
+            user_memory.registered().waiting = 1;
+            let begun = user_memory.begin_call([piece].into_iter(), Duration::from_millis(10));
+            let error = begun.err().expect("memory is being deregistered");
+            assert!(error.message().contains("is still being deregistered after 10ms"), "{error}");
+            user_memory.registered().waiting = 0;
+            assert!(
+                user_memory.begin_call([piece].into_iter(), Duration::MAX).expect("none waits").is_some()
+            );
+            user_memory.deregister(piece, Duration::MAX, &|| ()).expect("registered");
+            assert!(
+                user_memory.begin_call([piece].into_iter(), Duration::MAX).expect("none waits").is_none()
+            );
+        });
+    }
+
+    #[test]
     fn a_call_on_memory_that_is_not_shared_does_not_wait() {
-        let config = Config { timeout: Duration::from_secs(20), ..Config::default() };
-        let [first, second]: [Communicator; 2] =
-            Communicator::local_with(&config, 2).expect("two ranks").try_into().expect("two ranks");
+        let [first, second] = two_ranks_that_share_nothing();
         let mut vector = vec![1i64; COUNT];
         lend_in_place(&mut vector, |piece| {
             first.register_piece(piece).expect("memory");
