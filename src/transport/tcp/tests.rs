@@ -449,3 +449,26 @@ fn an_announcement_goes_with_the_first_message_or_before_its_rank_sleeps() {
         }
     });
 }
+
+#[test]
+fn a_rank_that_polls_for_long_announces_its_call_and_asks_epoll() {
+    with_timeout(|| {
+        let (mut a, mut b) = pair(1);
+        a.begin(1);
+        b.begin(1);
+        a.announce_with_message(1, &call(1)).expect("linked");
+        let mut into = [0u8; 8];
+        a.post_recv(1, piece(&mut into)).expect("linked");
+        // It waits for its only source, so it asks epoll only because it has waited for long.
+        while !a.poll(&mut Events::new()).expect("linked") {
+            assert!(a.skipped_epoll, "it only reads");
+        }
+        assert!(!a.skipped_epoll);
+        expect_entry(&mut b, 1);
+        enter(&mut b, 0, 1);
+        expect_entry(&mut a, 1);
+        b.send(0, piece(&mut [7; 8])).expect("linked");
+        assert!(matches!(next(&mut a), Ok(Event::RecvComplete { peer: 1 })));
+        assert_eq!(into, [7; 8]);
+    });
+}
