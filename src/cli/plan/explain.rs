@@ -10,7 +10,7 @@ use flexring::plan::comparison::Comparison;
 use flexring::plan::cost_model::lower_bound::{Limit, LowerBound, lower_bound};
 use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::{Details, ring};
-use flexring::plan::selection::{ShortPlan, short_plans};
+use flexring::plan::selection::{ShortPlan, longest_doubling, short_plans};
 use flexring::plan::simulator::LONGEST_VECTOR;
 use flexring::plan::topology::{Topology, VertexId, VertexKind};
 use flexring::plan::traffic::{Load, Traffic};
@@ -46,9 +46,23 @@ fn exceptions(planned: &Planned) -> Vec<String> {
     let Planned { config, topology, file, .. } = planned;
     let mut notes = Vec::new();
     let short = if file.is_some() { Vec::new() } else { short_plans(config, topology) };
+    let mut note = |vectors, longest, plan: ShortPlan, setting| {
+        notes.push(format!(
+            "{vectors} of at most {} use {} instead ({setting})",
+            Size(longest),
+            plan.phrase()
+        ));
+    };
     for (plan, longest) in short {
-        let setting = if plan == ShortPlan::Tree { "FLEXRING_SMALL" } else { "FLEXRING_DIRECT" };
-        notes.push(format!("vectors of at most {} use {} instead ({setting})", Size(longest), plan.phrase()));
+        match plan {
+            ShortPlan::Doubling => {
+                let doubling = longest_doubling(config, topology.world());
+                note("all-reduces without a factor", doubling, plan, "FLEXRING_DIRECT");
+                note("other vectors", longest, ShortPlan::Direct, "FLEXRING_DIRECT");
+            }
+            ShortPlan::Tree => note("vectors", longest, plan, "FLEXRING_SMALL"),
+            ShortPlan::Direct | ShortPlan::Halving => note("vectors", longest, plan, "FLEXRING_DIRECT"),
+        }
     }
     if topology.nodes() == 1 && topology.world() > 1 && config.small > Size(0) {
         notes.push(format!(
