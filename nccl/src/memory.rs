@@ -56,8 +56,8 @@ nccl_functions! {
         // SAFETY: the handle is live as long as its owner; the memory is only compared.
         let outcome =
             check(unsafe { flexring_deregister(live.handle(), with_exposed_provenance_mut(start), size) });
-        if outcome.is_err() {
-            // The memory is still registered, so that the program may try again.
+        if outcome.as_ref().is_err_and(|failure| failure.code == ncclResult_t::ncclTimeout) {
+            // A call uses the memory, which is still registered: the program may try again.
             lock(&comm).live.insert(handle.addr(), (start, size));
         }
         outcome?;
