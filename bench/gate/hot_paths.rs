@@ -14,7 +14,7 @@ use flexring::device::host::Host;
 use flexring::executor::{BoundCall, CallPath, Executor, ExecutorParts};
 use flexring::fault::Fault;
 use flexring::memory::Piece;
-use flexring::plan::lowering::{Plan, ProgramSpec};
+use flexring::plan::lowering::{Movement, Plan, ProgramSpec};
 use flexring::plan::planner::{self, Details};
 use flexring::plan::topology::Topology;
 use flexring::secret::SecretKey;
@@ -76,7 +76,7 @@ impl OneRank {
         let details = Details::of(&config);
         let schedule = planner::plan(Algorithm::Ring, topology, &details).expect("a ring");
         let plan = Plan::on(schedule, topology, config.lowering);
-        let spec = ProgramSpec { by_wave: true, ..ProgramSpec::ALL_REDUCE };
+        let spec = ProgramSpec { movement: Movement::Waves, ..ProgramSpec::ALL_REDUCE };
         let mut executor = Self::executor(world, transport, None);
         let path = executor.install(Arc::new(plan.program(0, spec))).expect("enough slots");
         let vector = zeros(world * SUBCHUNKS * SUBCHUNK);

@@ -11,7 +11,7 @@ use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 use crate::executor::{CallPath, Executor};
 use crate::plan::call_layout::CallFacts;
-use crate::plan::lowering::{Plan, ProgramSpec};
+use crate::plan::lowering::{Movement, Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
 use crate::plan::program::{Body, Program};
 use crate::plan::scratch_layout;
@@ -166,14 +166,14 @@ impl Plans {
         for at in self.positions(false).rev() {
             let sized = &self.all[at];
             if sized.short.is_none() {
-                programs.push((at, ProgramSpec { by_wave: true, ..usual }));
+                programs.push((at, ProgramSpec { movement: Movement::Waves, ..usual }));
             }
             programs.push((at, usual));
             if sized.is_direct() {
-                programs.push((at, ProgramSpec { one_shot: true, ..usual }));
+                programs.push((at, ProgramSpec { movement: Movement::OneShot, ..usual }));
             }
             if sized.doubles() {
-                programs.push((at, ProgramSpec { doubling: true, ..usual }));
+                programs.push((at, ProgramSpec { movement: Movement::Doubling, ..usual }));
             }
         }
         programs
@@ -314,27 +314,30 @@ impl Plans {
         let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
         let is_plain_sum = collective == Collective::AllReduce && !prescale;
         // The vector is one message, and no message is longer than a sub-chunk.
-        let one_shot =
+        let is_one_shot =
             sized.is_direct() && bytes <= self.one_shot_limit.min(self.all[last].subchunk) && is_plain_sum;
-        let doubling = sized.doubles() && bytes <= self.doubling_limit.min(sized.subchunk) && is_plain_sum;
+        let doubles = sized.doubles() && bytes <= self.doubling_limit.min(sized.subchunk) && is_plain_sum;
         // The lengths of blocks that differ are known to two ranks each, so their ranks cannot choose alike. Vectors on a GPU would need
         // scratch memory there.
-        let by_node = collective == Collective::AllToAll
+        let goes_by_node = collective == Collective::AllToAll
             && (1..=self.longest_by_node).contains(&(bytes / main.schedule().world()))
             && !checked.on_gpu
             && main.knows_nodes();
+        let movement = if is_one_shot {
+            Movement::OneShot
+        } else if doubles {
+            Movement::Doubling
+        } else if goes_by_node {
+            Movement::ByNode
+        } else {
+            Movement::through_levels(!straight && sized.plan.moves_in_waves(bytes as u64, sized.subchunk))
+        };
         let spec = ProgramSpec {
             collective,
             root: checked.root,
             prescale,
             reproducible: self.reproducible && collective.reduces(),
-            by_wave: !one_shot
-                && !doubling
-                && !straight
-                && sized.plan.moves_in_waves(bytes as u64, sized.subchunk),
-            one_shot,
-            doubling,
-            by_node,
+            movement,
         };
         (at, spec)
     }

@@ -70,7 +70,7 @@ mod tests {
     use crate::config::Lowering;
     use crate::plan::call_layout::CallLayout;
     use crate::plan::fraction::Span;
-    use crate::plan::lowering::{Plan, ProgramSpec};
+    use crate::plan::lowering::{Movement, Plan, ProgramSpec};
     use crate::plan::planner::{flexreduce, ring};
     use crate::plan::program::Waves;
     use crate::plan::topology::Topology;
@@ -92,13 +92,13 @@ mod tests {
     }
 
     /// The programs of five ranks on two nodes by several plans.
-    fn programs(collective: Collective, by_wave: bool) -> Vec<Program> {
+    fn programs(collective: Collective, movement: Movement) -> Vec<Program> {
         let topology = Topology::from_names(&["a", "a", "a", "b", "b"]);
         let schedules = [ring::plan(&topology), flexreduce::plan(&topology).expect("a small tree")];
         let plans = schedules.iter().flat_map(|schedule| {
             Lowering::ALL.iter().map(|lowering| Plan::on(schedule.clone(), &topology, *lowering))
         });
-        let spec = ProgramSpec { collective, root: 1, by_wave, ..ProgramSpec::ALL_REDUCE };
+        let spec = ProgramSpec { collective, root: 1, movement, ..ProgramSpec::ALL_REDUCE };
         plans.flat_map(|plan| (0..5).map(move |rank| plan.program(rank, spec))).collect()
     }
 
@@ -108,8 +108,10 @@ mod tests {
     #[test]
     fn the_bytes_of_scratch_memory_are_those_that_are_laid_out() {
         let mut longest = 0;
-        for (collective, by_wave) in REDUCTIONS.iter().flat_map(|it| [(*it, false), (*it, true)]) {
-            for program in programs(collective, by_wave) {
+        for (collective, movement) in
+            REDUCTIONS.iter().flat_map(|it| [(*it, Movement::Spans), (*it, Movement::Waves)])
+        {
+            for program in programs(collective, movement) {
                 for count in [1, 7, 1200, 5 << 10, (5 << 10) + 5, 5 << 20] {
                     let facts = facts(collective, count);
                     let layout = CallLayout::of_program(&facts, &program).expect("few sub-chunks");
@@ -127,7 +129,7 @@ mod tests {
 
     #[test]
     fn elements_of_spans_without_waves_have_places_of_their_own() {
-        let spans = programs(Collective::ReduceScatter, false);
+        let spans = programs(Collective::ReduceScatter, Movement::Spans);
         for program in spans.iter().filter(|program| !program.scratch.is_empty()) {
             let binding = binding(&facts(Collective::ReduceScatter, 605));
             let mut scratch = ScratchLayout::default();
@@ -143,8 +145,9 @@ mod tests {
 
     #[test]
     fn scratch_memory_in_waves_does_not_grow_with_the_vector() {
-        for program in
-            programs(Collective::ReduceScatter, true).into_iter().chain(programs(Collective::Reduce, true))
+        for program in programs(Collective::ReduceScatter, Movement::Waves)
+            .into_iter()
+            .chain(programs(Collective::Reduce, Movement::Waves))
         {
             let bytes = |count| scratch_bytes(&program, &facts(Collective::Reduce, count)) >> 10;
             // Twice the lead of 32 sub-chunks for each of up to four hops, and one or two more for each span.

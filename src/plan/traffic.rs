@@ -105,6 +105,7 @@ impl Traffic {
 mod tests {
     use super::*;
     use crate::config::{Algorithm, Lowering};
+    use crate::plan::lowering::Movement;
     use crate::plan::planner::{self, Details};
     use crate::plan::topology_file::parse_short;
 
@@ -114,7 +115,11 @@ mod tests {
         let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
         let plan = Plan::on(schedule, &topology, Lowering::Auto);
         let traffic = Traffic::of(&plan, &topology, ProgramSpec::ALL_REDUCE);
-        let waves = Traffic::of(&plan, &topology, ProgramSpec { by_wave: true, ..ProgramSpec::ALL_REDUCE });
+        let waves = Traffic::of(
+            &plan,
+            &topology,
+            ProgramSpec { movement: Movement::Waves, ..ProgramSpec::ALL_REDUCE },
+        );
         let round = |value: f64| (value * 1e6).round() / 1e6;
         let of_nodes = |traffic: &Traffic| -> Vec<(f64, f64)> {
             let nodes = &topology.vertices()[0].children;

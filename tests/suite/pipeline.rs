@@ -8,7 +8,7 @@ use fastrand::Rng;
 use flexring::call::Collective;
 use flexring::plan::Rank;
 use flexring::plan::fraction::Span;
-use flexring::plan::lowering::{ExchangePattern, Plan, ProgramSpec};
+use flexring::plan::lowering::{ExchangePattern, Movement, Plan, ProgramSpec};
 use flexring::plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, Staging};
 use flexring::plan::program::{Body, BufferKind, OperandSource, StepId};
 use flexring::plan::scratch_layout::ScratchLayout;
@@ -134,23 +134,25 @@ fn plan(random: &mut Rng) -> (Topology, Plan, ProgramSpec) {
     } else {
         Collective::ALL[random.usize(..Collective::ALL.len())]
     };
-    let one_shot = collective == Collective::AllReduce && random.usize(..8) == 0;
-    let doubling = collective == Collective::AllReduce
-        && !one_shot
-        && ProgramSpec::can_double(topology.world())
-        && random.usize(..4) == 0;
-    let sums_everywhere = one_shot || doubling;
-    let by_wave = random.bool() && !doubling;
+    let mut movements = vec![Movement::Spans, Movement::Waves];
+    match collective {
+        Collective::AllReduce => {
+            movements.push(Movement::OneShot);
+            if ProgramSpec::can_double(topology.world()) {
+                movements.push(Movement::Doubling);
+            }
+        }
+        Collective::AllToAll => movements.push(Movement::ByNode),
+        _ => {}
+    }
+    let movement = movements[random.usize(..movements.len())];
+    let sums_everywhere = matches!(movement, Movement::OneShot | Movement::Doubling);
     let spec = ProgramSpec {
         collective,
         root: if collective.has_root() { random.usize(..topology.world()) } else { 0 },
         prescale: collective.reduces() && !sums_everywhere && random.usize(..4) == 0,
-        reproducible: collective.reduces() && !doubling && random.usize(..4) == 0,
-        by_wave,
-        one_shot,
-        doubling,
-        // Blocks move in no waves.
-        by_node: collective == Collective::AllToAll && !by_wave && random.bool(),
+        reproducible: collective.reduces() && movement != Movement::Doubling && random.usize(..4) == 0,
+        movement,
     };
     (topology, plan, spec)
 }
@@ -164,7 +166,7 @@ fn simulate(seed: u64) -> bool {
     let nodes: Vec<usize> = (0..world).map(|rank| topology.node_of(rank)).collect();
     let exchange = spec.collective.is_all_to_all();
     // Hops so close to each other, and vectors so long, that scratch memory is used again.
-    let rings = spec.by_wave && matches!(spec.collective, Collective::ReduceScatter | Collective::Reduce);
+    let rings = spec.in_waves() && matches!(spec.collective, Collective::ReduceScatter | Collective::Reduce);
     let parts = spec.collective.has_parts() || exchange;
     let count = match random.usize(..8) {
         0 => 0,

@@ -4,7 +4,7 @@ use crate::harness::{Setup, World, spawn};
 use flexring::call::Collective;
 use flexring::config::{Algorithm, Lowering};
 use flexring::plan::call_layout::{CallFacts, CallLayout};
-use flexring::plan::lowering::{Plan, ProgramSpec};
+use flexring::plan::lowering::{Movement, Plan, ProgramSpec};
 use flexring::plan::pipeline::{LinkProfile, Pipeline, Staging};
 use flexring::plan::planner::{self, Details};
 use flexring::plan::program::{LinkEntry, Program};
@@ -42,7 +42,8 @@ fn expected(setup: &Setup, rank: usize) -> [BTreeMap<(usize, u32, u64), u64>; 2]
     let topology = Topology::from_names(&nodes);
     let schedule = planner::plan(Algorithm::Ring, &topology, &Details::default()).expect("a ring");
     let plan = Plan::on(schedule, &topology, Lowering::Chain);
-    let program = Arc::new(plan.program(rank, ProgramSpec { by_wave: true, ..ProgramSpec::ALL_REDUCE }));
+    let program =
+        Arc::new(plan.program(rank, ProgramSpec { movement: Movement::Waves, ..ProgramSpec::ALL_REDUCE }));
     let facts = CallFacts {
         collective: Collective::AllReduce,
         count: COUNT as u64,

@@ -70,16 +70,16 @@ mod tests {
     use super::*;
     use crate::call::Collective;
     use crate::config::Lowering;
-    use crate::plan::lowering::{Plan, ProgramSpec};
+    use crate::plan::lowering::{Movement, Plan, ProgramSpec};
     use crate::plan::planner::ring;
     use crate::plan::program::Body;
     use crate::plan::topology::Topology;
 
     /// By rank, the messages to ranks of other nodes in an all-to-all of ranks on these nodes.
-    fn messages(names: &[&str], by_node: bool) -> Vec<usize> {
+    fn messages(names: &[&str], movement: Movement) -> Vec<usize> {
         let topology = Topology::from_names(names);
         let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Auto);
-        let spec = ProgramSpec { collective: Collective::AllToAll, by_node, ..ProgramSpec::ALL_REDUCE };
+        let spec = ProgramSpec { collective: Collective::AllToAll, movement, ..ProgramSpec::ALL_REDUCE };
         let sent = |rank: Rank| {
             let steps = plan.program(rank, spec).steps;
             let peers = steps.iter().flat_map(|step| match &*step.body {
@@ -93,14 +93,14 @@ mod tests {
 
     #[test]
     fn two_nodes_exchange_one_message_in_each_direction() {
-        assert_eq!(messages(&["a", "a", "a", "b", "b"], true), [1, 0, 0, 1, 0]);
-        assert_eq!(messages(&["a", "a", "a", "b", "b"], false), [2, 2, 2, 3, 3]);
+        assert_eq!(messages(&["a", "a", "a", "b", "b"], Movement::ByNode), [1, 0, 0, 1, 0]);
+        assert_eq!(messages(&["a", "a", "a", "b", "b"], Movement::Spans), [2, 2, 2, 3, 3]);
     }
 
     #[test]
     fn the_ranks_of_a_node_divide_its_messages() {
         let names = ["a", "a", "a", "b", "b", "c", "d", "d", "d", "d"];
-        assert_eq!(messages(&names, true), [1, 1, 1, 2, 1, 3, 1, 1, 1, 0]);
-        assert_eq!(messages(&names, false).iter().sum::<usize>(), 10 * 10 - 9 - 4 - 1 - 16);
+        assert_eq!(messages(&names, Movement::ByNode), [1, 1, 1, 2, 1, 3, 1, 1, 1, 0]);
+        assert_eq!(messages(&names, Movement::Spans).iter().sum::<usize>(), 10 * 10 - 9 - 4 - 1 - 16);
     }
 }

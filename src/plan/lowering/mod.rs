@@ -30,7 +30,7 @@ mod transfers;
 
 pub use exchange::{ExchangePattern, pattern_of};
 pub use program_classes::{ProgramClass, ProgramClasses};
-pub use program_spec::{HeldPart, ProgramSpec};
+pub use program_spec::{HeldPart, Movement, ProgramSpec};
 
 use super::Rank;
 use super::block_order::BlockOrder;
@@ -111,7 +111,7 @@ impl Plan {
         Self { blocks: Some(Arc::new(BlockOrder::by_node(topology))), ..self }
     }
 
-    /// Whether programs can have [`by_node`](ProgramSpec::by_node).
+    /// Whether programs can have [`Movement::ByNode`].
     #[must_use]
     pub fn knows_nodes(&self) -> bool {
         self.blocks.is_some()
@@ -152,7 +152,7 @@ impl Plan {
             rank,
             spec,
             segments,
-            blocks: self.blocks.as_deref().filter(|_| spec.by_node),
+            blocks: self.blocks.as_deref().filter(|_| spec.by_node()),
         }
     }
 
@@ -164,7 +164,7 @@ impl Plan {
     pub fn program_sharing(&self, rank: Rank, spec: ProgramSpec, shared: &mut SharedSteps) -> Program {
         let world = self.schedule.world();
         let order = || self.blocks.as_ref().expect("the plan knows the nodes");
-        let blocks = spec.by_node.then(order);
+        let blocks = spec.by_node().then(order);
         let segments = segments(&self.schedule, &self.group_starts, spec);
         let lowering = self.lowering_of(rank, spec, &segments);
         let mut transfers = lowering.transfers();
@@ -201,7 +201,7 @@ impl Plan {
             rank,
             world,
             digest: self.digest ^ kind.wrapping_mul(0x9E37_79B9_7F4A_7C15),
-            waves: spec.by_wave.then(|| Waves {
+            waves: spec.in_waves().then(|| Waves {
                 longest: self.longest_shard,
                 // A wave has 1 / longest_shard sub-chunks on average.
                 lag: ((LEAD * self.longest_shard) as u64).max(MIN_LAG),
@@ -260,7 +260,8 @@ mod tests {
             let topology = Topology::from_names(&vec!["a"; world]);
             let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Direct);
             for rank in 0..world {
-                let program = plan.program(rank, ProgramSpec { doubling: true, ..ProgramSpec::ALL_REDUCE });
+                let program = plan
+                    .program(rank, ProgramSpec { movement: Movement::Doubling, ..ProgramSpec::ALL_REDUCE });
                 let peers = |step: &Step| match &*step.body {
                     Body::Send { peers, .. } => peers.len(),
                     Body::Combine { .. } => 0,

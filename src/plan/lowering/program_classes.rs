@@ -6,7 +6,7 @@
 //! another sends part k + 1 to rank k + 2. Those of a group that exchanges directly differ in the order of addition, too.
 
 use super::Plan;
-use super::program_spec::ProgramSpec;
+use super::program_spec::{Movement, ProgramSpec};
 use super::segment::{Segment, segments};
 use super::transfers::TransferOp;
 use crate::plan::Rank;
@@ -103,10 +103,10 @@ struct Hop {
 }
 
 impl<'a> ProgramClasses<'a> {
-    /// Prepares what all ranks need. `by_wave`: see [`ProgramSpec`].
+    /// Prepares what all ranks need. `in_waves`: see [`Movement::Waves`].
     #[must_use]
-    pub fn of_all_reduce(plan: &'a Plan, by_wave: bool, binding: &Binding) -> Self {
-        let spec = ProgramSpec { by_wave, ..ProgramSpec::ALL_REDUCE };
+    pub fn of_all_reduce(plan: &'a Plan, in_waves: bool, binding: &Binding) -> Self {
+        let spec = ProgramSpec { movement: Movement::through_levels(in_waves), ..ProgramSpec::ALL_REDUCE };
         let segments = segments(&plan.schedule, &plan.group_starts, spec);
         let mut known: HashMap<Span, Range<u32>> = HashMap::new();
         let (mut pieces, mut pieces_of) = (Vec::new(), Vec::new());
@@ -116,7 +116,7 @@ impl<'a> ProgramClasses<'a> {
                 let range = known.entry(group.span).or_insert_with(|| {
                     let start = pieces.len() as u32;
                     pieces.extend(
-                        lowering.segments_of(group.span).map(|segment| piece(&segment, by_wave, binding)),
+                        lowering.segments_of(group.span).map(|segment| piece(&segment, in_waves, binding)),
                     );
                     start..pieces.len() as u32
                 });
@@ -265,9 +265,9 @@ impl<'a> ProgramClasses<'a> {
     }
 }
 
-fn piece(segment: &Segment, by_wave: bool, binding: &Binding) -> GroupSegment {
+fn piece(segment: &Segment, in_waves: bool, binding: &Binding) -> GroupSegment {
     let Range { start, end } = segment.span.elements(binding.count, binding.align);
-    let in_grid = if by_wave {
+    let in_grid = if in_waves {
         let grid = segment.span.elements(binding.count, binding.align);
         (start - grid.start, grid.end - grid.start)
     } else {

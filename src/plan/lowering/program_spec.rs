@@ -50,35 +50,49 @@ pub struct ProgramSpec {
     pub prescale: bool,
     /// Whether the owner of each element adds all contributions in rank order in one pass, whatever the schedule.
     pub reproducible: bool,
-    /// Whether shards are longer than a sub-chunk, so that sub-chunks move in waves, each through all levels on its
-    /// own. Otherwise spans are sent whole, in as few messages as possible.
-    pub by_wave: bool,
-    /// Whether every rank adds all contributions itself, in rank order, so that an all-reduce is one hop. For vectors
-    /// so short that the number of hops determines the time. Excludes `prescale`.
-    pub one_shot: bool,
-    /// Whether ranks exchange their sums of whole vectors with one peer after another (recursive doubling), so that an all-reduce is as many
-    /// messages of each rank as there are hops. For short vectors, where each message takes more time than a hop. Only for 2, 4 or 8 ranks.
-    /// Excludes `prescale`, `reproducible`, `by_wave` and `one_shot`.
-    pub doubling: bool,
-    /// Whether the blocks of an all-to-all go from node to node in one message for each pair of nodes, which one rank of each node
-    /// sends and receives for the others. Otherwise each goes straight to its destination.
-    pub by_node: bool,
+    /// How the vector moves.
+    pub movement: Movement,
+}
+
+/// How the vector of a call moves between the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Movement {
+    /// In spans that are sent whole, in as few messages as possible: through all levels, or straight to their destination where the
+    /// collective has no levels.
+    Spans,
+    /// In sub-chunks, in waves: each through all levels on its own. For shards that are longer than a sub-chunk.
+    Waves,
+    /// One-shot: every rank adds all contributions itself, in rank order, so that an all-reduce is one hop. For vectors so short that
+    /// the number of hops determines the time. Excludes `prescale`.
+    OneShot,
+    /// Recursive doubling: ranks exchange their sums of whole vectors with one peer after another, so that an all-reduce is as many
+    /// messages of each rank as there are hops. For short vectors, where each message takes more time than a hop. For 2, 4 or 8 ranks.
+    /// Excludes `prescale` and `reproducible`.
+    Doubling,
+    /// The blocks of an all-to-all go from node to node in one message for each pair of nodes, which one rank of each node sends and
+    /// receives for the others.
+    ByNode,
+}
+
+impl Movement {
+    /// Through the levels of the schedule, `in_waves` or in spans.
+    #[must_use]
+    pub fn through_levels(in_waves: bool) -> Self {
+        if in_waves { Self::Waves } else { Self::Spans }
+    }
 }
 
 impl ProgramSpec {
-    /// An all-reduce with all variants off.
+    /// An all-reduce in spans, with all variants off.
     pub const ALL_REDUCE: Self = Self {
         collective: Collective::AllReduce,
         root: 0,
         prescale: false,
         reproducible: false,
-        by_wave: false,
-        one_shot: false,
-        doubling: false,
-        by_node: false,
+        movement: Movement::Spans,
     };
 
-    /// Whether as many ranks can have `doubling`.
+    /// Whether as many ranks can double recursively.
     #[must_use]
     pub fn can_double(world: usize) -> bool {
         matches!(world, 2 | 4 | 8)
@@ -87,7 +101,19 @@ impl ProgramSpec {
     /// Whether every rank adds whole vectors itself, whatever the schedule.
     #[must_use]
     pub fn sums_everywhere(&self) -> bool {
-        self.one_shot || self.doubling
+        matches!(self.movement, Movement::OneShot | Movement::Doubling)
+    }
+
+    /// Whether sub-chunks move in waves.
+    #[must_use]
+    pub fn in_waves(&self) -> bool {
+        self.movement == Movement::Waves
+    }
+
+    /// Whether blocks go by node.
+    #[must_use]
+    pub fn by_node(&self) -> bool {
+        self.movement == Movement::ByNode
     }
 
     /// The parts of the vector that the caller on `rank` provides and receives.
@@ -95,15 +121,19 @@ impl ProgramSpec {
     pub fn held_spans(&self, rank: Rank, world: usize) -> HeldSpans {
         let span = |part| match part {
             // The blocks of a rank do not lie together: see `BlockOrder`.
-            _ if self.by_node => Span::WHOLE,
+            _ if self.by_node() => Span::WHOLE,
             HeldPart::Own => Span::part(rank, world),
             HeldPart::Whole => Span::WHOLE,
             HeldPart::AtRoot if rank == self.root => Span::WHOLE,
             HeldPart::AtRoot | HeldPart::Nothing => Span { start: Fraction::ZERO, end: Fraction::ZERO },
         };
         let (input, output) = HeldPart::of(self.collective);
-        // Where the number of hops is odd, the first sum goes to the output while peers read the input.
-        let disjoint = self.one_shot || self.doubling && world.ilog2() % 2 == 1;
+        let disjoint = match self.movement {
+            Movement::OneShot => true,
+            // Where the number of hops is odd, the first sum goes to the output while peers read the input.
+            Movement::Doubling => world.ilog2() % 2 == 1,
+            Movement::Spans | Movement::Waves | Movement::ByNode => false,
+        };
         HeldSpans { input: span(input), output: span(output), disjoint }
     }
 
@@ -143,9 +173,6 @@ impl ProgramSpec {
         (self.collective as u64) << 8
             | u64::from(self.prescale) << 1
             | u64::from(self.reproducible) << 2
-            | u64::from(self.by_wave) << 3
-            | u64::from(self.one_shot) << 4
-            | u64::from(self.by_node) << 5
-            | u64::from(self.doubling) << 6
+            | (self.movement as u64) << 3
     }
 }

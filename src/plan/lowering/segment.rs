@@ -36,10 +36,10 @@ pub(super) fn segments(schedule: &Schedule, group_starts: &[Fraction], spec: Pro
     }
     for shard in schedule.shards() {
         match segments.last_mut() {
-            Some(last) if !spec.by_wave && last.shard.level == shard.level => {
+            Some(last) if !spec.in_waves() && last.shard.level == shard.level => {
                 last.span.end = shard.span.end;
             }
-            _ if spec.by_wave => {
+            _ if spec.in_waves() => {
                 let Span { start, end } = shard.span;
                 let inside = group_starts.iter().skip(group_starts.partition_point(|cut| *cut <= start));
                 let mut from = start;
@@ -74,6 +74,7 @@ pub(super) fn segments(schedule: &Schedule, group_starts: &[Fraction], spec: Pro
 
 #[cfg(test)]
 mod tests {
+    use super::super::program_spec::Movement;
     use super::*;
     use crate::plan::planner::flexreduce;
     use crate::plan::topology::Topology;
@@ -86,8 +87,9 @@ mod tests {
     fn a_shard_is_cut_where_its_parts_come_from_different_ranks() {
         let topology = Topology::from_names(&["a", "b", "b", "b", "b"]);
         let schedule = flexreduce::plan(&topology).expect("a small tree");
-        let starts = |by_wave| -> Vec<Fraction> {
-            let spec = ProgramSpec { by_wave, ..ProgramSpec::ALL_REDUCE };
+        let starts = |in_waves| -> Vec<Fraction> {
+            let spec =
+                ProgramSpec { movement: Movement::through_levels(in_waves), ..ProgramSpec::ALL_REDUCE };
             segments(&schedule, &group_starts(&schedule), spec).iter().map(|part| part.span.start).collect()
         };
         // The only rank of its node owns the half from 3/8 on, of which the other node's ranks hold a quarter each.

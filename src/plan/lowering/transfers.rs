@@ -4,7 +4,7 @@
 //! dependencies between transfers.
 
 use super::exchange::{ExchangePattern, chain_len, chain_place, chain_rank};
-use super::program_spec::ProgramSpec;
+use super::program_spec::{Movement, ProgramSpec};
 use super::segment::Segment;
 use crate::call::Collective;
 use crate::plan::Rank;
@@ -97,13 +97,16 @@ impl RankLowering<'_> {
     /// All transfers of the rank, phase by phase.
     pub(super) fn transfers(&self) -> Vec<Transfer> {
         let mut transfers = Vec::new();
-        if self.spec.one_shot {
-            self.reduce_one_shot(&mut transfers);
-            return transfers;
-        }
-        if self.spec.doubling {
-            self.reduce_by_doubling(&mut transfers);
-            return transfers;
+        match self.spec.movement {
+            Movement::OneShot => {
+                self.reduce_one_shot(&mut transfers);
+                return transfers;
+            }
+            Movement::Doubling => {
+                self.reduce_by_doubling(&mut transfers);
+                return transfers;
+            }
+            Movement::Spans | Movement::Waves | Movement::ByNode => {}
         }
         if let Some(blocks) = self.blocks {
             self.exchange_by_node(blocks, &mut transfers);

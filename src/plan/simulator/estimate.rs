@@ -41,15 +41,15 @@ pub struct RankSize {
     window: u64,
     slots: u64,
     /// Whether sub-chunks move in waves.
-    by_wave: bool,
+    in_waves: bool,
     /// Whether all activities are recorded.
     records: bool,
 }
 
 impl RankSize {
-    pub fn new(call: SimulationInput, parameters: &SimulationParameters, by_wave: bool) -> Self {
+    pub fn new(call: SimulationInput, parameters: &SimulationParameters, in_waves: bool) -> Self {
         let (window, slots) = (parameters.window as u64, parameters.slots as u64);
-        Self { window, slots, by_wave, records: call.records }
+        Self { window, slots, in_waves, records: call.records }
     }
 }
 
@@ -62,7 +62,7 @@ impl SimulationEstimate {
     /// Adds a program, which ranks may share.
     pub(super) fn add_program(&mut self, class: &ProgramClass, size: &RankSize) {
         self.memory += STEP * class.steps + STEP_PART * class.parts;
-        self.memory += if size.by_wave { LISTED_MESSAGE * class.messages } else { 0 };
+        self.memory += if size.in_waves { LISTED_MESSAGE * class.messages } else { 0 };
     }
 
     /// Adds a rank, of whose peers `posted` are on other nodes.
@@ -70,7 +70,7 @@ impl SimulationEstimate {
         let links = class.peers.len() as u64;
         let of_link = LINK
             + size_of::<Channel>() as u64
-            + if size.by_wave { 4 * class.parts / links.max(1) } else { 0 };
+            + if size.in_waves { 4 * class.parts / links.max(1) } else { 0 };
         let window = 8 * size.window * posted as u64;
         let slots = 8 * size.slots.max(links);
         self.memory += size_of::<RankState>() as u64 + class.steps / 8 + links * of_link + window + slots;
@@ -153,8 +153,8 @@ mod tests {
     ) -> SimulationEstimate {
         let spec = parameters.spec(plan, call.bytes);
         let binding = parameters.layout(topology.world(), call.bytes).expect("few sub-chunks");
-        let mut classes = ProgramClasses::of_all_reduce(plan, spec.by_wave, &binding);
-        let size = RankSize::new(call, parameters, spec.by_wave);
+        let mut classes = ProgramClasses::of_all_reduce(plan, spec.in_waves(), &binding);
+        let size = RankSize::new(call, parameters, spec.in_waves());
         ProgramList::new(&mut classes, topology, &size, true, |_| Ok(())).expect("no limit").estimate
     }
 

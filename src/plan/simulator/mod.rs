@@ -93,8 +93,8 @@ pub fn simulate(
     }
     let spec = parameters.spec(plan, call.bytes);
     let binding = parameters.layout(world, call.bytes)?;
-    let mut classes = ProgramClasses::of_all_reduce(plan, spec.by_wave, &binding);
-    let size = RankSize::new(call, parameters, spec.by_wave);
+    let mut classes = ProgramClasses::of_all_reduce(plan, spec.in_waves(), &binding);
+    let size = RankSize::new(call, parameters, spec.in_waves());
     let fits = |estimate: &SimulationEstimate| estimate.check(&call, world);
     let programs = ProgramList::new(&mut classes, topology, &size, true, fits)?;
     drop(classes);
@@ -123,7 +123,7 @@ pub fn simulate(
 /// `InvalidSetting` if a rank has too many sub-chunks.
 pub(super) fn messages(plan: &Plan, bytes: u64, parameters: &SimulationParameters) -> Result<u64> {
     let binding = parameters.layout(plan.schedule().world(), bytes)?;
-    Ok(ProgramClasses::of_all_reduce(plan, parameters.spec(plan, bytes).by_wave, &binding).messages())
+    Ok(ProgramClasses::of_all_reduce(plan, parameters.spec(plan, bytes).in_waves(), &binding).messages())
 }
 
 /// An upper bound of the time in seconds: all ranks send and add their data one after the other, over the slowest link.

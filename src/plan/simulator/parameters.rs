@@ -6,7 +6,7 @@ use crate::call::Collective;
 use crate::error::{Error, Result};
 use crate::plan::call_layout::{CallFacts, CallLayout, LinkDelivery, link_profile, slots_per_link};
 use crate::plan::fraction::Span;
-use crate::plan::lowering::{Plan, ProgramSpec};
+use crate::plan::lowering::{Movement, Plan, ProgramSpec};
 use crate::plan::pipeline::{Binding, LinkProfile};
 use crate::plan::program::HeldSpans;
 
@@ -109,7 +109,8 @@ impl SimulationParameters {
 
     /// The variant of the program that a call of this length runs.
     pub(super) fn spec(&self, plan: &Plan, bytes: u64) -> ProgramSpec {
-        ProgramSpec { by_wave: plan.moves_in_waves(bytes, self.subchunk), ..ProgramSpec::ALL_REDUCE }
+        let movement = Movement::through_levels(plan.moves_in_waves(bytes, self.subchunk));
+        ProgramSpec { movement, ..ProgramSpec::ALL_REDUCE }
     }
 
     /// What a call of this length binds the pipelines to.

@@ -124,8 +124,8 @@ mod tests {
     ) -> StartedRanks {
         let spec = parameters.spec(plan, bytes);
         let binding = parameters.layout(topology.world(), bytes).expect("few sub-chunks");
-        let mut classes = ProgramClasses::of_all_reduce(plan, spec.by_wave, &binding);
-        let size = RankSize::new(SimulationInput::new(bytes), parameters, spec.by_wave);
+        let mut classes = ProgramClasses::of_all_reduce(plan, spec.in_waves(), &binding);
+        let size = RankSize::new(SimulationInput::new(bytes), parameters, spec.in_waves());
         let programs = ProgramList::new(&mut classes, topology, &size, shares, |_| Ok(()));
         programs.expect("not too large").start(plan, topology, (spec, binding), parameters)
     }

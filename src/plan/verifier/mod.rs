@@ -26,7 +26,7 @@ mod places;
 mod segments;
 mod symbolic;
 
-use super::lowering::{Plan, ProgramSpec};
+use super::lowering::{Movement, Plan, ProgramSpec};
 use super::program::Program;
 use crate::call::Collective;
 use crate::error::{Error, Result};
@@ -44,8 +44,8 @@ impl VerifiedPlan {
     /// # Errors
     /// As for [`verify`].
     pub fn new(plan: Plan) -> Result<Self> {
-        for by_wave in [true, false] {
-            verify(&plan, ProgramSpec { by_wave, ..ProgramSpec::ALL_REDUCE })?;
+        for movement in [Movement::Waves, Movement::Spans] {
+            verify(&plan, ProgramSpec { movement, ..ProgramSpec::ALL_REDUCE })?;
         }
         Ok(Self(Arc::new(plan)))
     }
@@ -62,7 +62,9 @@ impl VerifiedPlan {
             !collective.is_straight() && *collective != Collective::Barrier
         };
         for collective in Collective::ALL.into_iter().filter(depends_on_plan) {
-            for (by_wave, reproducible) in [(true, false), (false, false), (true, true)] {
+            for (movement, reproducible) in
+                [(Movement::Waves, false), (Movement::Spans, false), (Movement::Waves, true)]
+            {
                 if reproducible && !collective.reduces() {
                     continue;
                 }
@@ -72,7 +74,7 @@ impl VerifiedPlan {
                         ProgramSpec {
                             collective,
                             root,
-                            by_wave,
+                            movement,
                             reproducible,
                             prescale: reproducible,
                             ..ProgramSpec::ALL_REDUCE
@@ -81,9 +83,9 @@ impl VerifiedPlan {
                 }
             }
         }
-        verify(&plan, ProgramSpec { one_shot: true, ..ProgramSpec::ALL_REDUCE })?;
+        verify(&plan, ProgramSpec { movement: Movement::OneShot, ..ProgramSpec::ALL_REDUCE })?;
         if ProgramSpec::can_double(plan.schedule().world()) {
-            verify(&plan, ProgramSpec { doubling: true, ..ProgramSpec::ALL_REDUCE })?;
+            verify(&plan, ProgramSpec { movement: Movement::Doubling, ..ProgramSpec::ALL_REDUCE })?;
         }
         Ok(Self(Arc::new(plan)))
     }
@@ -131,7 +133,7 @@ mod tests {
     use crate::plan::program::{Body, BufferKind, DependencyKind, OperandSource, Step, StepId, StepPlace};
     use crate::plan::topology::Topology;
 
-    const SPEC: ProgramSpec = ProgramSpec { by_wave: true, ..ProgramSpec::ALL_REDUCE };
+    const SPEC: ProgramSpec = ProgramSpec { movement: Movement::Waves, ..ProgramSpec::ALL_REDUCE };
 
     /// The verifier's error for a ring of three ranks after `change`, or "holds".
     fn outcome(lowering: Lowering, change: impl FnOnce(&mut [Program])) -> String {
@@ -245,7 +247,11 @@ mod tests {
     fn by_node(names: &[&str], change: impl FnOnce(&mut [Program])) -> String {
         let topology = Topology::from_names(names);
         let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Auto);
-        let spec = ProgramSpec { collective: Collective::AllToAll, by_node: true, ..ProgramSpec::ALL_REDUCE };
+        let spec = ProgramSpec {
+            collective: Collective::AllToAll,
+            movement: Movement::ByNode,
+            ..ProgramSpec::ALL_REDUCE
+        };
         let mut programs: Vec<Program> = (0..names.len()).map(|rank| plan.program(rank, spec)).collect();
         change(&mut programs);
         verify_programs(&programs, spec).err().unwrap_or_else(|| "holds".to_owned())
