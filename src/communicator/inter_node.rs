@@ -33,12 +33,6 @@ use std::time::Instant;
 #[cfg(feature = "verbs")]
 const HANDSHAKE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(15);
 
-/// Bytes that a link may have in flight which needs this share of the interface. Where the interface is the bottleneck, the rates of links
-/// are in proportion to these bytes, up to the kernel's limit `net.core.wmem_max`. At least half of the mean, as a network may need that many.
-fn in_flight(mean: usize, share: f64) -> usize {
-    ((mean as f64 * share.max(0.5)) as usize).min(i32::MAX as usize)
-}
-
 /// Refuses RDMA for a job whose connections are to be encrypted: devices cannot do that.
 ///
 /// # Errors
@@ -110,8 +104,8 @@ pub(super) struct InterNodeSetup<'a> {
     /// Those of them that the plans use, which are the only ones with links over RDMA at first.
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "TCP has links to all peers at once"))]
     pub planned: &'a [Rank],
-    /// By rank, the share of this node's network interface that the link to it needs, in multiples of the mean. Takes some time.
-    pub shares: &'a dyn Fn() -> Vec<f64>,
+    /// By rank, the bytes that the link to it may have in flight. Takes some time.
+    pub bytes_in_flight: &'a dyn Fn() -> Vec<usize>,
     pub connection: &'a ControlConnection,
     pub deadline: Instant,
     pub fault: &'a Arc<Fault>,
@@ -169,8 +163,8 @@ impl InterNodeSetup<'_> {
         };
         let tcp = Tcp::connect(listener, self.me, &peers, &key, options, self.deadline, self.fault)?;
         if config.socket_buffer.0 > 0 {
-            let shares = (self.shares)();
-            tcp.limit_send_buffers(|peer| in_flight(config.socket_buffer.0, shares[peer]))?;
+            let bytes = (self.bytes_in_flight)();
+            tcp.limit_send_buffers(|peer| bytes[peer])?;
         }
         Ok(tcp)
     }

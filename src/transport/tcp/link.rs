@@ -83,6 +83,15 @@ impl Link {
         }
     }
 
+    /// Whether a connection of this link is within this machine.
+    ///
+    /// # Errors
+    /// That of the kernel.
+    pub fn is_local(&self, stream: &FrameStream) -> rustix::io::Result<bool> {
+        let own = SocketAddr::try_from(rustix::net::getsockname(stream)?)?;
+        Ok(own.ip() == self.address.ip() || own.ip().is_loopback())
+    }
+
     /// Whether messages are in flight, so that the link holds pieces.
     pub fn is_busy(&self) -> bool {
         self.in_flight() != (0, 0)

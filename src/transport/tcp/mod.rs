@@ -68,6 +68,10 @@ const MOST_PROBED_LINKS: usize = 16;
 /// about 0.3 ms, so an all-reduce that waits for less does not pay for it.
 const MOST_IDLE_POLLS: u32 = 1024;
 
+/// The least send buffer of a connection within this machine, in bytes. The packets of the loopback device have up to 64 KiB: with a buffer for
+/// fewer than two of them, a sender waits for acknowledgements that the receiver delays (all-reduces of 64 KiB take 44 ms with 32 KiB, and 0.02 ms with 64).
+const LOCAL_SEND_BUFFER: usize = 128 << 10;
+
 const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// A rank's TCP links.
@@ -150,17 +154,21 @@ impl Tcp {
         })
     }
 
-    /// Limits the bytes per socket that the peer has not acknowledged to about `bytes_to(peer)`.
+    /// Limits the bytes per socket that the peer has not acknowledged to about `bytes_to(peer)`; within this machine to at least
+    /// [`LOCAL_SEND_BUFFER`].
     ///
     /// # Errors
     /// `System` if the kernel refuses.
     pub fn limit_send_buffers(&self, bytes_to: impl Fn(Rank) -> usize) -> Result<()> {
+        let failed = |cause| Error::io("cannot limit the send buffer of a socket", cause);
         for link in &self.links {
             let bytes = bytes_to(link.peer);
             for stream in &link.streams {
+                let is_local = link.is_local(stream).map_err(failed)?;
+                let bytes = if is_local { bytes.max(LOCAL_SEND_BUFFER) } else { bytes };
                 // The kernel doubles this value, because it counts its own overhead too.
-                rustix::net::sockopt::set_socket_send_buffer_size(stream, bytes)
-                    .map_err(|cause| Error::io("cannot limit the send buffer of a socket", cause))?;
+                rustix::net::sockopt::set_socket_send_buffer_size(stream, bytes.min(i32::MAX as usize))
+                    .map_err(failed)?;
             }
         }
         Ok(())
