@@ -41,7 +41,7 @@ def main():
 
     def slow_down(rows):
         if state["slowed"] is None and rows >= ROWS_BEFORE:
-            lab.set_rate(SLOW, "400mbit")
+            lab.set_rate(SLOW, 400)
             # The calls of the next row may be running.
             state["slowed"] = 2 * rows
 

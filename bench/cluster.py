@@ -50,11 +50,11 @@ class Cluster:
                 words += ["]", f"{self.uplinks[rack]}mbit"]
         return words
 
-    def run(self, script, options, limit, **environment):
+    def run(self, script, options, limit):
         """Builds the lab of this cluster, runs a script there with `options` as JSON, and removes the lab in any case. Returns what the
         script printed last, which is JSON. Kills it after `limit` seconds: the script is to end by itself before."""
         command = [ROOT / "bench/lab.sh", *self.lab_words(), "--", sys.executable, script, json.dumps(options)]
-        printed = lab.supervised(command, limit, **environment)
+        printed = lab.supervised(command, limit)
         if not printed.strip():
             raise lab.Failure("bench/lab.sh printed nothing")
         return json.loads(printed.strip().splitlines()[-1])

@@ -149,11 +149,11 @@ def iperf3(sender, receiver, seconds):
         server.wait()
 
 
-def set_rate(node, rate):
-    """Changes the rate of both ends of a node's link, in the notation of tc."""
+def set_rate(node, mbit):
+    """Changes the rate of both ends of a node's link, in Mbit/s."""
     lab = NODES[node].rsplit("-", 1)[0]
     for namespace, device in ((NODES[node], "up0"), (f"{lab}-switch", f"port{node}")):
-        shape = ["tc", "qdisc", "change", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
+        shape = ["tc", "qdisc", "change", "dev", device, "root", "tbf", "rate", f"{mbit}mbit", "burst", str(max(32768, 262 * mbit)), "latency", "100ms"]
         subprocess.run(["ip", "netns", "exec", namespace, *shape], check=True)
 
 

@@ -49,8 +49,6 @@ class Short(Long):
 
 # Seconds that the simulations and the report take, that a lab may take longer than its share, and in which none is started.
 REPORT, GRACE, LEAST = 30, 10, 15
-# Bytes that an idle link lets pass at once: the links of real networks let none. With less, late timers cost bandwidth.
-BURST = "32768"
 
 
 def measure(options, bounds, end):
@@ -66,7 +64,7 @@ def measure(options, bounds, end):
                      "tune_ms": bounds.tune_ms, "longest_call": bounds.longest_call}
         print(f"cluster {name}: {share:.0f} s", flush=True)
         try:
-            found.append(Cluster(name).run(HERE / "cases.py", arguments, share + GRACE, LAB_BURST=BURST))
+            found.append(Cluster(name).run(HERE / "cases.py", arguments, share + GRACE))
         except lab.Failure as failure:
             failures.append(f"{name}: {failure}")
             print(f"failed: {failures[-1]}", flush=True)

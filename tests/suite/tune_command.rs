@@ -81,7 +81,6 @@ fn the_links_of_switches_and_nodes_are_told_apart_in_a_job_on_a_tree() {
     let mut lab = Command::new(root().join("bench/lab.sh"));
     lab.args(["[", "80mbit", "80mbit", "]", "40mbit", "80mbit", "--", "sh", "-ec", JOB, "sh"]);
     lab.args([env!("CARGO_BIN_EXE_flexring"), "tune", "--sizes", "64K", "-o"]).arg(&path);
-    lab.env("LAB_BURST", "65536");
     for (setting, value) in [
         ("FLEXRING_WORLD_SIZE", "3"),
         ("FLEXRING_MASTER_ADDR", "198.18.0.1"),
