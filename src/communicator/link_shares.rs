@@ -14,9 +14,9 @@ use crate::rank::Rank;
 const LEAST_IN_FLIGHT: f64 = 16.0 * 1024.0;
 
 /// From this rate on, in bytes per second, the mean holds; slower links have less in flight in proportion, because what is in flight waits in
-/// queues, and sums are late by that time. With 128 KiB instead of 16 on 1+1+2 with links of 100 Mbit/s, 1 MiB takes 1.10 to 1.14 times as
-/// long as the links need instead of 1.06, and 4 MiB 1.2 instead of 1.01.
-const FULL_RATE: f64 = 125e6;
+/// queues, and sums are late by that time. On 1+1+2 with links of 100 Mbit/s and 16, 32, 64 and 128 KiB, 4 MiB take 1.01, 1.08, 1.17 and 1.2 times as
+/// long as the links need; with one node of 500 Mbit/s less than 64 KiB gain nothing.
+const FULL_RATE: f64 = 31.25e6;
 
 /// By rank, the bytes that the link to it may have in flight: `mean` by the link's share of this node's interface, which makes all links of
 /// the node's ranks end at the same time. At least half of the mean, as a network may need that many, and less on links that the topology knows to be slow.
@@ -113,7 +113,7 @@ mod tests {
         };
         assert_eq!(in_flight("1@1G+1@1G", 64 << 10)[1], 64 << 10);
         assert_eq!(in_flight("1@10G+1@10G", 64 << 10)[1], 64 << 10);
-        assert_eq!(in_flight("1@1G+1@500M", 64 << 10)[1], 32 << 10);
+        assert_eq!(in_flight("1@1G+1@125M", 64 << 10)[1], 32 << 10);
         assert_eq!(in_flight("1@10M+1@10M", 64 << 10)[1], 16 << 10);
         // A setting below the least holds.
         assert_eq!(in_flight("1@10M+1@10M", 8 << 10)[1], 8 << 10);
