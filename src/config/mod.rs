@@ -142,7 +142,7 @@ settings! {
     master_addr: Option<String> = "FLEXRING_MASTER_ADDR", None, AnyValue,
         "Host name or address of rank 0, where the ranks find each other.";
     master_port: Option<u16> = "FLEXRING_MASTER_PORT", None, AnyValue,
-        "TCP port of rank 0, where the ranks find each other.";
+        "TCP port of rank 0, where the ranks find each other. Unset: MASTER_PORT + 1 under torchrun, else one from 20000 to 30000 that follows from the name of the job.";
     secret: Option<SecretText> = "FLEXRING_SECRET", None, AnyValue,
         "Secret of the job, the same on all ranks: only processes that know it can join. At least 16 bytes, for example from `openssl rand -hex 32`. Unset: jobs on one node and unique ids have a random one; other jobs trust all that can reach rank 0.";
     secret_file: Option<String> = "FLEXRING_SECRET_FILE", None, AnyValue,
@@ -195,7 +195,7 @@ settings! {
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
         "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, for which only the number of messages counts. Ranks exchange it in one hop, if all ranks share one node, or if no two ranks do, unless they double recursively (FLEXRING_DIRECT); more than 16 ranks on as many nodes use a binary tree, and ranks of one node that outnumber its cores leave the reduction to the first of them.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
-        "Number of slots in a rank's pool. Raised to one per peer that shares memory and two per other peer, if that is more.";
+        "Number of slots in a rank's pool. Raised to the number of other ranks if all ranks share memory, and else to twice that number.";
     #[shared yes]
     sockets_per_link: usize = "FLEXRING_SOCKETS_PER_LINK", 1, 1..=16,
         "Number of TCP connections per link; sub-chunks are striped over them.";
