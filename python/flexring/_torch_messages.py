@@ -43,10 +43,18 @@ class Channel:
         if self._error is not None:
             raise self._error
         try:
-            if self._comm is None:
-                self._comm = self._meeting.join(self._name, self._rank, 2, self._sender)
-            function(self._comm)
+            comm = self._comm
+            if comm is None:
+                comm = self._meeting.join(self._name, self._rank, 2, self._sender, lambda: self._error)
+                # The channel may have ended meanwhile.
+                if self._error is not None:
+                    comm.close()
+                    raise self._error
+                self._comm = comm
+            function(comm)
         except FlexringError as error:
+            if error is self._error:
+                raise
             self._error = FlexringError(
                 error.code,
                 f"a message from rank {self._sender} to rank {self._receiver} failed: {error} (rank 0 of the message's communicator is "
@@ -55,11 +63,16 @@ class Channel:
             raise self._error from error
 
     def abort(self) -> None:
-        """Ends a running call on both ranks."""
+        """Ends a running call on both ranks. A call that waits for the other rank's first one ends on this rank."""
         comm = self._comm
         if comm is not None:
             with contextlib.suppress(FlexringError):
                 comm.abort()
+        elif self._error is None:
+            self._error = FlexringError(
+                FlexringError.ABORTED,
+                f"rank {self._meeting.rank} aborted a message from rank {self._sender} to rank {self._receiver} before both had begun it",
+            )
 
     def close(self) -> None:
         comm, self._comm = self._comm, None

@@ -12,8 +12,11 @@ from unittest import mock
 try:
     import torch
 
+    from flexring import FlexringError
     from flexring._torch_collectives import Collectives
+    from flexring._torch_join import Meeting
     from flexring._torch_memory import Blocks
+    from flexring._torch_messages import Channels
     from flexring._torch_work import CallLine, Work
 except ImportError:
     torch = None
@@ -101,6 +104,23 @@ class Calls(unittest.TestCase):
             work.wait()
         self.assertIsInstance(work.exception(), ValueError)
         abort.assert_not_called()
+
+
+@unittest.skipIf(torch is None, "no torch")
+class Joins(unittest.TestCase):
+    def test_a_rank_that_publishes_no_id_is_named(self):
+        meeting = Meeting(torch.distributed.HashStore(), 1, datetime.timedelta(seconds=0.1))
+        with self.assertRaisesRegex(FlexringError, "rank 0 of the process group published no flexring id within 0.1 s") as caught:
+            meeting.join("", 1, 2, 0)
+        self.assertEqual(caught.exception.code, FlexringError.RENDEZVOUS_FAILED)
+
+    def test_the_wait_for_an_id_ends_when_the_message_is_aborted(self):
+        meeting = Meeting(torch.distributed.HashStore(), 1, datetime.timedelta(seconds=30))
+        channel = Channels(meeting, 1).of(0, tag=3)
+        threading.Timer(0.1, channel.abort).start()
+        with self.assertRaisesRegex(FlexringError, "rank 1 aborted a message from rank 0 to rank 1") as caught:
+            channel.recv(torch.zeros(1), None)
+        self.assertEqual(caught.exception.code, FlexringError.ABORTED)
 
 
 class MemoryOfTheTest:

@@ -49,6 +49,7 @@ MOVED_BY = {
     "gather_and_scatter": ("gather", "scatter"),
     "hsdp": ("all_gather", "reduce_scatter", "all_reduce"),
     "pipeline": ("send", "recv"),
+    "receives_first": ("send", "recv"),
     "reduce": ("reduce",),
     "send_and_recv": ("send", "recv"),
     "tensor_parallel": ("all_reduce",),
@@ -384,6 +385,30 @@ def send_and_recv(rank):
             assert "rank 0 to rank 1" in str(error), error
         else:
             raise AssertionError("no error for different lengths")
+
+
+@check
+def receives_first(rank):
+    """Every rank posts a receive before the send that the next one receives, in a group whose store serves one request at a time."""
+    torch, dist = rank.torch, rank.dist
+    limit = datetime.timedelta(seconds=TIMEOUT)
+    store = dist.TCPStore("127.0.0.1", 0, rank.size, True, limit, wait_for_workers=False) if rank.number == 0 else None
+    port = [store and store.port]
+    dist.broadcast_object_list(port, src=0)
+    store = store or dist.TCPStore("127.0.0.1", port[0], rank.size, False, limit, wait_for_workers=False)
+    dist.destroy_process_group()
+    dist.init_process_group("flexring", store=store, rank=rank.number, world_size=rank.size, timeout=limit)
+    received = torch.zeros(1000)
+    before = (rank.number - 1) % rank.size
+    receive = dist.irecv(received, before)
+    # The receive waits for the sender's id now.
+    time.sleep(0.2)
+    sent = dist.isend(rank.data(rank.number), (rank.number + 1) % rank.size)
+    receive.wait()
+    sent.wait()
+    rank.equal(received, rank.data(before))
+    # Rank 0 has the store.
+    dist.barrier()
 
 
 @check
