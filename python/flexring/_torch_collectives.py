@@ -103,9 +103,9 @@ class Collectives:
         if first.is_cuda:
             work = self._call_on_gpu(comm, in_background, results, function, inputs)
         elif in_background:
-            work = Work(results, self._line.submit(function, comm, None), comm.abort)
+            work = Work(results, self._line.submit(comm.abort, function, comm, None), comm.abort)
         else:
-            self._line.run(function, comm, None)
+            self._line.run(comm.abort, function, comm, None)
             # There is nothing to wait for, and torch from 2.14 on does without a handle.
             if VERSION >= (2, 14) and self._group is None:
                 return None
@@ -136,7 +136,7 @@ class Collectives:
             with torch.cuda.stream(stream):
                 function(comm, stream)
 
-        self._line.run(call)
+        self._line.run(comm.abort, call)
         event = torch.cuda.Event()
         event.record(stream)
         return WorkOnGpu(results, stream, event)
@@ -354,7 +354,7 @@ class Collectives:
         (tensor,) = tensors
         vector = bytes_of(tensor)
         if not tensor.is_cuda:
-            return Work(tensors, channel.line.submit(function, vector, None), channel.abort)
+            return Work(tensors, channel.line.submit(channel.abort, function, vector, None), channel.abort)
         stream = torch.cuda.Stream(tensor.device)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         tensor.record_stream(stream)
@@ -365,7 +365,7 @@ class Collectives:
                 function(vector, stream)
             event.record(stream)
 
-        return WorkOnGpu(tensors, stream, event, channel.line.submit(call))
+        return WorkOnGpu(tensors, stream, event, channel.line.submit(channel.abort, call))
 
     recv_anysource = _unsupported("recv from any rank")
     allreduce_sparse = _unsupported("all_reduce of sparse tensors")

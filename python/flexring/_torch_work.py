@@ -5,6 +5,7 @@ Must not know communicators: a call is a function.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import concurrent.futures
 import contextlib
@@ -12,6 +13,8 @@ import datetime
 import os
 import queue
 import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +26,19 @@ from ._library import FlexringError
 if TYPE_CHECKING:
     # The end of a call that runs in another thread.
     Future = concurrent.futures.Future[Any]
+    # Ends the calls of a communicator on all ranks.
+    Abort = Callable[[], object]
 
 # Threads that wait for the next call. Others end.
 _MOST_IDLE = 4
 
+# Seconds for which the interpreter waits at its exit for calls that it has aborted.
+_EXIT_LIMIT = 2
+
 
 class _Threads:
     """Threads that run functions, as many at a time as there are functions, so that any number of them may wait. They are
-    daemons: the interpreter does not wait for them at its end."""
+    daemons: the interpreter does not wait for them at its exit, but aborts their calls first (``_abort_calls``)."""
 
     def __init__(self) -> None:
         self._idle: collections.deque[queue.SimpleQueue[Callable[[], object]]] = collections.deque()
@@ -70,52 +78,90 @@ class CallLine:
     def __init__(self) -> None:
         # A signal handler may run in the thread that runs a call, and make another one.
         self._turn = threading.RLock()
-        self._running = False
-        self._calls: collections.deque[tuple[Callable[..., Any], tuple[Any, ...], Future]] = collections.deque()
+        # How to abort the blocking call that runs.
+        self._running: Abort | None = None
+        # The other calls that are not over, with their arguments and how to abort them. The first one may run.
+        self._calls: collections.deque[tuple[Abort, Callable[..., Any], tuple[Any, ...], Future]] = collections.deque()
+        _lines.add(self)
 
-    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Runs a call after all earlier ones and returns its result."""
+    def run(self, abort: Abort, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a call after all earlier ones and returns its result. ``abort`` ends the calls of this line on all ranks."""
         with self._turn:
-            if self._running:
+            if self._running is not None:
                 raise RuntimeError(
                     "a signal handler cannot make a call in the process group whose call it interrupted: fix: set a flag in the "
                     "handler, and make the call after the other one"
                 )
-            # A call that was submitted is in this queue until it runs, under the same lock.
+            # A call that was submitted is in this queue until it is over, under the same lock.
             if not self._calls:
-                self._running = True
+                self._running = abort
                 try:
                     return function(*arguments)
                 finally:
-                    self._running = False
-        return self.submit(function, *arguments).result()
+                    self._running = None
+        return self.submit(abort, function, *arguments).result()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
-        """Adds a call. Returns a future of ``concurrent.futures``."""
+    def submit(self, abort: Abort, function: Callable[..., Any], *arguments: Any) -> Future:
+        """Adds a call. Returns a future of ``concurrent.futures``. ``abort`` is as for :meth:`run`."""
         future: Future = concurrent.futures.Future()
-        self._calls.append((function, arguments, future))
+        self._calls.append((abort, function, arguments, future))
         _threads.run(self._run_next)
         return future
 
     def _run_next(self) -> None:
         with self._turn:
-            function, arguments, future = self._calls.popleft()
+            _, function, arguments, future = self._calls[0]
             try:
                 result, error = function(*arguments), None
             except BaseException as raised:
                 result, error = None, raised
+            self._calls.popleft()
         # Runs the callbacks.
         if error is None:
             future.set_result(result)
         else:
             future.set_exception(error)
 
+    def abort(self) -> bool:
+        """Aborts the call that runs, and with it those that wait. Returns whether there is one."""
+        abort = self._running
+        if abort is None:
+            try:
+                abort = self._calls[0][0]
+            except IndexError:
+                return False
+        with contextlib.suppress(FlexringError):
+            abort()
+        return True
+
+    def is_idle(self) -> bool:
+        return self._running is None and not self._calls
+
+
+_lines: weakref.WeakSet[CallLine] = weakref.WeakSet()
+# The calls of a forked child's parent are not the child's.
+os.register_at_fork(after_in_child=_lines.clear)
+
+
+def _abort_calls() -> None:
+    """Aborts all calls that are not over. Threads that run them use communicators, which are freed next."""
+    aborted = [line for line in list(_lines) if line.abort()]
+    limit = time.monotonic() + _EXIT_LIMIT
+    while not all(line.is_idle() for line in aborted) and time.monotonic() < limit:
+        time.sleep(0.001)
+
+
+# At exit functions run in the reverse order of their registration. The first finalizer of a process registers the function that
+# runs all finalizers, among them those that free communicators, so one has to be there before.
+weakref.finalize(_threads, int)
+atexit.register(_abort_calls)
+
 
 class Work(dist.Work):
     """A call on host memory: over, or running as a future of ``concurrent.futures``. ``abort`` ends it on all ranks."""
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], future: Future | None = None, abort: Callable[[], None] | None = None
+        self, tensors: Sequence[torch.Tensor], future: Future | None = None, abort: Abort | None = None
     ) -> None:
         super().__init__()
         self._tensors = tensors

@@ -22,12 +22,16 @@ except ImportError:
     torch = None
 
 
+def nothing():
+    """Aborts nothing."""
+
+
 @unittest.skipIf(torch is None, "no torch")
 class Calls(unittest.TestCase):
     def test_calls_run_in_the_order_in_which_they_were_made(self):
         line, made = CallLine(), []
-        futures = [line.submit(made.append, number) for number in range(50)]
-        line.run(made.append, 50)
+        futures = [line.submit(nothing, made.append, number) for number in range(50)]
+        line.run(nothing, made.append, 50)
         for future in futures:
             future.result(30)
         self.assertEqual(made, list(range(51)))
@@ -35,13 +39,13 @@ class Calls(unittest.TestCase):
     def test_any_number_of_callbacks_may_wait_for_other_calls(self):
         line, count = CallLine(), 40
         begin, over = threading.Event(), threading.Barrier(count + 1)
-        first = line.submit(begin.wait, 30)
+        first = line.submit(nothing, begin.wait, 30)
 
         def callback(_future):
-            line.run(time.sleep, 0)
+            line.run(nothing, time.sleep, 0)
             over.wait(30)
 
-        for future in [line.submit(time.sleep, 0) for _ in range(count)]:
+        for future in [line.submit(nothing, time.sleep, 0) for _ in range(count)]:
             future.add_done_callback(callback)
         begin.set()
         self.assertTrue(first.result(30))
@@ -49,12 +53,12 @@ class Calls(unittest.TestCase):
 
     def test_threads_are_used_again(self):
         line = CallLine()
-        line.submit(time.sleep, 0).result(30)
+        line.submit(nothing, time.sleep, 0).result(30)
         names = set()
         for _ in range(20):
             # A thread is idle a moment after its call is over.
             time.sleep(0.005)
-            names.add(line.submit(threading.get_ident).result(30))
+            names.add(line.submit(nothing, threading.get_ident).result(30))
         self.assertLess(len(names), 10)
 
     def test_a_signal_handler_is_refused_a_call_within_a_call(self):
@@ -62,7 +66,7 @@ class Calls(unittest.TestCase):
 
         def handler(*_):
             try:
-                line.run(time.sleep, 0)
+                line.run(nothing, time.sleep, 0)
             except RuntimeError as error:
                 errors.append(str(error))
 
@@ -73,8 +77,8 @@ class Calls(unittest.TestCase):
 
         before = signal.signal(signal.SIGUSR1, handler)
         try:
-            self.assertEqual(line.run(call), "over")
-            self.assertEqual(line.run(call), "over")
+            self.assertEqual(line.run(nothing, call), "over")
+            self.assertEqual(line.run(nothing, call), "over")
         finally:
             signal.signal(signal.SIGUSR1, before)
         self.assertEqual(len(errors), 2)
@@ -82,7 +86,7 @@ class Calls(unittest.TestCase):
 
     def test_an_exception_of_a_signal_handler_aborts_the_call_that_is_waited_for(self):
         line, aborted = CallLine(), threading.Event()
-        work = Work([], line.submit(aborted.wait, 30), aborted.set)
+        work = Work([], line.submit(aborted.set, aborted.wait, 30), aborted.set)
 
         def handler(*_):
             raise InterruptedError
@@ -99,7 +103,7 @@ class Calls(unittest.TestCase):
 
     def test_the_error_of_a_call_aborts_nothing(self):
         line, abort = CallLine(), mock.Mock()
-        work = Work([], line.submit(int, "x"), abort)
+        work = Work([], line.submit(nothing, int, "x"), abort)
         with self.assertRaises(ValueError):
             work.wait()
         self.assertIsInstance(work.exception(), ValueError)
@@ -176,6 +180,10 @@ class Base:
 
     def __init__(self, rank, size):
         pass
+
+
+def nothing():
+    """Aborts nothing."""
 
 
 @unittest.skipIf(torch is None, "no torch")

@@ -742,6 +742,40 @@ def after_destroy(rank):
         raise AssertionError("no error after destroy_process_group")
 
 
+# Rank 0 raises an exception while messages to it and calls of a group are pending, and the others wait for rank 0.
+EXIT = """
+import datetime, sys, torch, torch.distributed as dist, flexring.torch
+rank, size = map(int, sys.argv[1:3])
+store = dist.FileStore(sys.argv[3], size)
+dist.init_process_group("flexring", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+vector, group = torch.zeros(1), dist.new_group()
+dist.barrier()
+dist.all_reduce(vector, group=group)
+if rank == 0:
+    dist.recv(vector, 1)
+    works = [dist.irecv(torch.zeros(1), 1), dist.irecv(torch.zeros(1), 1), dist.irecv(torch.zeros(1), 1, tag=7)]
+    works += [dist.all_reduce(torch.zeros(1), group=group, async_op=True) for _ in range(2)]
+    raise SystemExit("rank 0 ends early")
+if rank == 1:
+    dist.send(vector, 0)
+dist.barrier()
+"""
+
+
+@check
+def exit_with_pending_calls(rank):
+    store = [f"{tempfile.mkdtemp()}/store" if rank.number == 0 else None]
+    rank.dist.broadcast_object_list(store, src=0)
+    command = [sys.executable, "-c", EXIT, str(rank.number), str(rank.size), store[0]]
+    begun = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    took = time.monotonic() - begun
+    message = "rank 0 ends early" if rank.number == 0 else "FlexringError"
+    assert ended.returncode == 1 and message in ended.stderr, ended
+    rank.dist.barrier()
+    assert took < TIMEOUT / 2, f"{took} s"
+
+
 def _survivors(rank, work):
     """The last rank kills itself during ``work``. Every other one raises an error that names it, at once."""
     dist = rank.dist
