@@ -365,7 +365,7 @@ class Collectives:
                 function(vector, stream)
             event.record(stream)
 
-        return WorkOnGpu(tensors, stream, event, channel.line.submit(channel.abort, call))
+        return WorkOnGpu(tensors, stream, event, channel.line.submit(channel.abort, call), channel.abort)
 
     recv_anysource = _unsupported("recv from any rank")
     allreduce_sparse = _unsupported("all_reduce of sparse tensors")

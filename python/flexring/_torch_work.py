@@ -157,6 +157,23 @@ weakref.finalize(_threads, int)
 atexit.register(_abort_calls)
 
 
+def _wait_for(future: Future, timeout: datetime.timedelta | None, abort: Abort | None) -> None:
+    """Waits for a call of another thread, for at most ``timeout``, and raises its error. An exception of a signal handler, such
+    as Ctrl-C, aborts it. A handler may raise any exception, also a TimeoutError."""
+    seconds = timeout.total_seconds() if timeout else 0
+    try:
+        if not future.done():
+            concurrent.futures.wait([future], seconds or None)
+    except BaseException:
+        if abort is not None and not future.done():
+            with contextlib.suppress(FlexringError):
+                abort()
+        raise
+    if not future.done():
+        raise RuntimeError(f"the call did not end within {seconds} s; it is still running")
+    future.result()
+
+
 class Work(dist.Work):
     """A call on host memory: over, or running as a future of ``concurrent.futures``. ``abort`` ends it on all ranks."""
 
@@ -171,20 +188,8 @@ class Work(dist.Work):
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Waits until the call is over, for at most ``timeout`` (a timedelta; without one, for the group's timeout). Raises
         the error of the call."""
-        if self._future is None:
-            return True
-        seconds = timeout.total_seconds() if timeout else 0
-        try:
-            self._future.result(seconds or None)
-        except concurrent.futures.TimeoutError:
-            raise RuntimeError(f"the call did not end within {seconds} s; it is still running") from None
-        except BaseException:
-            if not self._future.done():
-                # Ctrl-C, or another signal whose handler raised an exception: the call runs in another thread.
-                if self._abort is not None:
-                    with contextlib.suppress(FlexringError):
-                        self._abort()
-            raise
+        if self._future is not None:
+            _wait_for(self._future, timeout, self._abort)
         return True
 
     synchronize = wait
@@ -222,22 +227,28 @@ class Work(dist.Work):
 
 
 class WorkOnGpu(dist.Work):
-    """A call on GPU memory, which takes effect in a stream; ``event`` is recorded after it. ``future`` is there if the call is
-    made in another thread."""
+    """A call on GPU memory, which takes effect in a stream; ``event`` is recorded after it. ``future`` and ``abort`` are there if
+    the call is made in another thread."""
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], stream: Any, event: Any, future: Future | None = None
+        self,
+        tensors: Sequence[torch.Tensor],
+        stream: Any,
+        event: Any,
+        future: Future | None = None,
+        abort: Abort | None = None,
     ) -> None:
         super().__init__()
         self._tensors = tensors
         self._stream = stream
         self._event = event
         self._future = future
+        self._abort = abort
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Lets the current stream wait for the call. Waits itself only until the call is made."""
         if self._future is not None:
-            self._future.result((timeout.total_seconds() if timeout else 0) or None)
+            _wait_for(self._future, timeout, self._abort)
         self._event.wait(torch.cuda.current_stream(self._stream.device))
         return True
 
@@ -258,7 +269,7 @@ class WorkOnGpu(dist.Work):
     def get_future(self) -> Any:
         """A future of torch whose readers' streams wait for the call."""
         if self._future is not None:
-            self._future.result()
+            _wait_for(self._future, None, self._abort)
         future = torch.futures.Future(devices=[self._stream.device])
         with torch.cuda.stream(self._stream):
             future.set_result(self._tensors)

@@ -1,5 +1,6 @@
 """The order and handles of the calls of a process group, without other ranks."""
 
+import contextlib
 import ctypes
 import datetime
 import os
@@ -24,6 +25,23 @@ except ImportError:
 
 def nothing():
     """Aborts nothing."""
+
+
+@contextlib.contextmanager
+def raised_soon(exception):
+    """A signal comes, whose handler raises this exception."""
+
+    def handler(*_):
+        raise exception
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 @unittest.skipIf(torch is None, "no torch")
@@ -85,21 +103,23 @@ class Calls(unittest.TestCase):
         self.assertIn("set a flag in the handler", errors[0])
 
     def test_an_exception_of_a_signal_handler_aborts_the_call_that_is_waited_for(self):
-        line, aborted = CallLine(), threading.Event()
-        work = Work([], line.submit(aborted.set, aborted.wait, 30), aborted.set)
-
-        def handler(*_):
-            raise InterruptedError
-
-        before = signal.signal(signal.SIGUSR1, handler)
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        try:
-            with self.assertRaises(InterruptedError):
+        # The second one is what a wait raises whose time is over.
+        for exception in InterruptedError, TimeoutError:
+            line, aborted = CallLine(), threading.Event()
+            work = Work([], line.submit(aborted.set, aborted.wait, 30), aborted.set)
+            with raised_soon(exception), self.assertRaises(exception):
                 work.wait()
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-        self.assertTrue(aborted.is_set())
-        self.assertTrue(work.wait(datetime.timedelta(seconds=30)))
+            self.assertTrue(aborted.is_set())
+            self.assertTrue(work.wait(datetime.timedelta(seconds=30)))
+
+    def test_a_wait_whose_time_is_over_aborts_nothing(self):
+        line, over, abort = CallLine(), threading.Event(), mock.Mock()
+        work = Work([], line.submit(abort, over.wait, 30), abort)
+        with self.assertRaisesRegex(RuntimeError, "did not end within 0.05 s"):
+            work.wait(datetime.timedelta(seconds=0.05))
+        abort.assert_not_called()
+        over.set()
+        self.assertTrue(work.wait())
 
     def test_the_error_of_a_call_aborts_nothing(self):
         line, abort = CallLine(), mock.Mock()
