@@ -67,6 +67,27 @@ _threads = _Threads()
 os.register_at_fork(after_in_child=_threads.forget)
 
 
+def _end_by(abort: Abort) -> None:
+    with contextlib.suppress(FlexringError):
+        abort()
+
+
+def _wait_for(future: Future, timeout: datetime.timedelta | None, abort: Abort | None) -> Any:
+    """Waits for a call of another thread, for at most ``timeout``, and returns its result or raises its error. An exception of a
+    signal handler, such as Ctrl-C, aborts it. A handler may raise any exception, also a TimeoutError."""
+    seconds = timeout.total_seconds() if timeout else 0
+    try:
+        if not future.done():
+            concurrent.futures.wait([future], seconds or None)
+    except BaseException:
+        if abort is not None and not future.done():
+            _end_by(abort)
+        raise
+    if not future.done():
+        raise RuntimeError(f"the call did not end within {seconds} s; it is still running")
+    return future.result()
+
+
 class CallLine:
     """Runs calls one at a time in the order in which they were made: blocking ones in the caller's thread, each other one in a
     thread of its own. That thread runs the callbacks of its call after the next call may run, so that a callback may wait for
@@ -78,31 +99,46 @@ class CallLine:
     def __init__(self) -> None:
         # A signal handler may run in the thread that runs a call, and make another one.
         self._turn = threading.RLock()
-        # How to abort the blocking call that runs.
+        # How to abort the blocking call that runs, and its thread.
         self._running: Abort | None = None
+        self._thread: int | None = None
         # The other calls that are not over, with their arguments and how to abort them. The first one may run.
         self._calls: collections.deque[tuple[Abort, Callable[..., Any], tuple[Any, ...], Future]] = collections.deque()
         _lines.add(self)
 
     def run(self, abort: Abort, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a call after all earlier ones and returns its result. ``abort`` ends the calls of this line on all ranks."""
-        with self._turn:
-            if self._running is not None:
-                raise RuntimeError(
-                    "a signal handler cannot make a call in the process group whose call it interrupted: fix: set a flag in the "
-                    "handler, and make the call after the other one"
-                )
-            # A call that was submitted is in this queue until it is over, under the same lock.
-            if not self._calls:
-                self._running = abort
-                try:
-                    return function(*arguments)
-                finally:
-                    self._running = None
-        return self.submit(abort, function, *arguments).result()
+        waits = True
+        try:
+            with self._turn:
+                waits = False
+                self._refuse_handler()
+                # A call that was submitted is in this queue until it is over, under the same lock.
+                if not self._calls:
+                    self._running, self._thread = abort, threading.get_ident()
+                    try:
+                        return function(*arguments)
+                    finally:
+                        self._running = self._thread = None
+        except BaseException:
+            # A signal handler raised it while a call of another thread ran.
+            if waits:
+                _end_by(abort)
+            raise
+        return _wait_for(self.submit(abort, function, *arguments), None, abort)
+
+    def _refuse_handler(self) -> None:
+        """Raises an error in a signal handler that has interrupted a blocking call of this line."""
+        if self._thread == threading.get_ident():
+            raise RuntimeError(
+                "a signal handler cannot make a call in the process group whose call it interrupted: fix: set a flag in the "
+                "handler, and make the call after the other one"
+            )
 
     def submit(self, abort: Abort, function: Callable[..., Any], *arguments: Any) -> Future:
         """Adds a call. Returns a future of ``concurrent.futures``. ``abort`` is as for :meth:`run`."""
+        # The call would wait for the one that the handler keeps from going on.
+        self._refuse_handler()
         future: Future = concurrent.futures.Future()
         self._calls.append((abort, function, arguments, future))
         _threads.run(self._run_next)
@@ -130,8 +166,7 @@ class CallLine:
                 abort = self._calls[0][0]
             except IndexError:
                 return False
-        with contextlib.suppress(FlexringError):
-            abort()
+        _end_by(abort)
         return True
 
     def is_idle(self) -> bool:
@@ -155,23 +190,6 @@ def _abort_calls() -> None:
 # runs all finalizers, among them those that free communicators, so one has to be there before.
 weakref.finalize(_threads, int)
 atexit.register(_abort_calls)
-
-
-def _wait_for(future: Future, timeout: datetime.timedelta | None, abort: Abort | None) -> None:
-    """Waits for a call of another thread, for at most ``timeout``, and raises its error. An exception of a signal handler, such
-    as Ctrl-C, aborts it. A handler may raise any exception, also a TimeoutError."""
-    seconds = timeout.total_seconds() if timeout else 0
-    try:
-        if not future.done():
-            concurrent.futures.wait([future], seconds or None)
-    except BaseException:
-        if abort is not None and not future.done():
-            with contextlib.suppress(FlexringError):
-                abort()
-        raise
-    if not future.done():
-        raise RuntimeError(f"the call did not end within {seconds} s; it is still running")
-    future.result()
 
 
 class Work(dist.Work):

@@ -83,10 +83,11 @@ class Calls(unittest.TestCase):
         line, errors = CallLine(), []
 
         def handler(*_):
-            try:
-                line.run(nothing, time.sleep, 0)
-            except RuntimeError as error:
-                errors.append(str(error))
+            for make in line.run, line.submit:
+                try:
+                    make(nothing, time.sleep, 0)
+                except RuntimeError as error:
+                    errors.append(str(error))
 
         def call():
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -99,8 +100,9 @@ class Calls(unittest.TestCase):
             self.assertEqual(line.run(nothing, call), "over")
         finally:
             signal.signal(signal.SIGUSR1, before)
-        self.assertEqual(len(errors), 2)
-        self.assertIn("set a flag in the handler", errors[0])
+        self.assertEqual(len(errors), 4)
+        for error in errors:
+            self.assertIn("set a flag in the handler", error)
 
     def test_an_exception_of_a_signal_handler_aborts_the_call_that_is_waited_for(self):
         # The second one is what a wait raises whose time is over.
@@ -111,6 +113,25 @@ class Calls(unittest.TestCase):
                 work.wait()
             self.assertTrue(aborted.is_set())
             self.assertTrue(work.wait(datetime.timedelta(seconds=30)))
+
+    def test_an_exception_of_a_signal_handler_aborts_the_calls_before_a_blocking_one(self):
+        line, aborted = CallLine(), threading.Event()
+        future = line.submit(aborted.set, aborted.wait, 30)
+        with raised_soon(InterruptedError), self.assertRaises(InterruptedError):
+            line.run(aborted.set, time.sleep, 0)
+        self.assertTrue(aborted.is_set())
+        self.assertTrue(future.result(30))
+        self.assertIsNone(line.run(nothing, time.sleep, 0))
+
+    def test_a_blocking_call_behind_a_call_without_a_turn_is_aborted_too(self):
+        line, aborted = CallLine(), threading.Event()
+        # The turn is this thread's, so that neither call begins.
+        with line._turn:
+            future = line.submit(aborted.set, aborted.wait, 30)
+            with raised_soon(InterruptedError), self.assertRaises(InterruptedError):
+                line.run(aborted.set, time.sleep, 0)
+            self.assertTrue(aborted.is_set())
+        self.assertTrue(future.result(30))
 
     def test_a_wait_whose_time_is_over_aborts_nothing(self):
         line, over, abort = CallLine(), threading.Event(), mock.Mock()
