@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -418,11 +419,32 @@ class Collectives:
         """Has no effect: a rank that is in no new group does nothing for it."""
 
     def shutdown(self) -> None:
-        """Leaves the group."""
+        """Leaves the group when the calls that were made are over. If that takes longer than the group's timeout, or a signal
+        handler raises an exception, they are aborted."""
+        try:
+            if not self._drain():
+                self.abort()
+        except BaseException:
+            self.abort()
+            raise
         self._end("was destroyed", abort=False)
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.close()
+
+    def _drain(self) -> bool:
+        """Waits for the calls that were made. Returns whether they are over."""
+        limit = time.monotonic() + self._limit.total_seconds()
+        sends, receives = self._channels.lines()
+
+        def over(lines: Sequence[CallLine]) -> bool:
+            return all(line.drain(limit - time.monotonic()) for line in lines)
+
+        if not over([self._line, *sends]):
+            return False
+        # Receives of other ranks whose senders are here end now if no send was made, and so do those of this rank.
+        self._meeting.leave()
+        return over(receives)
 
     def abort(self) -> None:
         """Ends running calls on all ranks with an error, and the group."""

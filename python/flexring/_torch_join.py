@@ -5,6 +5,7 @@ Owns the keys in the store. Must not know which calls the communicators are for.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 from collections.abc import Callable
@@ -50,11 +51,22 @@ class Meeting:
             id = self._wait_for(key, first, ended)
         return Communicator.from_unique_id(id, rank, size, timeout=self._limit.total_seconds())
 
+    def leave(self) -> None:
+        """Tells the other ranks that this one publishes no more ids."""
+        if self._store is not None:
+            # The store is gone if its rank has ended.
+            with contextlib.suppress(RuntimeError):
+                self._store.set(self._end_of(self.rank), b"")
+
+    def _end_of(self, rank: int) -> str:
+        """The key of a rank that has left the group."""
+        return f"{_ID}/{self._life}/end{rank}"
+
     def _wait_for(self, key: str, first: int, ended: Callable[[], Exception | None]) -> bytes:
         try:
-            self._poll(key, ended)
+            self._poll(key, first, ended)
         except RuntimeError as error:
-            if error is ended():
+            if error is ended() or isinstance(error, FlexringError):
                 raise
             raise FlexringError(
                 FlexringError.RENDEZVOUS_FAILED,
@@ -68,7 +80,7 @@ class Meeting:
             )
         return message[1:]
 
-    def _poll(self, key: str, ended: Callable[[], Exception | None]) -> None:
+    def _poll(self, key: str, first: int, ended: Callable[[], Exception | None]) -> None:
         """Returns when the store has the key. A TCPStore serves one request of a rank at a time, and the wait for a key is one: it
         would keep this rank's other threads from publishing ids, for which other ranks wait."""
         limit = time.monotonic() + self._limit.total_seconds()
@@ -77,6 +89,13 @@ class Meeting:
             error = ended()
             if error is not None:
                 raise error
+            # A rank publishes ids before its end.
+            if self._store.check([self._end_of(first)]) and not self._store.check([key]):
+                raise FlexringError(
+                    FlexringError.PEER_LOST,
+                    f"rank {first} has left the process group without the call that rank {self.rank} waits for: fix: make the same "
+                    "calls on all ranks before destroy_process_group",
+                )
             left = limit - time.monotonic()
             if left <= 0:
                 raise RuntimeError(f"timeout after {self._limit.total_seconds()} s")

@@ -103,6 +103,13 @@ class Channels:
                 self._channels[key] = Channel(self._meeting, *key, self._rank)
             return self._channels[key]
 
+    def lines(self) -> tuple[list[CallLine], list[CallLine]]:
+        """The calls of sends and those of receives."""
+        with self._lock:
+            channels = list(self._channels.items())
+        sends = [channel.line for (sender, _, _), channel in channels if sender == self._rank]
+        return sends, [channel.line for (_, receiver, _), channel in channels if receiver == self._rank]
+
     def end(self, error: Exception, abort: bool) -> None:
         """Ends all channels: later messages raise ``error``."""
         with self._lock:

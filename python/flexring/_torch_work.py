@@ -158,6 +158,17 @@ class CallLine:
         else:
             future.set_exception(error)
 
+    def drain(self, seconds: float) -> bool:
+        """Waits until the calls that were submitted are over, for at most this time. Returns whether they are. Does not wait in a
+        signal handler that has interrupted a blocking call, behind which they wait."""
+        try:
+            last = self._calls[-1][-1]
+        except IndexError:
+            return True
+        if self._thread == threading.get_ident():
+            return True
+        return not concurrent.futures.wait([last], max(seconds, 0)).not_done
+
     def abort(self) -> bool:
         """Aborts the call that runs, and with it those that wait. Returns whether there is one."""
         abort = self._running

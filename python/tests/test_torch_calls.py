@@ -133,6 +133,15 @@ class Calls(unittest.TestCase):
             self.assertTrue(aborted.is_set())
         self.assertTrue(future.result(30))
 
+    def test_the_end_of_a_group_waits_for_its_calls(self):
+        line, over = CallLine(), threading.Event()
+        self.assertTrue(line.drain(0))
+        futures = [line.submit(nothing, over.wait, 30), line.submit(nothing, time.sleep, 0)]
+        self.assertFalse(line.drain(0.05))
+        threading.Timer(0.1, over.set).start()
+        self.assertTrue(line.drain(30))
+        self.assertTrue(all(future.done() for future in futures))
+
     def test_a_wait_whose_time_is_over_aborts_nothing(self):
         line, over, abort = CallLine(), threading.Event(), mock.Mock()
         work = Work([], line.submit(abort, over.wait, 30), abort)

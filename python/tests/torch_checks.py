@@ -742,6 +742,43 @@ def after_destroy(rank):
         raise AssertionError("no error after destroy_process_group")
 
 
+@check
+def destroy_with_pending_calls(rank):
+    torch, dist = rank.torch, rank.dist
+    group, other = dist.new_group(), dist.new_group()
+    dist.barrier(group)
+    dist.barrier(other)
+    if rank.number == 1:
+        time.sleep(0.3)
+    vectors, received = [rank.data(rank.number, 100_000) for _ in range(5)], torch.zeros(1000)
+    works = [dist.all_reduce(vector, group=group, async_op=True) for vector in vectors]
+    before = (rank.number - 1) % rank.size
+    works.append(dist.isend(rank.data(rank.number), (rank.number + 1) % rank.size, group=group))
+    works.append(dist.irecv(received, before, group=group))
+    # The receive of a message that no rank sends ends with the group of its sender.
+    useless = dist.irecv(torch.zeros(1), before, group=group, tag=5)
+    dist.destroy_process_group(group)
+    for work in works:
+        work.wait()
+    for vector in vectors:
+        rank.equal(vector, sum(rank.all_data(count=len(vector))))
+    rank.equal(received, rank.data(before))
+    works = [useless]
+    # A call that the other ranks do not make.
+    begun = time.monotonic()
+    if rank.number == 0:
+        works.append(dist.all_reduce(torch.ones(1), group=other, async_op=True))
+    dist.destroy_process_group(other)
+    for work in works:
+        try:
+            work.wait()
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError("no error of a call that the other ranks did not make")
+    assert time.monotonic() - begun < 5
+
+
 # Rank 0 raises an exception while messages to it and calls of a group are pending, and the others wait for rank 0.
 EXIT = """
 import datetime, sys, torch, torch.distributed as dist, flexring.torch
