@@ -354,8 +354,20 @@ class Collectives:
             raise self._ended
         (tensor,) = tensors
         vector = bytes_of(tensor)
-        if not tensor.is_cuda:
-            return Work(tensors, channel.line.submit(channel.abort, function, vector, None), channel.abort)
+        work: Work | WorkOnGpu
+        if tensor.is_cuda:
+            work = self._message_on_gpu(tensors, vector, channel, function)
+        else:
+            work = Work(tensors, channel.line.submit(channel.abort, function, vector, None), channel.abort)
+        if self._group is not None:
+            self._group.append(work)
+        return work
+
+    def _message_on_gpu(
+        self, tensors: Tensors, vector: torch.Tensor, channel: Channel, function: Callable[[Any, Any], None]
+    ) -> WorkOnGpu:
+        """Starts a message in a stream of its own."""
+        (tensor,) = tensors
         stream = torch.cuda.Stream(tensor.device)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         tensor.record_stream(stream)

@@ -683,6 +683,15 @@ def coalesced(rank):
         dist.all_gather_into_tensor(whole[1], rank.data(rank.number, 10))
     manager.wait()
     rank.equal(whole[1], torch.cat(rank.all_data(count=10)))
+    # Messages in both directions. The wait for the group waits for them, also if the other rank is late.
+    after, before, received = (rank.number + 1) % rank.size, (rank.number - 1) % rank.size, torch.zeros(1000)
+    with _coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        dist.irecv(received, before)
+        if rank.number == 0:
+            time.sleep(0.2)
+        dist.isend(rank.data(rank.number), after)
+    manager.wait()
+    rank.equal(received, rank.data(before))
     # By rank, the three inputs of that rank.
     parts = [[torch.zeros(10) for _ in range(3)] for _ in range(rank.size)]
     dist.all_gather_coalesced(parts, [rank.data(rank.number, 10) + number for number in range(3)])
