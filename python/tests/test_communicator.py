@@ -90,6 +90,18 @@ class Communicators(WorldTest):
 
         self.assertEqual(self.world(2, body), [[3, 6]] * 2)
 
+    def test_factors_are_not_rounded(self):
+        def body(comm):
+            vector, narrow = array.array("d", [1]), floats(1)
+            with self.assertRaisesRegex(ValueError, "0.1 would be rounded to 0.10000000149"):
+                comm.all_reduce(vector, op=flexring.premul_sum(0.1))
+            comm.all_reduce(vector, op=flexring.premul_sum(0.25))
+            # What a float32 rounds is rounded anyway.
+            comm.all_reduce(narrow, op=flexring.premul_sum(0.1))
+            return vector[0]
+
+        self.assertEqual(self.world(1, body), [0.25])
+
     def test_a_read_only_buffer_can_only_be_an_input(self):
         def body(comm):
             out = bytearray(3)

@@ -166,6 +166,18 @@ def all_reduce(rank):
     numbers = torch.full((3,), complex(1, rank.number))
     dist.all_reduce(numbers)
     rank.equal(numbers, torch.full((3,), complex(rank.size, rank.size * (rank.size - 1) / 2)), "SUM of complex numbers")
+    premul_sum = dist._make_nccl_premul_sum
+    for dtype, factor in (("float32", 0.1), ("float64", 0.5), ("int64", 3.0)):
+        vector = torch.ones(3, dtype=getattr(torch, dtype))
+        dist.all_reduce(vector, premul_sum(factor))
+        torch.testing.assert_close(vector, torch.full_like(vector, rank.size * factor), msg=f"PREMUL_SUM of {dtype}")
+    for dtype, factor in (("float64", 0.1), ("complex128", 0.1), ("int64", float(2**24 + 1)), ("bool", 1.0)):
+        try:
+            dist.all_reduce(torch.ones(3, dtype=getattr(torch, dtype)), premul_sum(factor))
+        except (RuntimeError, ValueError) as error:
+            assert "would be rounded" in str(error) or "no reduction PREMUL_SUM of torch.bool" in str(error), error
+        else:
+            raise AssertionError(f"no error for PREMUL_SUM of {dtype}")
     scalar, empty = torch.tensor(1.0), torch.zeros(0)
     dist.all_reduce(scalar)
     dist.all_reduce(empty)
