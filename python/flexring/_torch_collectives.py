@@ -275,7 +275,9 @@ class Collectives:
                 if parts:
                     split(whole, parts)
 
-        return self._call(opts, inputs, call, _flat(output_lists))
+        outputs = _flat(output_lists)
+        # Ranks other than the root have no result.
+        return self._call(opts, outputs or inputs, call, inputs if outputs else ())
 
     def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> Any:
         jobs = self._rooted_jobs(outputs, input_lists, opts.rootRank)

@@ -343,6 +343,11 @@ def gather_and_scatter(rank):
         dist.gather(rank.data(rank.number), parts, root)
         for part, expected in zip(parts or [], rank.all_data()):
             rank.equal(part, expected)
+        parts = [torch.zeros(1000) for _ in range(rank.size)] if at_root else None
+        result = dist.gather(rank.data(rank.number), parts, root, async_op=True).get_future().wait()
+        for part, expected in zip(result if at_root else [], rank.all_data()):
+            rank.equal(part, expected)
+        assert not at_root or len(result) == rank.size, result
         part = torch.zeros(1000)
         dist.scatter(part, rank.all_data() if at_root else None, root)
         rank.equal(part, rank.data(rank.number))
