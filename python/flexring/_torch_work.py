@@ -243,10 +243,13 @@ class Work(dist.Work):
             promise.set_result(self._tensors)
             return promise
 
+        # Not this object, which refers to the future, which refers to its callbacks.
+        tensors = self._tensors
+
         def complete(future: Future) -> None:
             error = future.exception()
             if error is None:
-                promise.set_result(self._tensors)
+                promise.set_result(tensors)
             else:
                 promise.set_exception(error)
 

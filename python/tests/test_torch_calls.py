@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import unittest
+import weakref
 from unittest import mock
 
 try:
@@ -150,6 +151,15 @@ class Calls(unittest.TestCase):
         abort.assert_not_called()
         over.set()
         self.assertTrue(work.wait())
+
+    def test_the_handle_of_a_pending_call_is_in_no_cycle(self):
+        line, over = CallLine(), threading.Event()
+        work = Work([torch.ones(1)], line.submit(nothing, over.wait, 30))
+        future, handle = work.get_future(), weakref.ref(work)
+        del work
+        self.assertIsNone(handle())
+        over.set()
+        self.assertEqual(future.wait(), [1])
 
     def test_the_error_of_a_call_aborts_nothing(self):
         line, abort = CallLine(), mock.Mock()
