@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from . import _interrupt
 from ._gpu import stream_for
 from ._group import keep
 from ._library import FlexringError, UniqueId, check, library
@@ -89,9 +90,9 @@ class Prepared:
                 "requests on a GPU take effect in the default stream only: use the call that is not asynchronous, which takes "
                 "any stream and does not wait"
             )
-        pointer = ctypes.c_void_p()
-        check(function(*self._arguments, self._handle.pointer, ctypes.byref(pointer)))
-        return Request(pointer.value, result, (self._handle, *(vector.owner for vector in self._used)))
+        request = Request(result, (self._handle, *(vector.owner for vector in self._used)))
+        check(function(*self._arguments, self._handle.pointer, request.place()))
+        return request
 
 
 class Exchange(Prepared):
@@ -125,10 +126,14 @@ class Message(Prepared):
 
 
 class Request(Generic[V]):
-    """An asynchronous call. It keeps its vectors alive; deleting it waits until the call is over."""
+    """An asynchronous call. It keeps its vectors alive; deleting it waits until the call is over.
 
-    def __init__(self, pointer: int | None, result: V, owners: Any) -> None:
-        self._pointer = pointer
+    It exists before the call begins: a signal handler may raise an exception although the call has begun, and the vectors must
+    live until the call is over then, too."""
+
+    def __init__(self, result: V, owners: Any) -> None:
+        # The library's request: null before the call begins, and after the wait for it.
+        self._pointer = ctypes.c_void_p()
         self._result = result
         self._owners = owners
         self._error: Exception | None = None
@@ -136,14 +141,19 @@ class Request(Generic[V]):
         self._lock = threading.RLock()
         self._waiting = False
 
+    def place(self) -> Any:
+        """The place where the library writes its request."""
+        return ctypes.byref(self._pointer)
+
     def wait(self) -> V:
         """Waits until the call is over, and returns the vector with the result. Raises the error of the call."""
         with self._lock:
             if self._waiting:
                 raise RuntimeError("a signal handler cannot wait for the request that it interrupted: fix: use done()")
-            if self._pointer is not None:
+            pointer = self._pointer.value
+            if pointer is not None:
                 # flexring_wait frees the request even if it fails, so it must be called only once.
-                pointer, self._pointer = self._pointer, None
+                self._pointer.value = None
                 self._waiting = True
                 try:
                     check(library.flexring_wait(pointer))
@@ -165,7 +175,7 @@ class Request(Generic[V]):
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._pointer is None:
+            if self._pointer.value is None:
                 return not self._waiting
             over = ctypes.c_int()
             check(library.flexring_test(self._pointer, ctypes.byref(over)))
@@ -175,5 +185,6 @@ class Request(Generic[V]):
 
     def __del__(self) -> None:
         # A running call writes to the vectors, so they must not be freed before it is over.
-        if self._pointer is not None:
+        if self._pointer.value is not None:
             library.flexring_wait(self._pointer)
+            _interrupt.repeat_pending()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -103,9 +104,9 @@ class Collectives:
         if first.is_cuda:
             work = self._call_on_gpu(comm, in_background, results, function, inputs)
         elif in_background:
-            work = Work(results, self._line.submit(function, comm, None), comm.abort)
+            work = Work(results, self._line.submit(comm.abort, function, comm, None), comm.abort)
         else:
-            self._line.run(function, comm, None)
+            self._line.run(comm.abort, function, comm, None)
             # There is nothing to wait for, and torch from 2.14 on does without a handle.
             if VERSION >= (2, 14) and self._group is None:
                 return None
@@ -136,7 +137,7 @@ class Collectives:
             with torch.cuda.stream(stream):
                 function(comm, stream)
 
-        self._line.run(call)
+        self._line.run(comm.abort, call)
         event = torch.cuda.Event()
         event.record(stream)
         return WorkOnGpu(results, stream, event)
@@ -274,7 +275,9 @@ class Collectives:
                 if parts:
                     split(whole, parts)
 
-        return self._call(opts, inputs, call, _flat(output_lists))
+        outputs = _flat(output_lists)
+        # Ranks other than the root have no result.
+        return self._call(opts, outputs or inputs, call, inputs if outputs else ())
 
     def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> Any:
         jobs = self._rooted_jobs(outputs, input_lists, opts.rootRank)
@@ -353,8 +356,20 @@ class Collectives:
             raise self._ended
         (tensor,) = tensors
         vector = bytes_of(tensor)
-        if not tensor.is_cuda:
-            return Work(tensors, channel.line.submit(function, vector, None), channel.abort)
+        work: Work | WorkOnGpu
+        if tensor.is_cuda:
+            work = self._message_on_gpu(tensors, vector, channel, function)
+        else:
+            work = Work(tensors, channel.line.submit(channel.abort, function, vector, None), channel.abort)
+        if self._group is not None:
+            self._group.append(work)
+        return work
+
+    def _message_on_gpu(
+        self, tensors: Tensors, vector: torch.Tensor, channel: Channel, function: Callable[[Any, Any], None]
+    ) -> WorkOnGpu:
+        """Starts a message in a stream of its own."""
+        (tensor,) = tensors
         stream = torch.cuda.Stream(tensor.device)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         tensor.record_stream(stream)
@@ -365,7 +380,7 @@ class Collectives:
                 function(vector, stream)
             event.record(stream)
 
-        return WorkOnGpu(tensors, stream, event, channel.line.submit(call))
+        return WorkOnGpu(tensors, stream, event, channel.line.submit(channel.abort, call), channel.abort)
 
     recv_anysource = _unsupported("recv from any rank")
     allreduce_sparse = _unsupported("all_reduce of sparse tensors")
@@ -418,11 +433,32 @@ class Collectives:
         """Has no effect: a rank that is in no new group does nothing for it."""
 
     def shutdown(self) -> None:
-        """Leaves the group."""
+        """Leaves the group when the calls that were made are over. If that takes longer than the group's timeout, or a signal
+        handler raises an exception, they are aborted."""
+        try:
+            if not self._drain():
+                self.abort()
+        except BaseException:
+            self.abort()
+            raise
         self._end("was destroyed", abort=False)
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.close()
+
+    def _drain(self) -> bool:
+        """Waits for the calls that were made. Returns whether they are over."""
+        limit = time.monotonic() + self._limit.total_seconds()
+        sends, receives = self._channels.lines()
+
+        def over(lines: Sequence[CallLine]) -> bool:
+            return all(line.drain(limit - time.monotonic()) for line in lines)
+
+        if not over([self._line, *sends]):
+            return False
+        # Receives of other ranks whose senders are here end now if no send was made, and so do those of this rank.
+        self._meeting.leave()
+        return over(receives)
 
     def abort(self) -> None:
         """Ends running calls on all ranks with an error, and the group."""

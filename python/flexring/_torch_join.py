@@ -5,7 +5,10 @@ Owns the keys in the store. Must not know which calls the communicators are for.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import time
+from collections.abc import Callable
 from typing import Any
 
 from ._handle import unique_id
@@ -15,18 +18,27 @@ from .communicator import Communicator
 # The beginning of the keys of communicators' ids in the store of the group.
 _ID = "flexring_unique_id"
 
+# Seconds between two looks at the store: at first, and at most.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+
+
+def _never_ended() -> Exception | None:
+    return None
+
 
 class Meeting:
     """The place in a group's store where its ranks find each other. ``limit`` is the group's timeout."""
 
     def __init__(self, store: Any, rank: int, limit: datetime.timedelta) -> None:
-        self._store, self._rank, self._limit = store, rank, limit
+        self._store, self.rank, self._limit = store, rank, limit
         # The store may have the ids of an earlier group: each rank counts its groups.
         self._life = 0 if store is None else store.add(f"{_ID}/rank{rank}", 1)
 
-    def join(self, name: str, rank: int, size: int, first: int) -> Communicator:
+    def join(
+        self, name: str, rank: int, size: int, first: int, ended: Callable[[], Exception | None] = _never_ended
+    ) -> Communicator:
         """Creates the communicator ``name`` as its rank ``rank`` of ``size``. Its rank 0, which is rank ``first`` of the group,
-        creates the id and passes it through the store; the others wait for it."""
+        creates the id and passes it through the store; the others wait for it. An error that ``ended`` returns ends that wait."""
         key = f"{_ID}/{self._life}{name}"
         if rank == 0:
             try:
@@ -36,13 +48,26 @@ class Meeting:
                 raise
             self._store.set(key, b"+" + id)
         else:
-            id = self._wait_for(key, first)
+            id = self._wait_for(key, first, ended)
         return Communicator.from_unique_id(id, rank, size, timeout=self._limit.total_seconds())
 
-    def _wait_for(self, key: str, first: int) -> bytes:
+    def leave(self) -> None:
+        """Tells the other ranks that this one publishes no more ids."""
+        if self._store is not None:
+            # The store is gone if its rank has ended.
+            with contextlib.suppress(RuntimeError):
+                self._store.set(self._end_of(self.rank), b"")
+
+    def _end_of(self, rank: int) -> str:
+        """The key of a rank that has left the group."""
+        return f"{_ID}/{self._life}/end{rank}"
+
+    def _wait_for(self, key: str, first: int, ended: Callable[[], Exception | None]) -> bytes:
         try:
-            self._store.wait([key], self._limit)
+            self._poll(key, first, ended)
         except RuntimeError as error:
+            if error is ended() or isinstance(error, FlexringError):
+                raise
             raise FlexringError(
                 FlexringError.RENDEZVOUS_FAILED,
                 f"rank {first} of the process group published no flexring id within {self._limit.total_seconds()} s: it did not make "
@@ -54,3 +79,25 @@ class Meeting:
                 FlexringError.RENDEZVOUS_FAILED, f"rank {first} could not create a flexring id: {message[1:].decode()}"
             )
         return message[1:]
+
+    def _poll(self, key: str, first: int, ended: Callable[[], Exception | None]) -> None:
+        """Returns when the store has the key. A TCPStore serves one request of a rank at a time, and the wait for a key is one: it
+        would keep this rank's other threads from publishing ids, for which other ranks wait."""
+        limit = time.monotonic() + self._limit.total_seconds()
+        pause = _FIRST_PAUSE
+        while not self._store.check([key]):
+            error = ended()
+            if error is not None:
+                raise error
+            # A rank publishes ids before its end.
+            if self._store.check([self._end_of(first)]) and not self._store.check([key]):
+                raise FlexringError(
+                    FlexringError.PEER_LOST,
+                    f"rank {first} has left the process group without the call that rank {self.rank} waits for: fix: make the same "
+                    "calls on all ranks before destroy_process_group",
+                )
+            left = limit - time.monotonic()
+            if left <= 0:
+                raise RuntimeError(f"timeout after {self._limit.total_seconds()} s")
+            time.sleep(min(pause, left))
+            pause = min(1.25 * pause, _LONGEST_PAUSE)

@@ -43,10 +43,18 @@ class Channel:
         if self._error is not None:
             raise self._error
         try:
-            if self._comm is None:
-                self._comm = self._meeting.join(self._name, self._rank, 2, self._sender)
-            function(self._comm)
+            comm = self._comm
+            if comm is None:
+                comm = self._meeting.join(self._name, self._rank, 2, self._sender, lambda: self._error)
+                # The channel may have ended meanwhile.
+                if self._error is not None:
+                    comm.close()
+                    raise self._error
+                self._comm = comm
+            function(comm)
         except FlexringError as error:
+            if error is self._error:
+                raise
             self._error = FlexringError(
                 error.code,
                 f"a message from rank {self._sender} to rank {self._receiver} failed: {error} (rank 0 of the message's communicator is "
@@ -55,11 +63,16 @@ class Channel:
             raise self._error from error
 
     def abort(self) -> None:
-        """Ends a running call on both ranks."""
+        """Ends a running call on both ranks. A call that waits for the other rank's first one ends on this rank."""
         comm = self._comm
         if comm is not None:
             with contextlib.suppress(FlexringError):
                 comm.abort()
+        elif self._error is None:
+            self._error = FlexringError(
+                FlexringError.ABORTED,
+                f"rank {self._meeting.rank} aborted a message from rank {self._sender} to rank {self._receiver} before both had begun it",
+            )
 
     def close(self) -> None:
         comm, self._comm = self._comm, None
@@ -89,6 +102,13 @@ class Channels:
                     raise ValueError(f"rank {sender} cannot send to itself: fix: copy the tensor")
                 self._channels[key] = Channel(self._meeting, *key, self._rank)
             return self._channels[key]
+
+    def lines(self) -> tuple[list[CallLine], list[CallLine]]:
+        """The calls of sends and those of receives."""
+        with self._lock:
+            channels = list(self._channels.items())
+        sends = [channel.line for (sender, _, _), channel in channels if sender == self._rank]
+        return sends, [channel.line for (_, receiver, _), channel in channels if receiver == self._rank]
 
     def end(self, error: Exception, abort: bool) -> None:
         """Ends all channels: later messages raise ``error``."""

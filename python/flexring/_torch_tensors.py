@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ._vector import Op, premul_sum
+from ._vector import Op, dtype_name, premul_sum
 
 _OPERATIONS: dict[str, Op] = {
     "SUM": "sum",
@@ -50,8 +50,10 @@ def reduction(op: Any, dtype: torch.dtype) -> Op:
     found = _named(kind, dtype)
     if found is not None:
         return found
-    if kind.name == "PREMUL_SUM":
-        return premul_sum(float(op.__getstate__()[1]))
+    if kind.name == "PREMUL_SUM" and dtype != torch.bool:
+        made = premul_sum(float(op.__getstate__()[1]))
+        made.check(dtype_name(dtype))
+        return made
     raise RuntimeError(
         f"flexring has no reduction {kind.name} of {dtype}: fix: use one of {', '.join(_OPERATIONS)}, or a group of another backend "
         'for this call: torch.distributed.new_group(backend="gloo")'

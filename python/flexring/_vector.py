@@ -65,8 +65,24 @@ _NATIVE = "<" if sys.byteorder == "little" else ">"
 _OPERATIONS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4, "band": 6, "bor": 7, "bxor": 8}
 
 
+# The types that hold numbers that a float of 32 bits does not.
+_WIDE = {"int32", "uint32", "int64", "uint64", "float64", "complex128"}
+
+
 class _Operation(int):
     """The number of an operation with a factor, as the C API encodes it."""
+
+    factor: float
+
+    def check(self, dtype: str) -> None:
+        """Raises unless vectors of this type can be multiplied by the factor without rounding it."""
+        rounded = ctypes.c_float(self.factor).value
+        # The second comparison is of NaN.
+        if dtype in _WIDE and rounded != self.factor and self.factor == self.factor:
+            raise ValueError(
+                f"flexring's factors have 32 bits, and {self.factor} would be rounded to {rounded}: fix: pass a factor that a float32 "
+                f"represents, or multiply the {dtype} elements before the call"
+            )
 
 
 # The operations that callers pass.
@@ -74,15 +90,19 @@ Op = Union[Literal["sum", "prod", "max", "min", "avg", "band", "bor", "bxor"], _
 
 
 def premul_sum(factor: float) -> _Operation:
-    """An operation that multiplies each rank's elements by that rank's own factor, and sums the products."""
+    """An operation that multiplies each rank's elements by that rank's own factor, and sums the products. Factors have 32 bits:
+    vectors of integers of 32 bits and more, float64 and complex128 are refused if the factor would be rounded."""
     number = ctypes.c_uint64()
     check(library.flexring_op_create_premul_sum(factor, ctypes.byref(number)))
-    return _Operation(number.value)
+    made = _Operation(number.value)
+    made.factor = factor
+    return made
 
 
 def operation(op: Op, vector: Vector) -> int:
     """The number of an operation on the elements of a vector in the C API."""
     if isinstance(op, _Operation):
+        op.check(vector.type_name)
         return int(op)
     try:
         number = _OPERATIONS[op]

@@ -138,15 +138,13 @@ class Communicator:
                 "requests on a GPU take effect in the default stream only: use all_reduce, which takes any stream and does "
                 "not wait"
             )
-        pointer = ctypes.c_void_p()
+        request = Request(vector if out is None else out, (handle, source.owner, target.owner))
         check(
             library.flexring_all_reduce_async(
-                source.address, target.address, source.count, source.code, number, handle.pointer,
-                ctypes.byref(pointer),
+                source.address, target.address, source.count, source.code, number, handle.pointer, request.place()
             )
-        )  # fmt: skip
-        result = vector if out is None else out
-        return Request(pointer.value, result, (handle, source.owner, target.owner))
+        )
+        return request
 
     def reduce_scatter(self, vector: V, op: Op = "sum", out: V | None = None, stream: object = None) -> V:
         """Reduces the vectors of all ranks, which consist of one part per rank. Rank r gets the r-th part of the result in
@@ -342,9 +340,10 @@ class Communicator:
 
     def barrier_async(self) -> Request[None]:
         """Starts :meth:`barrier` and returns a :class:`Request`."""
-        handle, pointer = self._open_handle(), ctypes.c_void_p()
-        check(library.flexring_barrier_async(handle.pointer, ctypes.byref(pointer)))
-        return Request(pointer.value, None, (handle,))
+        handle = self._open_handle()
+        request = Request(None, (handle,))
+        check(library.flexring_barrier_async(handle.pointer, request.place()))
+        return request
 
     def alloc(self, shape: int | Iterable[int], dtype: Any = "float32") -> Any:
         """Allocates an array of zeros in memory that the other ranks of this node read directly, so that calls on it copy

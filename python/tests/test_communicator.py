@@ -90,6 +90,18 @@ class Communicators(WorldTest):
 
         self.assertEqual(self.world(2, body), [[3, 6]] * 2)
 
+    def test_factors_are_not_rounded(self):
+        def body(comm):
+            vector, narrow = array.array("d", [1]), floats(1)
+            with self.assertRaisesRegex(ValueError, "0.1 would be rounded to 0.10000000149"):
+                comm.all_reduce(vector, op=flexring.premul_sum(0.1))
+            comm.all_reduce(vector, op=flexring.premul_sum(0.25))
+            # What a float32 rounds is rounded anyway.
+            comm.all_reduce(narrow, op=flexring.premul_sum(0.1))
+            return vector[0]
+
+        self.assertEqual(self.world(1, body), [0.25])
+
     def test_a_read_only_buffer_can_only_be_an_input(self):
         def body(comm):
             out = bytearray(3)
@@ -180,6 +192,27 @@ class DerivedCommunicators(WorldTest):
             return smaller.rank, smaller.size, vector[0]
 
         self.assertEqual(self.world(3, body), [(0, 2, 2), None, (1, 2, 2)])
+
+    def test_a_call_that_has_begun_is_waited_for_if_a_signal_handler_raises_an_exception(self):
+        library, calls = _handle.library, []
+        start, wait = library.flexring_all_gather_async, library.flexring_wait
+
+        def interrupted(*arguments):
+            calls.append(start(*arguments))
+            raise KeyboardInterrupt
+
+        def waited(pointer):
+            calls.append(wait(pointer))
+            return calls[-1]
+
+        def body(comm):
+            with unittest.mock.patch.multiple(library, flexring_all_gather_async=interrupted, flexring_wait=waited):
+                with self.assertRaises(KeyboardInterrupt):
+                    comm.all_gather_async(floats(1))
+                gc.collect()
+
+        self.world(1, body)
+        self.assertEqual(calls, [0, 0])
 
     def test_a_new_communicator_is_freed_if_a_signal_handler_raises_an_exception(self):
         def interrupted(pointer):
@@ -421,6 +454,23 @@ for wait in [
             assert error.code == FlexringError.ABORTED and "interrupted" in str(error), error
         else:
             raise AssertionError("the communicator works")
+"""
+        ended = self.run_python(program)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+    def test_ctrl_c_while_a_request_is_deleted_is_raised_after_it(self):
+        program = self.TWO_RANKS + """
+ours, theirs = two_ranks()
+signal_soon(signal.SIGINT)
+begun = time.monotonic()
+try:
+    request = ours.all_reduce_async(floats(5000))
+    del request
+    time.sleep(30)
+except KeyboardInterrupt:
+    assert 0.2 < time.monotonic() - begun < 5
+else:
+    raise AssertionError("no KeyboardInterrupt")
 """
         ended = self.run_python(program)
         self.assertEqual((ended.returncode, ended.stderr), (0, ""))

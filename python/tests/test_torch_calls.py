@@ -1,5 +1,6 @@
 """The order and handles of the calls of a process group, without other ranks."""
 
+import contextlib
 import ctypes
 import datetime
 import os
@@ -7,24 +8,49 @@ import signal
 import threading
 import time
 import unittest
+import weakref
 from unittest import mock
 
 try:
     import torch
 
+    from flexring import FlexringError
     from flexring._torch_collectives import Collectives
+    from flexring._torch_join import Meeting
     from flexring._torch_memory import Blocks
+    from flexring._torch_messages import Channels
     from flexring._torch_work import CallLine, Work
 except ImportError:
     torch = None
+
+
+def nothing():
+    """Aborts nothing."""
+
+
+@contextlib.contextmanager
+def raised_soon(exception):
+    """A signal comes, whose handler raises this exception."""
+
+    def handler(*_):
+        raise exception
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 @unittest.skipIf(torch is None, "no torch")
 class Calls(unittest.TestCase):
     def test_calls_run_in_the_order_in_which_they_were_made(self):
         line, made = CallLine(), []
-        futures = [line.submit(made.append, number) for number in range(50)]
-        line.run(made.append, 50)
+        futures = [line.submit(nothing, made.append, number) for number in range(50)]
+        line.run(nothing, made.append, 50)
         for future in futures:
             future.result(30)
         self.assertEqual(made, list(range(51)))
@@ -32,13 +58,13 @@ class Calls(unittest.TestCase):
     def test_any_number_of_callbacks_may_wait_for_other_calls(self):
         line, count = CallLine(), 40
         begin, over = threading.Event(), threading.Barrier(count + 1)
-        first = line.submit(begin.wait, 30)
+        first = line.submit(nothing, begin.wait, 30)
 
         def callback(_future):
-            line.run(time.sleep, 0)
+            line.run(nothing, time.sleep, 0)
             over.wait(30)
 
-        for future in [line.submit(time.sleep, 0) for _ in range(count)]:
+        for future in [line.submit(nothing, time.sleep, 0) for _ in range(count)]:
             future.add_done_callback(callback)
         begin.set()
         self.assertTrue(first.result(30))
@@ -46,22 +72,23 @@ class Calls(unittest.TestCase):
 
     def test_threads_are_used_again(self):
         line = CallLine()
-        line.submit(time.sleep, 0).result(30)
+        line.submit(nothing, time.sleep, 0).result(30)
         names = set()
         for _ in range(20):
             # A thread is idle a moment after its call is over.
             time.sleep(0.005)
-            names.add(line.submit(threading.get_ident).result(30))
+            names.add(line.submit(nothing, threading.get_ident).result(30))
         self.assertLess(len(names), 10)
 
     def test_a_signal_handler_is_refused_a_call_within_a_call(self):
         line, errors = CallLine(), []
 
         def handler(*_):
-            try:
-                line.run(time.sleep, 0)
-            except RuntimeError as error:
-                errors.append(str(error))
+            for make in line.run, line.submit:
+                try:
+                    make(nothing, time.sleep, 0)
+                except RuntimeError as error:
+                    errors.append(str(error))
 
         def call():
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -70,37 +97,94 @@ class Calls(unittest.TestCase):
 
         before = signal.signal(signal.SIGUSR1, handler)
         try:
-            self.assertEqual(line.run(call), "over")
-            self.assertEqual(line.run(call), "over")
+            self.assertEqual(line.run(nothing, call), "over")
+            self.assertEqual(line.run(nothing, call), "over")
         finally:
             signal.signal(signal.SIGUSR1, before)
-        self.assertEqual(len(errors), 2)
-        self.assertIn("set a flag in the handler", errors[0])
+        self.assertEqual(len(errors), 4)
+        for error in errors:
+            self.assertIn("set a flag in the handler", error)
 
     def test_an_exception_of_a_signal_handler_aborts_the_call_that_is_waited_for(self):
-        line, aborted = CallLine(), threading.Event()
-        work = Work([], line.submit(aborted.wait, 30), aborted.set)
-
-        def handler(*_):
-            raise InterruptedError
-
-        before = signal.signal(signal.SIGUSR1, handler)
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        try:
-            with self.assertRaises(InterruptedError):
+        # The second one is what a wait raises whose time is over.
+        for exception in InterruptedError, TimeoutError:
+            line, aborted = CallLine(), threading.Event()
+            work = Work([], line.submit(aborted.set, aborted.wait, 30), aborted.set)
+            with raised_soon(exception), self.assertRaises(exception):
                 work.wait()
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+            self.assertTrue(aborted.is_set())
+            self.assertTrue(work.wait(datetime.timedelta(seconds=30)))
+
+    def test_an_exception_of_a_signal_handler_aborts_the_calls_before_a_blocking_one(self):
+        line, aborted = CallLine(), threading.Event()
+        future = line.submit(aborted.set, aborted.wait, 30)
+        with raised_soon(InterruptedError), self.assertRaises(InterruptedError):
+            line.run(aborted.set, time.sleep, 0)
         self.assertTrue(aborted.is_set())
-        self.assertTrue(work.wait(datetime.timedelta(seconds=30)))
+        self.assertTrue(future.result(30))
+        self.assertIsNone(line.run(nothing, time.sleep, 0))
+
+    def test_a_blocking_call_behind_a_call_without_a_turn_is_aborted_too(self):
+        line, aborted = CallLine(), threading.Event()
+        # The turn is this thread's, so that neither call begins.
+        with line._turn:
+            future = line.submit(aborted.set, aborted.wait, 30)
+            with raised_soon(InterruptedError), self.assertRaises(InterruptedError):
+                line.run(aborted.set, time.sleep, 0)
+            self.assertTrue(aborted.is_set())
+        self.assertTrue(future.result(30))
+
+    def test_the_end_of_a_group_waits_for_its_calls(self):
+        line, over = CallLine(), threading.Event()
+        self.assertTrue(line.drain(0))
+        futures = [line.submit(nothing, over.wait, 30), line.submit(nothing, time.sleep, 0)]
+        self.assertFalse(line.drain(0.05))
+        threading.Timer(0.1, over.set).start()
+        self.assertTrue(line.drain(30))
+        self.assertTrue(all(future.done() for future in futures))
+
+    def test_a_wait_whose_time_is_over_aborts_nothing(self):
+        line, over, abort = CallLine(), threading.Event(), mock.Mock()
+        work = Work([], line.submit(abort, over.wait, 30), abort)
+        with self.assertRaisesRegex(RuntimeError, "did not end within 0.05 s"):
+            work.wait(datetime.timedelta(seconds=0.05))
+        abort.assert_not_called()
+        over.set()
+        self.assertTrue(work.wait())
+
+    def test_the_handle_of_a_pending_call_is_in_no_cycle(self):
+        line, over = CallLine(), threading.Event()
+        work = Work([torch.ones(1)], line.submit(nothing, over.wait, 30))
+        future, handle = work.get_future(), weakref.ref(work)
+        del work
+        self.assertIsNone(handle())
+        over.set()
+        self.assertEqual(future.wait(), [1])
 
     def test_the_error_of_a_call_aborts_nothing(self):
         line, abort = CallLine(), mock.Mock()
-        work = Work([], line.submit(int, "x"), abort)
+        work = Work([], line.submit(nothing, int, "x"), abort)
         with self.assertRaises(ValueError):
             work.wait()
         self.assertIsInstance(work.exception(), ValueError)
         abort.assert_not_called()
+
+
+@unittest.skipIf(torch is None, "no torch")
+class Joins(unittest.TestCase):
+    def test_a_rank_that_publishes_no_id_is_named(self):
+        meeting = Meeting(torch.distributed.HashStore(), 1, datetime.timedelta(seconds=0.1))
+        with self.assertRaisesRegex(FlexringError, "rank 0 of the process group published no flexring id within 0.1 s") as caught:
+            meeting.join("", 1, 2, 0)
+        self.assertEqual(caught.exception.code, FlexringError.RENDEZVOUS_FAILED)
+
+    def test_the_wait_for_an_id_ends_when_the_message_is_aborted(self):
+        meeting = Meeting(torch.distributed.HashStore(), 1, datetime.timedelta(seconds=30))
+        channel = Channels(meeting, 1).of(0, tag=3)
+        threading.Timer(0.1, channel.abort).start()
+        with self.assertRaisesRegex(FlexringError, "rank 1 aborted a message from rank 0 to rank 1") as caught:
+            channel.recv(torch.zeros(1), None)
+        self.assertEqual(caught.exception.code, FlexringError.ABORTED)
 
 
 class MemoryOfTheTest:
@@ -156,6 +240,10 @@ class Base:
 
     def __init__(self, rank, size):
         pass
+
+
+def nothing():
+    """Aborts nothing."""
 
 
 @unittest.skipIf(torch is None, "no torch")

@@ -49,6 +49,7 @@ MOVED_BY = {
     "gather_and_scatter": ("gather", "scatter"),
     "hsdp": ("all_gather", "reduce_scatter", "all_reduce"),
     "pipeline": ("send", "recv"),
+    "receives_first": ("send", "recv"),
     "reduce": ("reduce",),
     "send_and_recv": ("send", "recv"),
     "tensor_parallel": ("all_reduce",),
@@ -165,6 +166,18 @@ def all_reduce(rank):
     numbers = torch.full((3,), complex(1, rank.number))
     dist.all_reduce(numbers)
     rank.equal(numbers, torch.full((3,), complex(rank.size, rank.size * (rank.size - 1) / 2)), "SUM of complex numbers")
+    premul_sum = dist._make_nccl_premul_sum
+    for dtype, factor in (("float32", 0.1), ("float64", 0.5), ("int64", 3.0)):
+        vector = torch.ones(3, dtype=getattr(torch, dtype))
+        dist.all_reduce(vector, premul_sum(factor))
+        torch.testing.assert_close(vector, torch.full_like(vector, rank.size * factor), msg=f"PREMUL_SUM of {dtype}")
+    for dtype, factor in (("float64", 0.1), ("complex128", 0.1), ("int64", float(2**24 + 1)), ("bool", 1.0)):
+        try:
+            dist.all_reduce(torch.ones(3, dtype=getattr(torch, dtype)), premul_sum(factor))
+        except (RuntimeError, ValueError) as error:
+            assert "would be rounded" in str(error) or "no reduction PREMUL_SUM of torch.bool" in str(error), error
+        else:
+            raise AssertionError(f"no error for PREMUL_SUM of {dtype}")
     scalar, empty = torch.tensor(1.0), torch.zeros(0)
     dist.all_reduce(scalar)
     dist.all_reduce(empty)
@@ -330,6 +343,11 @@ def gather_and_scatter(rank):
         dist.gather(rank.data(rank.number), parts, root)
         for part, expected in zip(parts or [], rank.all_data()):
             rank.equal(part, expected)
+        parts = [torch.zeros(1000) for _ in range(rank.size)] if at_root else None
+        result = dist.gather(rank.data(rank.number), parts, root, async_op=True).get_future().wait()
+        for part, expected in zip(result if at_root else [], rank.all_data()):
+            rank.equal(part, expected)
+        assert not at_root or len(result) == rank.size, result
         part = torch.zeros(1000)
         dist.scatter(part, rank.all_data() if at_root else None, root)
         rank.equal(part, rank.data(rank.number))
@@ -384,6 +402,30 @@ def send_and_recv(rank):
             assert "rank 0 to rank 1" in str(error), error
         else:
             raise AssertionError("no error for different lengths")
+
+
+@check
+def receives_first(rank):
+    """Every rank posts a receive before the send that the next one receives, in a group whose store serves one request at a time."""
+    torch, dist = rank.torch, rank.dist
+    limit = datetime.timedelta(seconds=TIMEOUT)
+    store = dist.TCPStore("127.0.0.1", 0, rank.size, True, limit, wait_for_workers=False) if rank.number == 0 else None
+    port = [store and store.port]
+    dist.broadcast_object_list(port, src=0)
+    store = store or dist.TCPStore("127.0.0.1", port[0], rank.size, False, limit, wait_for_workers=False)
+    dist.destroy_process_group()
+    dist.init_process_group("flexring", store=store, rank=rank.number, world_size=rank.size, timeout=limit)
+    received = torch.zeros(1000)
+    before = (rank.number - 1) % rank.size
+    receive = dist.irecv(received, before)
+    # The receive waits for the sender's id now.
+    time.sleep(0.2)
+    sent = dist.isend(rank.data(rank.number), (rank.number + 1) % rank.size)
+    receive.wait()
+    sent.wait()
+    rank.equal(received, rank.data(before))
+    # Rank 0 has the store.
+    dist.barrier()
 
 
 @check
@@ -658,6 +700,15 @@ def coalesced(rank):
         dist.all_gather_into_tensor(whole[1], rank.data(rank.number, 10))
     manager.wait()
     rank.equal(whole[1], torch.cat(rank.all_data(count=10)))
+    # Messages in both directions. The wait for the group waits for them, also if the other rank is late.
+    after, before, received = (rank.number + 1) % rank.size, (rank.number - 1) % rank.size, torch.zeros(1000)
+    with _coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        dist.irecv(received, before)
+        if rank.number == 0:
+            time.sleep(0.2)
+        dist.isend(rank.data(rank.number), after)
+    manager.wait()
+    rank.equal(received, rank.data(before))
     # By rank, the three inputs of that rank.
     parts = [[torch.zeros(10) for _ in range(3)] for _ in range(rank.size)]
     dist.all_gather_coalesced(parts, [rank.data(rank.number, 10) + number for number in range(3)])
@@ -715,6 +766,77 @@ def after_destroy(rank):
         assert "destroyed" in str(raised), raised
     else:
         raise AssertionError("no error after destroy_process_group")
+
+
+@check
+def destroy_with_pending_calls(rank):
+    torch, dist = rank.torch, rank.dist
+    group, other = dist.new_group(), dist.new_group()
+    dist.barrier(group)
+    dist.barrier(other)
+    if rank.number == 1:
+        time.sleep(0.3)
+    vectors, received = [rank.data(rank.number, 100_000) for _ in range(5)], torch.zeros(1000)
+    works = [dist.all_reduce(vector, group=group, async_op=True) for vector in vectors]
+    before = (rank.number - 1) % rank.size
+    works.append(dist.isend(rank.data(rank.number), (rank.number + 1) % rank.size, group=group))
+    works.append(dist.irecv(received, before, group=group))
+    # The receive of a message that no rank sends ends with the group of its sender.
+    useless = dist.irecv(torch.zeros(1), before, group=group, tag=5)
+    dist.destroy_process_group(group)
+    for work in works:
+        work.wait()
+    for vector in vectors:
+        rank.equal(vector, sum(rank.all_data(count=len(vector))))
+    rank.equal(received, rank.data(before))
+    works = [useless]
+    # A call that the other ranks do not make.
+    begun = time.monotonic()
+    if rank.number == 0:
+        works.append(dist.all_reduce(torch.ones(1), group=other, async_op=True))
+    dist.destroy_process_group(other)
+    for work in works:
+        try:
+            work.wait()
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError("no error of a call that the other ranks did not make")
+    assert time.monotonic() - begun < 5
+
+
+# Rank 0 raises an exception while messages to it and calls of a group are pending, and the others wait for rank 0.
+EXIT = """
+import datetime, sys, torch, torch.distributed as dist, flexring.torch
+rank, size = map(int, sys.argv[1:3])
+store = dist.FileStore(sys.argv[3], size)
+dist.init_process_group("flexring", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+vector, group = torch.zeros(1), dist.new_group()
+dist.barrier()
+dist.all_reduce(vector, group=group)
+if rank == 0:
+    dist.recv(vector, 1)
+    works = [dist.irecv(torch.zeros(1), 1), dist.irecv(torch.zeros(1), 1), dist.irecv(torch.zeros(1), 1, tag=7)]
+    works += [dist.all_reduce(torch.zeros(1), group=group, async_op=True) for _ in range(2)]
+    raise SystemExit("rank 0 ends early")
+if rank == 1:
+    dist.send(vector, 0)
+dist.barrier()
+"""
+
+
+@check
+def exit_with_pending_calls(rank):
+    store = [f"{tempfile.mkdtemp()}/store" if rank.number == 0 else None]
+    rank.dist.broadcast_object_list(store, src=0)
+    command = [sys.executable, "-c", EXIT, str(rank.number), str(rank.size), store[0]]
+    begun = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    took = time.monotonic() - begun
+    message = "rank 0 ends early" if rank.number == 0 else "FlexringError"
+    assert ended.returncode == 1 and message in ended.stderr, ended
+    rank.dist.barrier()
+    assert took < TIMEOUT / 2, f"{took} s"
 
 
 def _survivors(rank, work):
