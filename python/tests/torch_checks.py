@@ -807,13 +807,14 @@ def destroy_with_pending_calls(rank):
 
 # Rank 0 raises an exception while messages to it and calls of a group are pending, and the others wait for rank 0.
 EXIT = """
-import datetime, sys, torch, torch.distributed as dist, flexring.torch
+import datetime, sys, time, torch, torch.distributed as dist, flexring.torch
 rank, size = map(int, sys.argv[1:3])
 store = dist.FileStore(sys.argv[3], size)
-dist.init_process_group("flexring", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+dist.init_process_group("flexring", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=40))
 vector, group = torch.zeros(1), dist.new_group()
 dist.barrier()
 dist.all_reduce(vector, group=group)
+print(time.time())
 if rank == 0:
     dist.recv(vector, 1)
     works = [dist.irecv(torch.zeros(1), 1), dist.irecv(torch.zeros(1), 1), dist.irecv(torch.zeros(1), 1, tag=7)]
@@ -830,13 +831,12 @@ def exit_with_pending_calls(rank):
     store = [f"{tempfile.mkdtemp()}/store" if rank.number == 0 else None]
     rank.dist.broadcast_object_list(store, src=0)
     command = [sys.executable, "-c", EXIT, str(rank.number), str(rank.size), store[0]]
-    begun = time.monotonic()
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    took = time.monotonic() - begun
+    # The imports of all ranks at the same time take long.
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=3 * TIMEOUT)
+    took = time.time() - float(ended.stdout)
     message = "rank 0 ends early" if rank.number == 0 else "FlexringError"
     assert ended.returncode == 1 and message in ended.stderr, ended
-    rank.dist.barrier()
-    assert took < TIMEOUT / 2, f"{took} s"
+    assert took < TIMEOUT / 2, f"{took} s after all ranks had met"
 
 
 def _survivors(rank, work):
