@@ -80,7 +80,7 @@ impl OneRank {
         let mut executor = Self::executor(world, transport, None);
         let path = executor.install(Arc::new(plan.program(0, spec))).expect("enough slots");
         let vector = zeros(world * SUBCHUNKS * SUBCHUNK);
-        let bound = bound(all_reduce(0, vector.len() / size_of::<f32>()), vector, SUBCHUNK);
+        let bound = bound(all_reduce(0, vector.len() / size_of::<f32>()), vector, SUBCHUNK, world);
         let mut rank = Self { executor, path, bound };
         (0..WARM_UPS).for_each(|_| rank.call());
         rank
@@ -155,7 +155,7 @@ impl SmallCall {
         let (_, peer) = node.links_of(1);
         let executor = OneRank::executor(2, AnyTransport::InPlace(Box::new(shm)), Some(mailbox));
         let vector = zeros(bytes);
-        let bound = bound(all_reduce(0, bytes / size_of::<f32>()), vector, SMALL);
+        let bound = bound(all_reduce(0, bytes / size_of::<f32>()), vector, SMALL, 2);
         let rank = OneRank { executor, path: CallPath::Small, bound };
         let mut call = Self { rank, peer, _node: node };
         for _ in 0..WARM_UPS {

@@ -5,6 +5,7 @@ use flexring::device::Arithmetic;
 use flexring::dtype::DType;
 use flexring::executor::BoundCall;
 use flexring::memory::Piece;
+use flexring::plan::call_layout::CallFacts;
 use std::ptr::NonNull;
 
 /// Zeros that are never freed.
@@ -29,8 +30,20 @@ pub fn all_reduce(sequence: u64, count: usize) -> Call {
     }
 }
 
-/// The sum of `vector`, in place, in sub-chunks of `subchunk` bytes.
-pub fn bound(call: Call, vector: Piece, subchunk: usize) -> BoundCall {
+/// The sum of `vector` over `world` ranks, in place, in sub-chunks of `subchunk` bytes.
+pub fn bound(call: Call, vector: Piece, subchunk: usize, world: usize) -> BoundCall {
+    let facts = CallFacts {
+        collective: call.collective,
+        count: call.count,
+        element_bytes: call.dtype.size(),
+        world,
+        rails: 1,
+        in_place: true,
+        on_gpu: false,
+        output_bytes: vector.len(),
+        slot_bytes: subchunk,
+        gpu_slot_bytes: subchunk,
+    };
     BoundCall {
         call,
         input: vector,
@@ -40,7 +53,7 @@ pub fn bound(call: Call, vector: Piece, subchunk: usize) -> BoundCall {
         arithmetic: Arithmetic::Sum,
         average: false,
         prescale: false,
-        subchunk,
+        facts,
         blocks: None,
     }
 }

@@ -71,14 +71,7 @@ impl VerifiedPlan {
                 for root in if collective.has_root() { vec![0, last] } else { vec![0] } {
                     verify(
                         &plan,
-                        ProgramSpec {
-                            collective,
-                            root,
-                            movement,
-                            reproducible,
-                            prescale: reproducible,
-                            ..ProgramSpec::ALL_REDUCE
-                        },
+                        ProgramSpec { collective, root, movement, reproducible, prescale: reproducible },
                     )?;
                 }
             }
