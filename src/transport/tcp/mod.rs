@@ -155,7 +155,7 @@ impl Tcp {
     }
 
     /// Limits the bytes per socket that the peer has not acknowledged to about `bytes_to(peer)`; within this machine to at least
-    /// [`LOCAL_SEND_BUFFER`].
+    /// 128 KiB.
     ///
     /// # Errors
     /// `System` if the kernel refuses.
