@@ -433,10 +433,10 @@ class Collectives:
         """Has no effect: a rank that is in no new group does nothing for it."""
 
     def shutdown(self) -> None:
-        """Leaves the group when the calls that were made are over. If that takes longer than the group's timeout, or a signal
-        handler raises an exception, they are aborted."""
+        """Leaves the group when the calls that were made are over. If that takes longer than the group's timeout, a signal handler
+        raises an exception, or the group has failed, they are aborted."""
         try:
-            if not self._drain():
+            if self._has_failed() or not self._drain():
                 self.abort()
         except BaseException:
             self.abort()
@@ -445,6 +445,16 @@ class Collectives:
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.close()
+
+    def _has_failed(self) -> bool:
+        """Whether the group was ended, or its communicator has failed: calls may wait for ranks that are gone."""
+        comm = self._comm
+        try:
+            if comm is not None:
+                comm.status()
+        except FlexringError:
+            return True
+        return self._ended is not None
 
     def _drain(self) -> bool:
         """Waits for the calls that were made. Returns whether they are over."""
@@ -458,10 +468,12 @@ class Collectives:
             return False
         # Receives of other ranks whose senders are here end now if no send was made, and so do those of this rank.
         self._meeting.leave()
+        self._channels.end_sends(self._error_of("was destroyed"))
         return over(receives)
 
     def abort(self) -> None:
         """Ends running calls on all ranks with an error, and the group."""
+        self._meeting.leave()
         self._end("was aborted", abort=True)
         # Calls that run keep the communicator until they have failed.
         comm, self._comm = self._comm, None
@@ -469,9 +481,13 @@ class Collectives:
             with contextlib.suppress(FlexringError):
                 comm.abort()
 
+    @staticmethod
+    def _error_of(how: str) -> Exception:
+        return RuntimeError(f"this process group {how}: fix: make no calls in it afterwards, or make a new one")
+
     def _end(self, how: str, abort: bool) -> None:
         if self._ended is None:
-            self._ended = RuntimeError(f"this process group {how}: fix: make no calls in it afterwards, or make a new one")
+            self._ended = self._error_of(how)
         self._blocks.close()
         self._channels.end(self._ended, abort)
 

@@ -110,6 +110,14 @@ class Channels:
         sends = [channel.line for (sender, _, _), channel in channels if sender == self._rank]
         return sends, [channel.line for (_, receiver, _), channel in channels if receiver == self._rank]
 
+    def end_sends(self, error: Exception) -> None:
+        """Ends the channels to other ranks, in which no call runs: their receives that wait end, and later sends raise ``error``."""
+        with self._lock:
+            for (sender, _, _), channel in self._channels.items():
+                if sender == self._rank:
+                    channel._error = channel._error or error
+                    channel.close()
+
     def end(self, error: Exception, abort: bool) -> None:
         """Ends all channels: later messages raise ``error``."""
         with self._lock:

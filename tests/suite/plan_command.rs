@@ -257,6 +257,7 @@ fn an_explanation_contains_the_reason_and_the_loads_of_links() {
     ] {
         assert!(text.contains(line), "{line:?} in\n{text}");
     }
+    assert!(!text.contains("mailboxes"), "{text}");
     let text = printed("--topology 1@2G+1@2G+1@2G+1@1500M --explain --count 1M");
     for line in [
         "all schedules for 4M by predicted time (simulated)\n",

@@ -64,7 +64,8 @@ fn exceptions(planned: &Planned) -> Vec<String> {
             ShortPlan::Direct | ShortPlan::Halving => note("vectors", longest, plan, "FLEXRING_DIRECT"),
         }
     }
-    if topology.nodes() == 1 && topology.world() > 1 && config.small > Size(0) {
+    let shares_memory = config.transport.shares_memory() && topology.nodes() == 1 && topology.world() > 1;
+    if shares_memory && config.small > Size(0) {
         notes.push(format!(
             "vectors of at most {} use the shared-memory mailboxes instead (FLEXRING_SMALL)",
             config.small
