@@ -32,7 +32,8 @@ pub(super) struct UserMemory {
     changed: Condvar,
     /// Whether registered memory is shared with neighbours.
     shares: bool,
-    /// Registrations with shared pages, which another communicator may have shared: calls record nothing while there are none.
+    /// Registrations with shared pages, which another communicator may have shared, those included whose pages are becoming private.
+    /// Calls record nothing while there are none.
     shared: AtomicUsize,
 }
 
@@ -201,12 +202,17 @@ impl UserMemory {
         };
         registration.count -= 1;
         let on_devices = registration.on_devices;
-        // Deregistered before its pages are private again.
         let last = if registration.count == 0 { registered.by_range.remove(&range) } else { None };
-        if last.as_ref().is_some_and(|last| last.pages.are_shared()) {
-            self.shared.fetch_sub(1, Ordering::Relaxed);
+        let deregistered =
+            self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(on_devices));
+        // Its pages become private after the devices have given them up, and are counted until they are, so that a call that begins
+        // meanwhile waits for the lock.
+        if let Some(UserRegistration { pages, .. }) = last {
+            let were_shared = pages.are_shared();
+            drop(pages);
+            self.shared.fetch_sub(usize::from(were_shared), Ordering::Release);
         }
-        self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(on_devices))
+        deregistered
     }
 
     /// Waits until the running call does not use the memory of a registration.
@@ -240,8 +246,9 @@ impl UserMemory {
         pieces: impl Iterator<Item = Piece>,
         limit: Duration,
     ) -> Result<Option<CallMemory<'_>>> {
-        // Memory is registered and shared before calls use it, so the caller has what was counted.
-        if self.shared.load(Ordering::Relaxed) == 0 {
+        // Memory is registered and shared before calls use it, so the caller has what was counted. What is no longer counted is
+        // private again.
+        if self.shared.load(Ordering::Acquire) == 0 {
             return Ok(None);
         }
         let waits = |state: &mut Registrations| state.waiting > 0;
@@ -393,7 +400,8 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::process::in_forked_child;
     use std::ops::Range;
-    use std::sync::mpsc::channel;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::{Sender, channel};
 
     const COUNT: usize = 50_000;
     /// Calls on so many elements take the path for small messages.
@@ -471,6 +479,51 @@ mod tests {
             let expected = |at| if called.contains(&at) { 3 } else { 1 };
             assert!((0..COUNT).all(|at| vector[at] == expected(at)), "{registered:?}, {called:?}");
         }
+    }
+
+    /// Devices that, while they give memory up, look whether a call has begun.
+    struct Devices {
+        deregistering: Sender<()>,
+        has_begun: Arc<AtomicBool>,
+    }
+
+    impl Registrar for Devices {
+        fn register(&self, _: Piece) -> Result<()> {
+            Ok(())
+        }
+
+        fn deregister(&self, _: Piece) -> Result<()> {
+            self.deregistering.send(()).expect("a call begins");
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!self.has_begun.load(Ordering::SeqCst), "a call began before the pages were private");
+            Ok(())
+        }
+    }
+
+    /// It would write the pages while they are copied, and what it wrote would be lost.
+    #[test]
+    fn no_call_begins_while_pages_become_private() {
+        let [first, _second] = two_ranks();
+        let (deregistering, is_deregistering) = channel();
+        let has_begun = Arc::new(AtomicBool::new(false));
+        let devices = Devices { deregistering, has_begun: Arc::clone(&has_begun) };
+        let node = Arc::clone(&first.runner.user_memory.node);
+        let user_memory = UserMemory::new(node, Some(Arc::new(devices)), true);
+        let mut vector = vec![1i64; COUNT];
+        lend_in_place(&mut vector, |piece| {
+            user_memory.register(piece, true).expect("memory");
+            assert!(user_memory.shared_vector(piece).is_some());
+            let user_memory = &user_memory;
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    is_deregistering.recv().expect("a deregistration");
+                    let begun = user_memory.begin_call([piece].into_iter(), Duration::MAX);
+                    has_begun.store(true, Ordering::SeqCst);
+                    begun.expect("none waits");
+                });
+                user_memory.deregister(piece, Duration::MAX, &|| ()).expect("registered");
+            });
+        });
     }
 
     #[test]
