@@ -146,7 +146,6 @@ impl EmbeddedKernels {
     }
 
     fn to_rust(&self) -> String {
-        let root = PathBuf::from(variable("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
         let images = |files: &[(u32, PathBuf)]| {
             let images = files.iter().map(|(architecture, path)| {
                 // The driver reads it in machine words.
@@ -162,7 +161,11 @@ impl EmbeddedKernels {
             images.collect::<String>()
         };
         let sources = SOURCES.map(|path| {
-            format!("({:?}, include_str!({:?})),\n", path.trim_start_matches("kernels/"), root.join(path))
+            // The sources may have moved when this is compiled: a target directory outlives the folders that source distributions are unpacked to.
+            format!(
+                "({:?}, include_str!(concat!(env!(\"CARGO_MANIFEST_DIR\"), \"/\", {path:?}))),\n",
+                path.trim_start_matches("kernels/")
+            )
         });
         format!(
             "pub(super) const SOURCES: &[(&str, &str)] = &[{}];\n\
