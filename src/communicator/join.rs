@@ -11,7 +11,6 @@ use super::gpu;
 use super::inter_node::{self, InterNodeSetup};
 use super::introduction::{ConnectionOrigin, Introduction};
 use super::launch_group::LaunchGroup;
-use super::link_shares::bytes_in_flight;
 use super::local_gathering::LocalGathering;
 use super::node_memories;
 use super::offers::OfferKey;
@@ -182,7 +181,7 @@ impl Communicator {
                 same_node: &same_node,
                 peers: &inter_node,
                 planned: &planned,
-                bytes_in_flight: &|| bytes_in_flight(config.socket_buffer.0, &plans, &topology, me, &node),
+                bytes_in_flight: &|| plans.bytes_in_flight(config.socket_buffer.0, &topology, &node),
                 connection,
                 deadline,
                 fault: &fault,

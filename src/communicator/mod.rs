@@ -25,7 +25,6 @@ mod inter_node;
 mod introduction;
 mod join;
 mod launch_group;
-mod link_shares;
 mod local_gathering;
 mod node_memories;
 mod offers;

@@ -11,9 +11,10 @@ use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 use crate::executor::{CallPath, Executor};
 use crate::plan::call_layout::CallFacts;
+use crate::plan::link_shares::{self, SentByRank, sent_to_peers};
 use crate::plan::lowering::{Movement, Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
-use crate::plan::program::{Body, Program};
+use crate::plan::program::Program;
 use crate::plan::scratch_layout;
 use crate::plan::selection::{self, AlgorithmSelection};
 use crate::plan::sized_plans::{self, SizedPlan};
@@ -198,15 +199,17 @@ impl Plans {
         programs.flat_map(|program| program.peers().collect::<Vec<_>>()).collect()
     }
 
-    /// By peer, what `rank` sends to it in an all-reduce of a long vector, in parts of the vector.
-    pub(super) fn sent_to_peers(&self, rank: Rank, world: usize) -> Vec<f64> {
-        let mut sent = vec![0.0; world];
-        for step in self.main().plan.program(rank, ProgramSpec::ALL_REDUCE).steps {
-            if let Body::Send { peers, .. } = &*step.body {
-                peers.iter().for_each(|peer| sent[*peer] += step.span().extent());
-            }
-        }
-        sent
+    /// By rank, the bytes that the link to it may have in flight, by what the ranks of this `node` send in all-reduces of long vectors. `mean`
+    /// is that of the node's links.
+    pub(super) fn bytes_in_flight(&self, mean: usize, topology: &Topology, node: &[Rank]) -> Vec<usize> {
+        let sent = |rank: Rank| {
+            let sent = sent_to_peers(&self.main().plan.program(rank, ProgramSpec::ALL_REDUCE));
+            let to = |peer: Rank| (peer, sent.get(&peer).copied().unwrap_or(0.0));
+            SentByRank { rank, to: (0..topology.world()).map(to).collect() }
+        };
+        let sent: Vec<SentByRank> = node.iter().map(|rank| sent(*rank)).collect();
+        let place = node.iter().position(|rank| *rank == self.rank).expect("a rank is on its node");
+        link_shares::bytes_in_flight(mean, topology, &sent).swap_remove(place)
     }
 
     /// Uses another plan for all later calls. The first call of each kind installs its program.

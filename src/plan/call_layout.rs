@@ -296,6 +296,9 @@ pub fn slots_per_link(slots: usize, links: usize) -> Option<usize> {
     Some(slots / links.max(1)).filter(|slots| *slots > 0)
 }
 
+/// Most messages in flight between two ranks of a node, in each direction: those that fit in a queue of shared memory.
+pub const IN_PLACE_WINDOW: usize = 62;
+
 /// How messages arrive on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkDelivery {

@@ -17,6 +17,7 @@ mod file_context;
 pub mod fraction;
 #[cfg(test)]
 mod fuzz;
+pub mod link_shares;
 pub mod lowering;
 pub mod node_pairs;
 pub mod physical_links;

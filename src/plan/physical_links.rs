@@ -51,6 +51,13 @@ impl<'a> PhysicalLinks<'a> {
         self.first[vertex]..self.first[vertex + 1]
     }
 
+    /// By link, the bytes that pass at once after a pause.
+    pub fn bursts(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..self.topology.vertices().len()).flat_map(move |vertex| {
+            (0..self.of(vertex).len()).map(move |part| self.topology.part_burst(vertex, part))
+        })
+    }
+
     /// By link, bits per second in each direction.
     pub fn bandwidths(&self) -> impl Iterator<Item = u64> + '_ {
         (0..self.topology.vertices().len()).flat_map(move |vertex| {

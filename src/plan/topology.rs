@@ -17,13 +17,21 @@ pub struct Uplink {
     pub bandwidth: u64,
     /// Nanoseconds in one direction.
     pub latency: u64,
+    /// Bytes that pass at once after a pause, in each direction, as a shaper with a token bucket lets them. Only simulations know it.
+    pub burst: u64,
 }
 
 impl Uplink {
     /// Default of a node's link to its switch: 10 Gbit/s, 30 us.
-    pub const NODE_DEFAULT: Self = Self { bandwidth: 10_000_000_000, latency: 30_000 };
+    pub const NODE_DEFAULT: Self = Self::new(10_000_000_000, 30_000);
     /// Default of a rank's link to its node: 400 Gbit/s, 1 us.
-    pub const RANK_DEFAULT: Self = Self { bandwidth: 400_000_000_000, latency: 1_000 };
+    pub const RANK_DEFAULT: Self = Self::new(400_000_000_000, 1_000);
+
+    /// A link on which nothing passes at once.
+    #[must_use]
+    pub const fn new(bandwidth: u64, latency: u64) -> Self {
+        Self { bandwidth, latency, burst: 0 }
+    }
 
     /// The bandwidth in bytes per second, for estimates.
     #[must_use]
@@ -352,6 +360,14 @@ impl Topology {
         (u128::from(uplink.bandwidth) * (count - part).div_ceil(parts) as u128 / count as u128).max(1) as u64
     }
 
+    /// Bytes that pass over a part of the uplink of a vertex at once after a pause: as large a part of the burst as of the bandwidth.
+    #[must_use]
+    pub fn part_burst(&self, vertex: VertexId, part: usize) -> u64 {
+        let Uplink { bandwidth, burst, .. } = self.vertices[vertex].uplink;
+        let of_part = u128::from(self.part_bandwidth(vertex, part));
+        (u128::from(burst) * of_part / u128::from(bandwidth.max(1))) as u64
+    }
+
     /// The part of its node's uplink that a rank uses.
     #[must_use]
     pub fn uplink_part_of(&self, rank: Rank) -> usize {
@@ -489,7 +505,7 @@ mod tests {
 
     #[test]
     fn bandwidth_labels_use_decimal_units() {
-        let speed = |bandwidth| Uplink { bandwidth, latency: 0 }.bandwidth_label();
+        let speed = |bandwidth| Uplink::new(bandwidth, 0).bandwidth_label();
         assert_eq!(
             [1, 64_000, 500_000_000, 2_500_000_000, 10_000_000_000, 1_000_000_000_000].map(speed),
             ["1", "64K", "500M", "2.5G", "10G", "1T"]
@@ -509,7 +525,7 @@ mod tests {
     fn a_restricted_topology_keeps_the_tree_above_its_ranks() {
         let mut builder = TopologyBuilder::new("top");
         for (rack, nodes) in [("left", 2), ("right", 1)] {
-            let switch = builder.switch(0, rack, Uplink { bandwidth: 7, latency: 3 });
+            let switch = builder.switch(0, rack, Uplink::new(7, 3));
             for node in 0..nodes {
                 let node = builder.node(switch, &format!("{rack}{node}"), Uplink::NODE_DEFAULT);
                 let first =
@@ -527,7 +543,7 @@ mod tests {
         let names: Vec<&str> = restricted.vertices().iter().map(|vertex| vertex.name.as_str()).collect();
         assert!(!names.contains(&"left1") && names.contains(&"right0"), "{names:?}");
         let rack = restricted.vertices().iter().find(|vertex| vertex.name == "right").expect("a rack");
-        assert_eq!(rack.uplink, Uplink { bandwidth: 7, latency: 3 });
+        assert_eq!(rack.uplink, Uplink::new(7, 3));
         assert_eq!(whole.restricted_to(&[0, 1, 2, 3, 4, 5]), whole);
     }
 
@@ -575,7 +591,7 @@ mod tests {
         assert_eq!(finish(&[0, 0]), Err("rank 0 is named twice: on n0 and on n0".to_owned()));
         assert_eq!(finish(&[]), Err("the topology has no ranks".to_owned()));
         let mut builder = TopologyBuilder::new("top");
-        let node = builder.node(0, "slow", Uplink { bandwidth: 0, latency: 0 });
+        let node = builder.node(0, "slow", Uplink::new(0, 0));
         builder.rank(node, 0, Uplink::RANK_DEFAULT);
         let error = builder.finish().expect_err("no bandwidth");
         assert_eq!(error.message(), "the link of slow has a bandwidth of zero");

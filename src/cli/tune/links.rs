@@ -2,15 +2,15 @@
 //!
 //! Owns which ranks exchange messages when. Must not know how results are used.
 
-use super::messages::{SHORTEST, best_rate, latency, message_times, steady_rate};
+use super::messages::{SHORTEST, best_rate, burst, latency, message_times, steady_rate};
 use super::session::{TuningSession, median};
 use flexring::communicator::Operation;
 use flexring::memory::Buffer;
 use flexring::plan::node_pairs::{self, NodePair};
 use flexring::plan::topology::{Topology, VertexId};
 use flexring::plan::tuning::{
-    ClusterIdentity, LinkClass, MAX_LATENCY, MAX_RATE, MeasuredUplink, WITHIN_NODES, link_latencies,
-    switches_below_root,
+    ClusterIdentity, LinkClass, MAX_BURST, MAX_LATENCY, MAX_RATE, MeasuredUplink, WITHIN_NODES,
+    link_latencies, switches_below_root,
 };
 use flexring::rank::Rank;
 use flexring::{ReduceOp, Result};
@@ -33,11 +33,15 @@ pub struct MeasuredLinks {
     pub classes: Vec<LinkClass>,
 }
 
-/// What was measured between two ranks: seconds in one direction, and bytes per second.
+/// What was measured between two ranks.
 #[derive(Clone, Copy, Default)]
 struct PairResult {
+    /// Seconds in one direction.
     latency: f64,
+    /// Bytes per second.
     rate: f64,
+    /// Bytes that pass at once after a pause.
+    burst: f64,
 }
 
 /// Steps of the progress.
@@ -86,13 +90,15 @@ pub fn measure(session: &mut TuningSession) -> Result<MeasuredLinks> {
         for pair in round {
             let result = pair_result(session, &cluster, pair, &mut buffer)?;
             pairs.push(pair);
-            results.extend([result.latency, result.rate]);
+            results.extend([result.latency, result.rate, result.burst]);
         }
     }
     // Only the first rank of a pair has a result; the others have zeros.
     session.comm.all_reduce(&mut results, ReduceOp::Sum)?;
-    let results: Vec<PairResult> =
-        results.chunks(2).map(|result| PairResult { latency: result[0], rate: result[1] }).collect();
+    let results: Vec<PairResult> = results
+        .chunks(3)
+        .map(|result| PairResult { latency: result[0], rate: result[1], burst: result[2] })
+        .collect();
     let classes = classes(session.comm.topology(), &cluster, &pairs, &results);
     let (uplinks, switches) = uplinks(session, &cluster, &pairs, &results, &mut buffer)?;
     Ok(MeasuredLinks { uplinks, switches, classes })
@@ -130,8 +136,13 @@ fn pair_result(
     };
     let latency = latency(comm, peer, leads)?;
     let times = message_times(comm, peer, leads, latency, session.time, buffer)?;
-    let rate = if pair.0 == pair.1 { best_rate(&times) } else { steady_rate(&times) };
-    Ok(if leads { PairResult { latency, rate } } else { PairResult::default() })
+    if pair.0 == pair.1 {
+        let rate = best_rate(&times);
+        return Ok(if leads { PairResult { latency, rate, burst: 0.0 } } else { PairResult::default() });
+    }
+    let rate = steady_rate(&times);
+    let burst = burst(comm, peer, leads, rate, buffer)?;
+    Ok(if leads { PairResult { latency, rate, burst } } else { PairResult::default() })
 }
 
 /// Groups pairs by the switch at which their paths meet.
@@ -189,6 +200,12 @@ fn uplinks(
         .map(|(pair, result)| (path(&topology, cluster, &switches, *pair), result.latency))
         .collect();
     let latencies = link_latencies(nodes + switches.len(), &paths);
+    // What passes at once is the least of the links on the way, so the most of all ways of a link is nearest to its own.
+    let burst_of = |link: usize| {
+        let of_link = between().zip(&paths).filter(|(_, (path, _))| path.contains(&link));
+        of_link.map(|((_, result), _)| result.burst).fold(0.0, f64::max)
+    };
+    let bursts: Vec<f64> = (0..nodes + switches.len()).map(burst_of).collect();
     let fastest_of = |node: usize| {
         let of_node = between().filter(|((one, other), _)| *one == node || *other == node);
         of_node.map(|(_, result)| result.rate).fold(0.0, f64::max)
@@ -222,13 +239,14 @@ fn uplinks(
         let both = [true, false].map(|sends| NodeFlow::new(&topology, &pairs, &fastest, sends, bytes));
         flows.push(flow_rates(session, &both, &format!("link of switch {number}"), buffer)?);
     }
-    let uplink = |([up, down], latency): (FlowRates, &f64)| MeasuredUplink {
+    let uplink = |(([up, down], latency), burst): ((FlowRates, &f64), &f64)| MeasuredUplink {
         up: whole_rate(up),
         down: whole_rate(down),
         latency: nanoseconds(*latency),
+        burst: (*burst as u64).min(MAX_BURST),
     };
     let rates = comparable_rates(&fastest, flows);
-    let mut measured = rates.into_iter().zip(&latencies).map(uplink);
+    let mut measured = rates.into_iter().zip(&latencies).zip(&bursts).map(uplink);
     let of_nodes: Vec<Option<MeasuredUplink>> = (0..nodes).map(|_| measured.next()).collect();
     Ok((of_nodes, measured.collect()))
 }

@@ -111,8 +111,12 @@ fn summary(profile: &TuningProfile, fastest: &[FastestPlan]) -> String {
     text + &format!("{slots} slots, {}\n", counted(*sockets_per_link, "socket") + " per link")
 }
 
-fn uplink_text(MeasuredUplink { up, down, latency }: MeasuredUplink) -> String {
-    format!("link up {}, down {}, {}", rate(up), rate(down), duration(latency as f64 * 1e-9))
+fn uplink_text(MeasuredUplink { up, down, latency, burst }: MeasuredUplink) -> String {
+    let burst = match burst {
+        0 => String::new(),
+        bytes => format!(", {} KiB at once after a pause", bytes.div_ceil(1024)),
+    };
+    format!("link up {}, down {}, {}{burst}", rate(up), rate(down), duration(latency as f64 * 1e-9))
 }
 
 fn rate(bytes: u64) -> String {

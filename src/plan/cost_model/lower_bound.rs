@@ -162,7 +162,7 @@ mod tests {
 
     /// Switches and nodes, at most three levels deep, with links of 1 to 12 bytes per second and 2 to 7 ranks.
     fn random_tree(random: &mut Rng) -> Topology {
-        let uplink = |random: &mut Rng| Uplink { bandwidth: 8 * random.u64(1..=12), latency: 0 };
+        let uplink = |random: &mut Rng| Uplink::new(8 * random.u64(1..=12), 0);
         let mut builder = TopologyBuilder::new("root");
         let mut switches = vec![0];
         for _ in 0..random.usize(..3) {

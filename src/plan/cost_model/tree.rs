@@ -172,7 +172,7 @@ mod tests {
 
     /// A symmetric tree with these levels, from the ranks up.
     fn symmetric(levels: &[TreeLevel]) -> Topology {
-        let uplink = |level: &TreeLevel| Uplink { bandwidth: (level.bandwidth * 8.0) as u64, latency: 0 };
+        let uplink = |level: &TreeLevel| Uplink::new((level.bandwidth * 8.0) as u64, 0);
         let mut builder = TopologyBuilder::new("root");
         let mut branches = vec![0];
         for (number, level) in levels.iter().enumerate().rev() {
@@ -243,7 +243,7 @@ mod tests {
     fn the_slowest_link_determines_the_time_of_weighted_shares() {
         let mut builder = TopologyBuilder::new("switch");
         for (rank, bandwidth) in [8_000_000_000, 8_000_000_000, 4_000_000_000].into_iter().enumerate() {
-            let node = builder.node(0, "node", Uplink { bandwidth, latency: 0 });
+            let node = builder.node(0, "node", Uplink::new(bandwidth, 0));
             builder.rank(node, rank, Uplink::RANK_DEFAULT);
         }
         let topology = builder.finish().expect("a tree");

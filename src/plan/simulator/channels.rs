@@ -25,6 +25,8 @@ pub struct WaitingMessage {
 pub struct RankPeers {
     /// The ranks that it sends to or receives from, in the order of `names`.
     pub ranks: Vec<Rank>,
+    /// What it sends to each of them, in parts of the vector.
+    pub sent: Arc<[f64]>,
     /// By peer, the number by which the rank's program names it, in rising order. Ranks with one program have peers of their own.
     pub names: Arc<[Rank]>,
 }

@@ -2,6 +2,7 @@
 //!
 //! Owns their order, and the numbers by which they name things. Must not know what an event means.
 
+use super::fair_rates::LinkId;
 use crate::plan::Rank;
 
 /// Picoseconds since the call began.
@@ -21,6 +22,8 @@ pub enum SimulatedEvent {
     Announced { channel: ChannelId },
     /// The sender was notified that a message was read.
     Released { channel: ChannelId },
+    /// A link has spent the tokens that let it exceed its bandwidth, if its use still has this number of changes.
+    TokensSpent { link: LinkId, changes: u32 },
     /// A rank's addition or copy ended, as far as its thread is concerned.
     JobEnds { rank: u32 },
 }

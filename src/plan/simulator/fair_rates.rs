@@ -1,19 +1,20 @@
-//! Max-min fair rates of flows that share links.
+//! Weighted max-min fair rates of flows that share links.
 //!
-//! Owns the links, which of them limits each flow, and the rates. Must not know transfers, messages or time.
+//! Owns the links, which of them limits each flow, and the rates. Must not know transfers, messages or time, nor where weights come from.
 //!
-//! Rates are max-min fair if each flow has a link that limits it: one without spare bandwidth on which no flow is faster. (Bertsekas
+//! Each flow has a weight, and its level is its rate divided by its weight. Rates are max-min fair if each flow has a link that limits it:
+//! one without spare bandwidth on which no flow has a higher level. (Bertsekas
 //! and Gallager, Data Networks, 6.5.2; the links that limit flows and how changes spread among them are the bottleneck structure
 //! of Ros-Giralt et al., On the Bottleneck Structure of Congestion-Controlled Networks, SIGMETRICS 2020.)
 //!
 //! When a flow begins or ends, only the links whose division changes are divided again. These candidates are at first the link
 //! of the change alone. Their flows get rates by water-filling; a flow that another link limits gets at most its present rate.
 //! Then the other links of flows whose rates have changed are checked. Those with too many bits, with spare bandwidth for flows
-//! that they limit, or with a flow that is faster than these, become candidates too, and the candidates are divided again, until
+//! that they limit, or with a flow of a higher level than these, become candidates too, and the candidates are divided again, until
 //! no link is added.
 //!
-//! Rates are whole numbers. A link that limits flows leaves fewer units unused than it has flows, and gives each flow at least
-//! one unit, even if it has more flows than units.
+//! Levels and weights are whole numbers. A link that limits flows leaves fewer units unused than the sum of its flows' weights, and gives
+//! each flow a level of at least one, even if it has fewer units than that.
 
 use super::event_queue::ChannelId;
 use std::cmp::Reverse;
@@ -27,6 +28,15 @@ pub type LinkId = u32;
 /// In place of the limiting link of a flow without a rate, or of one that shares no link.
 const NO_LINK: LinkId = LinkId::MAX;
 
+/// A flow's way through the network.
+#[derive(Clone, Debug)]
+pub struct FlowPath {
+    /// At least one.
+    pub links: Vec<LinkId>,
+    /// Its part of a link that several flows share, in relation to theirs; at least 1.
+    pub weight: u32,
+}
+
 /// The links, the flows and their rates.
 #[derive(Debug)]
 pub struct FairRates {
@@ -36,10 +46,12 @@ pub struct FairRates {
     paths: Vec<PathLink>,
     /// Flows that began since rates were computed.
     begun: Vec<ChannelId>,
-    /// Links that limit flows, and from which others have ended since then.
+    /// Links that limit flows, and from which others have ended since then, and links whose capacities have changed.
     freed: Vec<LinkId>,
     /// Flows whose rates have changed since then.
     changed: Vec<ChannelId>,
+    /// Links with varying capacities whose use has changed since then, some of them more than once.
+    used_otherwise: Vec<LinkId>,
     division: Division,
 }
 
@@ -53,9 +65,9 @@ struct Division {
     candidates: Vec<LinkId>,
     /// The flows on candidates.
     members: Vec<ChannelId>,
-    /// Members that other links limit, by rate.
+    /// Members that other links limit, by level.
     limited: Vec<(u64, ChannelId)>,
-    /// Candidates by what they can give each flow, at least.
+    /// Candidates by the level that they can give each flow, at least.
     order: BinaryHeap<Reverse<(u64, LinkId)>>,
     /// Links that are not candidates and have flows whose rates change.
     touched: Vec<LinkId>,
@@ -65,20 +77,23 @@ struct Division {
 struct SharedLink {
     /// A rate.
     capacity: u64,
+    /// Whether the capacity may change.
+    varies: bool,
     /// The active flows.
     flows: Vec<ChannelId>,
-    /// The sum of their rates.
+    /// The sums of their weights and rates.
+    weight: u64,
     used: u128,
-    /// Number of flows that this link limits, and their rate.
+    /// Number of flows that this link limits, and their level.
     limits: u32,
     level: u64,
     /// The division of which the link is a candidate.
     candidate_of: u64,
     /// The check that found the link.
     found_by: u64,
-    /// While rates are computed: capacity that is not given away, and flows without a rate.
+    /// While rates are computed: capacity that is not given away, and the weights of flows without a rate.
     left: u64,
-    waiting: u32,
+    waiting: u64,
     /// The values that follow from the rates being computed.
     next_used: u128,
     next_limits: u32,
@@ -97,6 +112,7 @@ struct PathLink {
 struct RatedFlow {
     /// The links that it shares with other flows, and the narrowest of the others if it is narrower than those.
     path: Range<u32>,
+    weight: u32,
     /// The rate if no other flow is active.
     most: u64,
     /// 0 if it is not active or not computed.
@@ -111,16 +127,17 @@ struct RatedFlow {
 }
 
 impl FairRates {
-    /// No active flows on links of these capacities. Each flow has a path of at least one link.
-    pub fn new(capacities: impl Iterator<Item = u64>, paths: impl Iterator<Item = Vec<LinkId>>) -> Self {
-        let mut links: Vec<SharedLink> = capacities.map(SharedLink::new).collect();
-        let paths: Vec<Vec<LinkId>> = paths.collect();
+    /// No active flows on links of these capacities, of which each may vary or not.
+    pub fn new(capacities: impl Iterator<Item = (u64, bool)>, paths: impl Iterator<Item = FlowPath>) -> Self {
+        let mut links: Vec<SharedLink> =
+            capacities.map(|(capacity, varies)| SharedLink::new(capacity, varies)).collect();
+        let paths: Vec<FlowPath> = paths.collect();
         let mut users = vec![0_u32; links.len()];
-        paths.iter().flatten().for_each(|link| users[*link as usize] += 1);
-        let is_shared = |link: &LinkId| users[*link as usize] > 1;
+        paths.iter().flat_map(|path| &path.links).for_each(|link| users[*link as usize] += 1);
+        let is_shared = |link: &LinkId| users[*link as usize] > 1 || links[*link as usize].varies;
         let capacity = |link: &LinkId| links[*link as usize].capacity;
         let (mut flows, mut used) = (Vec::with_capacity(paths.len()), Vec::new());
-        for path in paths {
+        for FlowPath { links: path, weight } in paths {
             let own = path.iter().filter(|link| !is_shared(link)).min_by_key(|link| capacity(link));
             let narrowest_shared = path.iter().filter(|link| is_shared(link)).map(capacity).min();
             // A link of this flow alone cannot limit it if a shared link has no more bandwidth.
@@ -130,6 +147,7 @@ impl FairRates {
             used.extend(limits.map(|link| PathLink { link: *link, place: 0 }));
             flows.push(RatedFlow {
                 path: start..used.len() as u32,
+                weight,
                 most: path.iter().map(capacity).min().expect("a path has links"),
                 rate: 0,
                 limit: NO_LINK,
@@ -147,6 +165,7 @@ impl FairRates {
             begun: Vec::new(),
             freed: Vec::new(),
             changed: Vec::new(),
+            used_otherwise: Vec::new(),
             division: Division::default(),
         }
     }
@@ -159,10 +178,12 @@ impl FairRates {
     /// A flow becomes active. [`update`](Self::update) computes its rate.
     pub fn begin(&mut self, id: ChannelId) {
         self.begun.push(id);
-        for on_path in &mut self.paths[self.flows[id as usize].path()] {
-            let flows = &mut self.links[on_path.link as usize].flows;
-            on_path.place = flows.len() as u32;
-            flows.push(id);
+        let flow = &self.flows[id as usize];
+        for on_path in &mut self.paths[flow.path()] {
+            let link = &mut self.links[on_path.link as usize];
+            link.weight += u64::from(flow.weight);
+            on_path.place = link.flows.len() as u32;
+            link.flows.push(id);
         }
     }
 
@@ -170,10 +191,15 @@ impl FairRates {
     pub fn end(&mut self, id: ChannelId) {
         let flow = &mut self.flows[id as usize];
         let (rate, limit) = (std::mem::take(&mut flow.rate), std::mem::replace(&mut flow.limit, NO_LINK));
+        let weight = u64::from(flow.weight);
         for at in flow.path() {
             let PathLink { link: number, place } = self.paths[at];
             let link = &mut self.links[number as usize];
             link.used -= u128::from(rate);
+            link.weight -= weight;
+            if link.varies {
+                self.used_otherwise.push(number);
+            }
             link.limits -= u32::from(limit == number);
             // Other flows do not wait for this link.
             if link.limits > 0 {
@@ -186,6 +212,27 @@ impl FairRates {
                 moved.expect("the flow uses the link").place = place;
             }
         }
+    }
+
+    /// The link has another capacity from now on. [`update`](Self::update) computes the rates of its flows. Only for links that vary.
+    pub fn set_capacity(&mut self, id: LinkId, capacity: u64) {
+        let link = &mut self.links[id as usize];
+        debug_assert!(link.varies, "a flow may not list it");
+        link.capacity = capacity;
+        self.freed.push(id);
+    }
+
+    /// The sum of the rates of a link's flows.
+    pub fn used(&self, id: LinkId) -> u64 {
+        self.links[id as usize].used as u64
+    }
+
+    /// Moves the links with varying capacities whose use has changed since the last time to `links`, each once.
+    pub fn take_used_otherwise(&mut self, links: &mut Vec<LinkId>) {
+        links.clear();
+        links.append(&mut self.used_otherwise);
+        links.sort_unstable();
+        links.dedup();
     }
 
     /// Computes the rates that have changed. Returns these flows, some of them more than once, with their rates.
@@ -217,14 +264,14 @@ impl FairRates {
         self.changed.iter().map(|id| (*id, self.flows[*id as usize].rate))
     }
 
-    /// The link on the way of a flow with the least bandwidth for each of its flows. It probably limits the flow.
+    /// The link on the way of a flow that would give its flows the lowest level. It probably limits the flow.
     fn narrowest(&self, id: ChannelId) -> LinkId {
         let links = self.paths[self.flows[id as usize].path()].iter().map(|on_path| on_path.link);
-        let share = |link: &LinkId| {
+        let level = |link: &LinkId| {
             let link = &self.links[*link as usize];
-            link.capacity / link.flows.len() as u64
+            link.capacity / link.weight
         };
-        links.min_by_key(share).expect("the flow shares links")
+        links.min_by_key(level).expect("the flow shares links")
     }
 
     /// Computes the rates of flows on this link, and all others that change with them.
@@ -254,67 +301,68 @@ impl FairRates {
         }
     }
 
-    /// Water-filling: the candidate that can give its flows least determines their rate; the rest is divided among the others.
+    /// Water-filling: the candidate that can give its flows the lowest level determines their rates; the rest is divided among the others.
     fn fill(&mut self) {
         let Self { links, flows, paths, division, .. } = self;
         let Division { number, candidates, members, limited, order, .. } = division;
         order.clear();
         for id in candidates {
             let link = &mut links[*id as usize];
-            (link.left, link.waiting) = (link.capacity, link.flows.len() as u32);
+            (link.left, link.waiting) = (link.capacity, link.weight);
             (link.next_used, link.next_limits, link.next_level) = (0, 0, 0);
-            order.push(Reverse((link.share(), *id)));
+            order.push(Reverse((link.possible_level(), *id)));
         }
         limited.clear();
         for id in members {
             let flow = &mut flows[*id as usize];
             flow.next_rate = 0;
             if flow.limit != NO_LINK && links[flow.limit as usize].candidate_of != *number {
-                limited.push((flow.rate, *id));
+                limited.push((flow.level(flow.rate), *id));
             }
         }
         limited.sort_unstable();
         let mut limited = limited.iter().copied().peekable();
-        let give = |links: &mut [SharedLink], flow: &mut RatedFlow, rate: u64, limit: LinkId| {
+        let give = |links: &mut [SharedLink], flow: &mut RatedFlow, level: u64, limit: LinkId| {
+            let rate = level * u64::from(flow.weight);
             (flow.next_rate, flow.next_limit) = (rate, limit);
             for on_path in &paths[flow.path()] {
                 let link = &mut links[on_path.link as usize];
                 if link.candidate_of == *number {
                     link.left = link.left.saturating_sub(rate);
-                    link.waiting -= 1;
+                    link.waiting -= u64::from(flow.weight);
                     link.next_used += u128::from(rate);
                 }
             }
         };
         while let Some(mut least) = order.peek_mut() {
-            let Reverse((share, id)) = *least;
+            let Reverse((level, id)) = *least;
             let link = &links[id as usize];
             if link.waiting == 0 {
                 PeekMut::pop(least);
                 continue;
             }
-            // Shares only grow when other flows get theirs.
-            let present = link.share();
-            if present > share {
+            // Levels only grow when other flows get theirs.
+            let present = link.possible_level();
+            if present > level {
                 *least = Reverse((present, id));
                 continue;
             }
             while limited.next_if(|(_, id)| flows[*id as usize].next_rate > 0).is_some() {}
-            if let Some((rate, id)) = limited.next_if(|(rate, _)| *rate <= share) {
+            if let Some((present, id)) = limited.next_if(|(present, _)| *present <= level) {
                 let flow = &mut flows[id as usize];
                 let limit = flow.limit;
-                give(links, flow, rate, limit);
+                give(links, flow, present, limit);
                 continue;
             }
             PeekMut::pop(least);
             for place in 0..links[id as usize].flows.len() {
                 let flow = &mut flows[links[id as usize].flows[place] as usize];
                 if flow.next_rate == 0 {
-                    give(links, flow, share, id);
+                    give(links, flow, level, id);
                     links[id as usize].next_limits += 1;
                 }
             }
-            links[id as usize].next_level = share;
+            links[id as usize].next_level = level;
         }
     }
 
@@ -340,7 +388,7 @@ impl FairRates {
                 link.next_used += u128::from(flow.next_rate);
                 link.next_used -= u128::from(flow.rate);
                 link.next_limits -= u32::from(flow.limit == *id && flow.next_limit != *id);
-                link.next_level = link.next_level.max(flow.next_rate);
+                link.next_level = link.next_level.max(flow.level(flow.next_rate));
             }
         }
         let mut is_fair = true;
@@ -357,7 +405,7 @@ impl FairRates {
 
     /// Makes the computed rates the present ones.
     fn apply(&mut self) {
-        let Self { links, flows, changed, division, .. } = self;
+        let Self { links, flows, changed, used_otherwise, division, .. } = self;
         for id in &division.members {
             let flow = &mut flows[*id as usize];
             if flow.rate != flow.next_rate {
@@ -373,14 +421,18 @@ impl FairRates {
             let link = &mut links[*id as usize];
             (link.used, link.limits) = (link.next_used, link.next_limits);
         }
+        let varying = division.candidates.iter().chain(&division.touched);
+        used_otherwise.extend(varying.filter(|id| links[**id as usize].varies));
     }
 }
 
 impl SharedLink {
-    fn new(capacity: u64) -> Self {
+    fn new(capacity: u64, varies: bool) -> Self {
         Self {
             capacity,
+            varies,
             flows: Vec::new(),
+            weight: 0,
             used: 0,
             limits: 0,
             level: 0,
@@ -394,16 +446,16 @@ impl SharedLink {
         }
     }
 
-    /// What it can give each of the flows without a rate.
-    fn share(&self) -> u64 {
-        (self.left / u64::from(self.waiting.max(1))).max(1)
+    /// The level that it can give the flows without a rate.
+    fn possible_level(&self) -> u64 {
+        (self.left / self.waiting.max(1)).max(1)
     }
 
-    /// Whether rates with this sum, of which the link limits this many and the fastest new one is `fastest`, are unfair on it.
-    fn is_unfair(&self, used: u128, limits: u32, fastest: u64) -> bool {
+    /// Whether rates with this sum are unfair on the link, if it limits this many flows and the highest level of a new rate is `highest`.
+    fn is_unfair(&self, used: u128, limits: u32, highest: u64) -> bool {
         let capacity = u128::from(self.capacity);
-        let is_full = used + self.flows.len() as u128 > capacity;
-        used > capacity || limits > 0 && (!is_full || fastest > self.level)
+        let is_full = used + u128::from(self.weight) > capacity;
+        used > capacity || limits > 0 && (!is_full || highest > self.level)
     }
 }
 
@@ -411,16 +463,29 @@ impl RatedFlow {
     fn path(&self) -> Range<usize> {
         self.path.start as usize..self.path.end as usize
     }
+
+    /// The level of a rate that one of its links has given it, which is a multiple of the weight.
+    fn level(&self, rate: u64) -> u64 {
+        rate / u64::from(self.weight)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     /// Flows on these paths, all of which have begun.
     fn divided(capacities: &[u64], paths: &[Vec<LinkId>]) -> FairRates {
-        let mut rates = FairRates::new(capacities.iter().copied(), paths.iter().cloned());
+        weighted(capacities, paths, &vec![1; paths.len()])
+    }
+
+    fn weighted(capacities: &[u64], paths: &[Vec<LinkId>], weights: &[u32]) -> FairRates {
+        let paths = paths.iter().zip(weights);
+        let paths = paths.map(|(links, weight)| FlowPath { links: links.clone(), weight: *weight });
+        let capacities = capacities.iter().map(|capacity| (*capacity, false));
+        let mut rates = FairRates::new(capacities, paths.clone());
         (0..paths.len()).for_each(|flow| rates.begin(flow as ChannelId));
         rates.update().for_each(drop);
         rates
@@ -430,19 +495,23 @@ mod tests {
         rates.flows.iter().map(|flow| flow.rate).collect()
     }
 
-    /// Checks that the active flows have max-min fair rates but for rounding, and all that is stored about links.
+    /// Checks that the active flows have weighted max-min fair rates but for rounding, and all that is stored about links.
     fn check(rates: &FairRates) -> Result<(), TestCaseError> {
         for (number, link) in (0..).zip(&rates.links) {
             let flows = || link.flows.iter().map(|id| &rates.flows[*id as usize]);
             let used: u64 = flows().map(|flow| flow.rate).sum();
             prop_assert_eq!(link.used, u128::from(used));
+            let weight: u64 = flows().map(|flow| u64::from(flow.weight)).sum();
+            prop_assert_eq!(link.weight, weight);
             prop_assert!(used <= link.capacity, "{} of {}", used, link.capacity);
             let limited = || flows().filter(|flow| flow.limit == number);
             prop_assert_eq!(link.limits as usize, limited().count());
             if link.limits > 0 {
-                prop_assert!(used + flows().count() as u64 > link.capacity, "{} of {}", used, link.capacity);
-                prop_assert!(limited().all(|flow| flow.rate == link.level));
-                prop_assert!(flows().all(|flow| flow.rate <= link.level));
+                prop_assert!(used + weight > link.capacity, "{} of {}", used, link.capacity);
+                let level = |flow: &RatedFlow| flow.rate / u64::from(flow.weight);
+                prop_assert!(limited().all(|flow| level(flow) == link.level));
+                prop_assert!(flows().all(|flow| level(flow) <= link.level));
+                prop_assert!(flows().all(|flow| flow.rate == level(flow) * u64::from(flow.weight)));
             }
             for (place, id) in link.flows.iter().enumerate() {
                 let flow = &rates.flows[*id as usize];
@@ -461,6 +530,14 @@ mod tests {
         let (a, b, c) = (0, 1, 2);
         let rates = divided(&[300, 1_000, 100], &[vec![a, c], vec![a, b], vec![b]]);
         assert_eq!(of(&rates), [100, 200, 800]);
+    }
+
+    #[test]
+    fn flows_share_a_link_in_proportion_to_their_weights() {
+        let (a, b) = (0, 1);
+        let rates = weighted(&[600, 1_000], &[vec![a, b], vec![a], vec![b], vec![b]], &[1, 2, 5, 3]);
+        // The second link would give the first flow a ninth, 111, and does: the first link would give it 200.
+        assert_eq!(of(&rates), [111, 488, 555, 333]);
     }
 
     #[test]
@@ -507,13 +584,21 @@ mod tests {
         #[test]
         fn rates_are_max_min_fair(
             capacities in proptest::collection::vec(1_000u64..1_000_000_000_000, 6),
-            paths in proptest::collection::vec(proptest::collection::btree_set(0u32..6, 1..4), 1..24),
-            changes in proptest::collection::vec((0usize..24, any::<bool>()), 0..40),
+            paths in proptest::collection::vec((proptest::collection::btree_set(0u32..6, 1..4), 1u32..20), 1..24),
+            are_equal in any::<bool>(),
+            changes in proptest::collection::vec((0usize..24, any::<bool>(), 0u32..12, 1_000u64..1_000_000_000_000), 0..40),
         ) {
-            let paths: Vec<Vec<LinkId>> = paths.into_iter().map(|path| path.into_iter().collect()).collect();
-            let mut rates = FairRates::new(capacities.iter().copied(), paths.iter().cloned());
+            let flow_path = |(links, weight): (BTreeSet<LinkId>, u32)| {
+                FlowPath { links: links.into_iter().collect(), weight: if are_equal { 1 } else { weight } }
+            };
+            let paths: Vec<FlowPath> = paths.into_iter().map(flow_path).collect();
+            let varying = capacities.iter().map(|capacity| (*capacity, true));
+            let mut rates = FairRates::new(varying, paths.iter().cloned());
             let mut active = vec![false; paths.len()];
-            for (flow, then_updates) in changes {
+            for (flow, then_updates, link, capacity) in changes {
+                if link < 6 {
+                    rates.set_capacity(link, capacity);
+                }
                 let flow = flow % paths.len();
                 if !active[flow] {
                     rates.begin(flow as ChannelId);

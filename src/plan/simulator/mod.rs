@@ -10,6 +10,8 @@
 //! | `event_queue` | the order of events |
 //! | `network` | how far each transfer has come |
 //! | `fair_rates` | the bandwidth of each transfer: max-min fair shares of the links on its way |
+//! | `flow_weights` | in which proportion transfers share links |
+//! | `token_buckets` | links that carry more than their bandwidth after a pause |
 //! | `channels` | the messages from one rank to another |
 //! | `pipelines` | the pipelines of all ranks, and which of them share a program |
 //! | `rank_state` | a rank's pipeline, and the one thread that adds and copies |
@@ -22,7 +24,8 @@
 //! # What is modelled
 //!
 //! - A transfer uses the uplinks on its way, each with its bandwidth in each direction; that of a node with several NICs through
-//!   those of its rank ([`PhysicalLinks`]). Transfers that share a link share it max-min fairly. The messages from one rank to another follow each other, as on one connection.
+//!   those of its rank ([`PhysicalLinks`]). Transfers that share a link share it max-min fairly, over TCP in proportion to the bytes
+//!   that their connections have in flight ([`link_shares`](super::link_shares)). The messages from one rank to another follow each other, as on one connection.
 //! - A message arrives when its last bit was sent and the latencies on its way have passed. Its memory can be overwritten when
 //!   the last bit was sent, or when it has arrived ([`SimulationParameters::completes_on_arrival`]).
 //! - Within a node, the receiver reads a message where the sender has it, while it adds.
@@ -36,12 +39,14 @@ mod channels;
 mod estimate;
 mod event_queue;
 mod fair_rates;
+mod flow_weights;
 mod network;
 mod outcome;
 mod parameters;
 mod pipelines;
 mod rank_state;
 mod rank_timeline;
+mod token_buckets;
 mod world;
 
 pub use activity::{ActivityKind, PathSummary, SimulatedActivity};

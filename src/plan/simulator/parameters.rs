@@ -4,7 +4,9 @@
 
 use crate::call::Collective;
 use crate::error::{Error, Result};
-use crate::plan::call_layout::{CallFacts, CallLayout, LinkDelivery, link_profile, slots_per_link};
+use crate::plan::call_layout::{
+    CallFacts, CallLayout, IN_PLACE_WINDOW, LinkDelivery, link_profile, slots_per_link,
+};
 use crate::plan::fraction::Span;
 use crate::plan::lowering::{Movement, Plan, ProgramSpec};
 use crate::plan::pipeline::{Binding, LinkProfile};
@@ -59,9 +61,10 @@ pub struct SimulationParameters {
     pub subchunk: usize,
     /// Slots of a rank's pool (`FLEXRING_SLOTS`). Ranks with more links have one for each.
     pub slots: usize,
-    /// Most messages in flight on a link, in each direction; at least 1. TCP links have 16, RDMA links 32.
+    /// Most messages in flight on a link between nodes, in each direction; at least 1. TCP links have 16, RDMA links 32.
     pub window: usize,
-    /// Whether a send is complete when its message has arrived, as on RDMA connections; otherwise when its last bit was sent. With a window
+    /// Whether a send is complete when its message has arrived, as on RDMA connections; otherwise when its last bit was sent, and the links of a
+    /// node divide its interface by the bytes that they have in flight, as TCP connections do. With a window
     /// of 1, a link then carries one message at a time, and each one begins when the one before has arrived.
     pub completes_on_arrival: bool,
     /// Bytes per second that additions and copies read and write together; at least 1.
@@ -137,9 +140,10 @@ impl SimulationParameters {
     /// The links of a rank whose program has this many.
     pub(super) fn link_profile(&self, links: usize, same_node: bool) -> LinkProfile {
         let share = slots_per_link(self.slots, links).unwrap_or(1);
-        let delivery =
-            if same_node { LinkDelivery::InPlace } else { LinkDelivery::Posted { may_stage: false } };
-        link_profile(delivery, self.window, share)
+        match same_node {
+            true => link_profile(LinkDelivery::InPlace, IN_PLACE_WINDOW, share),
+            false => link_profile(LinkDelivery::Posted { may_stage: false }, self.window, share),
+        }
     }
 
     /// Picoseconds of a job that reads and writes `bytes`.

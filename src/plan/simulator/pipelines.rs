@@ -12,6 +12,7 @@ use super::parameters::SimulationParameters;
 use super::rank_state::RankState;
 use crate::error::Result;
 use crate::plan::Rank;
+use crate::plan::link_shares::sent_to_peers;
 use crate::plan::lowering::{Plan, ProgramClasses, ProgramSpec};
 use crate::plan::pipeline::{Binding, Pipeline, Staging};
 use crate::plan::program::SharedSteps;
@@ -83,8 +84,9 @@ impl ProgramList {
         // By rank with a program of its own, the places of its peers in the list of the class, in rising order of the peers.
         let mut orders: HashMap<Rank, Vec<usize>> = HashMap::new();
         for (rank, (first, own)) in self.first.into_iter().zip(self.peers).enumerate() {
-            let (mut pipeline, names) = if first < rank {
-                (ranks[first].pipeline.twin(), Arc::clone(&peers[first].names))
+            let (mut pipeline, names, sent) = if first < rank {
+                let twin = &peers[first];
+                (ranks[first].pipeline.twin(), Arc::clone(&twin.names), Arc::clone(&twin.sent))
             } else {
                 let mut order: Vec<usize> = (0..own.len()).collect();
                 order.sort_unstable_by_key(|place| own[*place]);
@@ -94,12 +96,14 @@ impl ProgramList {
                 debug_assert!(program.peers().eq(names.iter().copied()));
                 let is_neighbour = |peer| topology.node_of(peer) == topology.node_of(rank);
                 let profile = |peer| parameters.link_profile(own.len(), is_neighbour(peer));
-                (Pipeline::new(Arc::new(program), profile), names)
+                let sent = sent_to_peers(&program);
+                let sent = names.iter().map(|name| sent.get(name).copied().unwrap_or(0.0)).collect();
+                (Pipeline::new(Arc::new(program), profile), names, sent)
             };
             pipeline.start(binding, |_| Staging::default());
             ranks.push(RankState::new(pipeline));
             let own = orders[&first].iter().map(|place| own[*place]).collect();
-            peers.push(RankPeers { ranks: own, names });
+            peers.push(RankPeers { ranks: own, sent, names });
         }
         (ranks, peers)
     }

@@ -6,6 +6,8 @@
 use super::activity::{ActivityId, ActivityKind, Record};
 use super::channels::{Channels, RankPeers, WaitingMessage};
 use super::event_queue::{ChannelId, EventQueue, SimulatedEvent, VirtualTime};
+use super::fair_rates::FlowPath;
+use super::flow_weights::flow_weights;
 use super::network::Network;
 use super::outcome::{LinkUse, SimulatedRun};
 use super::parameters::{PICOSECONDS, SimulationInput, SimulationParameters};
@@ -54,9 +56,15 @@ impl<'a> SimulatedWorld<'a> {
     ) -> Self {
         let channels = Channels::new(peers, topology, call.records);
         let links = PhysicalLinks::new(topology);
+        let weights = match parameters.completes_on_arrival {
+            true => vec![1; channels.len()],
+            false => flow_weights(peers, topology),
+        };
+        let paths = channels.paths(&links).zip(weights);
+        let paths = paths.map(|(links, weight)| FlowPath { links, weight });
         Self {
             timelines: call.timelines.then(|| RankTimelines::new(ranks.len(), channels.len())),
-            network: Network::new(&links, channels.paths(&links)),
+            network: Network::new(&links, paths),
             channels,
             topology,
             parameters,
@@ -154,6 +162,10 @@ impl<'a> SimulatedWorld<'a> {
                     job.reads -= 1;
                 }
                 self.job_may_end(reader)
+            }
+            SimulatedEvent::TokensSpent { link, changes } => {
+                self.network.tokens_spent(self.now, link, changes);
+                Ok(())
             }
             SimulatedEvent::JobEnds { rank } => {
                 let rank = rank as Rank;

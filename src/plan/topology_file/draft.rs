@@ -21,6 +21,8 @@ pub(super) struct DraftVertex {
     /// Of the uplink, or of each NIC, in bit/s; `None` for the default.
     pub(super) bandwidth: Option<u64>,
     pub(super) latency: Option<u64>,
+    /// Bytes that pass over the uplink, or over each NIC, at once after a pause.
+    pub(super) burst: u64,
     /// Of a node. Each has the bandwidth.
     pub(super) nics: Nics,
     /// See [`Draft::attach`].
@@ -47,6 +49,7 @@ impl DraftVertex {
             kind: DraftKind::Switch,
             bandwidth: None,
             latency: None,
+            burst: 0,
             nics: Nics::ONE,
             parent: None,
             children: Vec::new(),
@@ -102,6 +105,7 @@ impl Draft {
             let uplink = Uplink {
                 bandwidth: item.width(),
                 latency: item.latency.unwrap_or(Uplink::NODE_DEFAULT.latency),
+                burst: item.burst.saturating_mul(u64::from(item.nics.count)),
             };
             vertex[id] = match &item.kind {
                 DraftKind::Switch => builder.switch(vertex[parent], &item.name, uplink),

@@ -7,8 +7,10 @@ use super::super::topology::{Nics, Uplink};
 use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
 use super::limits::MAX_NICS;
 use super::units;
+use crate::config::Size;
 use crate::error::Result;
 use crate::plan::file_context::{FileContext, Lines};
+use crate::plan::tuning::MAX_BURST;
 use serde::de::{Deserializer, Unexpected, Visitor};
 use std::collections::HashMap;
 use std::fmt;
@@ -30,6 +32,7 @@ struct SwitchTable {
     up: Option<Spanned<String>>,
     bandwidth: Option<Bandwidth>,
     latency: Option<Latency>,
+    burst: Option<Burst>,
 }
 
 #[derive(serde::Deserialize)]
@@ -39,6 +42,7 @@ struct NodeTable {
     up: Option<Spanned<String>>,
     bandwidth: Option<Bandwidth>,
     latency: Option<Latency>,
+    burst: Option<Burst>,
     ranks: Option<Vec<Spanned<RankNumber>>>,
     rank_bandwidth: Option<Bandwidth>,
     rank_latency: Option<Latency>,
@@ -48,6 +52,7 @@ struct NodeTable {
 
 struct Bandwidth(u64);
 struct Latency(u64);
+struct Burst(u64);
 struct RankNumber(Rank);
 struct NicCount(u32);
 
@@ -92,6 +97,25 @@ impl<'de> serde::Deserialize<'de> for Latency {
             }
         }
         deserializer.deserialize_any(LatencyVisitor)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Burst {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct BurstVisitor;
+        impl Visitor<'_> for BurstVisitor {
+            type Value = Burst;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of bytes such as \"256K\" or \"1M\", at most 1024G")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Burst, E> {
+                let bytes = Size::parse(text).map(|size| size.0 as u64).filter(|bytes| *bytes <= MAX_BURST);
+                bytes.map(Burst).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+            }
+        }
+        deserializer.deserialize_any(BurstVisitor)
     }
 }
 
@@ -161,6 +185,7 @@ impl ParsedTable {
         let mut item = DraftVertex::switch(switch.name.get_ref(), lines.of_value(&switch.name));
         item.bandwidth = switch.bandwidth.map(|bandwidth| bandwidth.0);
         item.latency = switch.latency.map(|latency| latency.0);
+        item.burst = switch.burst.map_or(0, |burst| burst.0);
         Self::new(&switch.name, switch.up, item, lines)
     }
 
@@ -173,15 +198,14 @@ impl ParsedTable {
         let mut item = DraftVertex::node(node.name.get_ref(), lines.of_value(&node.name), ranks);
         item.bandwidth = node.bandwidth.map(|bandwidth| bandwidth.0);
         item.latency = node.latency.map(|latency| latency.0);
+        item.burst = node.burst.map_or(0, |burst| burst.0);
         let count = node.nics.map_or(1, |nics| nics.0);
         item.nics = Nics { count, striped: node.striped.unwrap_or(false) };
         if let DraftKind::Node { uplink, .. } = &mut item.kind {
-            *uplink = Uplink {
-                bandwidth: node
-                    .rank_bandwidth
-                    .map_or(Uplink::RANK_DEFAULT.bandwidth, |bandwidth| bandwidth.0),
-                latency: node.rank_latency.map_or(Uplink::RANK_DEFAULT.latency, |latency| latency.0),
-            };
+            *uplink = Uplink::new(
+                node.rank_bandwidth.map_or(Uplink::RANK_DEFAULT.bandwidth, |bandwidth| bandwidth.0),
+                node.rank_latency.map_or(Uplink::RANK_DEFAULT.latency, |latency| latency.0),
+            );
         }
         Self::new(&node.name, node.up, item, lines)
     }
@@ -274,9 +298,9 @@ impl TopologyTables<'_> {
             );
             return Err(self.file.refuse(*line, message));
         }
-        if item.bandwidth.is_some() || item.latency.is_some() {
+        if item.bandwidth.is_some() || item.latency.is_some() || item.burst > 0 {
             let message =
-                format!("{name} has a bandwidth or latency but no parent: expected up, or neither of them");
+                format!("{name} has a bandwidth, latency or burst but no parent: expected up, or none of them");
             return Err(self.file.refuse(*line, message));
         }
         Ok(())
@@ -319,6 +343,7 @@ name = "rack1"
 up = "spine"
 bandwidth = "100G"
 latency = "2us"
+burst = "3M"
 [[node]]
 name = "host3"
 up = "spine"
@@ -330,6 +355,8 @@ name = "host1"
 up = "rack1"
 bandwidth = 1_000_000_000
 latency = "40us"
+burst = "256K"
+nics = 2
 rank_bandwidth = "200G"
 rank_latency = "0.5us"
 [[node]]
@@ -354,10 +381,16 @@ ranks = [
         };
         assert_eq!(link("rack1"), (100_000_000_000, 2_000));
         assert_eq!(link("rack2"), (Uplink::NODE_DEFAULT.bandwidth, Uplink::NODE_DEFAULT.latency));
-        assert_eq!(link("host1"), (1_000_000_000, 40_000));
+        assert_eq!(link("host1"), (2_000_000_000, 40_000));
         assert_eq!(link("rank 3"), (200_000_000_000, 500));
         assert_eq!(link("rank 4"), (Uplink::RANK_DEFAULT.bandwidth, Uplink::RANK_DEFAULT.latency));
         assert_eq!(topology.vertices()[0].name, "spine");
+        let bursts = topology.vertices().iter().filter(|vertex| vertex.uplink.burst > 0);
+        let bursts: Vec<(&str, u64)> = bursts.map(|vertex| (&*vertex.name, vertex.uplink.burst)).collect();
+        // That of the node is of each NIC.
+        assert_eq!(bursts, [("rack1", 3 << 20), ("host1", 512 << 10)]);
+        let node = topology.node_vertices()[0];
+        assert_eq!([0, 1].map(|part| topology.part_burst(node, part)), [256 << 10; 2]);
     }
 
     #[test]
@@ -405,8 +438,13 @@ ranks = [
             (
                 "color = 1",
                 ":5",
-                "unknown field `color`, expected one of `name`, `up`, `bandwidth`, `latency`, `ranks`, \
-                 `rank_bandwidth`, `rank_latency`, `nics`, `striped`",
+                "unknown field `color`, expected one of `name`, `up`, `bandwidth`, `latency`, `burst`, \
+                 `ranks`, `rank_bandwidth`, `rank_latency`, `nics`, `striped`",
+            ),
+            (
+                "burst = \"2T\"",
+                ":5",
+                "invalid value: string \"2T\", expected a number of bytes such as \"256K\" or \"1M\", at most 1024G",
             ),
             ("nics = 0", ":5", "invalid value: integer `0`, expected a number of NICs from 1 to 64"),
             ("nics = \"4\"", ":5", "invalid type: string \"4\", expected a number of NICs from 1 to 64"),
@@ -455,7 +493,7 @@ ranks = [
             (
                 "[[node]]\nname = \"a\"\n[[switch]]\nname = \"s\"\nbandwidth = \"1G\"",
                 ":4",
-                "s has a bandwidth or latency but no parent: expected up, or neither of them",
+                "s has a bandwidth, latency or burst but no parent: expected up, or none of them",
             ),
             (
                 "[[node]]\nname = \"a\"\nup = \"s\"\n[[switch]]\nname = \"s\"\nup = \"s\"",

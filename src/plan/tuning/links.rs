@@ -68,7 +68,7 @@ fn evened(measured: impl Iterator<Item = Option<MeasuredUplink>>) -> Vec<Option<
     let mut alike = alike.into_iter();
     let mut evened = |uplink: MeasuredUplink| {
         let bandwidth = alike.next().unwrap_or_else(|| bandwidth(&uplink));
-        Uplink { bandwidth: bandwidth.saturating_mul(8), latency: uplink.latency }
+        Uplink { bandwidth: bandwidth.saturating_mul(8), latency: uplink.latency, burst: uplink.burst }
     };
     measured.into_iter().map(|uplink| uplink.map(&mut evened)).collect()
 }
@@ -111,10 +111,8 @@ pub(super) fn measured(topology: &Topology, profile: &TuningProfile) -> Topology
             }
             VertexKind::Rank(rank) => {
                 // Two of these links are on the way.
-                let uplink = within.map(|class| Uplink {
-                    bandwidth: class.slowest.saturating_mul(8),
-                    latency: class.latency / 2,
-                });
+                let uplink =
+                    within.map(|class| Uplink::new(class.slowest.saturating_mul(8), class.latency / 2));
                 builder.rank(parent, rank, uplink.unwrap_or(vertex.uplink))
             }
         };
@@ -174,7 +172,7 @@ mod tests {
     fn bandwidths_within_a_tenth_count_as_equal() {
         assert_eq!(alike(&[117, 112, 60, 110, 118]), [114, 114, 60, 114, 114]);
         assert_eq!(alike(&[0]), [1]);
-        let uplink = |up, down| MeasuredUplink { up, down, latency: 0 };
+        let uplink = |up, down| MeasuredUplink { up, down, latency: 0, burst: 0 };
         assert_eq!([uplink(110, 100), uplink(100, 50)].map(|uplink| bandwidth(&uplink)), [105, 50]);
     }
 
@@ -182,12 +180,12 @@ mod tests {
     fn switches_have_their_measured_uplinks_in_tree_order() {
         let topology = parse_short("((1+1)+(1+1))+1").expect("a short form").expect("valid");
         let mut profile = parse("f", include_str!("../../../tests/data/tuning.toml")).expect("a profile");
-        let uplink = |up| MeasuredUplink { up, down: up + 1, latency: up };
+        let uplink = |up| MeasuredUplink { up, down: up + 1, latency: up, burst: up + 2 };
         profile.switches = vec![uplink(300), uplink(100), uplink(200)];
         let measured = profile.topology(&topology);
         let uplinks: Vec<Uplink> =
             switches_below_root(&topology).into_iter().map(|id| measured.vertices()[id].uplink).collect();
-        let expected = [300, 100, 200].map(|up| Uplink { bandwidth: 8 * up, latency: up });
+        let expected = [300, 100, 200].map(|up| Uplink { bandwidth: 8 * up, latency: up, burst: up + 2 });
         assert_eq!(uplinks, expected);
         let parents = switches_below_root(&topology).into_iter().map(|id| topology.vertices()[id].parent);
         assert_eq!(parents.filter(|parent| *parent == Some(0)).count(), 1);
@@ -203,7 +201,7 @@ mod tests {
             .filter(|vertex| vertex.kind == VertexKind::Node)
             .map(|vertex| vertex.uplink)
             .collect();
-        let uplink = |bandwidth, latency| Uplink { bandwidth, latency };
+        let uplink = Uplink::new;
         assert_eq!(
             uplinks,
             [uplink(938_000_000, 20_000), uplink(938_000_000, 21_000), uplink(468_000_000, 30_000)]

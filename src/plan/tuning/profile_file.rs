@@ -4,7 +4,7 @@
 
 use super::cluster::{ClusterIdentity, ClusterNode};
 use super::profile::{
-    LONGEST_CHOICE, LONGEST_FILE, LinkClass, MAX_LATENCY, MAX_RATE, MOST_CHOICES, MeasuredChoice,
+    LONGEST_CHOICE, LONGEST_FILE, LinkClass, MAX_BURST, MAX_LATENCY, MAX_RATE, MOST_CHOICES, MeasuredChoice,
     MeasuredNode, MeasuredUplink, TuningProfile,
 };
 use crate::config::{Algorithm, Lowering, Size};
@@ -49,6 +49,7 @@ struct NodeEntry {
     up_bytes_per_s: Option<BoundedNumber<1, MAX_RATE>>,
     down_bytes_per_s: Option<BoundedNumber<1, MAX_RATE>>,
     latency_ns: Option<BoundedNumber<0, MAX_LATENCY>>,
+    burst_bytes: Option<BoundedNumber<1, MAX_BURST>>,
     copy_bytes_per_s: BoundedNumber<1, MAX_RATE>,
     reduce_bytes_per_s: BoundedNumber<1, MAX_RATE>,
 }
@@ -59,6 +60,7 @@ struct SwitchEntry {
     up_bytes_per_s: BoundedNumber<1, MAX_RATE>,
     down_bytes_per_s: BoundedNumber<1, MAX_RATE>,
     latency_ns: BoundedNumber<0, MAX_LATENCY>,
+    burst_bytes: Option<BoundedNumber<1, MAX_BURST>>,
 }
 
 #[derive(serde::Deserialize)]
@@ -159,8 +161,13 @@ pub fn parse(name: &str, text: &str) -> Result<TuningProfile> {
         return Err(file.refuse(lines.of_value(entry), message));
     }
     let switches = read.switch.iter().map(|entry| {
-        let SwitchEntry { up_bytes_per_s: up, down_bytes_per_s: down, latency_ns: latency } = entry.get_ref();
-        MeasuredUplink { up: up.0, down: down.0, latency: latency.0 }
+        let SwitchEntry { up_bytes_per_s, down_bytes_per_s, latency_ns, burst_bytes } = entry.get_ref();
+        MeasuredUplink {
+            up: up_bytes_per_s.0,
+            down: down_bytes_per_s.0,
+            latency: latency_ns.0,
+            burst: burst_bytes.map_or(0, |burst| burst.0),
+        }
     });
     if let Some(entry) = read.class.get(MOST_CLASSES) {
         return Err(file
@@ -206,14 +213,14 @@ fn node(entry: &NodeEntry) -> std::result::Result<(ClusterNode, MeasuredNode), S
     if ranks.is_empty() || !ranks.is_sorted_by(|one, other| one < other) {
         return Err("a node has at least one rank, and its ranks ascend".to_owned());
     }
+    let burst = entry.burst_bytes.map(|burst| burst.0);
     let uplink = match (entry.up_bytes_per_s, entry.down_bytes_per_s, entry.latency_ns) {
         (Some(up), Some(down), Some(latency)) => {
-            Some(MeasuredUplink { up: up.0, down: down.0, latency: latency.0 })
+            Some(MeasuredUplink { up: up.0, down: down.0, latency: latency.0, burst: burst.unwrap_or(0) })
         }
-        (None, None, None) => None,
+        (None, None, None) if burst.is_none() => None,
         _ => {
-            let message =
-                "up_bytes_per_s, down_bytes_per_s and latency_ns belong together: give all three or none";
+            let message = "up_bytes_per_s, down_bytes_per_s and latency_ns belong together: give all three, and burst_bytes if you like, or none";
             return Err(message.to_owned());
         }
     };
@@ -328,8 +335,9 @@ pub fn write(profile: &TuningProfile) -> String {
     text
 }
 
-fn uplink_fields(MeasuredUplink { up, down, latency }: MeasuredUplink) -> String {
-    format!("up_bytes_per_s = {up}\ndown_bytes_per_s = {down}\nlatency_ns = {latency}\n")
+fn uplink_fields(MeasuredUplink { up, down, latency, burst }: MeasuredUplink) -> String {
+    let burst = if burst > 0 { format!("burst_bytes = {burst}\n") } else { String::new() };
+    format!("up_bytes_per_s = {up}\ndown_bytes_per_s = {down}\nlatency_ns = {latency}\n{burst}")
 }
 
 /// A basic string of TOML. Control characters, which names of switches may contain and [`parse`] refuses, become question marks.
@@ -359,7 +367,7 @@ mod tests {
         let mut nested = profile.clone();
         nested.cluster.switches = "((0 1) 2)".to_owned();
         assert_eq!(parse("f", &write(&nested)).expect("a profile"), nested);
-        let uplink = MeasuredUplink { up: 1, down: 2, latency: 3 };
+        let uplink = MeasuredUplink { up: 1, down: 2, latency: 3, burst: 4 };
         nested.switches = vec![uplink];
         assert_eq!(parse("f", &write(&nested)).expect("a profile"), nested);
         nested.switches = vec![uplink; 2];
@@ -407,7 +415,11 @@ mod tests {
             (changed("ranks = [2]", "ranks = [7]"), "f: rank 2 is on no node"),
             (changed("ranks = [2]", "ranks = []"), "a node has at least one rank"),
             (changed("host = \"b\"", "host = \"d\""), "f:4: the fingerprint "),
-            (changed("latency_ns = 20000\n", ""), "belong together: give all three or none"),
+            (changed("latency_ns = 20000\n", ""), "belong together: give all three"),
+            (
+                changed("latency_ns = 20000\n", "latency_ns = 20000\nburst_bytes = 0\n"),
+                "expected a whole number from 1 to 1099511627776",
+            ),
             (changed("date = 2026", "date = 202"), "f:3: "),
         ];
         for (text, words) in cases {

@@ -10,6 +10,7 @@ use super::spsc_queue::{Duplex, ENTRIES, Entry, InvalidCounter, SpscQueue};
 use crate::call::{Call, CallWords};
 use crate::error::{Error, Result};
 use crate::memory::{PeerArena, Piece};
+use crate::plan::call_layout::IN_PLACE_WINDOW;
 use crate::transport::{Event, Events, Rank};
 use crate::wake::WakeFd;
 use std::collections::VecDeque;
@@ -18,6 +19,8 @@ use std::sync::Arc;
 /// Entries of a queue that messages may take; the others are for the calls that announce them. A rank is at
 /// most one call ahead of a peer, so two are enough.
 pub(super) const WINDOW: usize = ENTRIES - 2;
+// Otherwise simulations have another window than calls.
+const _: () = assert!(cfg!(loom) || WINDOW == IN_PLACE_WINDOW);
 
 /// First words of an entry. `CALL` is followed by a call's words, the others by offset and length of a message.
 const CALL: u64 = 1;
