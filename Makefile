@@ -158,35 +158,38 @@ test-verbs:
 test-verbs-long:
 	tests/vm/run.py
 
+# The interpreter that has Debian's packages, matplotlib among them, if another python3 comes first in PATH.
+DRAWING = $(firstword $(wildcard /usr/bin/python3) python3)
+
 bench: build
 	bench/run.sh
 
 # The clusters alone, beside the other libraries and what the links allow; needs root.
 bench-lab: build
 	@bench/setup.sh $(VERSUS_PACKAGES)
-	bench/versus/versus.py --only clusters --out bench/out/lab
+	$(DRAWING) bench/versus/versus.py --only clusters --out bench/out/lab
 
 # flexring beside other libraries, on one node and on clusters of namespaces; ARGS=--short takes 5 minutes instead of 60.
 versus: build
 	@bench/setup.sh $(VERSUS_PACKAGES)
-	bench/versus/versus.py $(ARGS)
+	$(DRAWING) bench/versus/versus.py $(ARGS)
 
 # How calls, creation and memory grow with ranks and bytes on one node, beside the simulator; 3 minutes at most.
 bench-growth: build
 	@bench/setup.sh gcc libc6-dev python3 python3-matplotlib
-	bench/growth.py $(ARGS)
+	$(DRAWING) bench/growth.py $(ARGS)
 
 # A ResNet and a GPT by DistributedDataParallel over flexring, Gloo and Open MPI, on one node and on clusters of namespaces; ARGS=--short takes
 # 3 minutes instead of 15. PYTHON names an interpreter with torch 2.8 or later (pip install torch).
 bench-training: build
 	@bench/setup.sh iproute2 openmpi-bin python3 python3-matplotlib
-	bench/training/train.py $(ARGS)
+	$(DRAWING) bench/training/train.py $(ARGS)
 
 # Times that the simulator predicts from a profile of `flexring tune`, beside measured ones, on clusters of namespaces; ARGS=--short takes 3
 # minutes instead of 15.
 bench-prediction: build
 	@bench/setup.sh iproute2 python3 python3-matplotlib
-	bench/prediction/predict.py $(ARGS)
+	$(DRAWING) bench/prediction/predict.py $(ARGS)
 
 # Instructions of the hot paths, by callgrind, beside the committed counts; fails above 3 %. ARGS=--update writes new ones.
 # The harness is not among the default members, so it is linted here.
@@ -200,7 +203,7 @@ bench-papers:
 	@bench/setup.sh python3 python3-matplotlib
 	@mkdir -p bench/out
 	$(CARGO) bench --bench papers > bench/out/papers.json
-	bench/papers/report.py bench/out/papers.json
+	$(DRAWING) bench/papers/report.py bench/out/papers.json
 
 # RDMA beside perftest in a virtual machine, and between two of them rails beside what each can carry, and Open MPI over UCX.
 bench-verbs: build

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env python3
 """Writes the papers' examples as tables and pictures: the cost model and the simulator beside what the papers state.
 
     cargo bench --bench papers > papers.json

@@ -20,7 +20,7 @@ pub enum Messages {
 
 /// A link of this many bytes per second, with a latency in seconds.
 pub fn uplink(bytes_per_second: f64, latency: f64) -> Uplink {
-    Uplink { bandwidth: (bytes_per_second * 8.0).round() as u64, latency: (latency * 1e9).round() as u64 }
+    Uplink::new((bytes_per_second * 8.0).round() as u64, (latency * 1e9).round() as u64)
 }
 
 /// Seconds that `schedule` takes for a vector of `bytes`. What is simulated, and how long that took, goes to standard error.
@@ -34,6 +34,8 @@ pub fn seconds(
     let parameters = SimulationParameters {
         memory_bandwidth: 1 << 60,
         job_nanoseconds: 0,
+        // Their links are InfiniBand.
+        tcp_in_flight: 0,
         ..SimulationParameters::DEFAULT
     };
     let parameters = match messages {

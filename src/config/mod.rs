@@ -17,7 +17,6 @@ pub use secret_text::SecretText;
 pub use values::{Dimensions, Servers, Size, Switch};
 
 use crate::error::{Error, Result};
-use crate::plan::link_shares::MEAN_IN_FLIGHT;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -203,7 +202,7 @@ settings! {
     // What is in flight waits in the switch's queues, and sums are late by that time. Times by the links' bound of 1 Gbit/s with 128K and 64K, 64 MiB:
     // 1+1+2 1.05 and 1.02, 5+2+1 1.08 and 1.05, 3+3+4 1.03 and 1.02, 1+1+1+1+1+1 1.02 and 1.00, 1+4 1.02 and 1.04; 16 MiB: 1.04 and 1.00, 1.07 and 1.04,
     // 1.06 and 1.04, 1.05 and 1.01, 1.01 and 1.00. 32K: 1.04, 1.06, 1.07 with 64 MiB on the first three.
-    socket_buffer: Size = "FLEXRING_SOCKET_BUFFER", Size(MEAN_IN_FLIGHT), AnyValue,
+    socket_buffer: Size = "FLEXRING_SOCKET_BUFFER", Size(64 << 10), AnyValue,
         "Bytes that the kernel may hold for one TCP connection until the peer acknowledges them, as a mean over the connections of a node: each gets a part by what plans send over it, and at least half of this; links that the topology or the tuning profile knows to be slower than 250 Mbit/s get less in proportion. Connections within a machine get at least 128K. More than the connection's bandwidth times its delay only fills queues. 0: the kernel decides.";
     socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, AnyValue,
         "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes.";

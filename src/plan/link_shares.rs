@@ -8,11 +8,8 @@
 
 use super::Rank;
 use super::program::{Body, Program};
-use super::topology::Topology;
+use super::topology::{Topology, Vertex};
 use std::collections::BTreeMap;
-
-/// Bytes that a link has in flight, as a mean over the links of a node: the default of `FLEXRING_SOCKET_BUFFER`.
-pub const MEAN_IN_FLIGHT: usize = 64 << 10;
 
 /// The fewest bytes that a link has in flight: a few packets, so that the sender is not woken for each.
 const LEAST_IN_FLIGHT: f64 = 16.0 * 1024.0;
@@ -45,7 +42,8 @@ pub fn sent_to_peers(program: &Program) -> BTreeMap<Rank, f64> {
 
 /// By rank of a node and by its peer, the bytes that the link to it may have in flight: `mean` by the link's share of the node's interface, which makes all links of
 /// the node's ranks end at the same time. At least half of the mean, as a network may need that many, and less on links that the topology knows to be slow.
-/// Where the interface is the bottleneck, the rates of links are in proportion to these bytes. `node` are all ranks of the node.
+/// Where the interface is the bottleneck, the rates of links are in proportion to these bytes. `node` are all ranks that share the interface; which links stay
+/// within a node is what the topology says.
 #[must_use]
 pub fn bytes_in_flight(mean: usize, topology: &Topology, node: &[SentByRank]) -> Vec<Vec<usize>> {
     let bytes = |(rate, share): (f64, f64)| {
@@ -92,9 +90,17 @@ fn link_shares(links: &[Vec<NodeLink>]) -> Vec<Vec<f64>> {
 
 /// Bytes per second of the slowest link between two ranks.
 fn slowest_on_path(topology: &Topology, from: Rank, to: Rank) -> f64 {
-    let path = topology.uplinks_between(topology.leaf(from), topology.leaf(to)).concat();
-    let rates = path.into_iter().map(|vertex| topology.vertices()[vertex].uplink.bytes_per_second());
-    rates.fold(f64::INFINITY, f64::min)
+    let ends = [topology.leaf(from), topology.leaf(to)];
+    let top = topology.lowest_common_ancestor(ends[0], ends[1]);
+    let mut slowest = f64::INFINITY;
+    for mut vertex in ends {
+        while vertex != top {
+            let Vertex { uplink, parent, .. } = &topology.vertices()[vertex];
+            slowest = slowest.min(uplink.bytes_per_second());
+            vertex = parent.unwrap_or(top);
+        }
+    }
+    slowest
 }
 
 #[cfg(test)]

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 /// Index of a vertex. The root is 0, and parents have smaller indices than their children.
 pub type VertexId = usize;
 
+/// Most bytes that pass over a link at once: 2^40.
+pub const MAX_BURST: u64 = 1 << 40;
+
 /// The link from a vertex to its parent. Bandwidth and latency are equal in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uplink {
@@ -17,7 +20,7 @@ pub struct Uplink {
     pub bandwidth: u64,
     /// Nanoseconds in one direction.
     pub latency: u64,
-    /// Bytes that pass at once after a pause, in each direction, as a shaper with a token bucket lets them. Only simulations know it.
+    /// Bytes that pass at once after a pause, in each direction, as a shaper with a token bucket lets them. Used by simulations only.
     pub burst: u64,
 }
 

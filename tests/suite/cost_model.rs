@@ -43,7 +43,7 @@ fn weighted_flexreduce_reaches_the_lower_bound_at_one_switch() {
         let mut builder = TopologyBuilder::new("switch");
         for rank in 0..2 + random.usize(..8) {
             let bandwidth = (1 + random.usize(..100)) as u64 * 100_000_000;
-            let node = builder.node(0, "node", Uplink { bandwidth, latency: 0 });
+            let node = builder.node(0, "node", Uplink::new(bandwidth, 0));
             builder.rank(node, rank, Uplink::RANK_DEFAULT);
         }
         let topology = builder.finish().expect("a rank on each node");

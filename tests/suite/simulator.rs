@@ -29,8 +29,8 @@ fn run(plan: &Plan, topology: &Topology, bytes: u64, parameters: &SimulationPara
 fn switch(ranks: usize, latency: u64) -> Topology {
     let mut builder = TopologyBuilder::new("switch");
     for rank in 0..ranks {
-        let node = builder.node(0, "node", Uplink { bandwidth: 8_000_000_000, latency });
-        builder.rank(node, rank, Uplink { bandwidth: 400_000_000_000, latency: 0 });
+        let node = builder.node(0, "node", Uplink::new(8_000_000_000, latency));
+        builder.rank(node, rank, Uplink::new(400_000_000_000, 0));
     }
     builder.finish().expect("a rank on each node")
 }

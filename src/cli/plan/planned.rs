@@ -151,8 +151,13 @@ impl Planned {
         if let Some(profile) = &self.profile {
             return profile.parameters(&profile.configure(&self.config));
         }
-        let (subchunk, slots) = (self.config.subchunk.0, self.config.slots);
-        SimulationParameters { subchunk, slots, ..SimulationParameters::DEFAULT }
+        let Config { subchunk, slots, socket_buffer, .. } = &self.config;
+        SimulationParameters {
+            subchunk: subchunk.0,
+            slots: *slots,
+            tcp_in_flight: socket_buffer.0,
+            ..SimulationParameters::DEFAULT
+        }
     }
 
     /// `2+3: 5 ranks on 2 nodes`.

@@ -34,7 +34,7 @@ pub struct SimulateOptions {
     #[arg(long, value_name = "NS", default_value_t = SimulationParameters::DEFAULT.job_nanoseconds)]
     pub job_time: u64,
 
-    /// Most messages in flight on a link in each direction: 16 over TCP, 32 over RDMA
+    /// Most messages in flight on a link between nodes in each direction: 16 over TCP, 32 over RDMA
     #[arg(long, value_name = "N", default_value_t = SimulationParameters::DEFAULT.window)]
     pub window: usize,
 

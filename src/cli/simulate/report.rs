@@ -112,6 +112,7 @@ impl Report<'_> {
             slots,
             window,
             completes_on_arrival,
+            tcp_in_flight,
             memory_bandwidth,
             job_nanoseconds,
             // By size.
@@ -122,7 +123,7 @@ impl Report<'_> {
             "ranks": topology.world(),
             "parameters": {
                 "element_bytes": element_bytes, "in_place": in_place, "slots": slots,
-                "window": window, "completes_on_arrival": completes_on_arrival, "memory_bandwidth": memory_bandwidth, "job_nanoseconds": job_nanoseconds,
+                "window": window, "completes_on_arrival": completes_on_arrival, "tcp_in_flight": tcp_in_flight, "memory_bandwidth": memory_bandwidth, "job_nanoseconds": job_nanoseconds,
             },
             "results": results.collect::<Vec<Value>>(),
         }))

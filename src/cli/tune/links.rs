@@ -7,10 +7,10 @@ use super::session::{TuningSession, median};
 use flexring::communicator::Operation;
 use flexring::memory::Buffer;
 use flexring::plan::node_pairs::{self, NodePair};
-use flexring::plan::topology::{Topology, VertexId};
+use flexring::plan::topology::{MAX_BURST, Topology, VertexId};
 use flexring::plan::tuning::{
-    ClusterIdentity, LinkClass, MAX_BURST, MAX_LATENCY, MAX_RATE, MeasuredUplink, WITHIN_NODES,
-    link_latencies, switches_below_root,
+    ClusterIdentity, LinkClass, MAX_LATENCY, MAX_RATE, MeasuredUplink, WITHIN_NODES, link_latencies,
+    switches_below_root,
 };
 use flexring::rank::Rank;
 use flexring::{ReduceOp, Result};
@@ -141,7 +141,8 @@ fn pair_result(
         return Ok(if leads { PairResult { latency, rate, burst: 0.0 } } else { PairResult::default() });
     }
     let rate = steady_rate(&times);
-    let burst = burst(comm, peer, leads, rate, buffer)?;
+    // Pairs that are measured at the same time pause at the same time, and would seem to have bursts where they share a link.
+    let burst = if cluster.nodes.len() > MOST_ALONE { 0.0 } else { burst(comm, peer, leads, rate, buffer)? };
     Ok(if leads { PairResult { latency, rate, burst } } else { PairResult::default() })
 }
 
@@ -200,7 +201,7 @@ fn uplinks(
         .map(|(pair, result)| (path(&topology, cluster, &switches, *pair), result.latency))
         .collect();
     let latencies = link_latencies(nodes + switches.len(), &paths);
-    // What passes at once is the least of the links on the way, so the most of all ways of a link is nearest to its own.
+    // A pair shows the smallest burst on its path, so the largest of all paths through a link is the best estimate.
     let burst_of = |link: usize| {
         let of_link = between().zip(&paths).filter(|(_, (path, _))| path.contains(&link));
         of_link.map(|((_, result), _)| result.burst).fold(0.0, f64::max)
@@ -243,7 +244,7 @@ fn uplinks(
         up: whole_rate(up),
         down: whole_rate(down),
         latency: nanoseconds(*latency),
-        burst: (*burst as u64).min(MAX_BURST),
+        burst: (nodes <= MOST_ALONE).then_some((*burst as u64).min(MAX_BURST)),
     };
     let rates = comparable_rates(&fastest, flows);
     let mut measured = rates.into_iter().zip(&latencies).zip(&bursts).map(uplink);

@@ -18,10 +18,12 @@ const ROUND_TRIPS: usize = 31;
 /// About how long the messages take by which bursts are measured, and the pause before each.
 const BURST_MESSAGE: Duration = Duration::from_millis(8);
 const BURST_PAUSE: Duration = Duration::from_millis(10);
-/// Messages after a pause.
+/// Longest message by which bursts are measured: on slower links nine of them would take too much of the time of `tune`.
+const LONGEST_BURST_MESSAGE: Duration = Duration::from_millis(50);
+/// Messages after a pause, of which the one that saves least counts, because a delay elsewhere looks like a burst.
 const BURST_TRIALS: usize = 3;
-/// Differences between the shortest times of two kinds of messages up to this part say nothing. Chosen, not measured.
-const SCATTER: f64 = 0.05;
+/// Differences up to this part of the time count as noise. Chosen, not measured.
+const NOISE: f64 = 0.05;
 
 /// Seconds of a short message in one direction: half the median of round trips.
 pub fn latency(comm: &Communicator, peer: Rank, leads: bool) -> Result<f64> {
@@ -89,7 +91,7 @@ pub fn message_times(
 }
 
 /// The bytes that a link of this `rate` lets pass at once after a pause of 10 ms, as far as messages of 8 ms show them; 0 if the difference may be
-/// a scatter, and on the other rank. The rate counts on the rank that leads.
+/// noise, if the shortest messages take too long, and on the other rank. The rate counts on the rank that leads.
 pub fn burst(
     comm: &Communicator,
     peer: Rank,
@@ -99,11 +101,16 @@ pub fn burst(
 ) -> Result<f64> {
     let longest = buffer.len();
     let wanted = (rate * BURST_MESSAGE.as_secs_f64()) as usize / size_of::<f32>();
-    let mut len = [wanted.clamp(SHORTEST.min(longest), longest) as u64];
+    let elements = wanted.clamp(SHORTEST.min(longest), longest);
+    let is_slow = (elements * size_of::<f32>()) as f64 > rate * LONGEST_BURST_MESSAGE.as_secs_f64();
+    let mut len = [if is_slow { 0 } else { elements as u64 }];
     if leads {
         comm.send(&len, peer)?
     } else {
         comm.recv(&mut len, peer)?
+    }
+    if len[0] == 0 {
+        return Ok(0.0);
     }
     let mut exchange = || -> Result<f64> {
         let (message, mut reply) = (&mut buffer[..len[0] as usize], [0u8]);
@@ -117,23 +124,23 @@ pub fn burst(
         }
         Ok(begun.elapsed().as_secs_f64())
     };
-    let (mut in_a_row, mut after_a_pause) = (f64::INFINITY, f64::INFINITY);
+    let mut least = f64::INFINITY;
     for _ in 0..BURST_TRIALS {
         // Uses up what the link lets pass at once.
         exchange()?;
-        in_a_row = in_a_row.min(exchange()?);
+        let in_a_row = exchange()?;
         if leads {
             std::thread::sleep(BURST_PAUSE);
         }
-        after_a_pause = after_a_pause.min(exchange()?);
+        least = least.min(burst_of(in_a_row, exchange()?, rate));
     }
-    Ok(if leads { burst_of(in_a_row, after_a_pause, rate) } else { 0.0 })
+    Ok(if leads { least } else { 0.0 })
 }
 
 /// The bytes that pass at once if a message takes these seconds without and with a pause before it.
 fn burst_of(in_a_row: f64, after_a_pause: f64, rate: f64) -> f64 {
     let saved = in_a_row - after_a_pause;
-    if saved > SCATTER * in_a_row { saved * rate } else { 0.0 }
+    if saved > NOISE * in_a_row { saved * rate } else { 0.0 }
 }
 
 /// Bytes per second of the fastest message; 0 of none.
@@ -165,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_at_once_is_what_a_pause_saves_if_it_is_more_than_a_scatter() {
+    fn what_passes_at_once_is_what_a_pause_saves_if_it_is_more_than_noise() {
         assert!((burst_of(8e-3, 6e-3, 1e8) - 2e5).abs() < 1.0);
         assert_eq!([burst_of(8e-3, 7.7e-3, 1e8), burst_of(8e-3, 9e-3, 1e8)], [0.0; 2]);
     }

@@ -113,8 +113,8 @@ fn summary(profile: &TuningProfile, fastest: &[FastestPlan]) -> String {
 
 fn uplink_text(MeasuredUplink { up, down, latency, burst }: MeasuredUplink) -> String {
     let burst = match burst {
-        0 => String::new(),
-        bytes => format!(", {} KiB at once after a pause", bytes.div_ceil(1024)),
+        None | Some(0) => String::new(),
+        Some(bytes) => format!(", {} KiB at once after a pause", bytes.div_ceil(1024)),
     };
     format!("link up {}, down {}, {}{burst}", rate(up), rate(down), duration(latency as f64 * 1e-9))
 }

@@ -3,8 +3,7 @@
 //! Owns how far each message of a channel has come. Must not know pipelines, or how fast a transfer is.
 
 use super::activity::ActivityId;
-use super::event_queue::{ChannelId, VirtualTime};
-use super::fair_rates::LinkId;
+use super::event_queue::{ChannelId, LinkId, VirtualTime};
 use super::network::Network;
 use crate::plan::Rank;
 use crate::plan::physical_links::PhysicalLinks;

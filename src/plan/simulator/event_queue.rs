@@ -2,7 +2,6 @@
 //!
 //! Owns their order, and the numbers by which they name things. Must not know what an event means.
 
-use super::fair_rates::LinkId;
 use crate::plan::Rank;
 
 /// Picoseconds since the call began.
@@ -10,6 +9,9 @@ pub type VirtualTime = u64;
 
 /// Number of a channel: one for each rank and each of its peers.
 pub type ChannelId = u32;
+
+/// Number of a link in one direction.
+pub type LinkId = u32;
 
 /// What happens at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,14 +16,11 @@
 //! Levels and weights are whole numbers. A link that limits flows leaves fewer units unused than the sum of its flows' weights, and gives
 //! each flow a level of at least one, even if it has fewer units than that.
 
-use super::event_queue::ChannelId;
+use super::event_queue::{ChannelId, LinkId};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 use std::ops::Range;
-
-/// One direction of an uplink.
-pub type LinkId = u32;
 
 /// In place of the limiting link of a flow without a rate, or of one that shares no link.
 const NO_LINK: LinkId = LinkId::MAX;
@@ -51,7 +48,7 @@ pub struct FairRates {
     /// Flows whose rates have changed since then.
     changed: Vec<ChannelId>,
     /// Links with varying capacities whose use has changed since then, some of them more than once.
-    used_otherwise: Vec<LinkId>,
+    use_changed: Vec<LinkId>,
     division: Division,
 }
 
@@ -165,7 +162,7 @@ impl FairRates {
             begun: Vec::new(),
             freed: Vec::new(),
             changed: Vec::new(),
-            used_otherwise: Vec::new(),
+            use_changed: Vec::new(),
             division: Division::default(),
         }
     }
@@ -198,7 +195,7 @@ impl FairRates {
             link.used -= u128::from(rate);
             link.weight -= weight;
             if link.varies {
-                self.used_otherwise.push(number);
+                self.use_changed.push(number);
             }
             link.limits -= u32::from(limit == number);
             // Other flows do not wait for this link.
@@ -214,12 +211,18 @@ impl FairRates {
         }
     }
 
-    /// The link has another capacity from now on. [`update`](Self::update) computes the rates of its flows. Only for links that vary.
+    /// The link has another capacity from now on, at most the one that it began with. [`update`](Self::update) computes the rates of its flows.
+    /// Only for links that vary.
     pub fn set_capacity(&mut self, id: LinkId, capacity: u64) {
         let link = &mut self.links[id as usize];
         debug_assert!(link.varies, "a flow may not list it");
         link.capacity = capacity;
         self.freed.push(id);
+    }
+
+    /// Whether the link limits a flow.
+    pub fn limits_flows(&self, id: LinkId) -> bool {
+        self.links[id as usize].limits > 0
     }
 
     /// The sum of the rates of a link's flows.
@@ -228,9 +231,9 @@ impl FairRates {
     }
 
     /// Moves the links with varying capacities whose use has changed since the last time to `links`, each once.
-    pub fn take_used_otherwise(&mut self, links: &mut Vec<LinkId>) {
+    pub fn take_changed_use(&mut self, links: &mut Vec<LinkId>) {
         links.clear();
-        links.append(&mut self.used_otherwise);
+        links.append(&mut self.use_changed);
         links.sort_unstable();
         links.dedup();
     }
@@ -405,7 +408,7 @@ impl FairRates {
 
     /// Makes the computed rates the present ones.
     fn apply(&mut self) {
-        let Self { links, flows, changed, used_otherwise, division, .. } = self;
+        let Self { links, flows, changed, use_changed, division, .. } = self;
         for id in &division.members {
             let flow = &mut flows[*id as usize];
             if flow.rate != flow.next_rate {
@@ -422,7 +425,7 @@ impl FairRates {
             (link.used, link.limits) = (link.next_used, link.next_limits);
         }
         let varying = division.candidates.iter().chain(&division.touched);
-        used_otherwise.extend(varying.filter(|id| links[**id as usize].varies));
+        use_changed.extend(varying.filter(|id| links[**id as usize].varies));
     }
 }
 
@@ -586,18 +589,19 @@ mod tests {
             capacities in proptest::collection::vec(1_000u64..1_000_000_000_000, 6),
             paths in proptest::collection::vec((proptest::collection::btree_set(0u32..6, 1..4), 1u32..20), 1..24),
             are_equal in any::<bool>(),
-            changes in proptest::collection::vec((0usize..24, any::<bool>(), 0u32..12, 1_000u64..1_000_000_000_000), 0..40),
+            varies in proptest::collection::vec(any::<bool>(), 6),
+            changes in proptest::collection::vec((0usize..24, any::<bool>(), 0usize..12, 1u64..100), 0..40),
         ) {
             let flow_path = |(links, weight): (BTreeSet<LinkId>, u32)| {
                 FlowPath { links: links.into_iter().collect(), weight: if are_equal { 1 } else { weight } }
             };
             let paths: Vec<FlowPath> = paths.into_iter().map(flow_path).collect();
-            let varying = capacities.iter().map(|capacity| (*capacity, true));
+            let varying = capacities.iter().zip(&varies).map(|(capacity, varies)| (*capacity, *varies));
             let mut rates = FairRates::new(varying, paths.iter().cloned());
             let mut active = vec![false; paths.len()];
-            for (flow, then_updates, link, capacity) in changes {
-                if link < 6 {
-                    rates.set_capacity(link, capacity);
+            for (flow, then_updates, link, divisor) in changes {
+                if link < 6 && varies[link] {
+                    rates.set_capacity(link as LinkId, capacities[link] / divisor + 1);
                 }
                 let flow = flow % paths.len();
                 if !active[flow] {

@@ -3,15 +3,15 @@
 //! Owns the weights. Must not know rates.
 
 use super::channels::RankPeers;
-use crate::plan::link_shares::{MEAN_IN_FLIGHT, SentByRank, bytes_in_flight};
+use crate::plan::link_shares::{SentByRank, bytes_in_flight};
 use crate::plan::topology::Topology;
 
 /// Weights are bytes in flight in these units: other differences have no effect that can be measured.
 const UNIT: usize = 1 << 10;
 
 /// By rank and peer, in the order of [`Channels`](super::channels::Channels), the weight of what the rank sends to the peer: in proportion to the bytes that
-/// the link has in flight by default. All are 1 if they are equal.
-pub fn flow_weights(peers: &[RankPeers], topology: &Topology) -> Vec<u32> {
+/// the link has in flight, with this `mean` over the links of a node. All are 1 if they are equal.
+pub fn flow_weights(mean: usize, peers: &[RankPeers], topology: &Topology) -> Vec<u32> {
     let mut weights = vec![Vec::new(); peers.len()];
     for node in topology.ranks_of_nodes() {
         let sent = |rank: &usize| {
@@ -19,7 +19,7 @@ pub fn flow_weights(peers: &[RankPeers], topology: &Topology) -> Vec<u32> {
             SentByRank { rank: *rank, to: ranks.iter().copied().zip(sent.iter().copied()).collect() }
         };
         let sent: Vec<SentByRank> = node.iter().map(sent).collect();
-        for (rank, bytes) in node.iter().zip(bytes_in_flight(MEAN_IN_FLIGHT, topology, &sent)) {
+        for (rank, bytes) in node.iter().zip(bytes_in_flight(mean, topology, &sent)) {
             weights[*rank] = bytes.into_iter().map(|bytes| bytes.div_ceil(UNIT) as u32).collect();
         }
     }
@@ -45,7 +45,7 @@ mod tests {
             let ranks: Vec<usize> = (0..topology.world()).filter(|peer| *peer != rank).collect();
             RankPeers { names: ranks.clone().into(), ranks, sent: Arc::from(sent.as_slice()) }
         });
-        flow_weights(&peers.collect::<Vec<_>>(), &topology)
+        flow_weights(64 << 10, &peers.collect::<Vec<_>>(), &topology)
     }
 
     #[test]

@@ -24,8 +24,8 @@
 //! # What is modelled
 //!
 //! - A transfer uses the uplinks on its way, each with its bandwidth in each direction; that of a node with several NICs through
-//!   those of its rank ([`PhysicalLinks`]). Transfers that share a link share it max-min fairly, over TCP in proportion to the bytes
-//!   that their connections have in flight ([`link_shares`](super::link_shares)). The messages from one rank to another follow each other, as on one connection.
+//!   those of its rank ([`PhysicalLinks`]). Transfers that share a link share it max-min fairly, by default in proportion to the bytes
+//!   that flexring's TCP connections have in flight ([`link_shares`](super::link_shares)). The messages from one rank to another follow each other, as on one connection.
 //! - A message arrives when its last bit was sent and the latencies on its way have passed. Its memory can be overwritten when
 //!   the last bit was sent, or when it has arrived ([`SimulationParameters::completes_on_arrival`]).
 //! - Within a node, the receiver reads a message where the sender has it, while it adds.

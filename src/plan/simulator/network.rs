@@ -2,8 +2,8 @@
 //!
 //! Owns the flows of transfers, and when they end. Must not know messages, nor how rates are computed.
 
-use super::event_queue::{ChannelId, EventQueue, SimulatedEvent, VirtualTime};
-use super::fair_rates::{FairRates, FlowPath, LinkId};
+use super::event_queue::{ChannelId, EventQueue, LinkId, SimulatedEvent, VirtualTime};
+use super::fair_rates::{FairRates, FlowPath};
 use super::parameters::PICOSECONDS;
 use super::token_buckets::TokenBuckets;
 use crate::plan::physical_links::{PhysicalLink, PhysicalLinks};

@@ -63,10 +63,12 @@ pub struct SimulationParameters {
     pub slots: usize,
     /// Most messages in flight on a link between nodes, in each direction; at least 1. TCP links have 16, RDMA links 32.
     pub window: usize,
-    /// Whether a send is complete when its message has arrived, as on RDMA connections; otherwise when its last bit was sent, and the links of a
-    /// node divide its interface by the bytes that they have in flight, as TCP connections do. With a window
+    /// Whether a send is complete when its message has arrived, as on RDMA connections; otherwise when its last bit was sent. With a window
     /// of 1, a link then carries one message at a time, and each one begins when the one before has arrived.
     pub completes_on_arrival: bool,
+    /// Bytes that a TCP connection has in flight, as a mean over those of a node (`FLEXRING_SOCKET_BUFFER`): connections divide the links that they share in
+    /// proportion to what each has ([`link_shares`](crate::plan::link_shares)). With 0 they divide them equally, as where the kernel decides, and as RDMA links do.
+    pub tcp_in_flight: usize,
     /// Bytes per second that additions and copies read and write together; at least 1.
     pub memory_bandwidth: u64,
     /// Nanoseconds that each addition or copy takes besides.
@@ -83,6 +85,7 @@ impl SimulationParameters {
         slots: 64,
         window: 16,
         completes_on_arrival: false,
+        tcp_in_flight: 64 << 10,
         memory_bandwidth: 20_000_000_000,
         job_nanoseconds: 1_000,
     };
@@ -141,7 +144,8 @@ impl SimulationParameters {
     pub(super) fn link_profile(&self, links: usize, same_node: bool) -> LinkProfile {
         let share = slots_per_link(self.slots, links).unwrap_or(1);
         match same_node {
-            true => link_profile(LinkDelivery::InPlace, IN_PLACE_WINDOW, share),
+            // Nothing is staged, so no message needs a slot.
+            true => link_profile(LinkDelivery::InPlace, IN_PLACE_WINDOW, 0),
             false => link_profile(LinkDelivery::Posted { may_stage: false }, self.window, share),
         }
     }

@@ -172,6 +172,7 @@ mod tests {
                     let completes_on_arrival = number == 1;
                     let parameters = SimulationParameters {
                         subchunk,
+                        tcp_in_flight: if number == 2 { 0 } else { 64 << 10 },
                         completes_on_arrival,
                         ..SimulationParameters::DEFAULT
                     };

@@ -3,10 +3,10 @@
 //! Owns the tokens of each such link, and whether it may exceed its bandwidth now. Must not know flows.
 //!
 //! A link collects tokens while it carries less than its bandwidth, at most as many as its burst, and spends them while it carries more. It
-//! begins without any, as in a series of calls. Links that were idle before a call have theirs, and calls after a pause take less time.
+//! begins without any, as in a series of calls. Tokens that links save before a call are not modelled, so calls after a pause are predicted too long.
 
-use super::event_queue::{EventQueue, SimulatedEvent, VirtualTime};
-use super::fair_rates::{FairRates, LinkId};
+use super::event_queue::{EventQueue, LinkId, SimulatedEvent, VirtualTime};
+use super::fair_rates::FairRates;
 
 /// What a link with tokens carries, in multiples of its bandwidth: bursts pass shapers as fast as the processor or the network interface is.
 const WITH_TOKENS: u64 = 16;
@@ -74,15 +74,18 @@ impl TokenBuckets {
 
     /// Sets the capacities of links whose use has changed, and queues when they will have spent their tokens. Whether capacities have changed.
     ///
-    /// A link that gets back to more than its bandwidth limits no flow, so this changes no rate, and one that falls back to its bandwidth stays there
-    /// until others limit its flows. So the rates settle.
+    /// A link may exceed its bandwidth again only if it limits no flow, so this changes no rate. A link that falls back to its bandwidth stays there
+    /// as long as it limits a flow. So the rates settle.
     pub fn follow(&mut self, now: VirtualTime, rates: &mut FairRates, queue: &mut EventQueue) -> bool {
         let mut changed = std::mem::take(&mut self.changed);
-        rates.take_used_otherwise(&mut changed);
+        rates.take_changed_use(&mut changed);
         let mut is_other = false;
         for link in &changed {
             let bucket = self.of(*link);
             let used = rates.used(*link);
+            if used == bucket.used && bucket.has_tokens {
+                continue;
+            }
             bucket.proceed(now, used);
             if bucket.has_tokens && used > bucket.bandwidth {
                 if bucket.tokens == 0 {
@@ -90,11 +93,12 @@ impl TokenBuckets {
                     is_other = true;
                     continue;
                 }
-                let time = bucket.tokens.div_ceil(u128::from(used - bucket.bandwidth)) as u64;
-                let event = SimulatedEvent::TokensSpent { link: *link, changes: bucket.changes };
-                queue.add(now + time, event);
-            } else if !bucket.has_tokens && used < bucket.bandwidth - bucket.bandwidth / 1_000 {
-                // A link that limits flows leaves less than a thousandth unused.
+                let time = bucket.tokens.div_ceil(u128::from(used - bucket.bandwidth));
+                // Otherwise it has tokens for longer than any simulation.
+                if let Some(end) = u64::try_from(time).ok().and_then(|time| now.checked_add(time)) {
+                    queue.add(end, SimulatedEvent::TokensSpent { link: *link, changes: bucket.changes });
+                }
+            } else if !bucket.has_tokens && used < bucket.bandwidth && !rates.limits_flows(*link) {
                 bucket.has_tokens = true;
                 rates.set_capacity(*link, Self::with_tokens(bucket.bandwidth));
                 is_other = true;

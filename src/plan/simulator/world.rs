@@ -56,9 +56,9 @@ impl<'a> SimulatedWorld<'a> {
     ) -> Self {
         let channels = Channels::new(peers, topology, call.records);
         let links = PhysicalLinks::new(topology);
-        let weights = match parameters.completes_on_arrival {
-            true => vec![1; channels.len()],
-            false => flow_weights(peers, topology),
+        let weights = match parameters.tcp_in_flight {
+            0 => vec![1; channels.len()],
+            mean => flow_weights(mean, peers, topology),
         };
         let paths = channels.paths(&links).zip(weights);
         let paths = paths.map(|(links, weight)| FlowPath { links, weight });

@@ -3,14 +3,13 @@
 //! Owns the format, which `examples/topology.toml` shows. Must not know hosts, or the defaults of missing keys.
 
 use super::super::Rank;
-use super::super::topology::{Nics, Uplink};
+use super::super::topology::{MAX_BURST, Nics, Uplink};
 use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
 use super::limits::MAX_NICS;
 use super::units;
 use crate::config::Size;
 use crate::error::Result;
 use crate::plan::file_context::{FileContext, Lines};
-use crate::plan::tuning::MAX_BURST;
 use serde::de::{Deserializer, Unexpected, Visitor};
 use std::collections::HashMap;
 use std::fmt;
@@ -108,6 +107,11 @@ impl<'de> serde::Deserialize<'de> for Burst {
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a number of bytes such as \"256K\" or \"1M\", at most 1024G")
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> std::result::Result<Burst, E> {
+                let valid = u64::try_from(bytes).ok().filter(|bytes| *bytes <= MAX_BURST);
+                valid.map(Burst).ok_or_else(|| E::invalid_value(Unexpected::Signed(bytes), &self))
             }
 
             fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Burst, E> {
@@ -299,8 +303,9 @@ impl TopologyTables<'_> {
             return Err(self.file.refuse(*line, message));
         }
         if item.bandwidth.is_some() || item.latency.is_some() || item.burst > 0 {
-            let message =
-                format!("{name} has a bandwidth, latency or burst but no parent: expected up, or none of them");
+            let message = format!(
+                "{name} has a bandwidth, latency or burst but no parent: expected up, or none of them"
+            );
             return Err(self.file.refuse(*line, message));
         }
         Ok(())
@@ -343,7 +348,7 @@ name = "rack1"
 up = "spine"
 bandwidth = "100G"
 latency = "2us"
-burst = "3M"
+burst = 3145728
 [[node]]
 name = "host3"
 up = "spine"
@@ -445,6 +450,11 @@ ranks = [
                 "burst = \"2T\"",
                 ":5",
                 "invalid value: string \"2T\", expected a number of bytes such as \"256K\" or \"1M\", at most 1024G",
+            ),
+            (
+                "burst = -1",
+                ":5",
+                "invalid value: integer `-1`, expected a number of bytes such as \"256K\" or \"1M\", at most 1024G",
             ),
             ("nics = 0", ":5", "invalid value: integer `0`, expected a number of NICs from 1 to 64"),
             ("nics = \"4\"", ":5", "invalid type: string \"4\", expected a number of NICs from 1 to 64"),

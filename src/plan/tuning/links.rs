@@ -61,14 +61,31 @@ pub fn switches_below_root(topology: &Topology) -> Vec<VertexId> {
     found
 }
 
+/// A measured uplink, in the units of the topology.
+#[derive(Clone, Copy)]
+struct EvenedUplink {
+    bandwidth: u64,
+    latency: u64,
+    /// `None` if it was not measured.
+    burst: Option<u64>,
+}
+
+impl EvenedUplink {
+    /// The uplink in place of the topology's.
+    fn replace(self, described: Uplink) -> Uplink {
+        let Self { bandwidth, latency, burst } = self;
+        Uplink { bandwidth, latency, burst: burst.unwrap_or(described.burst) }
+    }
+}
+
 /// The uplinks with their bandwidths, where those that count as equal are.
-fn evened(measured: impl Iterator<Item = Option<MeasuredUplink>>) -> Vec<Option<Uplink>> {
+fn evened(measured: impl Iterator<Item = Option<MeasuredUplink>>) -> Vec<Option<EvenedUplink>> {
     let measured: Vec<_> = measured.collect();
     let alike = alike(&measured.iter().flatten().map(bandwidth).collect::<Vec<_>>());
     let mut alike = alike.into_iter();
     let mut evened = |uplink: MeasuredUplink| {
         let bandwidth = alike.next().unwrap_or_else(|| bandwidth(&uplink));
-        Uplink { bandwidth: bandwidth.saturating_mul(8), latency: uplink.latency, burst: uplink.burst }
+        EvenedUplink { bandwidth: bandwidth.saturating_mul(8), latency: uplink.latency, burst: uplink.burst }
     };
     measured.into_iter().map(|uplink| uplink.map(&mut evened)).collect()
 }
@@ -88,7 +105,7 @@ pub(super) fn measured(topology: &Topology, profile: &TuningProfile) -> Topology
     let vertices = topology.vertices();
     let nodes = evened(profile.nodes.iter().map(|node| node.uplink));
     let switches = evened(profile.switches.iter().copied().map(Some));
-    let switches: HashMap<VertexId, Uplink> =
+    let switches: HashMap<VertexId, EvenedUplink> =
         switches_below_root(topology).into_iter().zip(switches.into_iter().flatten()).collect();
     let within = profile.classes.iter().find(|class| class.name == WITHIN_NODES);
     let mut builder = TopologyBuilder::new(&vertices[0].name);
@@ -97,7 +114,9 @@ pub(super) fn measured(topology: &Topology, profile: &TuningProfile) -> Topology
         let parent = vertex.parent.unwrap_or(0);
         match vertex.kind {
             VertexKind::Switch => {
-                builder.switch(parent, &vertex.name, switches.get(&id).copied().unwrap_or(vertex.uplink))
+                let measured =
+                    switches.get(&id).map_or(vertex.uplink, |uplink| uplink.replace(vertex.uplink));
+                builder.switch(parent, &vertex.name, measured)
             }
             VertexKind::Node => {
                 let number = vertex.children.first().and_then(|leaf| match vertices[*leaf].kind {
@@ -105,7 +124,11 @@ pub(super) fn measured(topology: &Topology, profile: &TuningProfile) -> Topology
                     _ => None,
                 });
                 let measured = number.and_then(|number| *nodes.get(number)?);
-                let node = builder.node(parent, &vertex.name, measured.unwrap_or(vertex.uplink));
+                let node = builder.node(
+                    parent,
+                    &vertex.name,
+                    measured.map_or(vertex.uplink, |uplink| uplink.replace(vertex.uplink)),
+                );
                 builder.set_nics(node, vertex.nics);
                 node
             }
@@ -172,7 +195,7 @@ mod tests {
     fn bandwidths_within_a_tenth_count_as_equal() {
         assert_eq!(alike(&[117, 112, 60, 110, 118]), [114, 114, 60, 114, 114]);
         assert_eq!(alike(&[0]), [1]);
-        let uplink = |up, down| MeasuredUplink { up, down, latency: 0, burst: 0 };
+        let uplink = |up, down| MeasuredUplink { up, down, latency: 0, burst: None };
         assert_eq!([uplink(110, 100), uplink(100, 50)].map(|uplink| bandwidth(&uplink)), [105, 50]);
     }
 
@@ -180,7 +203,7 @@ mod tests {
     fn switches_have_their_measured_uplinks_in_tree_order() {
         let topology = parse_short("((1+1)+(1+1))+1").expect("a short form").expect("valid");
         let mut profile = parse("f", include_str!("../../../tests/data/tuning.toml")).expect("a profile");
-        let uplink = |up| MeasuredUplink { up, down: up + 1, latency: up, burst: up + 2 };
+        let uplink = |up| MeasuredUplink { up, down: up + 1, latency: up, burst: Some(up + 2) };
         profile.switches = vec![uplink(300), uplink(100), uplink(200)];
         let measured = profile.topology(&topology);
         let uplinks: Vec<Uplink> =
@@ -207,5 +230,10 @@ mod tests {
             [uplink(938_000_000, 20_000), uplink(938_000_000, 21_000), uplink(468_000_000, 30_000)]
         );
         assert_eq!(topology.vertices()[topology.leaf(0)].uplink, uplink(64_000_000_000, 450));
+        // A burst that was not measured is that of the topology.
+        let described = Uplink { burst: 7, ..Uplink::NODE_DEFAULT };
+        let measured = EvenedUplink { bandwidth: 8, latency: 9, burst: None };
+        assert_eq!(measured.replace(described), Uplink { bandwidth: 8, latency: 9, burst: 7 });
+        assert_eq!(EvenedUplink { burst: Some(0), ..measured }.replace(described), Uplink::new(8, 9));
     }
 }

@@ -23,7 +23,7 @@ mod tuned_plans;
 pub use cluster::{ClusterIdentity, ClusterNode};
 pub use links::{link_latencies, switches_below_root};
 pub use profile::{
-    LONGEST_CHOICE, LONGEST_FILE, LinkClass, MAX_BURST, MAX_LATENCY, MAX_RATE, MOST_CHOICES, MeasuredChoice,
+    LONGEST_CHOICE, LONGEST_FILE, LinkClass, MAX_LATENCY, MAX_RATE, MOST_CHOICES, MeasuredChoice,
     MeasuredNode, MeasuredUplink, TuningProfile, WITHIN_NODES,
 };
 pub use profile_file::{parse, write};

@@ -14,9 +14,6 @@ pub const MAX_RATE: u64 = 1_000_000_000_000_000;
 /// Highest latency in nanoseconds: 1000 s.
 pub const MAX_LATENCY: u64 = 1_000_000_000_000;
 
-/// Most bytes that pass at once: 2^40.
-pub const MAX_BURST: u64 = 1 << 40;
-
 /// Longest vector in bytes for which a choice can be: 2^50.
 pub const LONGEST_CHOICE: u64 = 1 << 50;
 
@@ -64,8 +61,8 @@ pub struct MeasuredUplink {
     pub down: u64,
     /// Nanoseconds in one direction.
     pub latency: u64,
-    /// Bytes that pass at once after a pause, as a shaper with a token bucket lets them; 0 if none were seen.
-    pub burst: u64,
+    /// Bytes that pass at once after a pause, as a shaper with a token bucket lets them; `None` if it was not measured.
+    pub burst: Option<u64>,
 }
 
 /// Links of one kind: within nodes, or between nodes whose paths meet at one switch.

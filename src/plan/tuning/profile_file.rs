@@ -4,12 +4,13 @@
 
 use super::cluster::{ClusterIdentity, ClusterNode};
 use super::profile::{
-    LONGEST_CHOICE, LONGEST_FILE, LinkClass, MAX_BURST, MAX_LATENCY, MAX_RATE, MOST_CHOICES, MeasuredChoice,
+    LONGEST_CHOICE, LONGEST_FILE, LinkClass, MAX_LATENCY, MAX_RATE, MOST_CHOICES, MeasuredChoice,
     MeasuredNode, MeasuredUplink, TuningProfile,
 };
 use crate::config::{Algorithm, Lowering, Size};
 use crate::error::Result;
 use crate::plan::file_context::{FileContext, Lines};
+use crate::plan::topology::MAX_BURST;
 use crate::rank::Rank;
 use serde::de::{Deserializer, Visitor};
 use std::fmt;
@@ -49,7 +50,7 @@ struct NodeEntry {
     up_bytes_per_s: Option<BoundedNumber<1, MAX_RATE>>,
     down_bytes_per_s: Option<BoundedNumber<1, MAX_RATE>>,
     latency_ns: Option<BoundedNumber<0, MAX_LATENCY>>,
-    burst_bytes: Option<BoundedNumber<1, MAX_BURST>>,
+    burst_bytes: Option<BoundedNumber<0, MAX_BURST>>,
     copy_bytes_per_s: BoundedNumber<1, MAX_RATE>,
     reduce_bytes_per_s: BoundedNumber<1, MAX_RATE>,
 }
@@ -60,7 +61,7 @@ struct SwitchEntry {
     up_bytes_per_s: BoundedNumber<1, MAX_RATE>,
     down_bytes_per_s: BoundedNumber<1, MAX_RATE>,
     latency_ns: BoundedNumber<0, MAX_LATENCY>,
-    burst_bytes: Option<BoundedNumber<1, MAX_BURST>>,
+    burst_bytes: Option<BoundedNumber<0, MAX_BURST>>,
 }
 
 #[derive(serde::Deserialize)]
@@ -166,7 +167,7 @@ pub fn parse(name: &str, text: &str) -> Result<TuningProfile> {
             up: up_bytes_per_s.0,
             down: down_bytes_per_s.0,
             latency: latency_ns.0,
-            burst: burst_bytes.map_or(0, |burst| burst.0),
+            burst: burst_bytes.map(|burst| burst.0),
         }
     });
     if let Some(entry) = read.class.get(MOST_CLASSES) {
@@ -216,11 +217,11 @@ fn node(entry: &NodeEntry) -> std::result::Result<(ClusterNode, MeasuredNode), S
     let burst = entry.burst_bytes.map(|burst| burst.0);
     let uplink = match (entry.up_bytes_per_s, entry.down_bytes_per_s, entry.latency_ns) {
         (Some(up), Some(down), Some(latency)) => {
-            Some(MeasuredUplink { up: up.0, down: down.0, latency: latency.0, burst: burst.unwrap_or(0) })
+            Some(MeasuredUplink { up: up.0, down: down.0, latency: latency.0, burst })
         }
         (None, None, None) if burst.is_none() => None,
         _ => {
-            let message = "up_bytes_per_s, down_bytes_per_s and latency_ns belong together: give all three, and burst_bytes if you like, or none";
+            let message = "up_bytes_per_s, down_bytes_per_s and latency_ns belong together: give all three, and optionally burst_bytes, or none";
             return Err(message.to_owned());
         }
     };
@@ -336,7 +337,7 @@ pub fn write(profile: &TuningProfile) -> String {
 }
 
 fn uplink_fields(MeasuredUplink { up, down, latency, burst }: MeasuredUplink) -> String {
-    let burst = if burst > 0 { format!("burst_bytes = {burst}\n") } else { String::new() };
+    let burst = burst.map_or_else(String::new, |burst| format!("burst_bytes = {burst}\n"));
     format!("up_bytes_per_s = {up}\ndown_bytes_per_s = {down}\nlatency_ns = {latency}\n{burst}")
 }
 
@@ -367,7 +368,7 @@ mod tests {
         let mut nested = profile.clone();
         nested.cluster.switches = "((0 1) 2)".to_owned();
         assert_eq!(parse("f", &write(&nested)).expect("a profile"), nested);
-        let uplink = MeasuredUplink { up: 1, down: 2, latency: 3, burst: 4 };
+        let uplink = MeasuredUplink { up: 1, down: 2, latency: 3, burst: Some(4) };
         nested.switches = vec![uplink];
         assert_eq!(parse("f", &write(&nested)).expect("a profile"), nested);
         nested.switches = vec![uplink; 2];
@@ -417,8 +418,8 @@ mod tests {
             (changed("host = \"b\"", "host = \"d\""), "f:4: the fingerprint "),
             (changed("latency_ns = 20000\n", ""), "belong together: give all three"),
             (
-                changed("latency_ns = 20000\n", "latency_ns = 20000\nburst_bytes = 0\n"),
-                "expected a whole number from 1 to 1099511627776",
+                changed("latency_ns = 20000\n", "latency_ns = 20000\nburst_bytes = -1\n"),
+                "expected a whole number from 0 to 1099511627776",
             ),
             (changed("date = 2026", "date = 202"), "f:3: "),
         ];

@@ -51,6 +51,7 @@ impl TuningProfile {
         SimulationParameters {
             subchunk: config.subchunk.0,
             slots: config.slots,
+            tcp_in_flight: if self.cluster.transport == "tcp" { config.socket_buffer.0 } else { 0 },
             memory_bandwidth: rate.unwrap_or(defaults.memory_bandwidth),
             ..defaults
         }

@@ -26,7 +26,8 @@ pub fn tree(random: &mut Rng, leaves: usize, depth: usize) -> Topology {
 fn link(random: &mut Rng, equal_links: bool) -> Uplink {
     let bandwidth =
         if equal_links { Uplink::NODE_DEFAULT.bandwidth } else { 1 + random.usize(..1000) as u64 };
-    Uplink { bandwidth, latency: random.usize(..1000) as u64 }
+    let burst = if random.bool() { random.usize(..1000) as u64 } else { 0 };
+    Uplink { bandwidth, latency: random.usize(..1000) as u64, burst }
 }
 
 fn grow(
