@@ -42,7 +42,7 @@ def markdown(found, stated):
         lines += [f"| {row['items']:,} | {cells(row)} |" for row in found[panel]]
         lines.append("")
     lines.append("The model is within the paper's range but for the upper ends of the groups: 8 learners save 42 %, and 10 to 12 save 25 to 27 % where the paper has at most 25 %. The paper measured savings of 90 to 99 % of its own theoretical ones. "
-                 "With 10 and 11 learners the simulation takes up to 4 % longer than the model, which has no waiting between uneven parts. The paper calls 9 learners asymmetric, "
+                 "With 10 and 11 learners the simulation takes up to 3 % longer than the model, which has no waiting between uneven parts. The paper calls 9 learners asymmetric, "
                  "but three machines of three are symmetric, so BlueConnect applies here.\n")
     return "\n".join(lines)
 

@@ -26,7 +26,7 @@ because it begins within a rack.
 TABLES = """The model's hierarchies that begin with 4 are 3 to 15 % faster than the paper's: it has no falling bandwidth for short messages. Those that begin with 8 are 29 to 31 % faster, because
 the paper's first layer had one adapter. The simulation of the paper's steps is within 0.1 % of the model for the flat ring and the hierarchies that begin with 4, and up to 2 % faster for those that begin
 with 8, where a rank begins a layer as soon as it has the data, and the model adds up the layers. 2x2x2x2x2x2x2 is 18 % faster, because two GPUs have the bandwidth of a ring of four in the simulation. In flexring's
-pipeline layers overlap, so hierarchies of few long layers are faster than in the model (4x32: 5 %), and those of many short layers that begin with 4 slower (4x2x2x2x2x2: 23 %), for a reason that is not examined.
+pipeline layers overlap, so hierarchies of few long layers are faster than in the model (4x32: 5 %), and those of many short layers that begin with 4 slower (4x2x2x2x2x2: 22 %), for a reason that is not examined.
 """
 
 
