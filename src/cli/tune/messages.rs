@@ -18,10 +18,10 @@ const ROUND_TRIPS: usize = 31;
 /// About how long the messages take by which bursts are measured, and the pause before each.
 const BURST_MESSAGE: Duration = Duration::from_millis(8);
 const BURST_PAUSE: Duration = Duration::from_millis(10);
-/// Longest message by which bursts are measured: on slower links nine of them would take too much of the time of `tune`.
+/// Longest message by which bursts are measured: on slower links fifteen of them would take too much of the time of `tune`.
 const LONGEST_BURST_MESSAGE: Duration = Duration::from_millis(50);
-/// Messages after a pause, of which the one that saves least counts, because a delay elsewhere looks like a burst.
-const BURST_TRIALS: usize = 3;
+/// Messages after a pause. The median counts: a delay of the one before looks like a burst, and one of the message itself hides it.
+const BURST_TRIALS: usize = 5;
 /// Differences up to this part of the time count as noise. Chosen, not measured.
 const NOISE: f64 = 0.05;
 
@@ -124,7 +124,7 @@ pub fn burst(
         }
         Ok(begun.elapsed().as_secs_f64())
     };
-    let mut least = f64::INFINITY;
+    let mut bursts = Vec::new();
     for _ in 0..BURST_TRIALS {
         // Uses up what the link lets pass at once.
         exchange()?;
@@ -132,9 +132,9 @@ pub fn burst(
         if leads {
             std::thread::sleep(BURST_PAUSE);
         }
-        least = least.min(burst_of(in_a_row, exchange()?, rate));
+        bursts.push(burst_of(in_a_row, exchange()?, rate));
     }
-    Ok(if leads { least } else { 0.0 })
+    Ok(if leads { median(bursts) } else { 0.0 })
 }
 
 /// The bytes that pass at once if a message takes these seconds without and with a pause before it.
