@@ -104,7 +104,7 @@ class CallLine:
         self._thread: int | None = None
         # The other calls that are not over, with their arguments and how to abort them. The first one may run.
         self._calls: collections.deque[tuple[Abort, Callable[..., Any], tuple[Any, ...], Future]] = collections.deque()
-        _lines.add(self)
+        _lines[self] = None
 
     def run(self, abort: Abort, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a call after all earlier ones and returns its result. ``abort`` ends the calls of this line on all ranks."""
@@ -184,14 +184,16 @@ class CallLine:
         return self._running is None and not self._calls
 
 
-_lines: weakref.WeakSet[CallLine] = weakref.WeakSet()
+# Not a WeakSet, of which no list can be made while another thread adds to it.
+_lines: weakref.WeakKeyDictionary[CallLine, None] = weakref.WeakKeyDictionary()
 # The calls of a forked child's parent are not the child's.
 os.register_at_fork(after_in_child=_lines.clear)
 
 
 def _abort_calls() -> None:
     """Aborts all calls that are not over. Threads that run them use communicators, which are freed next."""
-    aborted = [line for line in list(_lines) if line.abort()]
+    lines = [reference() for reference in _lines.keyrefs()]
+    aborted = [line for line in lines if line is not None and line.abort()]
     limit = time.monotonic() + _EXIT_LIMIT
     while not all(line.is_idle() for line in aborted) and time.monotonic() < limit:
         time.sleep(0.001)

@@ -136,13 +136,11 @@ fn pair_result(
     };
     let latency = latency(comm, peer, leads)?;
     let times = message_times(comm, peer, leads, latency, session.time, buffer)?;
-    if pair.0 == pair.1 {
-        let rate = best_rate(&times);
-        return Ok(if leads { PairResult { latency, rate, burst: 0.0 } } else { PairResult::default() });
-    }
-    let rate = steady_rate(&times);
+    let is_node = pair.0 == pair.1;
+    let rate = if is_node { best_rate(&times) } else { steady_rate(&times) };
     // Pairs that are measured at the same time pause at the same time, and would seem to have bursts where they share a link.
-    let burst = if cluster.nodes.len() > MOST_ALONE { 0.0 } else { burst(comm, peer, leads, rate, buffer)? };
+    let has_burst = !is_node && cluster.nodes.len() <= MOST_ALONE;
+    let burst = if has_burst { burst(comm, peer, leads, rate, buffer)? } else { 0.0 };
     Ok(if leads { PairResult { latency, rate, burst } } else { PairResult::default() })
 }
 

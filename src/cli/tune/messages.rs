@@ -45,6 +45,20 @@ pub fn latency(comm: &Communicator, peer: Rank, leads: bool) -> Result<f64> {
     Ok(median(times))
 }
 
+/// Sends a message from the rank that leads, and one byte back. Returns the seconds that both took on this rank.
+fn message_with_reply(comm: &Communicator, peer: Rank, leads: bool, message: &mut [f32]) -> Result<f64> {
+    let mut reply = [0u8];
+    let begun = Instant::now();
+    if leads {
+        comm.send(message, peer)?;
+        comm.recv(&mut reply, peer)?;
+    } else {
+        comm.recv(message, peer)?;
+        comm.send(&reply, peer)?;
+    }
+    Ok(begun.elapsed().as_secs_f64())
+}
+
 /// A message's bytes and the seconds that it took.
 pub type MessageTime = (f64, f64);
 
@@ -60,15 +74,13 @@ pub fn message_times(
 ) -> Result<Vec<MessageTime>> {
     let mut times = Vec::new();
     let mut len = [SHORTEST as u64];
-    let mut reply = [0u8];
     if !leads {
         loop {
             comm.recv(&mut len, peer)?;
             if len[0] == 0 {
                 return Ok(times);
             }
-            comm.recv(&mut buffer[..len[0] as usize], peer)?;
-            comm.send(&reply, peer)?;
+            message_with_reply(comm, peer, leads, &mut buffer[..len[0] as usize])?;
         }
     }
     loop {
@@ -76,10 +88,7 @@ pub fn message_times(
         let mut shortest = f64::INFINITY;
         for _ in 0..2 {
             comm.send(&len, peer)?;
-            let begun = Instant::now();
-            comm.send(&buffer[..elements], peer)?;
-            comm.recv(&mut reply, peer)?;
-            shortest = shortest.min(begun.elapsed().as_secs_f64());
+            shortest = shortest.min(message_with_reply(comm, peer, leads, &mut buffer[..elements])?);
         }
         times.push(((elements * size_of::<f32>()) as f64, (shortest - latency).max(1e-9)));
         if shortest >= time.as_secs_f64() || elements == buffer.len() {
@@ -112,18 +121,7 @@ pub fn burst(
     if len[0] == 0 {
         return Ok(0.0);
     }
-    let mut exchange = || -> Result<f64> {
-        let (message, mut reply) = (&mut buffer[..len[0] as usize], [0u8]);
-        let begun = Instant::now();
-        if leads {
-            comm.send(message, peer)?;
-            comm.recv(&mut reply, peer)?;
-        } else {
-            comm.recv(message, peer)?;
-            comm.send(&reply, peer)?;
-        }
-        Ok(begun.elapsed().as_secs_f64())
-    };
+    let mut exchange = || message_with_reply(comm, peer, leads, &mut buffer[..len[0] as usize]);
     let mut bursts = Vec::new();
     for _ in 0..BURST_TRIALS {
         // Uses up what the link lets pass at once.
