@@ -190,42 +190,43 @@ mod tests {
         assert_eq!(network.carried().collect::<Vec<_>>(), [2400, 0, 0]);
     }
 
-    /// The times at which the only flow of a link ends that sends these bytes, each at its time. The link has 1000 bytes a second, and lets 500 pass at once.
-    fn ends_with_a_burst(transfers: &[(VirtualTime, u64)]) -> Vec<VirtualTime> {
+    /// The times at which the last of a link's `flows` ends, if they send these bytes together, each time at once. The link has 1000 bytes a second, and
+    /// lets 500 pass at once.
+    fn ends_with_a_burst(flows: ChannelId, transfers: &[(VirtualTime, u64)]) -> Vec<VirtualTime> {
         let mut builder = TopologyBuilder::new("switch");
         for rank in 0..2 {
             let node = builder.node(0, "node", Uplink { burst: 500, ..Uplink::new(8_000, 0) });
             builder.rank(node, rank, Uplink::RANK_DEFAULT);
         }
         let topology = builder.finish().expect("a rank on each node");
-        let path = FlowPath { links: vec![Network::up(1)], weight: 1 };
-        let mut network = Network::new(&PhysicalLinks::new(&topology), std::iter::once(path));
+        let paths = (0..flows).map(|_| FlowPath { links: vec![Network::up(1)], weight: 1 });
+        let mut network = Network::new(&PhysicalLinks::new(&topology), paths);
         let mut queue = EventQueue::default();
         let mut ends = Vec::new();
         for (begin, bytes) in transfers {
-            network.begin(*begin, 0, *bytes);
+            (0..flows).for_each(|flow| network.begin(*begin, flow, *bytes / u64::from(flows)));
             network.share(*begin, &mut queue);
-            loop {
-                let now = queue.next_time().expect("the flow ends");
-                let mut ended = false;
+            let mut left = flows;
+            while left > 0 {
+                let now = queue.next_time().expect("the flows end");
                 while let Some(event) = queue.pop() {
                     match event {
                         SimulatedEvent::TokensSpent { link, changes } => {
                             network.tokens_spent(now, link, changes);
                         }
                         SimulatedEvent::FlowEnds { channel, changes } => {
-                            ended |= network.is_current(channel, changes);
+                            if network.is_current(channel, changes) {
+                                network.end(channel);
+                                left -= 1;
+                            }
                         }
                         other => unreachable!("{other:?}"),
                     }
                 }
-                if ended {
-                    network.end(0);
-                    ends.push(now);
-                    network.share(now, &mut queue);
-                    break;
-                }
                 network.share(now, &mut queue);
+                if left == 0 {
+                    ends.push(now);
+                }
             }
         }
         ends
@@ -234,20 +235,22 @@ mod tests {
     #[test]
     fn a_link_lets_what_it_has_saved_in_a_pause_pass_at_once() {
         let ms = PICOSECONDS / 1_000;
-        // A link has saved nothing when a call begins.
-        assert_eq!(ends_with_a_burst(&[(0, 1_000)]), [1_000 * ms]);
-        // 200 bytes in a pause of 0.2 s: the link is 16 times as fast until these and what it collects meanwhile are spent.
-        let fast = 200 * ms / 15;
-        let ends = ends_with_a_burst(&[(0, 1_000), (1_200 * ms, 1_000)]);
-        let expected = 1_200 * ms + fast + (1_000 * ms - 16 * fast);
-        assert!(ends[1].abs_diff(expected) < 100, "{} instead of {expected}", ends[1]);
-        // Never more than 500.
-        let fast = 500 * ms / 15;
-        let ends = ends_with_a_burst(&[(0, 1_000), (9_000 * ms, 1_000)]);
-        let expected = 9_000 * ms + fast + (1_000 * ms - 16 * fast);
-        assert!(ends[1].abs_diff(expected) < 100, "{} instead of {expected}", ends[1]);
-        // What fits in the burst passes at that rate.
-        assert_eq!(ends_with_a_burst(&[(0, 1_000), (9_000 * ms, 160)])[1], 9_010 * ms);
+        for flows in [1, 2, 5] {
+            // A link has saved nothing when a call begins.
+            assert_eq!(ends_with_a_burst(flows, &[(0, 1_000)]), [1_000 * ms]);
+            // 200 bytes in a pause of 0.2 s: the link is 16 times as fast until these and what it collects meanwhile are spent.
+            let fast = 200 * ms / 15;
+            let ends = ends_with_a_burst(flows, &[(0, 1_000), (1_200 * ms, 1_000)]);
+            let expected = 1_200 * ms + fast + (1_000 * ms - 16 * fast);
+            assert!(ends[1].abs_diff(expected) < 100, "{flows} flows: {} instead of {expected}", ends[1]);
+            // Never more than 500.
+            let fast = 500 * ms / 15;
+            let ends = ends_with_a_burst(flows, &[(0, 1_000), (9_000 * ms, 1_000)]);
+            let expected = 9_000 * ms + fast + (1_000 * ms - 16 * fast);
+            assert!(ends[1].abs_diff(expected) < 100, "{flows} flows: {} instead of {expected}", ends[1]);
+            // What fits in the burst passes at that rate.
+            assert_eq!(ends_with_a_burst(flows, &[(0, 1_000), (9_000 * ms, 160)])[1], 9_010 * ms);
+        }
     }
 
     /// The rates of these flows by water-filling of all links, without rounding.
