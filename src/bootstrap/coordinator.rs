@@ -15,7 +15,7 @@ use super::secret::SecretSource;
 use super::server::Server;
 use super::unique_id::UniqueId;
 use super::unused_ids;
-use crate::config::Config;
+use crate::config::{Config, LONGEST_TIME};
 use crate::descriptor_limit;
 use crate::error::{Error, Result};
 use crate::secret::random_bytes;
@@ -60,7 +60,7 @@ impl Coordinator {
         let source = SecretSource::of_id(config, id.job(), token)?;
         let gate = gate(&source, location_of(&coordinator.addresses))?;
         let control = Arc::clone(&coordinator.control);
-        let expires = Instant::now() + UNUSED_LIFETIME * config.connect_timeout;
+        let expires = Instant::now() + UNUSED_LIFETIME * config.connect_timeout.min(LONGEST_TIME);
         let start = move |listeners| {
             let server = Server::new(control, listeners, None, gate).expiring_at(expires);
             if let Err(error) = server.spawn() {

@@ -19,11 +19,10 @@ mod world_opening;
 use super::failure_detector::{DetectorAction, FailureDetector};
 use super::heartbeat::seconds;
 use super::process::Process;
-use super::protocol::{
-    HelloParams, LONGEST_TIMEOUT, MAX_FURTHER_WORLDS, ToCoordinator, ToRank, WorldId, decode,
-};
+use super::protocol::{HelloParams, MAX_FURTHER_WORLDS, ToCoordinator, ToRank, WorldId, decode};
 use super::rendezvous::JoinedPeer;
 use super::world_status::WorldStatus;
+use crate::config::LONGEST_TIME;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use std::collections::{BTreeMap, BTreeSet};
@@ -187,7 +186,7 @@ impl HostedWorlds {
         timeout: Duration,
         connected: &BTreeSet<Rank>,
     ) {
-        let timeout = timeout.min(LONGEST_TIMEOUT);
+        let timeout = timeout.min(LONGEST_TIME);
         let own = match self.rank_in(rank, &members) {
             Ok(own) => own,
             Err(error) => return self.refuse(rank, world, error),

@@ -12,6 +12,7 @@
 use super::call_state::CallState;
 use super::process::Process;
 use super::world_status::WorldStatus;
+use crate::config::LONGEST_TIME;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::secret::AuthenticationCode;
@@ -40,8 +41,6 @@ pub(super) const PEER_MESSAGE_LIMIT: usize = 4 << 10;
 /// Stands in place of a frame's length where the end that connected begins to encrypt.
 pub(super) const ENCRYPTED: [u8; 4] = u32::MAX.to_le_bytes();
 
-/// The longest time-out that a rank can give. The wire can carry values that overflow an `Instant`.
-pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_secs(1 << 32);
 /// Maximum number of worlds that a rank can open over one connection, besides the one that it has joined.
 pub(super) const MAX_FURTHER_WORLDS: usize = 1 << 16;
 
@@ -151,9 +150,9 @@ impl HelloParams {
     fn bounded(self) -> Self {
         Self {
             settings: self.settings,
-            join_timeout: self.join_timeout.min(LONGEST_TIMEOUT),
-            exchange_timeout: self.exchange_timeout.min(LONGEST_TIMEOUT),
-            heartbeat: self.heartbeat.clamp(Duration::from_millis(1), LONGEST_TIMEOUT),
+            join_timeout: self.join_timeout.min(LONGEST_TIME),
+            exchange_timeout: self.exchange_timeout.min(LONGEST_TIME),
+            heartbeat: self.heartbeat.clamp(Duration::from_millis(1), LONGEST_TIME),
             successor: self.successor,
         }
     }

@@ -27,7 +27,8 @@ pub(super) struct WorldSpec {
 impl WorldSpec {
     /// A world with these settings.
     pub(super) fn new(config: &Config) -> Self {
-        Self { config: config.clone(), topology: None, is_derived: false, ancestors: Vec::new() }
+        let config = config.with_bounded_times();
+        Self { config, topology: None, is_derived: false, ancestors: Vec::new() }
     }
 }
 

@@ -144,7 +144,7 @@ settings! {
     master_port: Option<u16> = "FLEXRING_MASTER_PORT", None, AnyValue,
         "TCP port of rank 0, where the ranks find each other. Unset: MASTER_PORT + 1 under torchrun, else one from 20000 to 30000 that follows from the name of the job.";
     secret: Option<SecretText> = "FLEXRING_SECRET", None, AnyValue,
-        "Secret of the job, the same on all ranks: only processes that know it can join. At least 16 bytes, for example from `openssl rand -hex 32`. Unset: jobs on one node and unique ids have a random one; other jobs trust all that can reach rank 0.";
+        "Secret of the job, the same on all ranks: only processes that know it can join. At least 16 bytes, for example from `openssl rand -hex 32`. Unset: jobs that a launcher starts on one node, and unique ids, have a random one; other jobs trust all that can reach rank 0.";
     secret_file: Option<String> = "FLEXRING_SECRET_FILE", None, AnyValue,
         "File that contains the secret of the job, instead of FLEXRING_SECRET. Only the user may be able to read it, or root and one group if it is root's.";
     #[shared yes]
@@ -176,7 +176,7 @@ settings! {
         "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";
     #[shared yes]
     direct: Size = "FLEXRING_DIRECT", Size(64 << 10), AnyValue,
-        "Longest vector that uses a plan of few messages in a row: a direct exchange between up to 16 ranks, recursive halving between more. All-reduces without a factor double recursively instead between 4 or 8 ranks of one node that use TCP, up to a half and a third of this length, if FLEXRING_REPRODUCIBLE is 0. Applies if FLEXRING_ALGO and FLEXRING_LOWERING are auto, no plan file is set, and no two ranks share memory or there are more than 16 nodes. Two ranks exchange such vectors in one hop.";
+        "Longest vector that uses a plan of few messages in a row: a direct exchange between up to 16 ranks, recursive halving between more. All-reduces except pre-multiplied sums use recursive doubling instead between 4 or 8 ranks of one node that use TCP, up to a half and a third of this length, if FLEXRING_REPRODUCIBLE is 0. Applies if FLEXRING_ALGO and FLEXRING_LOWERING are auto, no plan file is set, and no two ranks share memory or there are more than 16 nodes. Two ranks exchange such vectors in one hop.";
     #[shared yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, AnyValue,
         "How the groups of a schedule become transfers.";
@@ -193,7 +193,7 @@ settings! {
         "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK.";
     #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
-        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, for which only the number of messages counts. Ranks exchange it in one hop, if all ranks share one node, or if no two ranks do, unless they double recursively (FLEXRING_DIRECT); more than 16 ranks on as many nodes use a binary tree, and ranks of one node that outnumber its cores leave the reduction to the first of them.";
+        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, for which only the number of messages counts. Ranks exchange it in one hop, if all ranks share one node, or if no two ranks do, unless they use recursive doubling (FLEXRING_DIRECT); more than 16 ranks on as many nodes use a binary tree, and 8 or more ranks of one node that outnumber its cores leave the reduction to the first of them.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
         "Number of slots in a rank's pool. Raised to the number of other ranks if all ranks share memory, and else to twice that number.";
     #[shared yes]
@@ -285,6 +285,9 @@ settings! {
         "Most detailed level of messages that flexring writes to standard error.";
 }
 
+/// The longest time of a setting, 136 years. Rust programs and messages of other ranks can give times that overflow an `Instant`.
+pub(crate) const LONGEST_TIME: Duration = Duration::from_secs(1 << 32);
+
 /// The text of a variable that is set, and not to an empty text.
 fn set(text: Option<String>) -> Option<String> {
     text.filter(|text| !text.is_empty())
@@ -305,6 +308,18 @@ impl Config {
     /// `InvalidSetting`, quoting the variable and its text, for the first that cannot be parsed.
     pub fn from_env() -> Result<Self> {
         Self::read(environment)
+    }
+
+    /// These settings, in which no time is longer than [`LONGEST_TIME`].
+    pub(crate) fn with_bounded_times(&self) -> Self {
+        let bounded = |time: Duration| time.min(LONGEST_TIME);
+        Self {
+            ib_reconnect: bounded(self.ib_reconnect),
+            timeout: bounded(self.timeout),
+            connect_timeout: bounded(self.connect_timeout),
+            heartbeat: bounded(self.heartbeat),
+            ..self.clone()
+        }
     }
 
     /// Time that a wait spins before it sleeps.

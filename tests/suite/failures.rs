@@ -175,6 +175,23 @@ fn a_rank_that_never_calls_is_named_at_the_deadline() {
 }
 
 #[test]
+fn times_without_limit_are_accepted() {
+    for &world in World::enabled() {
+        let mut setup = Setup::new(world, 2);
+        let config = &mut setup.config;
+        for time in [&mut config.timeout, &mut config.connect_timeout, &mut config.heartbeat] {
+            *time = Duration::MAX;
+        }
+        spawn(&setup, |comm| {
+            let mut vector = vec![1i32; 50_000];
+            comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+            assert!(vector.iter().all(|sum| *sum == 2));
+            comm.split(0, 0).expect("a communicator").expect("a member").barrier().expect("a barrier");
+        });
+    }
+}
+
+#[test]
 fn a_rank_that_leaves_early_fails_the_others_at_once() {
     for &world in World::enabled() {
         // The others are in the next call before the rank leaves, or make it afterwards; by mailboxes or by a program.
