@@ -66,7 +66,7 @@ pub use launcher::{Identity, RendezvousPoint, identity, is_alone, local_rank};
 pub use node::{host_name, node_name};
 pub use peer_messages::PeerMessages;
 pub use running_job::{RunningJob, job};
-pub use secret::JobSecret;
+pub use secret::{JobSecret, check_secret};
 pub use shrink::{AgreedWorld, CallsMade, ShrinkListener, ShrinkService, ShrinkServiceParams, excluded_by};
 pub use status_request::world_status;
 pub use unique_id::UniqueId;

@@ -202,6 +202,14 @@ impl SecretSource {
     }
 }
 
+/// Whether the settings give a secret that can be used, or none.
+///
+/// # Errors
+/// `InvalidSetting` if it is too short, if its file cannot be used, or if there are two.
+pub fn check_secret(config: &Config) -> Result<()> {
+    given(config).map(drop)
+}
+
 /// The secret that the settings give.
 fn given(config: &Config) -> Result<Option<Vec<u8>>> {
     let (name, secret) = match (&config.secret, &config.secret_file) {

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long the other ranks may run after the first one failed, so that they detect the failure and report it.
 const GRACE_PERIOD: Duration = Duration::from_secs(5);
+/// Most ranks on this machine. Chosen, not measured: a mistyped number must not fill the machine with processes.
+const MOST_RANKS: usize = 4096;
 /// How often the exit status of a rank that closed its standard error is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Prefixes of variables that launchers set. They are removed because they do not describe the ranks started here.
@@ -41,8 +43,9 @@ struct RankExit {
 /// that say which ranks failed, which it has printed; none if all succeeded.
 ///
 /// # Errors
-/// Any error of starting the ranks.
+/// `InvalidArgument` for more than [`MOST_RANKS`] ranks; any error of starting the ranks.
 pub fn run(config: &Config, ranks: usize, settings: &[(&'static str, String)]) -> Result<Vec<String>> {
+    check_number(ranks)?;
     // The parent has a few descriptors for each rank.
     descriptor_limit::raise();
     // The coordinator serves the ranks for as long as this function runs.
@@ -58,6 +61,13 @@ pub fn run(config: &Config, ranks: usize, settings: &[(&'static str, String)]) -
     let lines = summary(&processes.wait_all(&exits));
     lines.iter().for_each(|line| print_line(line));
     Ok(lines)
+}
+
+fn check_number(ranks: usize) -> Result<()> {
+    let message = format!(
+        "{ranks} ranks are too many for one machine: expected at most {MOST_RANKS}; flexring simulate needs no processes"
+    );
+    if ranks > MOST_RANKS { Err(Error::invalid_argument(message)) } else { Ok(()) }
 }
 
 /// Adds the next step to the error of a process that finds no job to join.
@@ -268,6 +278,13 @@ mod tests {
     fn end(rank: usize, status: i32, error: Option<&str>) -> RankExit {
         let status = ExitStatus::from_raw(status);
         RankExit { rank, pid: 100 + rank as u32, status, error: error.map(str::to_owned) }
+    }
+
+    #[test]
+    fn a_number_that_would_fill_the_machine_is_refused() {
+        assert!(check_number(MOST_RANKS).is_ok());
+        let error = check_number(99_999_999_999).expect_err("too many");
+        assert!(error.message().starts_with("99999999999 ranks are too many"), "{error}");
     }
 
     #[test]

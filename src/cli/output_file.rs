@@ -3,7 +3,6 @@
 //! Owns the draft that replaces the file when it is complete, and the check that it can be written. Must not know what is written.
 
 use flexring::{Error, Result};
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// A file that readers find complete at any time, also after a crash of this process: it is written under another name, and
@@ -45,9 +44,9 @@ impl OutputFile {
             return Ok(());
         }
         let draft = self.draft();
-        std::fs::File::create(&draft).and_then(|_| std::fs::remove_file(&draft)).map_err(|cause| {
-            let what = format!("cannot create {}, whose folder must exist and be writable", draft.display());
-            Error::io(what, cause)
+        std::fs::File::create_new(&draft).and_then(|_| std::fs::remove_file(&draft)).map_err(|cause| {
+            let path = self.path.display();
+            Error::io(format!("cannot create {path}, whose folder must exist and be writable"), cause)
         })
     }
 
@@ -69,11 +68,19 @@ impl OutputFile {
         })
     }
 
+    /// A name that no other file has.
     fn draft(&self) -> PathBuf {
         let mut name = self.path.as_os_str().to_owned();
-        name.push(OsStr::new(".part"));
+        name.push(format!(".{}.part", std::process::id()));
         PathBuf::from(name)
     }
+}
+
+/// An error message if two of these two flags name one file, which would replace the other.
+pub fn same_file([(one, first), (other, second)]: [(&str, Option<&Path>); 2]) -> Option<String> {
+    let path = first.filter(|_| first == second)?;
+    (!OutputFile::new(path).is_special())
+        .then(|| format!("{one} and {other} name the same file, {}: expected two names", path.display()))
 }
 
 #[cfg(test)]
@@ -92,6 +99,15 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&path).expect("there"), contents);
         }
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+        let other = folder.path().join("file.part");
+        std::fs::write(&other, "a user's").expect("written");
+        file.check().and_then(|()| file.write(b"two")).expect("written");
+        assert_eq!(std::fs::read_to_string(&other).expect("there"), "a user's");
+        let named = |second| same_file([("--one", Some(&*path)), ("--two", second)]);
+        assert!(
+            named(Some(&path)).is_some_and(|message| message.starts_with("--one and --two name the same"))
+        );
+        assert_eq!([None, Some(&*other)].map(named), [None, None]);
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).expect("a link");
         OutputFile::new(&link).write(b"three").expect("written");
@@ -99,7 +115,7 @@ mod tests {
         assert!(link.is_symlink(), "a link is not replaced");
         let error = OutputFile::new(&folder.path().join("no/file")).check().expect_err("no such folder");
         assert!(
-            error.message().contains("cannot create ") && error.message().contains("/no/file.part"),
+            error.message().contains("cannot create ") && error.message().contains("/no/file, "),
             "{error}"
         );
         let error = OutputFile::new(folder.path()).check().expect_err("a folder");

@@ -6,8 +6,10 @@ use crate::error::CommandError;
 use crate::output;
 use clap::Args;
 use flexring::Error;
+use flexring::rank::{Rank, RankList};
 use flexring::trace::merge::{RankTotals, merge, totals};
-use flexring::trace::{TraceFile, TracePath};
+use flexring::trace::{TraceFile, TraceOrigin, TracePath};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Merge the timelines that the ranks of a job wrote because of FLEXRING_TRACE
@@ -37,6 +39,11 @@ pub fn run(options: &TraceOptions) -> Result<(), CommandError> {
         return Err(CommandError::Usage(message));
     }
     let output = options.output.clone().unwrap_or_else(|| PathBuf::from(&options.trace));
+    let real = |path: &PathBuf| path.canonicalize().ok();
+    if real(&output).is_some_and(|output| paths.iter().any(|path| real(path).as_ref() == Some(&output))) {
+        let message = format!("{} is the timeline of a rank: give another --output", output.display());
+        return Err(CommandError::Usage(message));
+    }
     let merged = merge_files(&paths, &output)?;
     output::print(&table(&merged))
 }
@@ -87,5 +94,27 @@ fn table(merged: &TraceFile) -> String {
             );
         }
     }
+    for (communicator, world, missing) in missing_ranks(merged) {
+        let of = if communicator.is_empty() { String::new() } else { format!(" of {communicator}") };
+        notes += &format!(
+            "{} of {world}{of} {} no file here: copy it next to the others, and merge again\n",
+            RankList::new(&missing),
+            RankList::new(&missing).have()
+        );
+    }
     text + &notes
+}
+
+/// Each communicator of which ranks have no timeline, with its number of ranks, and these ranks.
+fn missing_ranks(merged: &TraceFile) -> Vec<(&str, usize, Vec<Rank>)> {
+    let mut present = BTreeMap::<(&str, usize), BTreeSet<Rank>>::new();
+    for TraceOrigin { communicator, world, rank, .. } in
+        merged.other_data.ranks.iter().map(|rank| &rank.origin)
+    {
+        present.entry((communicator, *world)).or_default().insert(*rank);
+    }
+    let missing = |((communicator, world), ranks): ((_, usize), BTreeSet<Rank>)| {
+        (communicator, world, (0..world).filter(|rank| !ranks.contains(rank)).collect::<Vec<_>>())
+    };
+    present.into_iter().map(missing).filter(|(.., missing)| !missing.is_empty()).collect()
 }

@@ -126,6 +126,13 @@ pub fn parse(name: &str, text: &str) -> Result<Schedule> {
     if world == 0 || world > MOST_RANKS {
         return refuse(format!("a plan is for 1 to {MOST_RANKS} ranks, not for {world}"));
     }
+    // The name is printed.
+    if file.name.contains(char::is_control) {
+        return refuse(format!(
+            "the name {:?} has a control character: expected a name without any",
+            file.name
+        ));
+    }
     if file.levels.len().saturating_mul(world) > MOST_TABLE_ENTRIES {
         let most = MOST_TABLE_ENTRIES / world;
         return refuse(format!(

@@ -38,7 +38,7 @@ pub fn select_algorithm(setting: Algorithm, topology: &Topology, details: &Detai
         return AlgorithmSelection {
             algorithm: Algorithm::Weighted,
             reason: format!(
-                "the links of {one} and {other} differ in bandwidth: ranks behind a slow link own less"
+                "the links of {one} and {other} differ in bandwidth: of more than two ranks, those behind a slow link own less"
             ),
         };
     }

@@ -90,6 +90,23 @@ fn all_invalid_settings_are_reported() {
 }
 
 #[test]
+fn what_settings_name_must_be_usable() {
+    for (name, value, message) in [
+        ("FLEXRING_SECRET", "short", "FLEXRING_SECRET has 5 bytes: a secret needs at least 16"),
+        ("FLEXRING_SECRET_FILE", "/nowhere", "FLEXRING_SECRET_FILE=\"/nowhere\" cannot be read"),
+        ("FLEXRING_TOPOLOGY", "2+", "\"2+\", at character 3"),
+        ("FLEXRING_PLAN_FILE", "/nowhere", "the plan /nowhere cannot be read"),
+        ("FLEXRING_TUNING", "Cargo.toml", "Cargo.toml:"),
+    ] {
+        let (code, out, _) = run("doctor", &[(name, value)]);
+        assert_eq!(code, Some(1), "{name}: {out}");
+        assert!(out.contains("\nerror      ") && out.contains(message), "{name}: {out}");
+    }
+    let (code, out, _) = run("doctor", &[("FLEXRING_ALGO", "rign")]);
+    assert!(code == Some(1) && out.contains("\nsettings   none can be used\n"), "{out}");
+}
+
+#[test]
 fn a_rank_of_a_job_is_identified() {
     let (code, out, _) =
         run("doctor", &[("RANK", "3"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")]);

@@ -111,6 +111,7 @@ fn invalid_flags_exit_with_an_error() {
         ("--topology 2+3 --algo blueconnect", "node 0 has 2 ranks and node 1 has 3 ranks"),
         ("--topology 2+3 --dims 2x2", "dimensions 2x2 have 4 points, but there are 5 ranks"),
         ("--topology 2+3 --algo parameter-server --servers 7", "server 7 is not a rank"),
+        ("--topology 2+3 --write never --svg never", "--write and --svg name the same file, never"),
         ("--topology 2+3 --count 0", "expected a number of elements"),
         ("--plan-file nowhere.json", "the plan nowhere.json cannot be read"),
         ("--topology 300 --svg never.svg", "300 ranks are too many for a drawing"),
@@ -161,10 +162,12 @@ fn the_error_of_an_incorrect_plan_names_the_rank() {
     // Rank 4 is missing in its node's second part.
     plan["levels"][0]["groups"][3]["participants"] = json!([2, 3]);
     std::fs::write(&path, plan.to_string()).expect("a file");
-    let (code, err) = refused(&format!("--plan-file {} --topology 2+3 --verify", path.display()));
-    assert_eq!(code, Some(1), "{err}");
-    assert!(err.contains("broken.json: the flexreduce plan does not hold: "), "{err}");
-    assert!(err.contains("the contribution of rank 4 to [1/3, 5/12) is missing"), "{err}");
+    for command in ["plan --verify", "plan", "plan --explain", "simulate --size 1M"] {
+        let (code, out, err) = run(&format!("{command} --plan-file {} --topology 2+3", path.display()), &[]);
+        assert_eq!((code, &*out), (Some(1), ""), "{command}: {err}");
+        assert!(err.contains("broken.json: the flexreduce plan does not hold: "), "{command}: {err}");
+        assert!(err.contains("the contribution of rank 4 to [1/3, 5/12) is missing"), "{command}: {err}");
+    }
     plan["levels"][0]["groups"][3]["participants"] = json!([2, 3, 9]);
     std::fs::write(&path, plan.to_string()).expect("a file");
     let (code, err) = refused(&format!("--plan-file {} --verify", path.display()));

@@ -138,8 +138,9 @@ fn a_simulated_timeline_has_the_form_of_a_real_one() {
 fn what_cannot_be_simulated_is_refused_with_cause_and_fix() {
     for (flags, code, words) in [
         ("--size 1M", 2, "give --topology"),
-        ("--topology 2+3 --size 0", 2, "expected a number of bytes from 1"),
-        ("--topology 2+3 --size 1152921504606846976", 2, "expected a number of bytes from 1"),
+        ("--topology 2+3 --size 0", 2, "expected a number of bytes from 4"),
+        ("--topology 2+3 --size 2", 2, "in multiples of 4"),
+        ("--topology 2+3 --size 1152921504606846976", 2, "expected a number of bytes from 4"),
         ("--topology 2+3 --memory-bandwidth NaN", 2, "expected bytes per second"),
         ("--topology 2+3 --window 0", 2, "the window is 0: use 1 to 1048576"),
         ("--topology 2+3 --algo blueconnect", 2, "not symmetric"),
@@ -156,17 +157,10 @@ fn what_cannot_be_simulated_is_refused_with_cause_and_fix() {
             2,
             "65 ranks are too many for a drawing of one run: expected at most 64",
         ),
-        (
-            "--topology 2 --svg /nowhere/x.svg",
-            1,
-            "cannot create /nowhere/x.svg.part, whose folder must exist",
-        ),
-        (
-            "--topology 2 --trace /nowhere/x.json",
-            1,
-            "cannot create /nowhere/x.json.part, whose folder must exist",
-        ),
+        ("--topology 2 --svg /nowhere/x.svg", 1, "cannot create /nowhere/x.svg, whose folder must exist"),
+        ("--topology 2 --trace /nowhere/x.json", 1, "cannot create /nowhere/x.json, whose folder must exist"),
         ("--topology 2 --svg never.svg --no-path", 2, "omit --no-path or --svg"),
+        ("--topology 2 --svg never --trace never", 2, "--svg and --trace name the same file, never"),
         ("--topology 2 --size 1M,2M --trace never.json", 2, "give --trace with a single --size"),
         ("--topology never.toml", 2, "cannot be read as a file"),
     ] {

@@ -257,6 +257,17 @@ mod command {
         assert_eq!(code, Some(0), "{out}{err}");
         assert!(out.contains("raise FLEXRING_TRACE_EVENTS"), "{out}");
         assert_eq!(out.lines().filter(|line| line.contains(" %")).count(), 2, "{out}");
+        let of_rank = |rank: usize| folder.path().join(format!("trace.rank{rank}.json"));
+        let (code, _, err) = run(&format!("trace {setting} -o {}", of_rank(0).display()), &[]);
+        assert_eq!(code, Some(2), "{err}");
+        assert!(err.contains("trace.rank0.json is the timeline of a rank: give another --output"), "{err}");
+        std::fs::remove_file(of_rank(1)).expect("it was there");
+        let (code, out, err) = run(&format!("trace {setting} -o {}/one.json", folder.path().display()), &[]);
+        assert_eq!(code, Some(0), "{out}{err}");
+        assert!(
+            out.ends_with("rank 1 of 2 has no file here: copy it next to the others, and merge again\n"),
+            "{out}"
+        );
         let merged = TraceFile::load(&output).expect("the merged file");
         let spans = merged.trace_events.iter().filter(|event| event.ph == "X").count();
         assert!((1024..4 * 1024).contains(&spans), "{spans}");
@@ -265,6 +276,9 @@ mod command {
     #[test]
     fn paths_that_cannot_be_used_are_quoted() {
         let (code, out, err) = run("perf --ranks 2 -e 8 --trace /no/folder/t.json", &[]);
+        assert_eq!(code, Some(1), "{out}{err}");
+        assert!(err.contains("cannot create /no/folder/t.json, whose folder must exist"), "{err}");
+        let (code, out, err) = run("perf --ranks 2 -e 8", &[("FLEXRING_TRACE", "/no/folder/t.json")]);
         assert_eq!(code, Some(1), "{out}{err}");
         let message = "FLEXRING_TRACE=\"/no/folder/t.json\" cannot be used: cannot create /no/folder/t.rank";
         assert!(err.contains(message), "{err}");

@@ -51,7 +51,7 @@ impl BuildInfo {
 impl Facts {
     /// The facts about this process on the machine whose `/sys`, `/proc` and `/dev` are below `root`.
     pub fn gather(root: &Path, variables: &Variables) -> Self {
-        let (config, settings) = SettingsReport::read(variables);
+        let (config, settings) = SettingsReport::read(root, variables);
         let (rank, launcher_failure) = JobRank::read(&config, variables);
         let affinity = Affinity::read(root, None);
         let rdma = RdmaReport::read(root, &config, &affinity);

@@ -31,7 +31,8 @@ impl Machine {
             CommandError::Usage(format!("cannot read the machine {}: {cause}", path.display()))
         };
         if path.is_dir() {
-            return Ok(Self { root: path.canonicalize().map_err(unreadable)?, is_own: false });
+            let root = path.canonicalize().map_err(unreadable)?;
+            return Self { root, is_own: false }.checked(path);
         }
         let text = fs::read_to_string(path).map_err(unreadable)?;
         let unwritable =
@@ -44,7 +45,18 @@ impl Machine {
                 .ok_or_else(|| refuse("expected `path = text` or `path -> path`, below the root"))?;
             entry.write(&machine.root).map_err(|cause| refuse(&cause.to_string()))?;
         }
-        Ok(machine)
+        machine.checked(path)
+    }
+
+    /// This machine if it has any of the folders that the report is made from.
+    fn checked(self, path: &Path) -> Result<Self, CommandError> {
+        if ["sys", "proc", "dev"].iter().any(|folder| self.root.join(folder).is_dir()) {
+            return Ok(self);
+        }
+        let path = path.display();
+        Err(CommandError::Usage(format!(
+            "{path} describes no machine: expected files below sys, proc or dev"
+        )))
     }
 
     pub fn root(&self) -> &Path {
@@ -151,6 +163,9 @@ mod tests {
         {
             let message = refusal(&format!("# first\n{line}\n"));
             assert!(message.contains(":2: expected `path = text` or `path -> path`"), "{line:?}: {message}");
+        }
+        for text in ["", "# nothing", "etc/passwd = x"] {
+            assert!(refusal(text).contains("describes no machine"), "{text:?}");
         }
         let missing = Machine::open(Path::new("/nowhere/dgx"));
         assert!(

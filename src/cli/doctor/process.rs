@@ -5,7 +5,9 @@
 use crate::settings;
 use flexring::bootstrap;
 use flexring::config::{Config, Origin, TransportChoice};
+use flexring::description;
 use flexring::device::host::Host;
+use flexring::plan::tuning;
 use flexring::transport::verbs::inventory::{Affinity, NumaNode};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -111,17 +113,21 @@ fn named<S: serde::Serializer>(choice: &TransportChoice, serializer: S) -> Resul
 }
 
 impl SettingsReport {
-    /// Reads the settings. Invalid ones count as not set.
-    pub fn read(variables: &Variables) -> (Config, Self) {
+    /// Reads the settings. Invalid ones count as not set. Files that they name are read if `root` is that of this machine.
+    pub fn read(root: &Path, variables: &Variables) -> (Config, Self) {
         let lookup = |name: &str| variables.get(name).cloned();
         let unusable = settings::unusable(lookup);
         let usable =
             |name: &str| lookup(name).filter(|_| unusable.iter().all(|(unusable, _)| *unusable != name));
         let config = Config::read(usable).unwrap_or_default();
         let set = config.table(usable).into_iter().filter(|row| row.origin == Origin::Environment);
+        let mut errors: Vec<String> = unusable.iter().map(|(_, error)| error.message().to_owned()).collect();
+        if root == Path::new("/") {
+            errors.extend(file_errors(&config));
+        }
         let settings = Self {
             set: set.map(|row| (row.name, row.value)).collect(),
-            unusable: unusable.iter().map(|(_, error)| error.message().to_owned()).collect(),
+            unusable: errors,
             unknown: Config::unknown_variables(variables.keys().cloned())
                 .into_iter()
                 .map(|name| (name.clone(), settings::closest(&name)))
@@ -131,6 +137,20 @@ impl SettingsReport {
         };
         (config, settings)
     }
+}
+
+/// What cannot be used of the secret and of the descriptions that settings name. Only rank 0 needs a tuning profile.
+fn file_errors(config: &Config) -> Vec<String> {
+    let tuning = config.tuning.as_deref().filter(|path| Path::new(path).exists());
+    let errors = [
+        bootstrap::check_secret(config).err(),
+        config.topology.as_deref().and_then(|text| description::topology(text, None).err()),
+        config.plan_file.as_deref().and_then(|path| description::plan(path).err()),
+        tuning.and_then(|path| {
+            description::tuning_profile(path).and_then(|text| tuning::parse(path, &text)).err()
+        }),
+    ];
+    errors.into_iter().flatten().map(|error| error.message().to_owned()).collect()
 }
 
 /// The rank of this process in a job.

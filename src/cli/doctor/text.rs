@@ -320,5 +320,9 @@ fn settings(facts: &Facts) -> String {
     for (index, setting) in set.iter().enumerate() {
         text += &line(if index == 0 { "settings" } else { "" }, setting);
     }
-    if set.is_empty() { line("settings", "none is set") } else { text }
+    match (set.is_empty(), facts.settings.unusable.is_empty()) {
+        (false, _) => text,
+        (true, true) => line("settings", "none is set"),
+        (true, false) => line("settings", "none can be used"),
+    }
 }

@@ -5,13 +5,14 @@
 use super::collective;
 use super::model::Gradients;
 use super::redop::RedOp;
+use crate::output_file::same_file;
 use crate::settings;
 use clap::Args;
 use flexring::DType;
 use flexring::call::Collective;
 use flexring::config::{Algorithm, Lowering, Size, TransportChoice};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Measure collectives and check their results
 ///
@@ -72,11 +73,11 @@ pub struct PerfOptions {
     pub stepfactor: NonZeroUsize,
 
     /// Number of measured calls per size
-    #[arg(short = 'n', long, value_name = "N", default_value = "20")]
+    #[arg(short = 'n', long, value_name = "N", default_value = "20", value_parser = iterations)]
     pub iters: NonZeroUsize,
 
     /// Number of calls per size before the measured ones
-    #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value = "5")]
+    #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value = "5", value_parser = warm_up)]
     pub warmup_iters: usize,
 
     /// How often the results of each size are checked, in calls that are not measured; 0 for never
@@ -214,6 +215,24 @@ impl PerfOptions {
                 "--model measures vectors of the pool or the heap: leave out --memory registered".to_owned(),
             );
         }
+        if let [op] = self.ops()
+            && self.collective.reduces()
+            && let Some(dtype) = self.datatype.0.iter().find(|dtype| !op.is_defined_for(**dtype))
+        {
+            let ops: Vec<&str> =
+                RedOp::ALL.iter().filter(|op| op.is_defined_for(*dtype)).map(|op| op.name()).collect();
+            return Some(format!(
+                "there is no {} of elements of type {}: expected one of {}",
+                op.name(),
+                dtype.name(),
+                ops.join(", ")
+            ));
+        }
+        if let Some(message) =
+            same_file([("--json", self.json.as_deref()), ("--trace", self.trace.as_deref().map(Path::new))])
+        {
+            return Some(message);
+        }
         (self.minbytes > self.maxbytes)
             .then(|| format!("--minbytes {} is more than --maxbytes {}", self.minbytes, self.maxbytes))
     }
@@ -222,6 +241,8 @@ impl PerfOptions {
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let all = [
             ("FLEXRING_ALGO", self.algo.map(|algo| algo.name().to_owned())),
+            // An algorithm that is given replaces a plan of the settings. An empty text is as good as none.
+            ("FLEXRING_PLAN_FILE", self.algo.map(|_| String::new())),
             ("FLEXRING_TOPOLOGY", self.topology.clone()),
             ("FLEXRING_LOWERING", self.lowering.map(|lowering| lowering.name().to_owned())),
             ("FLEXRING_TRANSPORT", self.transport.map(|transport| transport.name().to_owned())),
@@ -230,6 +251,19 @@ impl PerfOptions {
         ];
         all.into_iter().filter_map(|(name, value)| value.map(|value| (name, value))).collect()
     }
+}
+
+/// Most calls of a size: the time of each is kept.
+const MOST_CALLS: usize = 10_000_000;
+
+fn iterations(text: &str) -> Result<NonZeroUsize, String> {
+    let count = text.parse().ok().filter(|count: &NonZeroUsize| count.get() <= MOST_CALLS);
+    count.ok_or_else(|| format!("expected a number of calls from 1 to {MOST_CALLS}"))
+}
+
+fn warm_up(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count <= MOST_CALLS);
+    count.ok_or_else(|| format!("expected a number of calls up to {MOST_CALLS}"))
 }
 
 fn trace(text: &str) -> Result<String, String> {
@@ -329,6 +363,9 @@ mod tests {
             ("-b 1.5M", "1.5M"),
             ("-d flaot", "bool or all"),
             ("-o sub", "bxor or all"),
+            ("-n 0", "expected a number of calls from 1 to 10000000"),
+            ("-n 4611686018427387904", "expected a number of calls from 1 to 10000000"),
+            ("-w 18446744073709551615", "expected a number of calls up to 10000000"),
             ("--algo rign", "expected auto, ring, rabenseifner, "),
             ("--ranks 0", "0"),
             ("-i 4 -f 2", "cannot be used with"),
@@ -337,7 +374,16 @@ mod tests {
             let error = parse(flags).expect_err(flags).to_string();
             assert!(error.contains(message), "{flags}: {error}");
         }
-        assert!(parse("-b 2M -e 1M").expect("valid flags").contradiction().is_some());
+        let contradiction = |flags: &str| parse(flags).expect("valid flags").contradiction();
+        assert!(contradiction("-b 2M -e 1M").is_some());
+        assert_eq!(
+            contradiction("-d float -o band").as_deref(),
+            Some(
+                "there is no band of elements of type float: expected one of sum, prod, min, max, avg, mulsum"
+            )
+        );
+        assert_eq!(contradiction("-d float -o band --collective broadcast"), None);
+        assert!(contradiction("--json a --trace a").is_some_and(|message| message.contains("the same file")));
     }
 
     #[test]
@@ -353,6 +399,7 @@ mod tests {
         let options = parse("--algo ring --topology 2+3 --transport TCP --timeout-ms 5").expect("valid");
         let settings = [
             ("FLEXRING_ALGO", "ring"),
+            ("FLEXRING_PLAN_FILE", ""),
             ("FLEXRING_TOPOLOGY", "2+3"),
             ("FLEXRING_TRANSPORT", "tcp"),
             ("FLEXRING_TIMEOUT_MS", "5"),

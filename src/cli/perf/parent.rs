@@ -5,6 +5,7 @@
 use super::options::PerfOptions;
 use super::report::ReportFile;
 use crate::error::CommandError;
+use crate::output_file::OutputFile;
 use crate::{local_ranks, trace};
 use flexring::Error;
 use flexring::config::Config;
@@ -13,6 +14,9 @@ use std::path::{Path, PathBuf};
 
 /// Starts `ranks` ranks and waits for all of them.
 pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> Result<(), CommandError> {
+    for path in [options.json.as_deref(), options.trace.as_deref().map(Path::new)].into_iter().flatten() {
+        OutputFile::new(path).check()?;
+    }
     let failures = local_ranks::run(config, ranks, &options.settings())?;
     if failures.is_empty() {
         return options.trace.as_ref().map_or(Ok(()), |setting| merge_trace(setting, ranks, true));

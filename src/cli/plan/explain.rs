@@ -91,7 +91,12 @@ fn costs(planned: &Planned, count: u64) -> String {
     let seconds = |traffic: &Traffic, vertex: VertexId| {
         duration(traffic.seconds_per_byte(topology, vertex) * bytes as f64)
     };
-    let shown = shown(topology);
+    let mut shown = shown(topology);
+    for vertex in [busiest.vertex, of_ring.vertex] {
+        if !shown.contains(&vertex) {
+            shown.push(vertex);
+        }
+    }
     let width = shown.iter().map(|vertex| vertices[*vertex].name.chars().count()).max().unwrap_or(0).max(4);
     let mut text = format!(
         "bytes up and down each link for every byte of the vector, and the time of {count} floats ({})\n",

@@ -43,10 +43,15 @@ pub struct PlanOptions {
     pub svg: Option<PathBuf>,
 }
 
+/// Most elements: their bytes fit in 64 bits.
+const LONGEST_COUNT: u64 = 1 << 60;
+
 fn count(text: &str) -> Result<u64, String> {
-    let count = Size::parse(text).filter(|count| count.0 > 0);
-    let count = count.and_then(|count| u64::try_from(count.0).ok());
-    count.ok_or_else(|| "expected a number of elements, at least 1, such as 12 or 16M".to_owned())
+    let count = Size::parse(text).and_then(|count| u64::try_from(count.0).ok());
+    let count = count.filter(|count| (1..=LONGEST_COUNT).contains(count));
+    count.ok_or_else(|| {
+        "expected a number of elements, at least 1 and at most 1073741824G, such as 12 or 16M".to_owned()
+    })
 }
 
 #[cfg(test)]
@@ -80,6 +85,7 @@ mod tests {
             ("--dims 4*2", "such as 4x2"),
             ("--servers zero", "such as 0,4"),
             ("--count 0", "at least 1"),
+            ("--count 18446744073709551615", "at most 1073741824G"),
             ("--plan-file p.json --algo ring", "cannot be used with"),
             ("--json --verify", "cannot be used with"),
         ] {

@@ -2,6 +2,7 @@
 //!
 //! Owns the precedence of flags, settings and files. Must not know how plans are printed.
 
+use super::proof;
 use super::source::PlanSource;
 use crate::error::CommandError;
 use crate::output::counted;
@@ -16,6 +17,7 @@ use flexring::plan::simulator::SimulationParameters;
 use flexring::plan::sized_plans::{self, SizedPlan};
 use flexring::plan::topology::Topology;
 use flexring::plan::tuning::{self, ClusterIdentity, TuningProfile};
+use flexring::plan::verifier::VerifiedPlan;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,7 +42,8 @@ impl Planned {
     /// Makes or reads the plan that flags and settings specify.
     ///
     /// # Errors
-    /// `Usage` if there is no topology or if it does not match the plan file or the tuning profile; any error of reading or planning.
+    /// `Usage` if there is no topology or if it does not match the plan file or the tuning profile; `Failed` if the plan of a file is not proved;
+    /// any error of reading or planning.
     pub fn new(source: &PlanSource) -> Result<Self, CommandError> {
         warn_about_unknown_settings();
         let settings = source.settings();
@@ -111,6 +114,11 @@ impl Planned {
         };
         let file = config.plan_file.clone();
         let main = Arc::new(lowering::Plan::on(schedule, planned_on, config.lowering));
+        // A file may have a schedule that is no all-reduce. A communicator refuses it, too.
+        if let Some(path) = file.as_ref().filter(|_| topology.world() <= proof::MOST_RANKS) {
+            VerifiedPlan::new((*main).clone())
+                .map_err(|error| CommandError::Failed(format!("{path}: {}", error.message())))?;
+        }
         // A plan that flags or files name is for vectors of all lengths.
         let all = SizedPlan {
             short: None,

@@ -6,7 +6,7 @@ use super::options::SimulateOptions;
 use super::report::{Report, SimulatedSize, amount};
 use crate::error::CommandError;
 use crate::output;
-use crate::output_file::OutputFile;
+use crate::output_file::{OutputFile, same_file};
 use flexring::Error;
 use flexring::call::{Call, Collective};
 use flexring::dtype::{DType, ReduceOp};
@@ -32,6 +32,11 @@ pub fn check(options: &SimulateOptions, topology: &Topology) -> Result<(), Comma
         let message = format!(
             "a timeline shows one run, but there are {sizes} sizes: give --trace with a single --size"
         );
+        return Err(CommandError::Usage(message));
+    }
+    if let Some(message) =
+        same_file([("--svg", options.svg.as_deref()), ("--trace", options.trace.as_deref())])
+    {
         return Err(CommandError::Usage(message));
     }
     let mut files = [&options.svg, &options.trace].into_iter().flatten();

@@ -86,8 +86,12 @@ impl SimulateOptions {
 
 fn bytes(text: &str) -> Result<u64, String> {
     let size = Size::parse(text).and_then(|size| u64::try_from(size.0).ok());
-    let size = size.filter(|bytes| (1..=LONGEST_VECTOR).contains(bytes));
-    size.ok_or_else(|| "expected a number of bytes from 1 to 1048576G, such as 4096, 512K or 64M".to_owned())
+    // Elements are floats.
+    let size = size.filter(|bytes| (4..=LONGEST_VECTOR).contains(bytes) && bytes.is_multiple_of(4));
+    size.ok_or_else(|| {
+        "expected a number of bytes from 4 to 1048576G in multiples of 4, such as 4096, 512K or 64M"
+            .to_owned()
+    })
 }
 
 fn memory(text: &str) -> Result<u64, String> {
@@ -142,8 +146,9 @@ mod tests {
     #[test]
     fn errors_quote_the_value_and_what_was_expected() {
         for (flags, message) in [
-            ("--size 0", "'0' for '--size <BYTES>': expected a number of bytes from 1 to 1048576G"),
-            ("--size 1152921504606846976", "expected a number of bytes from 1 to 1048576G"),
+            ("--size 0", "'0' for '--size <BYTES>': expected a number of bytes from 4 to 1048576G"),
+            ("--size 6", "in multiples of 4"),
+            ("--size 1152921504606846976", "expected a number of bytes from 4 to 1048576G"),
             ("--size 99999999999999999999999", "expected a number of bytes"),
             ("--size 1M,", "expected a number of bytes"),
             ("--max-memory 0", "expected a number of bytes, such as 512M"),

@@ -96,6 +96,12 @@ impl Draft {
 
     /// The topology. There must be at most one root, and it must be a switch.
     pub(super) fn finish(mut self, file: FileContext) -> Result<Topology> {
+        // Names are printed.
+        if let Some(item) = self.vertices.iter().find(|item| item.name.contains(char::is_control)) {
+            let message =
+                format!("the name {:?} has a control character: expected a name without any", item.name);
+            return Err(file.refuse(item.line, message));
+        }
         let order = self.walk(file)?;
         self.default_switch_bandwidths(&order);
         let mut builder = TopologyBuilder::new(&self.vertices[order[0]].name);

@@ -40,8 +40,14 @@ use crate::error::Result;
 pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topology> {
     let file = FileContext { name };
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut draft =
-        if slurm::is_recognized(text) { slurm::read(file, text) } else { toml_format::read(file, text) }?;
+    let mut draft = match text {
+        _ if slurm::is_recognized(text) => slurm::read(file, text)?,
+        _ if slurm::is_of_blocks(text) => {
+            let message = "this is a file of Slurm's block plugin: expected one of its tree plugin, with lines of SwitchName, or TOML";
+            return Err(file.refuse_all(message));
+        }
+        _ => toml_format::read(file, text)?,
+    };
     hosts::assign_ranks(file, &mut draft, hosts)?;
     draft.finish(file)
 }
@@ -77,6 +83,10 @@ mod tests {
             let topology = parse("cluster", text, Some(&hosts(&["b", "a", "b"]))).expect(text);
             assert_eq!(topology.ranks_in_tree_order(), [1, 0, 2], "{text}");
         }
+        let error = parse("cluster", "BlockName=b1 Nodes=a,b", None).expect_err("no tree");
+        assert!(error.message().starts_with("cluster: this is a file of Slurm's block plugin"), "{error}");
+        let error = parse("cluster", "[[node]]\nname = \"a\\u001b[31m\"", None).expect_err("not printable");
+        assert!(error.message().starts_with("cluster:2: the name \"a\\u{1b}[31m\" has a control"), "{error}");
         let error = parse("cluster", "switches are two", None).expect_err("neither");
         assert!(error.message().starts_with("cluster:1: "), "{error}");
         assert_eq!(error.kind(), ErrorKind::InvalidSetting);

@@ -14,9 +14,19 @@ use std::collections::HashMap;
 
 /// Whether `text` is this format and not TOML: a line sets `SwitchName`.
 pub(super) fn is_recognized(text: &str) -> bool {
+    sets(text, "SwitchName")
+}
+
+/// Whether `text` is a file of Slurm's block plugin, which has no switches.
+pub(super) fn is_of_blocks(text: &str) -> bool {
+    sets(text, "BlockName")
+}
+
+/// Whether a line begins with `wanted` and an equals sign.
+fn sets(text: &str, wanted: &str) -> bool {
     text.lines().any(|line| {
         let line = line.trim_start();
-        let rest = line.get(.."SwitchName".len()).filter(|key| key.eq_ignore_ascii_case("SwitchName"));
+        let rest = line.get(..wanted.len()).filter(|key| key.eq_ignore_ascii_case(wanted));
         rest.is_some_and(|key| line[key.len()..].trim_start().starts_with('='))
     })
 }
