@@ -35,13 +35,28 @@ pub fn topology(text: &str, hosts: Option<&[String]>) -> Result<Topology> {
     if let Some(topology) = topology_file::parse_short(text) {
         return topology;
     }
-    let contents = text_of(text, LONGEST_TOPOLOGY).map_err(|cause| {
+    topology_file::parse(text, &topology_text(text)?, hosts)
+}
+
+/// The contents of the file that `text` names, as it is no short form.
+fn topology_text(text: &str) -> Result<String> {
+    text_of(text, LONGEST_TOPOLOGY).map_err(|cause| {
         let message = format!(
             "the topology {text} is not a short form such as 2+3, and cannot be read as a file: {cause}"
         );
         Error::invalid_setting(message).with_source(cause)
-    })?;
-    topology_file::parse(text, &contents, hosts)
+    })
+}
+
+/// Checks what `text` describes as far as that needs no host names.
+///
+/// # Errors
+/// As for [`topology`].
+pub fn check_topology(text: &str) -> Result<()> {
+    match topology_file::parse_short(text) {
+        Some(topology) => topology.map(drop),
+        None => topology_file::check(text, &topology_text(text)?),
+    }
 }
 
 /// The schedule in the plan file with this name.

@@ -44,7 +44,12 @@ impl OutputFile {
             return Ok(());
         }
         let draft = self.draft();
-        std::fs::File::create_new(&draft).and_then(|_| std::fs::remove_file(&draft)).map_err(|cause| {
+        let created = match std::fs::File::create_new(&draft) {
+            // Left by a process that had this number and was killed.
+            Err(cause) if cause.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+            created => created.and_then(|_| std::fs::remove_file(&draft)),
+        };
+        created.map_err(|cause| {
             let path = self.path.display();
             Error::io(format!("cannot create {path}, whose folder must exist and be writable"), cause)
         })
@@ -68,7 +73,7 @@ impl OutputFile {
         })
     }
 
-    /// A name that no other file has.
+    /// A name that no running program of this machine uses.
     fn draft(&self) -> PathBuf {
         let mut name = self.path.as_os_str().to_owned();
         name.push(format!(".{}.part", std::process::id()));
@@ -76,11 +81,19 @@ impl OutputFile {
     }
 }
 
-/// An error message if two of these two flags name one file, which would replace the other.
+/// An error message if these two flags name one file, which would contain one output only. A pipe or a terminal takes both.
 pub fn same_file([(one, first), (other, second)]: [(&str, Option<&Path>); 2]) -> Option<String> {
-    let path = first.filter(|_| first == second)?;
-    (!OutputFile::new(path).is_special())
-        .then(|| format!("{one} and {other} name the same file, {}: expected two names", path.display()))
+    let (first, second) = (first?, second?);
+    let is_regular = first.metadata().map_or(true, |metadata| metadata.is_file());
+    (is_regular && place(first) == place(second))
+        .then(|| format!("{one} and {other} name the same file, {}: expected two names", first.display()))
+}
+
+/// The path without links and dots, as far as it exists.
+fn place(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let in_folder = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
+    path.canonicalize().ok().or_else(in_folder).unwrap_or_else(|| path.to_owned())
 }
 
 #[cfg(test)]
@@ -108,6 +121,13 @@ mod tests {
             named(Some(&path)).is_some_and(|message| message.starts_with("--one and --two name the same"))
         );
         assert_eq!([None, Some(&*other)].map(named), [None, None]);
+        assert!(named(Some(&folder.path().join(".").join("file"))).is_some());
+        let missing = [folder.path().join("new"), folder.path().join("./new")];
+        assert!(same_file([("--one", Some(&*missing[0])), ("--two", Some(&*missing[1]))]).is_some());
+        assert_eq!(
+            same_file([("--one", Some(Path::new("/dev/null"))), ("--two", Some(Path::new("/dev/null")))]),
+            None
+        );
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).expect("a link");
         OutputFile::new(&link).write(b"three").expect("written");

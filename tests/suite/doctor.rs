@@ -97,6 +97,7 @@ fn what_settings_name_must_be_usable() {
         ("FLEXRING_TOPOLOGY", "2+", "\"2+\", at character 3"),
         ("FLEXRING_PLAN_FILE", "/nowhere", "the plan /nowhere cannot be read"),
         ("FLEXRING_TUNING", "Cargo.toml", "Cargo.toml:"),
+        ("FLEXRING_TUNING", "/nowhere", "FLEXRING_TUNING=/nowhere cannot be read"),
     ] {
         let (code, out, _) = run("doctor", &[(name, value)]);
         assert_eq!(code, Some(1), "{name}: {out}");

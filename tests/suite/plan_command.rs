@@ -255,7 +255,7 @@ fn an_explanation_contains_the_reason_and_the_loads_of_links() {
     );
     let (_, text, _) = run("plan --topology 4 --explain", &[("FLEXRING_TRANSPORT", "tcp")]);
     for line in [
-        "all-reduces without a factor of at most 32K use recursive doubling instead (FLEXRING_DIRECT)\n",
+        "all-reduces except pre-multiplied sums of at most 32K use recursive doubling instead (FLEXRING_DIRECT)\n",
         "other vectors of at most 64K use a direct exchange between all ranks instead (FLEXRING_DIRECT)\n",
     ] {
         assert!(text.contains(line), "{line:?} in\n{text}");

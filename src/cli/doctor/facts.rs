@@ -3,7 +3,7 @@
 //! Owns the keys of the facts in JSON, and gathering them. Must not judge them, nor know how they are printed.
 
 use super::gpu::GpuReport;
-use super::process::{JobRank, MemoryReport, ProcessorReport, SettingsReport, Variables};
+use super::process::{JobRank, MemoryReport, ProcessorReport, SettingsReport, Variables, file_errors};
 use super::rdma::RdmaReport;
 use super::sockets::SocketReport;
 use super::topology::TopologyReport;
@@ -51,8 +51,11 @@ impl BuildInfo {
 impl Facts {
     /// The facts about this process on the machine whose `/sys`, `/proc` and `/dev` are below `root`.
     pub fn gather(root: &Path, variables: &Variables) -> Self {
-        let (config, settings) = SettingsReport::read(root, variables);
+        let (config, mut settings) = SettingsReport::read(variables);
         let (rank, launcher_failure) = JobRank::read(&config, variables);
+        if root == Path::new("/") {
+            settings.unusable.extend(file_errors(&config, rank.as_ref()));
+        }
         let affinity = Affinity::read(root, None);
         let rdma = RdmaReport::read(root, &config, &affinity);
         let gpus = GpuReport::read(root, config.gpu_direct, &rdma.software_only(), &rdma.rail_probes());

@@ -113,21 +113,17 @@ fn named<S: serde::Serializer>(choice: &TransportChoice, serializer: S) -> Resul
 }
 
 impl SettingsReport {
-    /// Reads the settings. Invalid ones count as not set. Files that they name are read if `root` is that of this machine.
-    pub fn read(root: &Path, variables: &Variables) -> (Config, Self) {
+    /// Reads the settings. Invalid ones count as not set.
+    pub fn read(variables: &Variables) -> (Config, Self) {
         let lookup = |name: &str| variables.get(name).cloned();
         let unusable = settings::unusable(lookup);
         let usable =
             |name: &str| lookup(name).filter(|_| unusable.iter().all(|(unusable, _)| *unusable != name));
         let config = Config::read(usable).unwrap_or_default();
         let set = config.table(usable).into_iter().filter(|row| row.origin == Origin::Environment);
-        let mut errors: Vec<String> = unusable.iter().map(|(_, error)| error.message().to_owned()).collect();
-        if root == Path::new("/") {
-            errors.extend(file_errors(&config));
-        }
         let settings = Self {
             set: set.map(|row| (row.name, row.value)).collect(),
-            unusable: errors,
+            unusable: unusable.iter().map(|(_, error)| error.message().to_owned()).collect(),
             unknown: Config::unknown_variables(variables.keys().cloned())
                 .into_iter()
                 .map(|name| (name.clone(), settings::closest(&name)))
@@ -139,14 +135,14 @@ impl SettingsReport {
     }
 }
 
-/// What cannot be used of the secret and of the descriptions that settings name. Only rank 0 needs a tuning profile.
-fn file_errors(config: &Config) -> Vec<String> {
-    let tuning = config.tuning.as_deref().filter(|path| Path::new(path).exists());
+/// What cannot be used of the secret and of the descriptions that settings name. Ranks other than 0 need no tuning profile.
+pub fn file_errors(config: &Config, rank: Option<&JobRank>) -> Vec<String> {
+    let reads_profile = |path: &&str| rank.is_none_or(|rank| rank.rank == 0) || Path::new(path).exists();
     let errors = [
         bootstrap::check_secret(config).err(),
-        config.topology.as_deref().and_then(|text| description::topology(text, None).err()),
+        config.topology.as_deref().and_then(|text| description::check_topology(text).err()),
         config.plan_file.as_deref().and_then(|path| description::plan(path).err()),
-        tuning.and_then(|path| {
+        config.tuning.as_deref().filter(reads_profile).and_then(|path| {
             description::tuning_profile(path).and_then(|text| tuning::parse(path, &text)).err()
         }),
     ];

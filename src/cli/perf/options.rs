@@ -5,14 +5,13 @@
 use super::collective;
 use super::model::Gradients;
 use super::redop::RedOp;
-use crate::output_file::same_file;
 use crate::settings;
 use clap::Args;
 use flexring::DType;
 use flexring::call::Collective;
 use flexring::config::{Algorithm, Lowering, Size, TransportChoice};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Measure collectives and check their results
 ///
@@ -193,10 +192,10 @@ impl PerfOptions {
         if self.collective.reduces() { &self.op.0 } else { &self.op.0[..1] }
     }
 
-    /// The operations to measure with elements of this type: a single one in any case, of several those that it has.
+    /// The operations to measure with elements of this type: those that it has.
     pub fn ops_of(&self, dtype: DType) -> impl Iterator<Item = RedOp> + '_ {
-        let single = self.ops().len() == 1 || !self.collective.reduces();
-        self.ops().iter().copied().filter(move |op| single || op.is_defined_for(dtype))
+        let reduces = self.collective.reduces();
+        self.ops().iter().copied().filter(move |op| !reduces || op.is_defined_for(dtype))
     }
 
     /// An error message if these flags cannot be used together.
@@ -215,9 +214,8 @@ impl PerfOptions {
                 "--model measures vectors of the pool or the heap: leave out --memory registered".to_owned(),
             );
         }
-        if let [op] = self.ops()
-            && self.collective.reduces()
-            && let Some(dtype) = self.datatype.0.iter().find(|dtype| !op.is_defined_for(**dtype))
+        if let ([dtype], [op]) = (&self.datatype.0[..], self.ops())
+            && self.ops_of(*dtype).next().is_none()
         {
             let ops: Vec<&str> =
                 RedOp::ALL.iter().filter(|op| op.is_defined_for(*dtype)).map(|op| op.name()).collect();
@@ -227,11 +225,6 @@ impl PerfOptions {
                 dtype.name(),
                 ops.join(", ")
             ));
-        }
-        if let Some(message) =
-            same_file([("--json", self.json.as_deref()), ("--trace", self.trace.as_deref().map(Path::new))])
-        {
-            return Some(message);
         }
         (self.minbytes > self.maxbytes)
             .then(|| format!("--minbytes {} is more than --maxbytes {}", self.minbytes, self.maxbytes))
@@ -353,6 +346,8 @@ mod tests {
         .expect("known flags");
         assert_eq!(options.datatype.0, DType::ALL);
         assert_eq!(options.op.0, [RedOp::Avg]);
+        assert_eq!(options.contradiction(), None);
+        assert_eq!(options.ops_of(DType::Bool).count(), 0, "a type without the operation is left out");
         assert_eq!((options.iters.get(), options.warmup_iters, options.check), (7, 0, 0));
         assert_eq!(parse("-o premulsum").expect("an alias").op.0, [RedOp::PreMulSum]);
     }
@@ -383,7 +378,6 @@ mod tests {
             )
         );
         assert_eq!(contradiction("-d float -o band --collective broadcast"), None);
-        assert!(contradiction("--json a --trace a").is_some_and(|message| message.contains("the same file")));
     }
 
     #[test]

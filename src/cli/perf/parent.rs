@@ -5,7 +5,7 @@
 use super::options::PerfOptions;
 use super::report::ReportFile;
 use crate::error::CommandError;
-use crate::output_file::OutputFile;
+use crate::output_file::{OutputFile, same_file};
 use crate::{local_ranks, trace};
 use flexring::Error;
 use flexring::config::Config;
@@ -14,6 +14,14 @@ use std::path::{Path, PathBuf};
 
 /// Starts `ranks` ranks and waits for all of them.
 pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> Result<(), CommandError> {
+    // The timelines of the ranks are merged here.
+    let timelines: Vec<PathBuf> =
+        options.trace.iter().flat_map(|setting| timelines(setting, ranks)).collect();
+    for timeline in timelines.iter().map(|path| &**path).chain(options.trace.as_deref().map(Path::new)) {
+        if let Some(message) = same_file([("--json", options.json.as_deref()), ("--trace", Some(timeline))]) {
+            return Err(CommandError::Usage(message));
+        }
+    }
     for path in [options.json.as_deref(), options.trace.as_deref().map(Path::new)].into_iter().flatten() {
         OutputFile::new(path).check()?;
     }
@@ -30,10 +38,14 @@ pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> Result<(), C
     Err(CommandError::Reported)
 }
 
+/// The files that the ranks write.
+fn timelines(setting: &str, ranks: usize) -> impl Iterator<Item = PathBuf> {
+    (0..ranks).map(|rank| TracePath::new(setting, "", rank).path().to_owned())
+}
+
 /// Merges the timelines of the ranks, and removes their files. After a failure some ranks may have none.
 fn merge_trace(setting: &str, ranks: usize, has_succeeded: bool) -> Result<(), CommandError> {
-    let mut paths: Vec<PathBuf> =
-        (0..ranks).map(|rank| TracePath::new(setting, "", rank).path().to_owned()).collect();
+    let mut paths: Vec<PathBuf> = timelines(setting, ranks).collect();
     if !has_succeeded {
         let is_written = |path: &PathBuf| path.metadata().is_ok_and(|file| file.len() > 0);
         paths.retain(is_written);

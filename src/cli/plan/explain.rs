@@ -57,7 +57,7 @@ fn exceptions(planned: &Planned) -> Vec<String> {
         match plan {
             ShortPlan::Doubling => {
                 let doubling = longest_doubling(config, topology.world());
-                note("all-reduces without a factor", doubling, plan, "FLEXRING_DIRECT");
+                note("all-reduces except pre-multiplied sums", doubling, plan, "FLEXRING_DIRECT");
                 note("other vectors", longest, ShortPlan::Direct, "FLEXRING_DIRECT");
             }
             ShortPlan::Tree => note("vectors", longest, plan, "FLEXRING_SMALL"),

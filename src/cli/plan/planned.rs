@@ -2,7 +2,6 @@
 //!
 //! Owns the precedence of flags, settings and files. Must not know how plans are printed.
 
-use super::proof;
 use super::source::PlanSource;
 use crate::error::CommandError;
 use crate::output::counted;
@@ -20,6 +19,9 @@ use flexring::plan::tuning::{self, ClusterIdentity, TuningProfile};
 use flexring::plan::verifier::VerifiedPlan;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Most ranks of a plan file whose plan is proved unasked, which takes seconds with so many ranks.
+const MOST_PROVED: usize = 512;
 
 /// The plan and its origin: the input of all outputs.
 pub struct Planned {
@@ -42,7 +44,7 @@ impl Planned {
     /// Makes or reads the plan that flags and settings specify.
     ///
     /// # Errors
-    /// `Usage` if there is no topology or if it does not match the plan file or the tuning profile; `Failed` if the plan of a file is not proved;
+    /// `Usage` if there is no topology or if it does not match the plan file or the tuning profile; `Failed` if a plan file of up to [`MOST_PROVED`] ranks has a plan that does not hold;
     /// any error of reading or planning.
     pub fn new(source: &PlanSource) -> Result<Self, CommandError> {
         warn_about_unknown_settings();
@@ -115,7 +117,7 @@ impl Planned {
         let file = config.plan_file.clone();
         let main = Arc::new(lowering::Plan::on(schedule, planned_on, config.lowering));
         // A file may have a schedule that is no all-reduce. A communicator refuses it, too.
-        if let Some(path) = file.as_ref().filter(|_| topology.world() <= proof::MOST_RANKS) {
+        if let Some(path) = file.as_ref().filter(|_| topology.world() <= MOST_PROVED) {
             VerifiedPlan::new((*main).clone())
                 .map_err(|error| CommandError::Failed(format!("{path}: {}", error.message())))?;
         }

@@ -7,7 +7,7 @@ use crate::error::CommandError;
 use flexring::plan::verifier::VerifiedPlan;
 
 /// Most ranks of a plan that is verified. The work grows with more than the square of their number.
-pub const MOST_RANKS: usize = 4096;
+const MOST_RANKS: usize = 4096;
 
 /// Verifies the plan and returns a description of what was proved. The error names the property that fails.
 pub fn text(planned: &Planned) -> Result<String, CommandError> {

@@ -99,8 +99,8 @@ pub fn message_times(
     }
 }
 
-/// The time of a message whose reply takes `latency`. Both take half of the time at least; a latency that seems longer was measured while
-/// other programs ran.
+/// The time of a message whose reply takes `latency`. The message takes half of the time at least; a latency that is longer than the other half was
+/// measured while other programs ran.
 fn time_of_message(with_reply: f64, latency: f64) -> f64 {
     with_reply - latency.min(with_reply / 2.0)
 }

@@ -96,12 +96,6 @@ impl Draft {
 
     /// The topology. There must be at most one root, and it must be a switch.
     pub(super) fn finish(mut self, file: FileContext) -> Result<Topology> {
-        // Names are printed.
-        if let Some(item) = self.vertices.iter().find(|item| item.name.contains(char::is_control)) {
-            let message =
-                format!("the name {:?} has a control character: expected a name without any", item.name);
-            return Err(file.refuse(item.line, message));
-        }
         let order = self.walk(file)?;
         self.default_switch_bandwidths(&order);
         let mut builder = TopologyBuilder::new(&self.vertices[order[0]].name);
@@ -129,7 +123,7 @@ impl Draft {
     }
 
     /// All vertices, level by level from the root. Fails if a vertex is not below the root, or too deep.
-    fn walk(&self, file: FileContext) -> Result<Vec<DraftId>> {
+    pub(super) fn walk(&self, file: FileContext) -> Result<Vec<DraftId>> {
         let mut order: Vec<DraftId> = self.roots().take(1).collect();
         let mut depth = vec![0; self.vertices.len()];
         let mut next = 0;

@@ -30,6 +30,7 @@ mod units;
 use super::file_context::FileContext;
 use super::topology::Topology;
 use crate::error::Result;
+use draft::Draft;
 
 /// The topology that `text` describes in TOML or as Slurm's `topology.conf`; the content decides which. `name` is the
 /// file's name, for errors. `hosts` are the host names of the ranks, by rank, for descriptions that name machines. Without
@@ -39,17 +40,30 @@ use crate::error::Result;
 /// `InvalidSetting`, as `FILE:LINE: what is wrong: what was expected`. The line is left out if no single line is wrong.
 pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topology> {
     let file = FileContext { name };
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut draft = match text {
-        _ if slurm::is_recognized(text) => slurm::read(file, text)?,
-        _ if slurm::is_of_blocks(text) => {
-            let message = "this is a file of Slurm's block plugin: expected one of its tree plugin, with lines of SwitchName, or TOML";
-            return Err(file.refuse_all(message));
-        }
-        _ => toml_format::read(file, text)?,
-    };
+    let mut draft = read(file, text)?;
     hosts::assign_ranks(file, &mut draft, hosts)?;
     draft.finish(file)
+}
+
+/// Checks what [`parse`] checks, except which ranks are on which nodes: that may depend on host names.
+///
+/// # Errors
+/// As for [`parse`].
+pub fn check(name: &str, text: &str) -> Result<()> {
+    let file = FileContext { name };
+    read(file, text)?.walk(file).map(drop)
+}
+
+fn read(file: FileContext, text: &str) -> Result<Draft> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    if slurm::is_recognized(text) {
+        return slurm::read(file, text);
+    }
+    if slurm::is_of_blocks(text) {
+        let message = "this is a file of Slurm's block plugin: expected one of its tree plugin, with lines of SwitchName, or TOML";
+        return Err(file.refuse_all(message));
+    }
+    toml_format::read(file, text)
 }
 
 /// The topology that `text` describes in the short form; `None` if it is not meant as one, such as a file's name.
@@ -83,10 +97,15 @@ mod tests {
             let topology = parse("cluster", text, Some(&hosts(&["b", "a", "b"]))).expect(text);
             assert_eq!(topology.ranks_in_tree_order(), [1, 0, 2], "{text}");
         }
+        let mixed = "[[node]]\nname = \"a\"\nranks = [0]\n[[node]]\nname = \"b\"\n";
+        assert!(check("cluster", mixed).is_ok() && parse("cluster", mixed, None).is_err());
+        assert!(check("cluster", "[[node]]\nname = \"a\"\nup = \"b\"").is_err());
         let error = parse("cluster", "BlockName=b1 Nodes=a,b", None).expect_err("no tree");
         assert!(error.message().starts_with("cluster: this is a file of Slurm's block plugin"), "{error}");
         let error = parse("cluster", "[[node]]\nname = \"a\\u001b[31m\"", None).expect_err("not printable");
         assert!(error.message().starts_with("cluster:2: the name \"a\\u{1b}[31m\" has a control"), "{error}");
+        let error = parse("cluster", "SwitchName=a\u{1b} Nodes=b", None).expect_err("not printable");
+        assert!(error.message().starts_with("cluster:1: there is a control character"), "{error}");
         let error = parse("cluster", "switches are two", None).expect_err("neither");
         assert!(error.message().starts_with("cluster:1: "), "{error}");
         assert_eq!(error.kind(), ErrorKind::InvalidSetting);

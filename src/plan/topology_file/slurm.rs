@@ -46,6 +46,10 @@ pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
     let mut lines = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or(line).trim();
+        // Errors print parts of the line.
+        if line.contains(|character: char| character.is_control() && !character.is_whitespace()) {
+            return Err(file.refuse(number, "there is a control character: expected a line without any"));
+        }
         if !line.is_empty() {
             lines
                 .push(Line::read(number, line, &mut budget).map_err(|message| file.refuse(number, message))?);

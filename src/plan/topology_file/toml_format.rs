@@ -315,6 +315,12 @@ impl TopologyTables<'_> {
         let mut names = HashMap::new();
         for (place, table) in self.tables.iter().enumerate() {
             let DraftVertex { name, line, .. } = &table.item;
+            // Errors print the name.
+            if name.contains(char::is_control) {
+                let message =
+                    format!("the name {name:?} has a control character: expected a name without any");
+                return Err(self.file.refuse(*line, message));
+            }
             if name.is_empty() {
                 return Err(self.file.refuse(*line, "the name is empty: expected a unique name"));
             }
