@@ -2,6 +2,7 @@
 //!
 //! Owns the draft that replaces the file when it is complete, and the check that it can be written. Must not know what is written.
 
+use crate::error::CommandError;
 use flexring::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -81,16 +82,26 @@ impl OutputFile {
     }
 }
 
-/// An error message if these two flags name one file, which would contain one output only. A pipe or a terminal takes both.
-pub fn same_file([(one, first), (other, second)]: [(&str, Option<&Path>); 2]) -> Option<String> {
-    let (first, second) = (first?, second?);
+/// Checks that two flags do not name one file, which would contain one output only. A pipe or a terminal takes both.
+///
+/// # Errors
+/// `Usage` if they do.
+pub fn expect_two_files(
+    [(one, first), (other, second)]: [(&str, Option<&Path>); 2],
+) -> std::result::Result<(), CommandError> {
+    let (Some(first), Some(second)) = (first, second) else {
+        return Ok(());
+    };
     let is_regular = first.metadata().map_or(true, |metadata| metadata.is_file());
-    (is_regular && place(first) == place(second))
-        .then(|| format!("{one} and {other} name the same file, {}: expected two names", first.display()))
+    if !is_regular || place(first) != place(second) {
+        return Ok(());
+    }
+    let first = first.display();
+    Err(CommandError::Usage(format!("{one} and {other} name the same file, {first}: expected two names")))
 }
 
 /// The path without links and dots, as far as it exists.
-fn place(path: &Path) -> PathBuf {
+pub fn place(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let in_folder = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
     path.canonicalize().ok().or_else(in_folder).unwrap_or_else(|| path.to_owned())
@@ -116,18 +127,17 @@ mod tests {
         std::fs::write(&other, "a user's").expect("written");
         file.check().and_then(|()| file.write(b"two")).expect("written");
         assert_eq!(std::fs::read_to_string(&other).expect("there"), "a user's");
-        let named = |second| same_file([("--one", Some(&*path)), ("--two", second)]);
-        assert!(
-            named(Some(&path)).is_some_and(|message| message.starts_with("--one and --two name the same"))
-        );
-        assert_eq!([None, Some(&*other)].map(named), [None, None]);
-        assert!(named(Some(&folder.path().join(".").join("file"))).is_some());
-        let missing = [folder.path().join("new"), folder.path().join("./new")];
-        assert!(same_file([("--one", Some(&*missing[0])), ("--two", Some(&*missing[1]))]).is_some());
-        assert_eq!(
-            same_file([("--one", Some(Path::new("/dev/null"))), ("--two", Some(Path::new("/dev/null")))]),
-            None
-        );
+        let refused = |first: &Path, second: Option<&Path>| {
+            let result = expect_two_files([("--one", Some(first)), ("--two", second)]);
+            result.is_err_and(|error| {
+                matches!(&error, CommandError::Usage(message) if message.starts_with("--one and --two name the same"))
+            })
+        };
+        assert!(refused(&path, Some(&path)));
+        assert!(refused(&path, Some(&folder.path().join(".").join("file"))));
+        assert!(refused(&folder.path().join("new"), Some(&folder.path().join("./new"))));
+        assert!(!refused(&path, None) && !refused(&path, Some(&other)));
+        assert!(!refused(Path::new("/dev/null"), Some(Path::new("/dev/null"))));
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).expect("a link");
         OutputFile::new(&link).write(b"three").expect("written");

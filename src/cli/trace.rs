@@ -4,6 +4,7 @@
 
 use crate::error::CommandError;
 use crate::output;
+use crate::output_file::place;
 use clap::Args;
 use flexring::Error;
 use flexring::rank::{Rank, RankList};
@@ -39,8 +40,7 @@ pub fn run(options: &TraceOptions) -> Result<(), CommandError> {
         return Err(CommandError::Usage(message));
     }
     let output = options.output.clone().unwrap_or_else(|| PathBuf::from(&options.trace));
-    let real = |path: &PathBuf| path.canonicalize().ok();
-    if real(&output).is_some_and(|output| paths.iter().any(|path| real(path).as_ref() == Some(&output))) {
+    if paths.iter().any(|path| place(path) == place(&output)) {
         let message = format!("{} is the timeline of a rank: give another --output", output.display());
         return Err(CommandError::Usage(message));
     }

@@ -5,7 +5,7 @@
 use super::options::PerfOptions;
 use super::report::ReportFile;
 use crate::error::CommandError;
-use crate::output_file::{OutputFile, same_file};
+use crate::output_file::{OutputFile, expect_two_files};
 use crate::{local_ranks, trace};
 use flexring::Error;
 use flexring::config::Config;
@@ -18,9 +18,7 @@ pub fn run(options: &PerfOptions, config: &Config, ranks: usize) -> Result<(), C
     let timelines: Vec<PathBuf> =
         options.trace.iter().flat_map(|setting| timelines(setting, ranks)).collect();
     for timeline in timelines.iter().map(|path| &**path).chain(options.trace.as_deref().map(Path::new)) {
-        if let Some(message) = same_file([("--json", options.json.as_deref()), ("--trace", Some(timeline))]) {
-            return Err(CommandError::Usage(message));
-        }
+        expect_two_files([("--json", options.json.as_deref()), ("--trace", Some(timeline))])?;
     }
     for path in [options.json.as_deref(), options.trace.as_deref().map(Path::new)].into_iter().flatten() {
         OutputFile::new(path).check()?;

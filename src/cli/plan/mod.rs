@@ -15,7 +15,7 @@ pub use source::PlanSource;
 
 use crate::error::CommandError;
 use crate::output;
-use crate::output_file::same_file;
+use crate::output_file::expect_two_files;
 use flexring::Error;
 use flexring::plan::drawing::{self, Labels};
 use flexring::plan::plan_file;
@@ -23,11 +23,7 @@ use std::path::Path;
 
 /// Runs the command.
 pub fn run(options: &PlanOptions) -> Result<(), CommandError> {
-    if let Some(message) =
-        same_file([("--write", options.write.as_deref()), ("--svg", options.svg.as_deref())])
-    {
-        return Err(CommandError::Usage(message));
-    }
+    expect_two_files([("--write", options.write.as_deref()), ("--svg", options.svg.as_deref())])?;
     let planned = Planned::new(&options.source)?;
     if let Some(path) = &options.write {
         write(path, &json(&planned, None)?)?;

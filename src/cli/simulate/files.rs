@@ -6,7 +6,7 @@ use super::options::SimulateOptions;
 use super::report::{Report, SimulatedSize, amount};
 use crate::error::CommandError;
 use crate::output;
-use crate::output_file::{OutputFile, same_file};
+use crate::output_file::{OutputFile, expect_two_files};
 use flexring::Error;
 use flexring::call::{Call, Collective};
 use flexring::dtype::{DType, ReduceOp};
@@ -34,11 +34,7 @@ pub fn check(options: &SimulateOptions, topology: &Topology) -> Result<(), Comma
         );
         return Err(CommandError::Usage(message));
     }
-    if let Some(message) =
-        same_file([("--svg", options.svg.as_deref()), ("--trace", options.trace.as_deref())])
-    {
-        return Err(CommandError::Usage(message));
-    }
+    expect_two_files([("--svg", options.svg.as_deref()), ("--trace", options.trace.as_deref())])?;
     let mut files = [&options.svg, &options.trace].into_iter().flatten();
     Ok(files.try_for_each(|path| OutputFile::new(path).check())?)
 }
