@@ -49,8 +49,6 @@ pub(super) struct Plans {
     digest: u64,
     /// Longest vector, in bytes, that every rank reduces itself.
     one_shot_limit: usize,
-    /// Longest vector, in bytes, that is reduced by recursive doubling where a plan does so.
-    doubling_limit: usize,
     /// Longest block of an all-to-all, in bytes, that goes by node.
     longest_by_node: usize,
     reproducible: bool,
@@ -119,7 +117,6 @@ impl Plans {
             untuned,
             first: None,
             one_shot_limit: selection::longest_one_shot(config, topology.world()),
-            doubling_limit: selection::longest_doubling(config, topology.world()),
             longest_by_node: selection::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
             slot_bytes: config.subchunk.0,
@@ -172,9 +169,6 @@ impl Plans {
             programs.push((at, usual));
             if sized.is_direct() {
                 programs.push((at, ProgramSpec { movement: Movement::OneShot, ..usual }));
-            }
-            if sized.doubles() {
-                programs.push((at, ProgramSpec { movement: Movement::Doubling, ..usual }));
             }
         }
         programs
@@ -319,7 +313,6 @@ impl Plans {
         // The vector is one message, and no message is longer than a sub-chunk.
         let is_one_shot =
             sized.is_direct() && bytes <= self.one_shot_limit.min(self.all[last].subchunk) && is_plain_sum;
-        let doubles = sized.doubles() && bytes <= self.doubling_limit.min(sized.subchunk) && is_plain_sum;
         // The lengths of blocks that differ are known to two ranks each, so their ranks cannot choose alike. Vectors on a GPU would need
         // scratch memory there.
         let goes_by_node = collective == Collective::AllToAll
@@ -328,8 +321,6 @@ impl Plans {
             && main.knows_nodes();
         let movement = if is_one_shot {
             Movement::OneShot
-        } else if doubles {
-            Movement::Doubling
         } else if goes_by_node {
             Movement::ByNode
         } else {

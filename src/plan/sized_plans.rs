@@ -29,12 +29,6 @@ impl SizedPlan {
     pub fn is_direct(&self) -> bool {
         self.short == Some(ShortPlan::Direct)
     }
-
-    /// Whether ranks can reduce a vector by recursive doubling.
-    #[must_use]
-    pub fn doubles(&self) -> bool {
-        self.short == Some(ShortPlan::Doubling)
-    }
 }
 
 /// The plans without the choices of a profile, in ascending order of the longest vectors: those for short vectors, then `main`, which has no

@@ -136,22 +136,16 @@ fn plan(random: &mut Rng) -> (Topology, Plan, ProgramSpec) {
     };
     let mut movements = vec![Movement::Spans, Movement::Waves];
     match collective {
-        Collective::AllReduce => {
-            movements.push(Movement::OneShot);
-            if ProgramSpec::can_double(topology.world()) {
-                movements.push(Movement::Doubling);
-            }
-        }
+        Collective::AllReduce => movements.push(Movement::OneShot),
         Collective::AllToAll => movements.push(Movement::ByNode),
         _ => {}
     }
     let movement = movements[random.usize(..movements.len())];
-    let sums_everywhere = matches!(movement, Movement::OneShot | Movement::Doubling);
     let spec = ProgramSpec {
         collective,
         root: if collective.has_root() { random.usize(..topology.world()) } else { 0 },
-        prescale: collective.reduces() && !sums_everywhere && random.usize(..4) == 0,
-        reproducible: collective.reduces() && movement != Movement::Doubling && random.usize(..4) == 0,
+        prescale: collective.reduces() && movement != Movement::OneShot && random.usize(..4) == 0,
+        reproducible: collective.reduces() && random.usize(..4) == 0,
         movement,
     };
     (topology, plan, spec)

@@ -10,7 +10,7 @@ use flexring::plan::comparison::Comparison;
 use flexring::plan::cost_model::lower_bound::{Limit, LowerBound, lower_bound};
 use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::{Details, ring};
-use flexring::plan::selection::{ShortPlan, longest_doubling, short_plans};
+use flexring::plan::selection::{ShortPlan, short_plans};
 use flexring::plan::simulator::LONGEST_VECTOR;
 use flexring::plan::topology::{Topology, VertexId, VertexKind};
 use flexring::plan::traffic::{Load, Traffic};
@@ -55,13 +55,10 @@ fn exceptions(planned: &Planned) -> Vec<String> {
     };
     for (plan, longest) in short {
         match plan {
-            ShortPlan::Doubling => {
-                let doubling = longest_doubling(config, topology.world());
-                note("all-reduces except pre-multiplied sums", doubling, plan, "FLEXRING_DIRECT");
-                note("other vectors", longest, ShortPlan::Direct, "FLEXRING_DIRECT");
-            }
             ShortPlan::Tree => note("vectors", longest, plan, "FLEXRING_SMALL"),
-            ShortPlan::Direct | ShortPlan::Halving => note("vectors", longest, plan, "FLEXRING_DIRECT"),
+            ShortPlan::Direct | ShortPlan::Star | ShortPlan::Halving => {
+                note("vectors", longest, plan, "FLEXRING_DIRECT")
+            }
         }
     }
     let shares_memory = config.transport.shares_memory() && topology.nodes() == 1 && topology.world() > 1;

@@ -186,8 +186,6 @@ impl Plan {
                 TransferOp::PassOn(from) => builder.pass_on(span, from),
                 TransferOp::Forward(to) => builder.forward(span, to),
                 TransferOp::Deliver => builder.deliver(span),
-                TransferOp::PassOnSum(order) => builder.pass_on_sum(span, &order),
-                TransferOp::DeliverSum(order) => builder.deliver_sum(span, &order, transfer.completes),
             }
         }
         // Data that no other rank touches: all of it in a world of one, or the caller's own part of an all-gather.
@@ -251,24 +249,6 @@ mod tests {
             let scatter = programs(Collective::Scatter, lowering);
             let quarters = [0.25, 0.0, 0.25, 0.25];
             assert_eq!((0..4).map(|rank| received(&scatter, rank)).collect::<Vec<_>>(), quarters);
-        }
-    }
-
-    #[test]
-    fn ranks_that_double_send_as_many_messages_as_there_are_hops() {
-        for (world, hops) in [(1, 0), (2, 1), (4, 2), (8, 3)] {
-            let topology = Topology::from_names(&vec!["a"; world]);
-            let plan = Plan::on(ring::plan(&topology), &topology, Lowering::Direct);
-            for rank in 0..world {
-                let program = plan
-                    .program(rank, ProgramSpec { movement: Movement::Doubling, ..ProgramSpec::ALL_REDUCE });
-                let peers = |step: &Step| match &*step.body {
-                    Body::Send { peers, .. } => peers.len(),
-                    Body::Combine { .. } => 0,
-                };
-                assert_eq!(program.steps.iter().map(peers).sum::<usize>(), hops, "rank {rank} of {world}");
-                assert_eq!(program.peers().count(), hops);
-            }
         }
     }
 

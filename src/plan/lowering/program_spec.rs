@@ -65,10 +65,6 @@ pub enum Movement {
     /// One-shot: every rank adds all contributions itself, in rank order, so that an all-reduce is one hop. For vectors so short that
     /// the number of hops determines the time. Excludes `prescale`.
     OneShot,
-    /// Recursive doubling: ranks exchange their sums of whole vectors with one peer after another, so that an all-reduce is as many
-    /// messages of each rank as there are hops. For short vectors, where each message takes more time than a hop. For 2, 4 or 8 ranks.
-    /// Excludes `prescale` and `reproducible`.
-    Doubling,
     /// The blocks of an all-to-all go from node to node in one message for each pair of nodes, which one rank of each node sends and
     /// receives for the others.
     ByNode,
@@ -92,16 +88,10 @@ impl ProgramSpec {
         movement: Movement::Spans,
     };
 
-    /// Whether as many ranks can double recursively.
+    /// Whether every rank adds all contributions itself, whatever the schedule.
     #[must_use]
-    pub fn can_double(world: usize) -> bool {
-        matches!(world, 2 | 4 | 8)
-    }
-
-    /// Whether every rank adds whole vectors itself, whatever the schedule.
-    #[must_use]
-    pub fn sums_everywhere(&self) -> bool {
-        matches!(self.movement, Movement::OneShot | Movement::Doubling)
+    pub fn is_one_shot(&self) -> bool {
+        self.movement == Movement::OneShot
     }
 
     /// Whether sub-chunks move in waves.
@@ -128,12 +118,7 @@ impl ProgramSpec {
             HeldPart::AtRoot | HeldPart::Nothing => Span { start: Fraction::ZERO, end: Fraction::ZERO },
         };
         let (input, output) = HeldPart::of(self.collective);
-        let disjoint = match self.movement {
-            Movement::OneShot => true,
-            // Where the number of hops is odd, the first sum goes to the output while peers read the input.
-            Movement::Doubling => world.ilog2() % 2 == 1,
-            Movement::Spans | Movement::Waves | Movement::ByNode => false,
-        };
+        let disjoint = self.is_one_shot();
         HeldSpans { input: span(input), output: span(output), disjoint }
     }
 

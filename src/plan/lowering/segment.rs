@@ -31,7 +31,7 @@ pub(super) fn group_starts(schedule: &Schedule) -> Vec<Fraction> {
 /// at different levels.
 pub(super) fn segments(schedule: &Schedule, group_starts: &[Fraction], spec: ProgramSpec) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
-    if spec.sums_everywhere() || spec.collective.is_straight() {
+    if spec.is_one_shot() || spec.collective.is_straight() {
         return vec![Segment { span: Span::WHOLE, shard: schedule.shards()[0] }];
     }
     for shard in schedule.shards() {

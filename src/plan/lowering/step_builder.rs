@@ -167,25 +167,6 @@ impl<'a> StepBuilder<'a> {
         self.push(span, body, depends);
     }
 
-    /// Receives `span` from the other rank in `order`, adds it to this rank's data in that order, and keeps the sum to pass it on.
-    pub(super) fn pass_on_sum(&mut self, span: Span, order: &[Rank]) {
-        let buffer = self.own(span, false);
-        let depends = self.read(span, buffer);
-        let step = self.steps.len() as StepId;
-        self.passed_on.over(span).for_each(|writer| *writer = Some(step));
-        let operands = self.operands(order, Some(OperandSource::Own { buffer, scaled: false }));
-        self.push(span, Body::Combine { operands, into: BufferKind::Transit, last: false }, depends);
-    }
-
-    /// Receives `span` from the other rank in `order`, adds it in that order to what [`pass_on_sum`](Self::pass_on_sum) has kept, and
-    /// writes the sum to the output.
-    pub(super) fn deliver_sum(&mut self, span: Span, order: &[Rank], last: bool) {
-        let depends = self.writers_of_passed_on(span);
-        let kept = OperandSource::Own { buffer: BufferKind::Transit, scaled: false };
-        let operands = self.operands(order, Some(kept));
-        self.combine_after(depends, span, operands, last);
-    }
-
     /// What the ranks in `order` contribute: this rank `own`, and the others messages.
     fn operands(&self, order: &[Rank], own: Option<OperandSource>) -> ShortList<OperandSource> {
         let operand = |rank: &Rank| match own {

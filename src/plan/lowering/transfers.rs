@@ -4,7 +4,7 @@
 //! dependencies between transfers.
 
 use super::exchange::{ExchangePattern, chain_len, chain_place, chain_rank};
-use super::program_spec::{Movement, ProgramSpec};
+use super::program_spec::ProgramSpec;
 use super::segment::Segment;
 use crate::call::Collective;
 use crate::plan::Rank;
@@ -39,11 +39,6 @@ pub(super) enum TransferOp {
     Forward(Rank),
     /// Copy the segment, which was kept to pass it on, to the output.
     Deliver,
-    /// Receive the segment from the other one of these two ranks, add it to this rank's in this order, and keep the sum to pass it on.
-    PassOnSum(ShortList<Rank>),
-    /// Receive the segment from the other one of these two ranks, add it in this order to the sum that was kept to pass it on, and write the
-    /// result to the output.
-    DeliverSum(ShortList<Rank>),
 }
 
 impl TransferOp {
@@ -55,9 +50,7 @@ impl TransferOp {
     /// The ranks that it names.
     pub(super) fn ranks(&self) -> &[Rank] {
         match self {
-            Self::Send(ranks) | Self::Reduce(ranks) | Self::PassOnSum(ranks) | Self::DeliverSum(ranks) => {
-                ranks
-            }
+            Self::Send(ranks) | Self::Reduce(ranks) => ranks,
             Self::Copy(rank) | Self::PassOn(Some(rank)) | Self::Forward(rank) => std::slice::from_ref(rank),
             Self::PassOn(None) | Self::Deliver => &[],
         }
@@ -72,8 +65,6 @@ impl TransferOp {
             Self::PassOn(_) => 3,
             Self::Forward(_) => 4,
             Self::Deliver => 5,
-            Self::PassOnSum(_) => 6,
-            Self::DeliverSum(_) => 7,
         }
     }
 }
@@ -97,16 +88,9 @@ impl RankLowering<'_> {
     /// All transfers of the rank, phase by phase.
     pub(super) fn transfers(&self) -> Vec<Transfer> {
         let mut transfers = Vec::new();
-        match self.spec.movement {
-            Movement::OneShot => {
-                self.reduce_one_shot(&mut transfers);
-                return transfers;
-            }
-            Movement::Doubling => {
-                self.reduce_by_doubling(&mut transfers);
-                return transfers;
-            }
-            Movement::Spans | Movement::Waves | Movement::ByNode => {}
+        if self.spec.is_one_shot() {
+            self.reduce_one_shot(&mut transfers);
+            return transfers;
         }
         if let Some(blocks) = self.blocks {
             self.exchange_by_node(blocks, &mut transfers);
@@ -221,33 +205,6 @@ impl RankLowering<'_> {
                 completes,
                 op: op.clone(),
             }));
-        }
-    }
-
-    /// Every rank exchanges the sum of its group of ranks with the peer in the neighbouring group, whose sum it adds: groups of one rank, then
-    /// of two, and of four. The sum of the group of lower ranks comes first, on both sides. Sums alternate between the output, where the last one
-    /// is, and the memory for data to pass on: two ranks that wrote to what they send would wait for each other.
-    fn reduce_by_doubling(&self, transfers: &mut Vec<Transfer>) {
-        let (rank, world) = (self.rank, self.schedule.world());
-        let hops = world.ilog2();
-        for depth in 0..hops {
-            let peer = rank ^ 1 << depth;
-            let order = || [rank.min(peer), rank.max(peer)].into();
-            let from_output = depth % 2 == hops % 2;
-            let send = if depth == 0 || from_output {
-                TransferOp::Send([peer].into())
-            } else {
-                TransferOp::Forward(peer)
-            };
-            let sum = match (depth, from_output) {
-                (_, true) => TransferOp::PassOnSum(order()),
-                (0, false) => TransferOp::Reduce(order()),
-                (_, false) => TransferOp::DeliverSum(order()),
-            };
-            for (op, completes) in [(send, false), (sum, depth + 1 == hops)] {
-                let segment = self.segments[0];
-                transfers.push(Transfer { depth, group: 0, segment, completes, op });
-            }
         }
     }
 

@@ -51,7 +51,7 @@ impl VerifiedPlan {
     }
 
     /// Verifies every collective that depends on `plan`, with and without waves, in reproducible order with pre-multiplied inputs,
-    /// one-shot, and by doubling if there can be. A barrier is an all-reduce.
+    /// and one-shot. A barrier is an all-reduce.
     ///
     /// # Errors
     /// As for [`verify`].
@@ -77,9 +77,6 @@ impl VerifiedPlan {
             }
         }
         verify(&plan, ProgramSpec { movement: Movement::OneShot, ..ProgramSpec::ALL_REDUCE })?;
-        if ProgramSpec::can_double(plan.schedule().world()) {
-            verify(&plan, ProgramSpec { movement: Movement::Doubling, ..ProgramSpec::ALL_REDUCE })?;
-        }
         Ok(Self(Arc::new(plan)))
     }
 

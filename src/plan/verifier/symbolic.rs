@@ -248,7 +248,7 @@ impl<'a> SymbolicRun<'a> {
                 }
             }
             // Once by the owner, or once by every rank.
-            let once = if spec.sums_everywhere() { world as u32 } else { 1 };
+            let once = if spec.is_one_shot() { world as u32 } else { 1 };
             if spec.collective.reduces() && world > 1 && divisions != once {
                 return Err(format!(
                     "{} would be divided {divisions} times for an average",
