@@ -8,6 +8,7 @@
 
 mod acceptance;
 
+use super::congestion;
 use super::handshake::{self, CHALLENGE, HELLO, LinkHello};
 use super::listener::Listener;
 use super::socket::{LinkOptions, LinkSocket};
@@ -415,6 +416,7 @@ fn set_options(socket: LinkSocket) -> Result<LinkSocket> {
     options
         .set_tcp_nodelay(true)
         .and_then(|()| options.set_tcp_keepalive(&keepalive))
+        .and_then(|()| congestion::replace_bbr(socket.get()))
         .map_err(|cause| Error::io("cannot set the options of a connection", cause))?;
     Ok(socket)
 }

@@ -14,6 +14,7 @@
 //! | `socket` | the socket itself, plain or encrypted |
 //! | `frame` | one frame: its layout, and how much of it is sent or received |
 
+mod congestion;
 mod connect;
 mod frame;
 mod handshake;
