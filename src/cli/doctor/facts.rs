@@ -72,7 +72,7 @@ impl Facts {
             processor: ProcessorReport::read(&config, affinity),
             memory: MemoryReport::read(root, &config, world, !gpus.devices.is_empty()),
             rank,
-            sockets: SocketReport::local(&config),
+            sockets: SocketReport::local(root, &config),
             gpus,
             topology,
             rdma,

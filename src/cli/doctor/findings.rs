@@ -101,6 +101,13 @@ fn sockets(facts: &Facts, findings: &mut Findings) {
             Some(fix),
         );
     }
+    if facts.required_transports().contains(&"tcp") && facts.sockets.slow_start_after_idle {
+        findings.add(
+            Severity::Note,
+            "TCP starts slowly again after 0.2 s without a call, so the next call takes longer",
+            Some("sysctl -w net.ipv4.tcp_slow_start_after_idle=0"),
+        );
+    }
 }
 
 fn rdma(facts: &Facts, findings: &mut Findings) {

@@ -6,6 +6,7 @@ use flexring::bootstrap::{self, Interface};
 use flexring::config::Config;
 use serde::Serialize;
 use std::net::IpAddr;
+use std::path::Path;
 
 /// The interfaces of this machine, and the address that TCP uses.
 #[derive(Clone, Debug, Serialize)]
@@ -15,6 +16,8 @@ pub struct SocketReport {
     pub chosen: Option<IpAddr>,
     /// Why this address was chosen, or why there is none.
     pub why: String,
+    /// Whether a connection that was idle starts slowly again.
+    pub slow_start_after_idle: bool,
 }
 
 /// An address of an interface.
@@ -26,7 +29,8 @@ pub struct InterfaceReport {
 }
 
 impl SocketReport {
-    pub fn local(config: &Config) -> Self {
+    /// Those of this machine; the settings of the kernel are those below `root`.
+    pub fn local(root: &Path, config: &Config) -> Self {
         let report = |interface: Interface| InterfaceReport {
             name: interface.name,
             address: interface.address,
@@ -39,7 +43,9 @@ impl SocketReport {
                 Ok(address) => (Some(address), Self::reason(config, address)),
                 Err(error) => (None, error.message().to_owned()),
             };
-        Self { interfaces, chosen, why }
+        let slow_start = std::fs::read_to_string(root.join("proc/sys/net/ipv4/tcp_slow_start_after_idle"));
+        let slow_start_after_idle = slow_start.is_ok_and(|value| value.trim() == "1");
+        Self { interfaces, chosen, why, slow_start_after_idle }
     }
 
     fn reason(config: &Config, chosen: IpAddr) -> String {
