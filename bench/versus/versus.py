@@ -212,6 +212,9 @@ def main():
         if "clusters" in options.only and (reason := lab.missing("iperf3")):
             results["skipped"]["clusters"] = reason
             options.only.remove("clusters")
+        if "clusters" in options.only and not any("lab" in peer.transports for peer in peers):
+            results["skipped"]["clusters"] = "none of the libraries is measured there"
+            options.only.remove("clusters")
         for name, reason in results["skipped"].items():
             print(f"skipped: {name}: {reason}", flush=True)
         results["memory_traffic"] = memory_traffic(folder)

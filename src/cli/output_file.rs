@@ -93,7 +93,7 @@ pub fn expect_two_files(
         return Ok(());
     };
     let is_regular = first.metadata().map_or(true, |metadata| metadata.is_file());
-    if !is_regular || place(first) != place(second) {
+    if !is_regular || resolved_path(first) != resolved_path(second) {
         return Ok(());
     }
     let first = first.display();
@@ -101,7 +101,7 @@ pub fn expect_two_files(
 }
 
 /// The path without links and dots, as far as it exists.
-pub fn place(path: &Path) -> PathBuf {
+pub fn resolved_path(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let in_folder = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
     path.canonicalize().ok().or_else(in_folder).unwrap_or_else(|| path.to_owned())

@@ -4,7 +4,7 @@
 
 use crate::error::CommandError;
 use crate::output;
-use crate::output_file::place;
+use crate::output_file::resolved_path;
 use clap::Args;
 use flexring::Error;
 use flexring::rank::{Rank, RankList};
@@ -40,7 +40,7 @@ pub fn run(options: &TraceOptions) -> Result<(), CommandError> {
         return Err(CommandError::Usage(message));
     }
     let output = options.output.clone().unwrap_or_else(|| PathBuf::from(&options.trace));
-    if paths.iter().any(|path| place(path) == place(&output)) {
+    if paths.iter().any(|path| resolved_path(path) == resolved_path(&output)) {
         let message = format!("{} is the timeline of a rank: give another --output", output.display());
         return Err(CommandError::Usage(message));
     }

@@ -176,7 +176,7 @@ settings! {
         "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";
     #[shared yes]
     direct: Size = "FLEXRING_DIRECT", Size(64 << 10), AnyValue,
-        "Longest vector that uses a plan of few messages in a row: a direct exchange between up to 16 ranks, recursive halving between more. Three and more ranks of one node that use TCP reduce it onto one of them instead. Applies if FLEXRING_ALGO and FLEXRING_LOWERING are auto, no plan file is set, and no two ranks share memory or there are more than 16 nodes. Two ranks exchange such vectors in one hop.";
+        "Longest vector that uses a plan of few messages in a row: a direct exchange between up to 16 ranks, recursive halving between more. With FLEXRING_TRANSPORT=tcp three and more ranks of one node use a star instead: one of them adds, and sends the sum to the others. Applies if FLEXRING_ALGO and FLEXRING_LOWERING are auto, no plan file is set, and no two ranks share memory or there are more than 16 nodes. Two ranks exchange such vectors in one hop.";
     #[shared yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, AnyValue,
         "How the groups of a schedule become transfers.";
@@ -193,7 +193,7 @@ settings! {
         "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK.";
     #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
-        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, for which only the number of messages counts. Ranks exchange it in one hop, if all ranks share one node, or if no two ranks do; more than 16 ranks on as many nodes use a binary tree, and 8 or more ranks of one node that outnumber its cores leave the reduction to the first of them.";
+        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, for which only the number of messages counts. Ranks exchange it in one hop, if all ranks share one node, or if no two ranks do, unless they use a star (FLEXRING_DIRECT); more than 16 ranks on as many nodes use a binary tree, and 8 or more ranks of one node that outnumber its cores leave the reduction to the first of them.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
         "Number of slots in a rank's pool. Raised to the number of other ranks if all ranks share memory, and else to twice that number.";
     #[shared yes]

@@ -112,9 +112,9 @@ impl ShortPlan {
 const MOST_DIRECT: usize = 16;
 
 /// Whether ranks reduce short vectors onto one of them: over TCP within a node a message takes processor time at both ends, and a hop little else,
-/// so few messages count more than few hops. On 2 cores, medians in us over a direct exchange, by recursive doubling (4 and 8 ranks only), a binary
-/// tree, and a star: 4 KiB with 3 ranks 24, -, 21, 21; 4 ranks 48, 31, 28, 28; 8 ranks 152, 88, 75, 60; 16 ranks 690, -, 210, 147; 32 KiB with 16
-/// ranks 1,300, -, 270, 230. Ranks that have a core each were not measured; they can share memory.
+/// so few messages count more than few hops. On 2 cores, medians in us by a direct exchange, a binary tree and a star: 4 KiB with 3 ranks 24, 21, 21; with 4
+/// ranks 48, 28, 28; 8 ranks 152, 75, 60; 16 ranks 690, 210, 147; 32 KiB with 16 ranks 1,300, 270, 230. With 64 ranks a star takes 1.1 ms for 4 KiB and 1.6
+/// for 32, a tree 1.6, and recursive halving 5.4 for 32. Ranks that have a core each were not measured; they can share memory.
 fn uses_star(config: &Config, topology: &Topology) -> bool {
     topology.nodes() == 1 && config.transport == TransportChoice::Tcp && topology.world() > 2
 }
@@ -151,7 +151,7 @@ pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usiz
     [(ShortPlan::Tree, tiny), (longer, longest)].into_iter().filter(|(_, most)| *most > 0).collect()
 }
 
-/// Longest vector in bytes that ranks which share no memory exchange in one hop, where each adds all contributions itself. Two ranks send as many
+/// Longest vector in bytes that ranks exchange in one hop by a direct plan, where each adds all contributions itself. Two ranks send as many
 /// bytes as with any other algorithm, and half of the messages: over TCP on loopback 8 KiB take 7 us instead of 12, 16 KiB 8.3 instead of 12.6, and
 /// 64 KiB 19 us both ways. More ranks send (p - 1) (p - 2) / p of the vector more, so they do it for shorter ones.
 #[must_use]

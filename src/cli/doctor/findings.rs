@@ -101,10 +101,12 @@ fn sockets(facts: &Facts, findings: &mut Findings) {
             Some(fix),
         );
     }
-    if facts.required_transports().contains(&"tcp") && facts.sockets.slow_start_after_idle {
+    let tcp_connects_nodes =
+        facts.required_transports().contains(&"tcp") && facts.rdma.selection.rails.is_empty();
+    if tcp_connects_nodes && facts.sockets.slow_start_after_idle {
         findings.add(
             Severity::Note,
-            "TCP starts slowly again after 0.2 s without a call, so the next call takes longer",
+            "TCP returns to slow start after 0.2 s without a call, so that the next one takes longer",
             Some("sysctl -w net.ipv4.tcp_slow_start_after_idle=0"),
         );
     }

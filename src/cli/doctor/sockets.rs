@@ -16,7 +16,7 @@ pub struct SocketReport {
     pub chosen: Option<IpAddr>,
     /// Why this address was chosen, or why there is none.
     pub why: String,
-    /// Whether a connection that was idle starts slowly again.
+    /// Whether TCP returns to slow start after a connection was idle (`tcp_slow_start_after_idle`).
     pub slow_start_after_idle: bool,
 }
 
@@ -29,7 +29,7 @@ pub struct InterfaceReport {
 }
 
 impl SocketReport {
-    /// Those of this machine; the settings of the kernel are those below `root`.
+    /// Interfaces of this machine, and the kernel's settings below `root`.
     pub fn local(root: &Path, config: &Config) -> Self {
         let report = |interface: Interface| InterfaceReport {
             name: interface.name,

@@ -55,12 +55,12 @@ fn flexring_runs_on_a_machine_without_devices() {
 }
 
 #[test]
-fn connections_that_start_slowly_after_a_pause_are_noted() {
+fn slow_start_after_a_pause_is_noted() {
     let note = |setting: &str, transport: &str| {
         let machine = FakeMachine::new();
         machine.file("proc/sys/net/ipv4/tcp_slow_start_after_idle", setting);
         let findings = report(&machine, &[("FLEXRING_TRANSPORT", transport)]).findings;
-        findings.into_iter().find(|finding| finding.message.contains("TCP starts slowly"))
+        findings.into_iter().find(|finding| finding.message.contains("TCP returns to slow start"))
     };
     assert_eq!(note("1\n", "auto").expect("a note").severity, Severity::Note);
     assert_eq!([note("0\n", "auto"), note("1\n", "shm")], [None, None]);

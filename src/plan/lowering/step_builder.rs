@@ -112,18 +112,7 @@ impl<'a> StepBuilder<'a> {
 
     /// Writes the sum of `operands` to the output.
     fn combine(&mut self, span: Span, operands: ShortList<OperandSource>, last: bool) {
-        let depends = std::mem::take(&mut self.spare);
-        self.combine_after(depends, span, operands, last);
-    }
-
-    /// [`combine`](Self::combine) that also has these dependencies.
-    fn combine_after(
-        &mut self,
-        mut depends: Vec<Dependency>,
-        span: Span,
-        operands: ShortList<OperandSource>,
-        last: bool,
-    ) {
+        let mut depends = std::mem::take(&mut self.spare);
         let step = self.steps.len() as StepId;
         for history in self.history.over(span) {
             depends.extend(history.writer.map(|on| Dependency { on, kind: DependencyKind::Elements }));

@@ -416,8 +416,8 @@ fn set_options(socket: LinkSocket) -> Result<LinkSocket> {
     options
         .set_tcp_nodelay(true)
         .and_then(|()| options.set_tcp_keepalive(&keepalive))
-        .and_then(|()| congestion::replace_bbr(socket.get()))
         .map_err(|cause| Error::io("cannot set the options of a connection", cause))?;
+    congestion::replace_bbr(socket.get());
     Ok(socket)
 }
 

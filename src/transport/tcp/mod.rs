@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `listener` | the listening sockets |
 //! | `connect` | connecting, accepting, and identifying the other end |
+//! | `congestion` | the congestion control of a socket |
 //! | `unauthenticated` | accepted connections whose other end is not known yet |
 //! | `handshake` | the first messages of each end of a connection, and what they prove |
 //! | `link` | one peer: the order of its messages, and what a lost connection means |
