@@ -16,7 +16,7 @@ use crate::plan::lowering::{Movement, Plan, ProgramSpec};
 use crate::plan::planner::{self, Details};
 use crate::plan::program::Program;
 use crate::plan::scratch_layout;
-use crate::plan::selection::{self, AlgorithmSelection};
+use crate::plan::selection::{self, AlgorithmSelection, ShortPlan};
 use crate::plan::sized_plans::{self, SizedPlan};
 use crate::plan::topology::Topology;
 use crate::plan::traffic::Traffic;
@@ -132,7 +132,9 @@ impl Plans {
     fn positions_for(&self, bytes: usize, straight: bool, on_gpu: bool) -> (usize, usize) {
         let positions = self.positions(on_gpu && !straight);
         let last = positions.end - 1;
-        let fits = |at: &usize| !straight && bytes <= self.all[*at].longest;
+        // The rank in the middle of a star keeps whole sums, also in a reduce-scatter, for which GPUs have no memory to spare.
+        let needs_memory = |sized: &SizedPlan| on_gpu && sized.short == Some(ShortPlan::Star);
+        let fits = |at: &usize| !straight && bytes <= self.all[*at].longest && !needs_memory(&self.all[*at]);
         (positions.clone().find(fits).unwrap_or(last), last)
     }
 

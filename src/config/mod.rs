@@ -176,7 +176,7 @@ settings! {
         "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";
     #[shared yes]
     direct: Size = "FLEXRING_DIRECT", Size(64 << 10), AnyValue,
-        "Longest vector that uses a plan of few messages in a row: a direct exchange between up to 16 ranks, recursive halving between more. With FLEXRING_TRANSPORT=tcp three and more ranks of one node use a star instead: one of them adds, and sends the sum to the others. Applies if FLEXRING_ALGO and FLEXRING_LOWERING are auto, no plan file is set, and no two ranks share memory or there are more than 16 nodes. Two ranks exchange such vectors in one hop.";
+        "Longest vector that uses a plan of few messages in a row: a direct exchange between up to 16 ranks, recursive halving between more. With FLEXRING_TRANSPORT=tcp three and more ranks of one node use a star instead for vectors on the host: one of them adds, and sends the sum to the others. Applies if FLEXRING_ALGO and FLEXRING_LOWERING are auto, no plan file is set, and no two ranks share memory or there are more than 16 nodes. Two ranks exchange such vectors in one hop.";
     #[shared yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, AnyValue,
         "How the groups of a schedule become transfers.";
