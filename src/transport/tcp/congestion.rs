@@ -63,13 +63,15 @@ mod tests {
     fn bbr_is_replaced_between_machines_of_a_local_network() {
         let connect = |address: &str| {
             let listener = TcpListener::bind(address).expect("a listener");
-            TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection")
+            let stream = TcpStream::connect(listener.local_addr().expect("an address"));
+            // A listener that ends would reset the connection.
+            (stream.expect("a connection"), listener)
         };
         // The sockets of the first two have two addresses, like those of two machines.
         for (address, name, expected) in
             [("127.0.0.2:0", "bbr", "reno"), ("127.0.0.2:0", "cubic", "cubic"), ("127.0.0.1:0", "bbr", "bbr")]
         {
-            let stream = connect(address);
+            let (stream, _listener) = connect(address);
             let options = SockRef::from(&stream);
             // Kernels lack some of them, and some processes may not use all.
             if options.set_tcp_congestion(name.as_bytes()).is_err() {
@@ -80,6 +82,6 @@ mod tests {
             let name = options.tcp_congestion().expect("an option");
             assert!(name.starts_with(expected.as_bytes()), "{}", String::from_utf8_lossy(&name));
         }
-        assert!(round_trip(&connect("127.0.0.1:0")).is_some_and(|time| time < Duration::from_secs(1)));
+        assert!(round_trip(&connect("127.0.0.1:0").0).is_some_and(|time| time < Duration::from_secs(1)));
     }
 }
