@@ -209,11 +209,9 @@ def main():
         peers, results["skipped"] = present(folder, options.peers)
         if not peers:
             sys.exit("there is no library to measure: run cargo build --release")
-        if "clusters" in options.only and (reason := lab.missing("iperf3")):
+        none = None if any("lab" in peer.transports for peer in peers) else "none of the libraries is measured there"
+        if "clusters" in options.only and (reason := lab.missing("iperf3") or none):
             results["skipped"]["clusters"] = reason
-            options.only.remove("clusters")
-        if "clusters" in options.only and not any("lab" in peer.transports for peer in peers):
-            results["skipped"]["clusters"] = "none of the libraries is measured there"
             options.only.remove("clusters")
         for name, reason in results["skipped"].items():
             print(f"skipped: {name}: {reason}", flush=True)

@@ -40,7 +40,8 @@ pub fn run(options: &TraceOptions) -> Result<(), CommandError> {
         return Err(CommandError::Usage(message));
     }
     let output = options.output.clone().unwrap_or_else(|| PathBuf::from(&options.trace));
-    if paths.iter().any(|path| resolved_path(path) == resolved_path(&output)) {
+    let resolved = resolved_path(&output);
+    if paths.iter().any(|path| resolved_path(path) == resolved) {
         let message = format!("{} is the timeline of a rank: give another --output", output.display());
         return Err(CommandError::Usage(message));
     }
