@@ -19,8 +19,8 @@ const LONGEST_LOCAL_ROUND_TRIP: Duration = Duration::from_millis(10);
 const REPLACEMENT: &[u8] = b"reno";
 
 /// Replaces BBR by reno if the socket uses BBR and the peer is on another machine of a local network. Within a machine BBR stays: packets that overtake each
-/// other halve reno's window, so that on loopback 16 MiB take 76 ms instead of 39 with 8 ranks on 2 cores, and 1 MiB 4.0 instead of 1.9. BBR also stays where the kernel does not say so, or where the administrator or the route
-/// forbids another congestion control.
+/// other halve reno's window, so that on loopback 16 MiB take 76 ms instead of 39 with 8 ranks on 2 cores, and 1 MiB 4.0 ms instead of 1.9. BBR also stays where
+/// the kernel does not tell the round trip, or where the administrator or the route forbids another congestion control.
 pub(super) fn replace_bbr(stream: &TcpStream) {
     let options = SockRef::from(stream);
     let is_bbr = options.tcp_congestion().is_ok_and(|name| name.starts_with(b"bbr"));
