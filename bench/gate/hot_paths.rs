@@ -9,6 +9,7 @@ mod echo;
 mod memory;
 
 use echo::Echo;
+use flexring::call::Call;
 use flexring::config::{Algorithm, Config, Simd};
 use flexring::device::host::Host;
 use flexring::executor::{BoundCall, CallPath, Executor, ExecutorParts};
@@ -167,8 +168,9 @@ impl SmallCall {
     }
 
     fn post_of_peer(&mut self) {
-        self.peer.begin();
-        self.peer.post(&all_reduce(self.rank.bound.call.sequence + 1, self.rank.bound.call.count as usize));
+        let Call { sequence, count, dtype, .. } = self.rank.bound.call;
+        self.peer.begin(count as usize * dtype.size());
+        self.peer.post(&all_reduce(sequence + 1, count as usize).to_words());
     }
 }
 

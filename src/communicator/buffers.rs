@@ -8,7 +8,7 @@ use super::runner::CallRunner;
 use super::{Communicator, Registered};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::memory::{self, Buffer, MemorySpace, Piece};
+use crate::memory::{Buffer, MemorySpace, Piece};
 use std::ptr::NonNull;
 
 impl Communicator {
@@ -97,17 +97,12 @@ impl Communicator {
         if let Some(memory) = self.runner.gpu_state.locate(start, len)? {
             return Ok(memory);
         }
-        for end in [start, start.wrapping_add(len.saturating_sub(1))] {
-            if !memory::is_readable(end) {
-                let message = format!(
-                    "{end:p} is no memory of this process: was it freed, or is it a GPU's, and {}?",
-                    self.runner
-                        .gpu_state
-                        .why_none()
-                        .unwrap_or_else(|| "of a context that is gone".to_owned())
-                );
-                return Err(Error::invalid_argument(message));
-            }
+        if let Some(end) = self.runner.user_memory.unreadable_end(start, len) {
+            let why = self.runner.gpu_state.why_none();
+            let why = why.unwrap_or_else(|| "of a context that is gone".to_owned());
+            return Err(Error::invalid_argument(format!(
+                "{end:p} is no memory of this process: was it freed, or is it a GPU's, and {why}?"
+            )));
         }
         Ok(MemorySpace::Host)
     }

@@ -252,8 +252,7 @@ impl Communicator {
         self.pass_launch(checked.is_collective());
         self.runner.wait_turn(&ticket);
         let outcome = self.runner.run(checked);
-        self.runner.error_reported.fetch_or(outcome.is_err(), Ordering::Relaxed);
-        outcome
+        outcome.inspect_err(|_| self.runner.error_reported.store(true, Ordering::Relaxed))
     }
 
     /// Starts a checked call on the worker. The pieces must stay valid until the outcome is set.

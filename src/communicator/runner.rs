@@ -18,7 +18,7 @@ use super::user_memory::UserMemory;
 use crate::call::Call;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::executor::{BoundCall, BoundGroup, CallPath, Executor, PeerMessage};
+use crate::executor::{BoundCall, BoundGroup, Executor};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Buffer, Piece};
@@ -267,20 +267,36 @@ impl CallRunner {
 
     /// Runs a call, and nothing else.
     fn execute(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<()> {
+        // Every error ends the communicator, or else the other ranks wait for this one.
         let fail = |failure| self.fail(failure);
         if let Some(messages) = &checked.messages {
-            let group = self.bind_group(checked, Arc::clone(messages), state).map_err(fail)?;
-            return state.executor.run_group(&group, &fail);
+            // Groups come before the next collective, and are not counted.
+            let call = Self::call(checked, state.sequence + 1, 0);
+            self.enter(&call).map_err(fail)?;
+            return state.executor.run_group(&BoundGroup { call, messages: Arc::clone(messages) }, &fail);
         }
-        let (bound, path) = self.bind(checked, state).map_err(fail)?;
+        let Installed { path, digest, facts, scratch_bytes } = self.path(checked, state).map_err(fail)?;
+        let call = Self::call(checked, state.sequence, digest);
+        self.enter(&call).map_err(fail)?;
+        let bound = BoundCall {
+            call,
+            input: checked.input,
+            output: checked.output,
+            scratch: self.scratch(checked, scratch_bytes, state).map_err(fail)?,
+            in_place: checked.in_place,
+            arithmetic: checked.arithmetic(),
+            average: checked.op == ReduceOp::Avg,
+            prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
+            facts,
+            blocks: checked.blocks.clone(),
+        };
         state.executor.run(&bound, path, &fail)
     }
 
-    /// Announces a collective to the coordinator, and binds it to its memory.
-    fn bind(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<(BoundCall, CallPath)> {
-        let Installed { path, digest: program, facts, scratch_bytes } = self.path(checked, state)?;
-        let call = Call {
-            sequence: state.sequence,
+    /// The call with this number, as ranks announce it to each other.
+    fn call(checked: &CheckedCall, sequence: u64, program: u64) -> Call {
+        Call {
+            sequence,
             collective: checked.collective,
             dtype: checked.dtype,
             op: checked.op.code(),
@@ -289,48 +305,15 @@ impl CallRunner {
             program,
             on_gpu: checked.on_gpu,
             factor: checked.op.factor(),
-        };
-        log::trace!("rank {}: {call}", self.rank);
-        self.control.enter_call(&call)?;
-        reach(FaultPoint::CallEntered);
-        let bound = BoundCall {
-            call,
-            input: checked.input,
-            output: checked.output,
-            scratch: self.scratch(checked, scratch_bytes, state)?,
-            in_place: checked.in_place,
-            arithmetic: checked.arithmetic(),
-            average: checked.op == ReduceOp::Avg,
-            prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
-            facts,
-            blocks: checked.blocks.clone(),
-        };
-        Ok((bound, path))
+        }
     }
 
-    /// Announces a group to the coordinator.
-    fn bind_group(
-        &self,
-        checked: &CheckedCall,
-        messages: Arc<[PeerMessage]>,
-        state: &RunnerState,
-    ) -> Result<BoundGroup> {
-        let call = Call {
-            // Groups come before the next collective, and are not counted.
-            sequence: state.sequence + 1,
-            collective: checked.collective,
-            dtype: checked.dtype,
-            op: checked.op.code(),
-            root: checked.root as u32,
-            count: checked.count,
-            program: 0,
-            on_gpu: checked.on_gpu,
-            factor: 1.0,
-        };
+    /// Announces a call to the coordinator.
+    fn enter(&self, call: &Call) -> Result<()> {
         log::trace!("rank {}: {call}", self.rank);
-        self.control.enter_call(&call)?;
+        self.control.enter_call(call)?;
         reach(FaultPoint::CallEntered);
-        Ok(BoundGroup { call, messages })
+        Ok(())
     }
 
     /// Whether a call takes the path for small messages. Vectors on a GPU are staged in host memory then.

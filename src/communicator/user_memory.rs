@@ -1,13 +1,13 @@
 //! Memory of users that peers and devices reach: neighbours read it, RDMA devices send from it and write to it.
 //!
-//! Owns its allocation, and its announcement to neighbours and devices. Must not know its contents.
+//! Owns its allocation, its announcement to neighbours and devices, and whether it can be read. Must not know its contents.
 
 use super::checked_wait::wait_until;
 use super::registered_pages::{RegisteredPages, SharedVector};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
-use crate::memory::{Arena, Buffer, Piece, Registrar, lend_in_place};
+use crate::memory::{Arena, Buffer, Piece, ReadablePages, Registrar, lend_in_place};
 use crate::process::CreatorProcess;
 use crate::transport::shm::NodeMemory;
 use std::collections::HashMap;
@@ -35,6 +35,8 @@ pub(super) struct UserMemory {
     /// Registrations with shared pages, which another communicator may have shared, those included whose pages are becoming private.
     /// Calls record nothing while there are none.
     shared: AtomicUsize,
+    /// Of the vectors of calls.
+    readable: ReadablePages,
 }
 
 /// What users have registered, and what the running call uses.
@@ -70,7 +72,8 @@ impl UserMemory {
     pub(super) fn new(node: Arc<NodeMemory>, registrar: Option<Arc<dyn Registrar>>, shares: bool) -> Self {
         let shares = shares && node.processes() > 1;
         let (leases, registered, changed, shared) = Default::default();
-        Self { node, leases, registrar, registered, changed, shares, shared }
+        let readable = ReadablePages::new();
+        Self { node, leases, registrar, registered, changed, shares, shared, readable }
     }
 
     fn arena(&self) -> &Arc<Arena> {
@@ -101,6 +104,11 @@ impl UserMemory {
     /// Whether these bytes are part of the arena.
     pub(super) fn contains(&self, start: *const u8, len: usize) -> bool {
         self.arena().contains(start, len)
+    }
+
+    /// The end of a vector that is not part of the arena and that this process cannot read, if there is one.
+    pub(super) fn unreadable_end(&self, start: *const u8, len: usize) -> Option<*const u8> {
+        self.readable.unreadable_end(start, len)
     }
 
     /// Frees leased bytes; `false` if nothing is leased at this address.

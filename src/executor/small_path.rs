@@ -11,6 +11,7 @@
 use super::bound_call::BoundCall;
 use super::resources::Resources;
 use super::ticket::OUTSIDE_JOB;
+use crate::call::{Call, CallWords};
 use crate::device::{Finish, Job, Operand};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
@@ -32,30 +33,33 @@ pub(super) struct SmallPath {
     mailbox: Mailbox,
     /// Whether the leader adds for all. Equal on all ranks.
     through_leader: bool,
+    /// The running call, packed: the calls of others are compared without unpacking them.
+    words: CallWords,
 }
 
 impl SmallPath {
     /// `ranks_per_core`: as in [`ExecutorParts`](super::ExecutorParts).
     pub(super) fn new(mailbox: Mailbox, ranks_per_core: usize) -> Self {
         let through_leader = ranks_per_core > 1 && mailbox.ranks() >= LEADER_RANKS;
-        Self { mailbox, through_leader }
+        Self { mailbox, through_leader, words: CallWords::default() }
     }
 
     /// Executes a call whose whole vector fits a mailbox, and whose own vectors are host memory. Contributions are added in the
     /// order of local ranks, so all ranks get the same bits.
     pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
         let call = &bound.call;
+        self.words = call.to_words();
         let bytes = call.count as usize * call.dtype.size();
         let layout = SmallLayout::new(call.collective, call.root as Rank, resources.world, bytes);
         let (contributed, received) = (layout.contributed(resources.rank), layout.received(resources.rank));
-        let whole = self.mailbox.begin().narrow(0, bytes);
+        let whole = self.mailbox.begin(bytes);
         let factor = bound.prescale.then_some(call.factor);
         copy(resources, bound, bound.input, part(whole, contributed), factor)?;
         reach(FaultPoint::SmallWritten);
         if !self.through_leader {
-            self.mailbox.post(call);
+            self.mailbox.post(&self.words);
             reach(FaultPoint::SmallPosted);
-            self.collect(resources, bound, bytes)?;
+            self.collect(resources, bound, whole)?;
             reach(FaultPoint::SmallCollected);
             if layout.exchanges_blocks() {
                 return self.copy_blocks(resources, bound, &layout);
@@ -68,23 +72,23 @@ impl SmallPath {
             if !layout.exchanges_blocks() {
                 self.assemble(resources, bound, &layout, layout.whole(), whole)?;
             }
-            self.mailbox.post_to_members(call);
+            self.mailbox.post_to_members(&self.words);
             reach(FaultPoint::LeaderPosted);
             if layout.exchanges_blocks() {
                 return self.copy_blocks(resources, bound, &layout);
             }
             return copy(resources, bound, part(whole, received), bound.output, None);
         }
-        self.mailbox.post_to_leader(call);
+        self.mailbox.post_to_leader(&self.words);
         reach(FaultPoint::MemberPosted);
-        let whole = self.await_leader(resources, bound)?.narrow(0, bytes);
+        let result = self.await_leader(resources, bound)?;
         reach(FaultPoint::MemberReceived);
         if layout.exchanges_blocks() {
             // The leader has seen all posts, so none is waited for.
-            self.collect(resources, bound, bytes)?;
+            self.collect(resources, bound, whole)?;
             return self.copy_blocks(resources, bound, &layout);
         }
-        copy(resources, bound, part(whole, received), bound.output, None)
+        copy(resources, bound, part(result, received), bound.output, None)
     }
 
     /// Copies this rank's block out of each of the mailboxes that are listed as operands.
@@ -132,14 +136,19 @@ impl SmallPath {
         Ok(())
     }
 
-    /// Waits for the contributions of all ranks, checks their calls, and lists the first `len` bytes of all mailboxes as operands.
-    fn collect(&self, resources: &mut Resources, bound: &BoundCall, len: usize) -> Result<()> {
+    /// Waits for the contributions of all ranks, checks their calls, and lists the messages in all mailboxes as operands. This rank's
+    /// is `own`.
+    fn collect(&self, resources: &mut Resources, bound: &BoundCall, own: Piece) -> Result<()> {
         let Resources { rank: me, world, links, fault, wait, operands, trace, .. } = resources;
         operands.clear();
         wait.begin();
         while operands.len() < *world {
             let local_rank = operands.len();
-            let Some(bytes) = self.checked_post(*me, bound, local_rank)? else {
+            if local_rank == self.mailbox.local_rank() {
+                operands.push(Operand { piece: own, factor: None });
+                continue;
+            }
+            let Some(message) = self.checked_post(*me, bound, local_rank)? else {
                 reach(FaultPoint::SmallWaits);
                 trace.idle();
                 let is_posted = || self.mailbox.peek(local_rank).is_some();
@@ -150,7 +159,7 @@ impl SmallPath {
             };
             wait.progressed();
             trace.progressed();
-            operands.push(Operand { piece: bytes.narrow(0, len), factor: None });
+            operands.push(Operand { piece: message, factor: None });
         }
         Ok(())
     }
@@ -163,9 +172,9 @@ impl SmallPath {
         operands.resize(*world, Operand { piece: own, factor: None });
         wait.begin();
         for local_rank in (LEADER + 1..*world).rev() {
-            let bytes = loop {
-                if let Some(bytes) = self.checked_post(*me, bound, local_rank)? {
-                    break bytes;
+            let message = loop {
+                if let Some(message) = self.checked_post(*me, bound, local_rank)? {
+                    break message;
                 }
                 trace.idle();
                 if !wait.pause_by(fault, |longest| self.mailbox.await_post(local_rank, longest))? {
@@ -174,7 +183,7 @@ impl SmallPath {
             };
             wait.progressed();
             trace.progressed();
-            operands[local_rank].piece = bytes.narrow(0, own.len());
+            operands[local_rank].piece = message;
         }
         Ok(())
     }
@@ -198,15 +207,18 @@ impl SmallPath {
         }
     }
 
-    /// The mailbox of a rank that has posted; `None` if it has not yet.
+    /// The message of a rank that has posted; `None` if it has not yet.
     ///
     /// # Errors
     /// `Disagreement` if its call is another one than this rank's.
     fn checked_post(&self, me: usize, bound: &BoundCall, local_rank: usize) -> Result<Option<Piece>> {
-        let Some((call, bytes)) = self.mailbox.peek(local_rank) else { return Ok(None) };
+        let Some((words, message)) = self.mailbox.peek(local_rank) else { return Ok(None) };
+        if words == self.words {
+            return Ok(Some(message));
+        }
         let rank = self.mailbox.rank_at(local_rank);
-        match call {
-            Some(call) if bound.call.agrees_with(&call) => Ok(Some(bytes)),
+        match Call::from_words(words) {
+            Some(call) if bound.call.agrees_with(&call) => Ok(Some(message)),
             Some(call) => Err(Error::disagreement(bound.call.difference(me, &call, rank))),
             None => Err(Error::disagreement(format!(
                 "the mailbox of rank {rank} holds no valid call: do all ranks run the same build of flexring?"

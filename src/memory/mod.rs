@@ -16,7 +16,7 @@
 //! | `registrar` | registering memory with devices |
 //! | `gpu_sharing` | access to the GPU memory of other ranks on the node |
 //! | `unforked_map` | memory for devices that forked children do not have |
-//! | `probe` | whether an address can be read |
+//! | `probe` | whether memory can be read |
 
 mod arena;
 mod buffer;
@@ -37,7 +37,7 @@ pub use gpu_sharing::{Export, Sharing};
 pub use peer_arena::PeerArena;
 pub(crate) use piece::{Loan, lend, lend_in_place, populate, read_bytes, write_bytes};
 pub use piece::{MemorySpace, Piece};
-pub(crate) use probe::is_readable;
+pub(crate) use probe::ReadablePages;
 pub use registrar::Registrar;
 pub use shared_range::SharedRange;
 #[cfg(all(test, feature = "verbs"))]

@@ -7,6 +7,7 @@ use super::neighbours::{Neighbour, Neighbours};
 use super::node_page::NodePage;
 use super::spsc_queue::{ENTRIES, SpscQueue};
 use super::{Shm, WINDOW, WakeLanes};
+use crate::call::Call;
 use crate::fuzzing::{FuzzTarget, InputReader, block};
 use crate::memory::{Arena, PeerArena, Piece};
 use crate::transport::fixtures::call;
@@ -92,8 +93,9 @@ fn memory_of_a_hostile_neighbour() {
         [&[2], entry(&a_call).as_slice(), &entry(&[2, most - 8, 8]), &entry(&[2, u64::MAX, 2]), &[3]]
             .concat(),
         [&[2, 4], entry(&[3, 0, 1]).as_slice(), &[3]].concat(),
-        [&[2, 4, 4, 4, 0, 1, 0, 2], [0; 7].as_slice(), &[3, 6, 7]].concat(),
-        [&[6, 7, 0, 3, 0, 1], [0; 7].as_slice(), &[6, 7]].concat(),
+        [&[2, 4, 4, 4, 0, 1, 0, 2], [0; 6].as_slice(), &[3, 6, 7]].concat(),
+        // The neighbour posts a short message for call 1, and a long one for call 2.
+        [&[6, 7, 0, 6, 1], [0; 7].as_slice(), &[7, 6, 0, 2, 2], [0; 7].as_slice(), &[7]].concat(),
     ];
     // A small job: what this rank keeps of a neighbour does not depend on what the neighbour writes.
     let target = FuzzTarget { name: "shm_neighbour", longest: 2048, memory: 1 << 20 };
@@ -113,8 +115,8 @@ fn memory_of_a_hostile_neighbour() {
         // SAFETY: as above, at the start of the neighbour's region.
         let control = unsafe { control.as_ref().expect("not null") };
         let queue = node.layout().queue(0);
-        let (mut sequence, mut seen, mut written, mut unreleased, mut in_flight) =
-            (0, 0, 0u64, 0usize, 0usize);
+        let (mut sequence, mut seen, mut written, mut unreleased, mut in_flight, mut small_calls) =
+            (0, 0, 0u64, 0usize, 0usize, 0u64);
         let mut failed = false;
         while !reader.is_empty() && !failed {
             match reader.byte() % 9 {
@@ -171,15 +173,15 @@ fn memory_of_a_hostile_neighbour() {
                     unreleased -= 1;
                 }
                 6 => {
-                    let slot = mailbox.begin();
-                    touch(slot);
-                    mailbox.post(&call(1));
-                    mailbox.post_to_members(&call(1));
+                    small_calls += 1;
+                    touch(mailbox.begin(if small_calls % 2 == 1 { 8 } else { SMALL }));
+                    mailbox.post(&call(1).to_words());
+                    mailbox.post_to_members(&call(1).to_words());
                 }
                 7 => {
-                    if let Some((_, bytes)) = mailbox.peek(1) {
-                        assert_eq!(bytes.len(), SMALL);
-                        touch(bytes);
+                    if let Some((words, message)) = mailbox.peek(1) {
+                        let _ = Call::from_words(words);
+                        touch(message);
                     }
                     mailbox.await_post(1, Duration::ZERO);
                 }

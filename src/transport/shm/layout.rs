@@ -12,8 +12,8 @@ use crate::memory::{Arena, Piece};
 /// use. On larger ones that would take most of the start's time and, as it grows with the square of the ranks, of the node's memory.
 pub(super) const PREFAULTED_RANKS: usize = 16;
 
-/// Bytes of the header of a mailbox slot: one cache line.
-pub(super) const MAILBOX_HEADER: usize = 64;
+/// Bytes of the first part of a mailbox slot: a cache line, for the header and the shortest messages.
+pub(super) const MAILBOX_LINE: usize = 64;
 
 /// The offset in the arena of each part of a region, computed from the region's start, the number of ranks on the node and the
 /// sizes of small messages and slots.
@@ -110,7 +110,7 @@ impl ArenaLayout {
 
     /// The offset of the mailbox slot with this index, 0 or 1.
     pub(super) fn mailbox(self, slot: usize) -> usize {
-        let slot_bytes = (MAILBOX_HEADER + self.small).next_multiple_of(64);
+        let slot_bytes = (MAILBOX_LINE + self.small).next_multiple_of(MAILBOX_LINE);
         self.queue(self.neighbours).next_multiple_of(4096) + slot * slot_bytes
     }
 
