@@ -95,19 +95,13 @@ impl<'a> StepBuilder<'a> {
     /// Sends `span` to `peers`, all different.
     pub(super) fn send(&mut self, span: Span, peers: ShortList<Rank>) {
         let buffer = self.own(span, true);
-        let depends = self.read(span, buffer);
-        self.push(span, Body::Send { buffer, peers }, depends);
-    }
-
-    /// Notes that the next step reads this rank's data in `buffer`. What it depends on for that.
-    fn read(&mut self, span: Span, buffer: BufferKind) -> Vec<Dependency> {
-        let step = self.steps.len() as StepId;
         let mut depends = std::mem::take(&mut self.spare);
+        let step = self.steps.len() as StepId;
         for history in self.history.over(span) {
             depends.extend(history.writer.map(|on| Dependency { on, kind: DependencyKind::Elements }));
             history.readers.push((step, buffer == BufferKind::Input));
         }
-        depends
+        self.push(span, Body::Send { buffer, peers }, depends);
     }
 
     /// Writes the sum of `operands` to the output.
@@ -156,19 +150,6 @@ impl<'a> StepBuilder<'a> {
         self.push(span, body, depends);
     }
 
-    /// What the ranks in `order` contribute: this rank `own`, and the others messages.
-    fn operands(&self, order: &[Rank], own: Option<OperandSource>) -> ShortList<OperandSource> {
-        let operand = |rank: &Rank| match own {
-            Some(own) if *rank == self.rank => own,
-            _ => OperandSource::Received { peer: *rank },
-        };
-        match order {
-            [only] => [operand(only)].into(),
-            [first, second] => [operand(first), operand(second)].into(),
-            _ => order.iter().map(operand).collect::<Vec<_>>().into(),
-        }
-    }
-
     fn writers_of_passed_on(&mut self, span: Span) -> Vec<Dependency> {
         let writers = self.passed_on.over(span).flat_map(|writer| *writer);
         writers.map(|on| Dependency { on, kind: DependencyKind::Elements }).collect()
@@ -195,7 +176,15 @@ impl<'a> StepBuilder<'a> {
             let buffer = self.own(span, self.reproducible);
             OperandSource::Own { buffer, scaled: buffer == BufferKind::Input && self.prescale }
         });
-        let operands = self.operands(order, own);
+        let operand = |rank: &Rank| match own {
+            Some(own) if *rank == self.rank => own,
+            _ => OperandSource::Received { peer: *rank },
+        };
+        let operands = match order {
+            [only] => [operand(only)].into(),
+            [first, second] => [operand(first), operand(second)].into(),
+            _ => order.iter().map(operand).collect::<Vec<_>>().into(),
+        };
         self.combine(span, operands, last);
     }
 

@@ -11,7 +11,7 @@ mod acceptance;
 use super::congestion;
 use super::handshake::{self, CHALLENGE, HELLO, LinkHello};
 use super::listener::Listener;
-use super::socket::{LinkOptions, LinkSocket};
+use super::socket::{LinkOptions, LinkSocket, is_within_machine};
 use super::unauthenticated::{HandshakeBuffer, Unauthenticated};
 use crate::descriptor_limit;
 use crate::error::{Error, ErrorKind, Result};
@@ -417,7 +417,10 @@ fn set_options(socket: LinkSocket) -> Result<LinkSocket> {
         .set_tcp_nodelay(true)
         .and_then(|()| options.set_tcp_keepalive(&keepalive))
         .map_err(|cause| Error::io("cannot set the options of a connection", cause))?;
-    congestion::replace_bbr(socket.get());
+    let ends = (socket.get().local_addr(), socket.get().peer_addr());
+    if matches!(ends, (Ok(own), Ok(peer)) if !is_within_machine(own.ip(), peer.ip())) {
+        congestion::replace_bbr(socket.get());
+    }
     Ok(socket)
 }
 

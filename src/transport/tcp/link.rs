@@ -4,7 +4,7 @@
 //! other links, nor how readiness is detected.
 
 use super::frame::{Frame, FrameHeader, FrameProgress};
-use super::socket::LinkSocket;
+use super::socket::{LinkSocket, is_within_machine};
 use super::stream::{FrameStream, ReadOutcome};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
@@ -89,7 +89,7 @@ impl Link {
     /// That of the kernel.
     pub fn is_local(&self, stream: &FrameStream) -> rustix::io::Result<bool> {
         let own = SocketAddr::try_from(rustix::net::getsockname(stream)?)?;
-        Ok(own.ip() == self.address.ip() || own.ip().is_loopback())
+        Ok(is_within_machine(own.ip(), self.address.ip()))
     }
 
     /// Whether messages are in flight, so that the link holds pieces.

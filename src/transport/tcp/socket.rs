@@ -1,14 +1,14 @@
 //! A connected socket of a link, plain or encrypted.
 //!
-//! Owns which bytes travel encrypted: all behind the initiator's hello, if at all. Must not know frames, nor what proves who the
-//! other end is.
+//! Owns which bytes travel encrypted: all behind the initiator's hello, if at all; and which connections are within a machine. Must not know
+//! frames, nor what proves who the other end is.
 
 use crate::error::Result;
 use crate::tls::{SessionBinding, TlsRole, TlsSession};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// Encrypted bytes that one system call reads at most.
@@ -32,6 +32,12 @@ pub(super) struct SendProgress {
     pub sent: usize,
     /// Whether the socket may take more.
     pub writable: bool,
+}
+
+/// Whether a connection between these addresses stays within this machine, as far as they tell: network namespaces of one machine
+/// have different ones.
+pub(super) fn is_within_machine(own: IpAddr, peer: IpAddr) -> bool {
+    own == peer || own.is_loopback()
 }
 
 /// A connected socket that does not block.
