@@ -1,6 +1,7 @@
 """Whether two runs of `make versus` agree: the ratio of their medians beside the spread that they state."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from measures import duration, human, measured, spread_of, summary
@@ -18,7 +19,7 @@ def agree(old, new):
         results = about["results"]
         print(f"{path}: {about['date']}, {results['commit']}, {about['cores']} cores of {about['cpu']}, load {results['load_before']:.1f} before")
     before, after = ({each["title"]: each for part in ("node", "clusters") for each in about["results"][part]} for about in runs)
-    outside, unknown = {}, {}
+    found = {True: Counter(), False: Counter()}
     print(f"\n{'setting':34}{'library':28}{'length':>9}{'old':>10}{'new':>10}{'new/old':>9}{'spread':>8}")
     for title in filter(after.__contains__, before):
         for name in before[title]["times"]:
@@ -30,13 +31,15 @@ def agree(old, new):
                 ours, ratio = name.startswith("flexring"), times[1] / times[0]
                 line = f"{title:34}{name:28}{human(size):>9}{duration(times[0]):>10}{duration(times[1]):>10}{ratio:9.3f}"
                 if min(sum(record["calls"] for record in records.values()) for records in both) < FEWEST_CALLS:
-                    unknown[ours] = unknown.get(ours, 0) + 1
+                    found[ours]["unknown"] += 1
                     print(f"{line}{'-':>8}")
                     continue
                 spread = max(map(spread_of, both))
                 is_outside = max(ratio, 1 / ratio) > spread
-                outside.setdefault(ours, []).append(is_outside)
+                found[ours]["outside" if is_outside else "inside"] += 1
                 print(f"{line}{spread:8.3f}" + (" outside" if is_outside else ""))
-    for ours, found in outside.items():
-        print(f"\n{'flexring' if ours else 'other libraries'}: {sum(found)} of {len(found)} outside of the spread; {unknown.get(ours, 0)} with too few calls", end="")
+    for ours, counts in found.items():
+        if counts:
+            known = counts["outside"] + counts["inside"]
+            print(f"\n{'flexring' if ours else 'other libraries'}: {counts['outside']} of {known} outside of the spread; {counts['unknown']} with too few calls", end="")
     print()

@@ -294,3 +294,30 @@ fn a_socket_that_has_connected_to_itself_was_refused() {
     check_connected(&other).expect("another socket listens");
     drop(listener);
 }
+
+#[test]
+fn bbr_stays_within_a_machine() {
+    let listener = TcpListener::bind(SocketAddr::new(LOOPBACK, 0)).expect("a listener");
+    let stream = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+    if SockRef::from(&stream).set_tcp_congestion(b"bbr").is_err() {
+        eprintln!("skipped: bbr is not available");
+        return;
+    }
+    let socket = set_options(LinkSocket::new(stream)).expect("options");
+    let name = SockRef::from(socket.get()).tcp_congestion().expect("an option");
+    assert!(name.starts_with(b"bbr"), "{}", String::from_utf8_lossy(&name));
+}
+
+#[test]
+fn equal_and_loopback_addresses_are_within_a_machine() {
+    let address = |text: &str| text.parse::<std::net::IpAddr>().expect("an address");
+    for (own, peer, is_within) in [
+        ("10.0.0.1", "10.0.0.1", true),
+        ("127.0.0.1", "127.0.0.2", true),
+        ("::1", "::1", true),
+        ("10.0.0.1", "10.0.0.2", false),
+        ("fe80::1", "fe80::2", false),
+    ] {
+        assert_eq!(is_within_machine(address(own), address(peer)), is_within, "{own} and {peer}");
+    }
+}
