@@ -64,7 +64,14 @@ impl ErrorKind {
 /// Two errors are equal if kind, message and suspect are; the source does not count, because it stays behind when
 /// an error is sent to another rank.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Error {
+#[serde(transparent)]
+pub struct Error(
+    // Boxed, so that the results of successful calls are one word, which functions return in a register.
+    Box<ErrorParts>,
+);
+
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+struct ErrorParts {
     kind: ErrorKind,
     message: String,
     /// The rank whose failure would explain this error.
@@ -78,7 +85,7 @@ impl Error {
     ///
     /// `message` is lower case and has no final full stop, here and in all constructors.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), suspect: None, source: None }
+        Self(Box::new(ErrorParts { kind, message: message.into(), suspect: None, source: None }))
     }
 
     /// An [`ErrorKind::InvalidArgument`] error.
@@ -155,45 +162,48 @@ impl Error {
 
     /// Prefixes the message with `context`: `context: message`. Kind, suspect and source stay.
     #[must_use]
-    pub fn context(self, context: impl fmt::Display) -> Self {
-        Self { message: format!("{context}: {}", self.message), ..self }
+    pub fn context(mut self, context: impl fmt::Display) -> Self {
+        self.0.message = format!("{context}: {}", self.0.message);
+        self
     }
 
     /// Keeps `source` as [`std::error::Error::source`]. The message must already say what matters in it.
     #[must_use]
-    pub fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
-        Self { source: Some(Arc::new(source)), ..self }
+    pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.0.source = Some(Arc::new(source));
+        self
     }
 
     /// Names the rank whose failure would explain this error. The failure detector waits until that rank reports or is lost,
     /// before it settles on a root cause.
     #[must_use]
-    pub fn with_suspect(self, rank: Rank) -> Self {
-        Self { suspect: Some(rank), ..self }
+    pub fn with_suspect(mut self, rank: Rank) -> Self {
+        self.0.suspect = Some(rank);
+        self
     }
 
     /// The kind of this failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
-        self.kind
+        self.0.kind
     }
 
     /// The sentence, without the kind's name.
     #[must_use]
     pub fn message(&self) -> &str {
-        &self.message
+        &self.0.message
     }
 
     /// The rank whose failure would explain this error, if one is known.
     #[must_use]
     pub fn suspect(&self) -> Option<Rank> {
-        self.suspect
+        self.0.suspect
     }
 }
 
 impl PartialEq for Error {
     fn eq(&self, other: &Self) -> bool {
-        (self.kind, &self.message, self.suspect) == (other.kind, &other.message, other.suspect)
+        (self.kind(), self.message(), self.suspect()) == (other.kind(), other.message(), other.suspect())
     }
 }
 
@@ -201,13 +211,13 @@ impl Eq for Error {}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.kind.name(), self.message)
+        write!(f, "{}: {}", self.kind().name(), self.message())
     }
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.source {
+        match &self.0.source {
             Some(source) => Some(source.as_ref()),
             None => None,
         }
@@ -218,6 +228,11 @@ impl std::error::Error for Error {
 mod tests {
     use super::*;
     use std::error::Error as _;
+
+    #[test]
+    fn results_without_a_value_are_one_word() {
+        assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
+    }
 
     #[test]
     fn displays_kind_context_and_message() {
