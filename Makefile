@@ -147,7 +147,7 @@ $(CUST):
 	@mkdir -p $(CUST)
 	@if command -v g++ >/dev/null; then tests/gpu/driver/build.sh $(CUST)/.. && ln -sfn .. $(CUST)/lib64; fi
 
-# The memory orders of shared memory and of the GPU engine, under loom.
+# The memory orders of the order of calls, of shared memory and of the GPU engine, under loom.
 test-loom:
 	$(CARGO) test -p flexring-loom
 

@@ -1,29 +1,36 @@
 //! The order of calls: a communicator runs its calls one at a time, in the order in which they were made.
 //!
-//! Owns the ticket lock for that. Must not know what a call is.
+//! Owns the ticket lock for that, and its memory orders. Must not know what a call is.
 
 use super::checked_wait::wait_until;
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+#[cfg(loom)]
+use loom::sync::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::ops::Deref;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, PoisonError};
+#[cfg(not(loom))]
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// A ticket lock: turns come in the order of tickets, whichever thread holds them.
+///
+/// A turn that begins at once takes no mutex, and it ends without one if no thread waits and no later ticket was dropped. A thread that waits, or
+/// drops a ticket before its turn, increments `pending` and then reads `serving`; the end of a turn changes `serving` and then reads `pending`.
+/// The fences between ensure that at least one of the two sees the change of the other.
 #[derive(Debug, Default)]
 pub(super) struct CallQueue {
-    state: Mutex<QueueState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct QueueState {
     /// Number of the next ticket.
-    next: u64,
+    next: AtomicU64,
     /// Number of the ticket whose turn it is.
-    serving: u64,
-    /// Threads that wait for their turn.
-    waiting: u32,
-    /// Tickets after the current one that were dropped before their turn.
-    dropped: BTreeSet<u64>,
+    serving: AtomicU64,
+    /// Threads that wait for their turn, and tickets in `dropped`. Changed under the mutex only.
+    pending: AtomicU64,
+    /// Tickets that were dropped before their turn, and are not skipped yet.
+    dropped: Mutex<BTreeSet<u64>>,
+    changed: Condvar,
 }
 
 /// A position in the order. Dropping it ends its turn, or if that has not come yet, skips it when it comes. `Q` is a
@@ -35,46 +42,66 @@ pub(super) struct QueueTicket<Q: Deref<Target = CallQueue> = Arc<CallQueue>> {
 }
 
 impl CallQueue {
+    /// Whether it is the turn of the ticket `number`. What was written in earlier turns is visible then.
+    fn serves(&self, number: u64) -> bool {
+        self.serving.load(Ordering::Acquire) == number
+    }
+
     /// Ends the turn of the ticket `number`, or if it has not come yet, skips it when it comes.
     fn end_turn(&self, number: u64) {
-        let mut state = self.lock();
-        if number > state.serving {
-            state.dropped.insert(number);
-            return;
-        }
-        state.serving += 1;
-        while state.dropped.first() == Some(&state.serving) {
-            state.dropped.pop_first();
-            state.serving += 1;
-        }
-        if state.waiting > 0 {
-            self.changed.notify_all();
+        if self.serves(number) {
+            self.serving.store(number + 1, Ordering::Release);
+            fence(Ordering::SeqCst);
+            if self.pending.load(Ordering::Relaxed) > 0 {
+                self.skip_dropped(&mut self.lock());
+            }
+        } else {
+            let mut dropped = self.lock();
+            dropped.insert(number);
+            self.add_pending();
+            self.skip_dropped(&mut dropped);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Skips tickets that were dropped and whose turn has come, and wakes those who wait.
+    fn skip_dropped(&self, dropped: &mut BTreeSet<u64>) {
+        while let Some(number) = dropped.first().copied().filter(|number| self.serves(*number)) {
+            dropped.pop_first();
+            self.pending.fetch_sub(1, Ordering::Relaxed);
+            // Only this thread changes it now: the ticket whose turn it is was dropped.
+            self.serving.store(number + 1, Ordering::Release);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Increments `pending`. The caller holds the mutex, and must read `serving` afterwards.
+    fn add_pending(&self) {
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<Q: Deref<Target = CallQueue>> QueueTicket<Q> {
     /// Takes the next position.
     pub(super) fn take(queue: Q) -> Self {
-        let mut state = queue.lock();
-        state.next += 1;
-        let number = state.next - 1;
-        drop(state);
-        Self { number, queue }
+        Self { number: queue.next.fetch_add(1, Ordering::Relaxed), queue }
     }
 
     /// Waits for this ticket's turn, and calls `check`, if it is given, every so often meanwhile. The turn ends when the
     /// ticket is dropped.
     pub(super) fn wait_turn(&self, check: Option<&dyn Fn()>) {
-        let CallQueue { state, changed } = &*self.queue;
-        let mut waiting = self.queue.lock();
-        waiting.waiting += 1;
-        let is_turn = |state: &QueueState| state.serving == self.number;
-        wait_until(state, changed, waiting, is_turn, check).waiting -= 1;
+        let CallQueue { pending, dropped, changed, .. } = &*self.queue;
+        if self.queue.serves(self.number) {
+            return;
+        }
+        let waiting = self.queue.lock();
+        self.queue.add_pending();
+        let _waited = wait_until(dropped, changed, waiting, |_| self.queue.serves(self.number), check);
+        pending.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -84,7 +111,7 @@ impl<Q: Deref<Target = CallQueue>> Drop for QueueTicket<Q> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -99,6 +126,70 @@ mod tests {
         drop(first);
         waiter.join().expect("no panic");
         QueueTicket::take(&*queue).wait_turn(None);
-        assert!(queue.lock().dropped.is_empty());
+        assert!(queue.lock().is_empty());
+        assert_eq!(queue.pending.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// Tickets that are taken in order and used by threads of their own: `waits` says which of them wait for their turn before they are
+    /// dropped. This thread waits for the turn after them.
+    fn use_tickets<const N: usize>(waits: [bool; N]) {
+        let mut model = loom::model::Builder::new();
+        // All interleavings of three threads take minutes.
+        model.preemption_bound = (N > 1).then_some(2);
+        model.check(move || {
+            let queue = Arc::new(CallQueue::default());
+            let tickets = waits.map(|waits| (waits, QueueTicket::take(Arc::clone(&queue))));
+            let threads = tickets.map(|(waits, ticket)| {
+                thread::spawn(move || {
+                    if waits {
+                        ticket.wait_turn(None);
+                    }
+                })
+            });
+            QueueTicket::take(&*queue).wait_turn(None);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(queue.pending.load(Ordering::Relaxed), 0);
+        });
+    }
+
+    #[test]
+    fn a_waiter_sees_the_end_of_the_turn_or_is_woken() {
+        use_tickets([true]);
+        use_tickets([false]);
+        use_tickets([true, true]);
+    }
+
+    #[test]
+    fn a_dropped_ticket_is_skipped_by_itself_or_by_the_turn_before() {
+        use_tickets([true, false]);
+        use_tickets([false, true]);
+        use_tickets([false, false]);
+        use_tickets([true, false, true]);
+    }
+
+    #[test]
+    fn a_turn_sees_what_the_one_before_has_written() {
+        loom::model(|| {
+            let queue = Arc::new(CallQueue::default());
+            let written = Arc::new(loom::cell::UnsafeCell::new(0));
+            let first = QueueTicket::take(Arc::clone(&queue));
+            let (second, reader) = (QueueTicket::take(Arc::clone(&queue)), Arc::clone(&written));
+            let thread = thread::spawn(move || {
+                second.wait_turn(None);
+                // Loom checks that the accesses are ordered.
+                reader.with(|_| ());
+            });
+            first.wait_turn(None);
+            written.with_mut(|_| ());
+            drop(first);
+            thread.join().unwrap();
+        });
     }
 }

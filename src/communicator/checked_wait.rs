@@ -3,7 +3,11 @@
 //! Owns that loop. Must not know what is waited for, nor what is checked: a broken GPU reports nothing, so threads that wait for
 //! its calls ask meanwhile.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+#[cfg(loom)]
+use loom::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::PoisonError;
+#[cfg(not(loom))]
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// How often a thread that waits for calls on a GPU checks that the GPU works.
