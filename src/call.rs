@@ -157,6 +157,17 @@ impl Call {
         both && self.sequence == other.sequence && !self.agrees_with(other)
     }
 
+    /// Whether no rank completes it before all ranks have begun it: each gets elements that depend on all ranks'. Calls without elements move one
+    /// dummy element, which only reaches all ranks if it is not cut into parts.
+    #[must_use]
+    pub fn awaits_all_ranks(&self) -> bool {
+        match self.collective {
+            Collective::AllReduce | Collective::Barrier => true,
+            Collective::ReduceScatter | Collective::AllGather => self.count > 0,
+            _ => false,
+        }
+    }
+
     /// Packs the call.
     #[must_use]
     pub fn to_words(self) -> CallWords {
@@ -327,6 +338,17 @@ mod tests {
         let equal = Call { collective: Collective::AllToAll, ..exchange };
         assert!(!equal.agrees_with(&Call { count: 7, ..equal }) && !equal.agrees_with(&exchange));
         assert!(exchange.agrees_with(&Call { count: 7, ..exchange }));
+    }
+
+    #[test]
+    fn a_rank_may_complete_calls_early_that_do_not_give_it_elements_of_all_ranks() {
+        use Collective::{AllGather, AllReduce, Barrier, ReduceScatter};
+        let waits = |collective, count| Call { collective, count, ..call() }.awaits_all_ranks();
+        for collective in Collective::ALL {
+            let needs_all = matches!(collective, AllReduce | Barrier | ReduceScatter | AllGather);
+            assert_eq!(waits(collective, 8), needs_all, "{collective:?}");
+            assert_eq!(waits(collective, 0), matches!(collective, AllReduce | Barrier), "{collective:?}");
+        }
     }
 
     #[test]

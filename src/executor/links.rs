@@ -62,9 +62,16 @@ impl Links {
         &mut self.transports[self.routes[peer]]
     }
 
-    /// Begins call `sequence` on all links.
-    pub(super) fn begin(&mut self, sequence: u64) {
-        self.transports.iter_mut().for_each(|transport| transport.common_mut().begin(sequence));
+    /// Begins a call on all links.
+    pub(super) fn begin(&mut self, call: &Call) {
+        for transport in &mut self.transports {
+            let transport = transport.common_mut();
+            if call.awaits_all_ranks() {
+                transport.begin_together(call.sequence);
+            } else {
+                transport.begin(call.sequence);
+            }
+        }
     }
 
     /// Begins call `sequence` on the link to `peer` only.

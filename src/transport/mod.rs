@@ -85,6 +85,12 @@ pub trait Transport: Send {
     /// Nothing that a peer sends in a later call is reported before that call begins here.
     fn begin(&mut self, sequence: u64);
 
+    /// [`begin`](Self::begin) of a call that no peer completes before this rank has begun it: no peer has left after it, so none needs to be
+    /// looked for.
+    fn begin_together(&mut self, sequence: u64) {
+        self.begin(sequence);
+    }
+
     /// [`begin`](Self::begin) on the link to `peer` only. For calls that not all ranks make: the number is equal at both
     /// ends, greater than that of the last call that all ranks made, and not greater than that of the next one.
     ///
