@@ -25,7 +25,7 @@ use flexring::transport::tcp::{LinkOptions, Listener, Tcp};
 use flexring::transport::{AnyTransport, Event, Events, InPlaceTransport, PostedTransport, Transport, local};
 use flexring::{Communicator, ReduceOp};
 use gungraun::{library_benchmark, library_benchmark_group, main};
-use memory::{all_reduce, bound, zeros};
+use memory::{all_reduce, bound, facts, zeros};
 use rustix::event::{PollFd, PollFlags};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -79,9 +79,10 @@ impl OneRank {
         let plan = Plan::on(schedule, topology, config.lowering);
         let spec = ProgramSpec { movement: Movement::Waves, ..ProgramSpec::ALL_REDUCE };
         let mut executor = Self::executor(world, transport, None);
-        let path = executor.install(Arc::new(plan.program(0, spec))).expect("enough slots");
+        let number = executor.install(Arc::new(plan.program(0, spec))).expect("enough slots");
         let vector = zeros(world * SUBCHUNKS * SUBCHUNK);
-        let bound = bound(all_reduce(0, vector.len() / size_of::<f32>()), vector, SUBCHUNK, world);
+        let bound = bound(all_reduce(0, vector.len() / size_of::<f32>()), vector);
+        let path = CallPath::Program { number, facts: facts(&bound.call, vector, SUBCHUNK, world) };
         let mut rank = Self { executor, path, bound };
         (0..WARM_UPS).for_each(|_| rank.call());
         rank
@@ -89,7 +90,7 @@ impl OneRank {
 
     fn call(&mut self) {
         self.bound.call.sequence += 1;
-        self.executor.run(&self.bound, self.path, &|error| error).expect("the call succeeds");
+        self.executor.run(&self.bound, &self.path, &|error| error).expect("the call succeeds");
     }
 }
 
@@ -156,7 +157,7 @@ impl SmallCall {
         let (_, peer) = node.links_of(1);
         let executor = OneRank::executor(2, AnyTransport::InPlace(Box::new(shm)), Some(mailbox));
         let vector = zeros(bytes);
-        let bound = bound(all_reduce(0, bytes / size_of::<f32>()), vector, SMALL, 2);
+        let bound = bound(all_reduce(0, bytes / size_of::<f32>()), vector);
         let rank = OneRank { executor, path: CallPath::Small, bound };
         let mut call = Self { rank, peer, _node: node };
         for _ in 0..WARM_UPS {
@@ -169,8 +170,8 @@ impl SmallCall {
 
     fn post_of_peer(&mut self) {
         let Call { sequence, count, dtype, .. } = self.rank.bound.call;
-        self.peer.begin(count as usize * dtype.size());
-        self.peer.post(&all_reduce(sequence + 1, count as usize).to_words());
+        self.peer.begin(all_reduce(sequence + 1, count as usize).to_words(), count as usize * dtype.size());
+        self.peer.post();
     }
 }
 

@@ -30,9 +30,9 @@ pub fn all_reduce(sequence: u64, count: usize) -> Call {
     }
 }
 
-/// The sum of `vector` over `world` ranks, in place, in sub-chunks of `subchunk` bytes.
-pub fn bound(call: Call, vector: Piece, subchunk: usize, world: usize) -> BoundCall {
-    let facts = CallFacts {
+/// What the layout of the sum of `vector` over `world` ranks depends on, in place, in sub-chunks of `subchunk` bytes.
+pub fn facts(call: &Call, vector: Piece, subchunk: usize, world: usize) -> CallFacts {
+    CallFacts {
         collective: call.collective,
         count: call.count,
         element_bytes: call.dtype.size(),
@@ -43,7 +43,11 @@ pub fn bound(call: Call, vector: Piece, subchunk: usize, world: usize) -> BoundC
         output_bytes: vector.len(),
         slot_bytes: subchunk,
         gpu_slot_bytes: subchunk,
-    };
+    }
+}
+
+/// The sum of `vector` over all ranks, in place.
+pub fn bound(call: Call, vector: Piece) -> BoundCall {
     BoundCall {
         call,
         input: vector,
@@ -53,7 +57,6 @@ pub fn bound(call: Call, vector: Piece, subchunk: usize, world: usize) -> BoundC
         arithmetic: Arithmetic::Sum,
         average: false,
         prescale: false,
-        facts,
         blocks: None,
     }
 }

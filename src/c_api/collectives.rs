@@ -42,7 +42,8 @@ impl RawCall {
     ) -> flexring_result {
         guarded(|| {
             // SAFETY: the caller guarantees the handle.
-            let (communicator, checked) = unsafe { self.check(validate)? };
+            let buffers = unsafe { self.buffers()? };
+            let (communicator, checked) = (buffers.communicator, validate(&buffers)?);
             if checks::is_on() {
                 return checks::check(communicator, &checked, stream);
             }
@@ -67,7 +68,8 @@ impl RawCall {
         guarded(|| {
             check_pointer(out, self.function, "out")?;
             // SAFETY: the caller guarantees the handle.
-            let (communicator, checked) = unsafe { self.check(validate)? };
+            let buffers = unsafe { self.buffers()? };
+            let (communicator, checked) = (buffers.communicator, validate(&buffers)?);
             let outcome = if checked.is_on_host() {
                 communicator.submit(checked)?
             } else {
@@ -77,18 +79,6 @@ impl RawCall {
             unsafe { out.write(Box::into_raw(Box::new(flexring_request { outcomes: vec![outcome] }))) };
             Ok(())
         })
-    }
-
-    /// # Safety
-    /// `comm` is NULL or a handle that lives for `'a`.
-    unsafe fn check<'a>(
-        self,
-        validate: impl FnOnce(&CallBuffers<'_>) -> Result<CheckedCall>,
-    ) -> Result<(&'a Communicator, CheckedCall)> {
-        // SAFETY: the caller guarantees the handle.
-        let buffers: CallBuffers<'a> = unsafe { self.buffers()? };
-        let checked = validate(&buffers)?;
-        Ok((buffers.communicator, checked))
     }
 
     /// The buffers of the call.
@@ -111,6 +101,22 @@ pub(super) struct CallBuffers<'a> {
     recv: *mut c_void,
 }
 
+/// One of the two buffers of a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Send,
+    Receive,
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Receive => "receive",
+        }
+    }
+}
+
 impl CallBuffers<'_> {
     pub(super) fn validator(&self) -> CallValidator<'_> {
         self.communicator.validator()
@@ -122,7 +128,7 @@ impl CallBuffers<'_> {
     /// The send buffer is NULL or valid for reading these elements until the call is over.
     pub(super) unsafe fn send(&self, count: usize, parts: usize) -> Result<Piece> {
         // SAFETY: the caller's contract is the one of `piece`.
-        unsafe { self.piece(self.send, count, parts, "send") }
+        unsafe { self.piece(Side::Send, count, parts) }
     }
 
     /// The receive buffer, of `parts` times `count` elements.
@@ -131,12 +137,25 @@ impl CallBuffers<'_> {
     /// The receive buffer is NULL or valid for writing these elements until the call is over.
     pub(super) unsafe fn receive(&self, count: usize, parts: usize) -> Result<Piece> {
         // SAFETY: the caller's contract is the one of `piece`.
-        unsafe { self.piece(self.recv, count, parts, "receive") }
+        unsafe { self.piece(Side::Receive, count, parts) }
+    }
+
+    /// Both buffers, of `count` elements each.
+    ///
+    /// # Safety
+    /// As for [`send`](Self::send) and [`receive`](Self::receive).
+    unsafe fn both(&self, count: usize) -> Result<(Piece, Piece)> {
+        // SAFETY: the caller guarantees the buffers.
+        unsafe {
+            let input = self.send(count, 1)?;
+            // In place it is one buffer.
+            Ok((input, if self.send == self.recv { input } else { self.receive(count, 1)? }))
+        }
     }
 
     /// # Safety
-    /// `pointer` is NULL or valid for `count * parts` elements until the call is over.
-    unsafe fn piece(&self, pointer: *mut c_void, count: usize, parts: usize, name: &str) -> Result<Piece> {
+    /// The buffer is NULL or valid for `count * parts` elements until the call is over.
+    unsafe fn piece(&self, side: Side, count: usize, parts: usize) -> Result<Piece> {
         let elements = count.checked_mul(parts).and_then(|count| count.checked_mul(self.dtype.size()));
         // No allocation can be longer than that.
         let bytes = elements.filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(|| {
@@ -145,15 +164,16 @@ impl CallBuffers<'_> {
         if bytes == 0 {
             return Ok(Piece::EMPTY);
         }
+        let pointer = if side == Side::Send { self.send } else { self.recv };
         let start = NonNull::new(pointer.cast())
-            .ok_or_else(|| Error::invalid_argument(format!("the {name} buffer is NULL")))?;
+            .ok_or_else(|| Error::invalid_argument(format!("the {} buffer is NULL", side.name())))?;
         if (start.as_ptr() as usize).checked_add(bytes).is_none() {
             return Err(Error::invalid_argument(format!(
                 "{bytes} bytes at {pointer:p} reach beyond the address space"
             )));
         }
         let located = self.communicator.memory_of(start.as_ptr(), bytes);
-        let memory = located.map_err(|error| error.context(format_args!("the {name} buffer")))?;
+        let memory = located.map_err(|error| error.context(format_args!("the {} buffer", side.name())))?;
         // SAFETY: the caller guarantees that the elements, which are these bytes, are valid, and `memory_of`
         // returned where they are.
         Ok(unsafe { piece_in(memory, start, bytes) })
@@ -166,7 +186,7 @@ impl CallBuffers<'_> {
     pub(super) unsafe fn all_reduce(&self, count: usize, op: flexring_op) -> Result<CheckedCall> {
         let op = op_of(op)?;
         // SAFETY: the caller guarantees the buffers.
-        let (input, output) = unsafe { (self.send(count, 1)?, self.receive(count, 1)?) };
+        let (input, output) = unsafe { self.both(count)? };
         self.validator().all_reduce(input, output, self.dtype, op)
     }
 

@@ -309,7 +309,7 @@ impl CallValidator<'_> {
             return refuse(format!("root {root} is not a rank: there are {}, from 0", self.world));
         }
         for (name, piece) in [("send", input), ("receive", output)] {
-            if !piece.is_empty() && !address(piece).is_multiple_of(dtype.size()) {
+            if !piece.is_empty() && !dtype.divides(address(piece)) {
                 return refuse(format!(
                     "the {name} buffer at {:p} is not aligned to the {} bytes of a {}",
                     piece.as_ptr(),
@@ -342,7 +342,7 @@ impl CallValidator<'_> {
         if collective.reduces() {
             op.check(dtype)?;
         }
-        let count = (bytes / dtype.size()) as u64;
+        let count = dtype.elements_in(bytes) as u64;
         Ok(CheckedCall {
             collective,
             root,

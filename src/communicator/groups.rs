@@ -157,9 +157,9 @@ impl CallValidator<'_> {
                 let peer = message.peer;
                 return refuse(format!("{name} {direction} rank {peer}: there are {world} ranks, from 0"));
             }
-            let (address, size) = (message.piece.as_ptr(), message.dtype.size());
-            if !message.piece.is_empty() && !(address as usize).is_multiple_of(size) {
-                let dtype = message.dtype.name();
+            let (address, dtype) = (message.piece.as_ptr(), message.dtype);
+            if !message.piece.is_empty() && !dtype.divides(address as usize) {
+                let (size, dtype) = (dtype.size(), dtype.name());
                 return refuse(format!(
                     "the buffer of a {name} at {address:p} is not aligned to the {size} bytes of a {dtype}"
                 ));
@@ -226,7 +226,7 @@ fn check_overlap(messages: &[PeerMessage]) -> Result<()> {
 fn check_own(rank: Rank, messages: &[PeerMessage]) -> Result<()> {
     let own = |is_send: bool| {
         let own = messages.iter().filter(move |message| message.peer == rank && message.is_send == is_send);
-        own.map(|message| (message.piece.len() / message.dtype.size(), message.dtype))
+        own.map(|message| (message.dtype.elements_in(message.piece.len()), message.dtype))
     };
     let (sends, receives) = (own(true).count(), own(false).count());
     if sends != receives {

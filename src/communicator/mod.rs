@@ -191,8 +191,10 @@ impl Communicator {
         }
         let ticket = QueueTicket::take(&*self.runner.queue);
         self.runner.wait_turn(&ticket);
-        let RunnerState { executor, adaptation, .. } = &mut *self.runner.lock_state();
-        self.runner.lock_plans().replace(plan, executor);
+        let RunnerState { executor, adaptation, plans_digest, .. } = &mut *self.runner.lock_state();
+        let mut plans = self.runner.lock_plans();
+        plans.replace(plan, executor);
+        *plans_digest = plans.digest();
         // The program has chosen.
         *adaptation = None;
         Ok(())

@@ -9,7 +9,7 @@ use crate::config::{Algorithm, Config};
 use crate::description;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
-use crate::executor::{CallPath, Executor};
+use crate::executor::{Executor, ProgramNumber};
 use crate::plan::call_layout::CallFacts;
 use crate::plan::link_shares::{self, SentByRank, sent_to_peers};
 use crate::plan::lowering::{Movement, Plan, ProgramSpec};
@@ -71,13 +71,13 @@ struct LoweredProgram {
     /// See [`Installed::digest`].
     digest: u64,
     /// Where the executor has it; `None` until it does.
-    path: Option<CallPath>,
+    number: Option<ProgramNumber>,
 }
 
-/// How a call is executed.
+/// How a call is executed by a program.
 #[derive(Clone, Copy)]
 pub(super) struct Installed {
-    pub path: CallPath,
+    pub number: ProgramNumber,
     /// The digest by which ranks check that they run the same program: equal on all ranks that do.
     pub digest: u64,
     /// What the layout of the call depends on.
@@ -258,20 +258,13 @@ impl Plans {
         is_small.then(|| Traffic::of(&self.main().plan, topology, ProgramSpec::ALL_REDUCE))
     }
 
-    /// How `checked` is executed. The first call of its kind installs the program.
-    pub(super) fn path(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<Installed> {
+    /// How `checked` is executed by a program. The first call of its kind installs it.
+    pub(super) fn program(&mut self, checked: &CheckedCall, executor: &mut Executor) -> Result<Installed> {
         let key = self.key_of(checked);
-        let path = self.install(key, executor)?;
         let facts = self.facts(checked, self.all[key.0].subchunk);
-        let LoweredProgram { program, digest, .. } = self.lowered(key);
+        let (number, LoweredProgram { program, digest, .. }) = self.install(key, executor)?;
         let scratch_bytes = scratch_layout::scratch_bytes(program, &facts);
-        Ok(Installed { path, digest: *digest, facts, scratch_bytes })
-    }
-
-    /// How a call is executed that takes the path for small messages, whose longest vector has `small` bytes.
-    pub(super) fn small_path(&self, checked: &CheckedCall, small: usize) -> Installed {
-        let (digest, facts) = (self.digest(), self.facts(checked, small));
-        Installed { path: CallPath::Small, digest, facts, scratch_bytes: 0 }
+        Ok(Installed { number, digest: *digest, facts, scratch_bytes })
     }
 
     /// Bytes of scratch memory that `checked` needs when it runs a program.
@@ -346,19 +339,22 @@ impl Plans {
             // Hash the two digests instead of combining them by XOR: each depends on the plan's digest, which
             // would cancel out.
             let both = u128::from(*digest) << 64 | u128::from(program.digest);
-            LoweredProgram { program, digest: xxh3_64(&both.to_le_bytes()), path: None }
+            LoweredProgram { program, digest: xxh3_64(&both.to_le_bytes()), number: None }
         })
     }
 
-    /// Where a program is installed. The first call installs it.
-    fn install(&mut self, key: ProgramKey, executor: &mut Executor) -> Result<CallPath> {
+    /// A program, and where it is installed. The first call installs it.
+    fn install(
+        &mut self,
+        key: ProgramKey,
+        executor: &mut Executor,
+    ) -> Result<(ProgramNumber, &LoweredProgram)> {
         let lowered = self.lowered(key);
-        if let Some(path) = lowered.path {
-            return Ok(path);
-        }
-        let path = executor.install(Arc::clone(&lowered.program))?;
-        lowered.path = Some(path);
-        Ok(path)
+        let number = match lowered.number {
+            Some(number) => number,
+            None => *lowered.number.insert(executor.install(Arc::clone(&lowered.program))?),
+        };
+        Ok((number, lowered))
     }
 }
 

@@ -18,7 +18,7 @@ use super::user_memory::UserMemory;
 use crate::call::Call;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::executor::{BoundCall, BoundGroup, Executor};
+use crate::executor::{BoundCall, BoundGroup, CallPath, Executor};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Buffer, Piece};
@@ -78,6 +78,8 @@ pub(super) struct RunnerState {
     pub adaptation: Option<Box<LinkAdaptation>>,
     /// Sequence number of the last collective, from 1.
     pub sequence: u64,
+    /// A copy of [`Plans::digest`], so that small calls need not lock the plans. Set wherever plans are replaced.
+    pub plans_digest: u64,
     /// Whether the next call panics.
     #[cfg(test)]
     pub panics: bool,
@@ -243,7 +245,7 @@ impl CallRunner {
         });
         state.sequence += 1;
         let Some(change) = change? else { return Ok(()) };
-        let RunnerState { executor, sequence, .. } = state;
+        let RunnerState { executor, sequence, plans_digest, .. } = state;
         let mut plans = self.lock_plans();
         // An error would be the same on all ranks, and the plans that there are work.
         let next = match plans.for_links(adaptation.config(), adaptation.changed_topology().as_ref()) {
@@ -257,6 +259,7 @@ impl CallRunner {
             drop(plans);
             return Err(self.fail(failure));
         }
+        *plans_digest = plans.digest();
         adaptation.note_plan(plans.algorithm(), |first| plans.traffic(first), Some(*sequence));
         if self.rank == 0 {
             let changed = adaptation.describe(&change);
@@ -275,7 +278,7 @@ impl CallRunner {
             self.enter(&call).map_err(fail)?;
             return state.executor.run_group(&BoundGroup { call, messages: Arc::clone(messages) }, &fail);
         }
-        let Installed { path, digest, facts, scratch_bytes } = self.path(checked, state).map_err(fail)?;
+        let (path, digest, scratch_bytes) = self.path(checked, state).map_err(fail)?;
         let call = Self::call(checked, state.sequence, digest);
         self.enter(&call).map_err(fail)?;
         let bound = BoundCall {
@@ -287,10 +290,9 @@ impl CallRunner {
             arithmetic: checked.arithmetic(),
             average: checked.op == ReduceOp::Avg,
             prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
-            facts,
             blocks: checked.blocks.clone(),
         };
-        state.executor.run(&bound, path, &fail)
+        state.executor.run(&bound, &path, &fail)
     }
 
     /// The call with this number, as ranks announce it to each other.
@@ -323,12 +325,14 @@ impl CallRunner {
             && checked.whole_bytes() <= self.small
     }
 
-    /// How the call is executed.
-    fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<Installed> {
+    /// How the call is executed, the digest by which ranks check that they execute it alike, and the bytes of scratch memory for it.
+    fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<(CallPath, u64, usize)> {
         if self.is_small(checked) {
-            return Ok(self.lock_plans().small_path(checked, self.small));
+            return Ok((CallPath::Small, state.plans_digest, 0));
         }
-        self.lock_plans().path(checked, &mut state.executor)
+        let Installed { number, digest, facts, scratch_bytes } =
+            self.lock_plans().program(checked, &mut state.executor)?;
+        Ok((CallPath::Program { number, facts }, digest, scratch_bytes))
     }
 
     /// Scratch memory of this many bytes, on the GPU if the vectors are there.

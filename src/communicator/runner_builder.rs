@@ -123,6 +123,7 @@ impl CallRunnerBuilder<'_> {
                 scratch: None,
                 adaptation,
                 sequence: 0,
+                plans_digest: self.plans.digest(),
                 #[cfg(test)]
                 panics: false,
             }),

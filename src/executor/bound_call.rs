@@ -28,8 +28,6 @@ pub struct BoundCall {
     pub average: bool,
     /// Whether contributions are multiplied by the call's factor.
     pub prescale: bool,
-    /// What the layout of the call depends on.
-    pub facts: CallFacts,
     /// The lengths of the blocks of an all-to-all; `None` for other collectives.
     pub blocks: Option<BlockCounts>,
 }
@@ -84,11 +82,20 @@ pub struct BoundGroup {
     pub messages: Arc<[PeerMessage]>,
 }
 
-/// How a call is executed.
+/// The number under which a program was installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramNumber(pub(super) usize);
+
+/// How a call is executed.
+#[derive(Clone, Copy, Debug)]
 pub enum CallPath {
     /// Through the mailboxes: every rank reads every rank's vector, without a program.
     Small,
-    /// By the program that was installed under this number.
-    Program(usize),
+    /// By a program.
+    Program {
+        /// The number that [`Executor::install`](super::Executor::install) returned.
+        number: ProgramNumber,
+        /// What the layout of the call depends on.
+        facts: CallFacts,
+    },
 }

@@ -32,7 +32,7 @@ mod tests;
 mod ticket;
 mod wait;
 
-pub use bound_call::{BoundCall, BoundGroup, CallPath, PeerMessage};
+pub use bound_call::{BoundCall, BoundGroup, CallPath, PeerMessage, ProgramNumber};
 
 use crate::call::Call;
 use crate::device::Device;
@@ -215,8 +215,8 @@ impl Executor {
     ///
     /// # Errors
     /// `InvalidSetting` if the pool has no slot for each of the program's links.
-    pub fn install(&mut self, program: Arc<Program>) -> Result<CallPath> {
-        self.programs.install(&self.resources, program).map(CallPath::Program)
+    pub fn install(&mut self, program: Arc<Program>) -> Result<ProgramNumber> {
+        self.programs.install(&self.resources, program)
     }
 
     /// Whether small calls can take [`CallPath::Small`].
@@ -236,7 +236,7 @@ impl Executor {
     ///
     /// # Errors
     /// What `report` returns for the first error of this rank, or for `Aborted` after an earlier call has failed.
-    pub fn run(&mut self, bound: &BoundCall, path: CallPath, report: ReportFailure<'_>) -> Result<()> {
+    pub fn run(&mut self, bound: &BoundCall, path: &CallPath, report: ReportFailure<'_>) -> Result<()> {
         self.guarded(&bound.call, report, |executor| {
             let Executor { resources, programs, groups, small, .. } = executor;
             groups.close(resources.rank, &bound.call)?;
@@ -245,7 +245,7 @@ impl Executor {
                     .as_mut()
                     .expect("the communicator asks for it only if there is one")
                     .run(resources, bound),
-                CallPath::Program(number) => programs.run(resources, bound, number),
+                CallPath::Program { number, facts } => programs.run(resources, bound, *number, facts),
             }
         })
     }

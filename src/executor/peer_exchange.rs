@@ -325,7 +325,7 @@ impl Direction {
     fn start(&mut self, resources: &Resources, peer: Rank) {
         let Some(message) = self.messages.front() else { return };
         debug_assert_eq!(message.peer, peer);
-        let subchunk = (resources.slots.slot_bytes() / message.dtype.size()) as u64;
+        let subchunk = message.dtype.elements_in(resources.slots.slot_bytes()) as u64;
         let binding = Binding { count: elements(message), subchunk, align: 1, in_place: false };
         let staging = self.staging_of(resources, message);
         self.pipeline.start(binding, |_| staging);
@@ -465,7 +465,7 @@ pub(super) fn copy<'a>(message: &PeerMessage, into: Piece, operands: &'a [Operan
 }
 
 fn elements(message: &PeerMessage) -> u64 {
-    (message.piece.len() / message.dtype.size()) as u64
+    message.dtype.elements_in(message.piece.len()) as u64
 }
 
 fn encode(message: &PeerMessage) -> [u8; HEADER] {

@@ -3,7 +3,7 @@
 //! Owns the loop that performs the pipeline's actions and reports completions to it. Must not know any algorithm, and
 //! decides nothing: the order is the pipeline's, and lengths and places come from [`call_layout`].
 
-use super::bound_call::BoundCall;
+use super::bound_call::{BoundCall, ProgramNumber};
 use super::links::Links;
 use super::resources::Resources;
 use super::ticket::{OUTSIDE_JOB, Ticket};
@@ -11,7 +11,7 @@ use crate::device::{Finish, Job, Operand, Submitted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Piece;
-use crate::plan::call_layout::{self, CallLayout, LinkDelivery, VectorAccess};
+use crate::plan::call_layout::{self, CallFacts, CallLayout, LinkDelivery, VectorAccess};
 use crate::plan::pipeline::{Action, BlockLayout, Location, Pipeline, Staging, Violation};
 use crate::plan::program::{Body, BufferKind, OperandSource, Program, StepId};
 use crate::plan::scratch_layout::ScratchLayout;
@@ -68,13 +68,13 @@ impl ProgramPath {
     }
 
     /// Adds a program, and allocates what running it needs. Returns its number.
-    pub(super) fn install(&mut self, resources: &Resources, program: Arc<Program>) -> Result<usize> {
+    pub(super) fn install(&mut self, resources: &Resources, program: Arc<Program>) -> Result<ProgramNumber> {
         for peer in program.peers() {
             let window = resources.links.to(peer).common().window();
             self.views[peer].resize(window, Piece::EMPTY);
         }
         self.pipelines.push(pipeline(resources, program)?);
-        Ok(self.pipelines.len() - 1)
+        Ok(ProgramNumber(self.pipelines.len() - 1))
     }
 
     /// Makes all pipelines again, because the resources have changed.
@@ -91,9 +91,15 @@ impl ProgramPath {
     }
 
     /// Executes a call by the program with this number.
-    pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall, number: usize) -> Result<()> {
-        self.current = number;
-        let active = self.prepare(resources, bound)?;
+    pub(super) fn run(
+        &mut self,
+        resources: &mut Resources,
+        bound: &BoundCall,
+        number: ProgramNumber,
+        facts: &CallFacts,
+    ) -> Result<()> {
+        self.current = number.0;
+        let active = self.prepare(resources, bound, facts)?;
         reach(FaultPoint::ProgramPrepared);
         self.start(resources, &active)?;
         reach(FaultPoint::ProgramAnnounced);
@@ -128,15 +134,20 @@ impl ProgramPath {
     }
 
     /// Lays the call out, and copies its input if it must be.
-    fn prepare(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<LaidOutCall> {
+    fn prepare(
+        &mut self,
+        resources: &mut Resources,
+        bound: &BoundCall,
+        facts: &CallFacts,
+    ) -> Result<LaidOutCall> {
         let mut bound = bound.clone();
         let call = &bound.call;
         let program = self.pipelines[self.current].program();
         if let Some(counts) = bound.blocks.as_ref().filter(|_| program.blocks.is_none()) {
-            let layout = CallLayout::of_blocks(&bound.facts, counts, resources.rank, &mut self.blocks)?;
+            let layout = CallLayout::of_blocks(facts, counts, resources.rank, &mut self.blocks)?;
             return Ok(LaidOutCall { bound, layout });
         }
-        let layout = CallLayout::of_program(&bound.facts, program)?;
+        let layout = CallLayout::of_program(facts, program)?;
         self.scratch.lay_out(program, &layout.binding);
         if call.count == 0 {
             // The dummy element that the layout asks for.
@@ -173,7 +184,7 @@ impl ProgramPath {
         self.events.clear();
         self.entered.fill(false);
         self.missing = self.peers.len();
-        links.begin(active.bound.call.sequence);
+        links.begin(&active.bound.call);
         let announce = if pipeline.program().sends_all_to_peers {
             Links::announce_with_message
         } else {

@@ -15,11 +15,11 @@ use crate::call::{Call, CallWords};
 use crate::device::{Finish, Job, Operand};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
-use crate::memory::Piece;
+use crate::memory::{self, Piece};
 use crate::plan::small_layout::SmallLayout;
 use crate::rank::Rank;
 use crate::trace::{JobKind, MessagePart};
-use crate::transport::shm::Mailbox;
+use crate::transport::shm::{Mailbox, Posted};
 use std::ops::Range;
 
 /// The leader's index on the node.
@@ -33,76 +33,120 @@ pub(super) struct SmallPath {
     mailbox: Mailbox,
     /// Whether the leader adds for all. Equal on all ranks.
     through_leader: bool,
-    /// The running call, packed: the calls of others are compared without unpacking them.
-    words: CallWords,
+    /// The messages of calls of the same length, by slot of the mailbox.
+    messages: [Messages; 2],
+}
+
+/// The messages of all ranks in one slot of their mailboxes, as operands, in the order of local ranks. Kept, because the next call that uses the
+/// slot, the one after the next, is often as long: an 8-byte call executes 140 instructions less.
+struct Messages {
+    /// The length of each message.
+    len: usize,
+    /// The bytes of it that are listed.
+    bytes: Range<usize>,
+    operands: Vec<Operand>,
 }
 
 impl SmallPath {
     /// `ranks_per_core`: as in [`ExecutorParts`](super::ExecutorParts).
     pub(super) fn new(mailbox: Mailbox, ranks_per_core: usize) -> Self {
         let through_leader = ranks_per_core > 1 && mailbox.ranks() >= LEADER_RANKS;
-        Self { mailbox, through_leader, words: CallWords::default() }
+        // The first call allocates no more than later ones.
+        let messages =
+            [(); 2].map(|()| Messages { len: 0, bytes: 0..0, operands: Vec::with_capacity(mailbox.ranks()) });
+        Self { mailbox, through_leader, messages }
     }
 
     /// Executes a call whose whole vector fits a mailbox, and whose own vectors are host memory. Contributions are added in the
     /// order of local ranks, so all ranks get the same bits.
     pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
         let call = &bound.call;
-        self.words = call.to_words();
         let bytes = call.count as usize * call.dtype.size();
         let layout = SmallLayout::new(call.collective, call.root as Rank, resources.world, bytes);
         let (contributed, received) = (layout.contributed(resources.rank), layout.received(resources.rank));
-        let whole = self.mailbox.begin(bytes);
+        self.mailbox.begin(call.to_words(), bytes);
+        let whole = self.mailbox.message(self.mailbox.local_rank());
         let factor = bound.prescale.then_some(call.factor);
         copy(resources, bound, bound.input, part(whole, contributed), factor)?;
         reach(FaultPoint::SmallWritten);
         if !self.through_leader {
-            self.mailbox.post(&self.words);
+            self.list_messages(&layout, received.clone());
+            self.mailbox.post();
             reach(FaultPoint::SmallPosted);
-            self.collect(resources, bound, whole)?;
+            // The first look comes before the fence in `wake_neighbours`, so that the line of this rank's post and those of the others are under way at the
+            // same time: bench/results, 2026-11-26, "short calls".
+            let missing = self.first_missing(resources.rank, bound, 0);
+            self.mailbox.wake_neighbours();
+            self.collect(resources, bound, missing?)?;
             reach(FaultPoint::SmallCollected);
             if layout.exchanges_blocks() {
-                return self.copy_blocks(resources, bound, &layout);
+                self.copy_blocks(resources, bound, &layout)?;
+            } else {
+                self.assemble(resources, bound, &layout, received, bound.output)?;
             }
-            return self.assemble(resources, bound, &layout, received, bound.output);
+            self.mailbox.prefetch_next();
+            return Ok(());
         }
         if self.mailbox.local_rank() == LEADER {
-            self.collect_for_all(resources, bound, whole)?;
+            self.list_messages(&layout, layout.whole());
+            self.collect_for_all(resources, bound)?;
             reach(FaultPoint::LeaderCollected);
             if !layout.exchanges_blocks() {
                 self.assemble(resources, bound, &layout, layout.whole(), whole)?;
             }
-            self.mailbox.post_to_members(&self.words);
+            self.mailbox.post_to_members();
             reach(FaultPoint::LeaderPosted);
             if layout.exchanges_blocks() {
                 return self.copy_blocks(resources, bound, &layout);
             }
             return copy(resources, bound, part(whole, received), bound.output, None);
         }
-        self.mailbox.post_to_leader(&self.words);
+        self.mailbox.post_to_leader();
         reach(FaultPoint::MemberPosted);
-        let result = self.await_leader(resources, bound)?;
+        self.await_leader(resources, bound)?;
         reach(FaultPoint::MemberReceived);
         if layout.exchanges_blocks() {
+            self.list_messages(&layout, layout.whole());
             // The leader has seen all posts, so none is waited for.
-            self.collect(resources, bound, whole)?;
+            self.collect(resources, bound, 0)?;
             return self.copy_blocks(resources, bound, &layout);
         }
-        copy(resources, bound, part(result, received), bound.output, None)
+        copy(resources, bound, part(self.mailbox.message(LEADER), received), bound.output, None)
     }
 
-    /// Copies this rank's block out of each of the mailboxes that are listed as operands.
+    /// Lists the messages of all ranks; contributions that are reduced with the bytes `reduced` only. Called before the post, because what a rank does
+    /// between its post and its first look at the others' posts delays the call.
+    fn list_messages(&mut self, layout: &SmallLayout, reduced: Range<usize>) {
+        let len = layout.whole().end;
+        let bytes = if layout.reduces() { reduced } else { layout.whole() };
+        let messages = &mut self.messages[self.mailbox.slot()];
+        if messages.operands.is_empty() || (messages.len, &messages.bytes) != (len, &bytes) {
+            let message = |local_rank| part(self.mailbox.message(local_rank), bytes.clone());
+            let all = (0..self.mailbox.ranks()).map(|rank| Operand { piece: message(rank), factor: None });
+            messages.operands.clear();
+            messages.operands.extend(all);
+            (messages.len, messages.bytes) = (len, bytes);
+        }
+    }
+
+    /// The messages that were listed for this call.
+    fn operands(&self) -> &[Operand] {
+        &self.messages[self.mailbox.slot()].operands
+    }
+
+    /// Copies this rank's block out of each message in the list.
     fn copy_blocks(&self, resources: &mut Resources, bound: &BoundCall, layout: &SmallLayout) -> Result<()> {
         let mine = layout.block(resources.rank);
-        for local_rank in 0..resources.operands.len() {
-            let from = part(resources.operands[local_rank].piece, mine.clone());
+        for (local_rank, message) in self.operands().iter().enumerate() {
+            let from = part(message.piece, mine.clone());
             let into = part(bound.output, layout.block(self.mailbox.rank_at(local_rank)));
             copy(resources, bound, from, into, None)?;
         }
         Ok(())
     }
 
-    /// Writes these bytes of the whole vector to `into`, from the contributions that are listed as operands.
+    /// Writes these bytes of the whole vector to `into`, from the contributions in the list. Those that are reduced are
+    /// listed with these bytes only.
     fn assemble(
         &self,
         resources: &mut Resources,
@@ -115,18 +159,16 @@ impl SmallPath {
             return Ok(());
         }
         if layout.reduces() {
-            for operand in &mut resources.operands {
-                operand.piece = part(operand.piece, bytes.clone());
-            }
-            return add(resources, bound, into);
+            debug_assert_eq!(self.messages[self.mailbox.slot()].bytes, bytes);
+            return add(resources, bound, into, self.operands());
         }
-        for local_rank in 0..resources.operands.len() {
+        for (local_rank, message) in self.operands().iter().enumerate() {
             let given = layout.contributed(self.mailbox.rank_at(local_rank));
             let common = given.start.max(bytes.start)..given.end.min(bytes.end);
             if common.is_empty() {
                 continue;
             }
-            let from = part(resources.operands[local_rank].piece, common.clone());
+            let from = part(message.piece, common.clone());
             let into = part(into, common.start - bytes.start..common.end - bytes.start);
             // The leader's own contribution is at its place already.
             if from != into {
@@ -136,89 +178,93 @@ impl SmallPath {
         Ok(())
     }
 
-    /// Waits for the contributions of all ranks, checks their calls, and lists the messages in all mailboxes as operands. This rank's
-    /// is `own`.
-    fn collect(&self, resources: &mut Resources, bound: &BoundCall, own: Piece) -> Result<()> {
-        let Resources { rank: me, world, links, fault, wait, operands, trace, .. } = resources;
-        operands.clear();
-        wait.begin();
-        while operands.len() < *world {
-            let local_rank = operands.len();
-            if local_rank == self.mailbox.local_rank() {
-                operands.push(Operand { piece: own, factor: None });
-                continue;
+    /// The first of the ranks from this local rank on that has not posted; the number of ranks if all have.
+    fn first_missing(&self, me: Rank, bound: &BoundCall, from: usize) -> Result<usize> {
+        for local_rank in from..self.mailbox.ranks() {
+            if local_rank != self.mailbox.local_rank() && !self.has_posted(me, bound, local_rank)? {
+                return Ok(local_rank);
             }
-            let Some(message) = self.checked_post(*me, bound, local_rank)? else {
-                reach(FaultPoint::SmallWaits);
-                trace.idle();
-                let is_posted = || self.mailbox.peek(local_rank).is_some();
-                if !wait.pause_unless(fault, links, is_posted)? {
-                    return Err(self.timed_out(resources, bound, local_rank));
-                }
-                continue;
-            };
-            wait.progressed();
-            trace.progressed();
-            operands.push(Operand { piece: message, factor: None });
         }
-        Ok(())
+        Ok(self.mailbox.ranks())
     }
 
-    /// What [`collect`](Self::collect) does, by the leader, whose own mailbox is `own`. It sleeps for one rank after another,
-    /// from the last one down: in that time others post without waking it, so it sleeps for few of them.
-    fn collect_for_all(&self, resources: &mut Resources, bound: &BoundCall, own: Piece) -> Result<()> {
-        let Resources { rank: me, world, fault, wait, operands, trace, .. } = resources;
-        operands.clear();
-        operands.resize(*world, Operand { piece: own, factor: None });
+    /// Waits until all ranks from the local rank `missing` on have posted, and checks their calls.
+    fn collect(&self, resources: &mut Resources, bound: &BoundCall, mut missing: usize) -> Result<()> {
+        let Resources { rank: me, links, fault, wait, trace, .. } = resources;
         wait.begin();
-        for local_rank in (LEADER + 1..*world).rev() {
-            let message = loop {
-                if let Some(message) = self.checked_post(*me, bound, local_rank)? {
-                    break message;
-                }
+        loop {
+            let before = missing;
+            missing = self.first_missing(*me, bound, before)?;
+            if missing == self.mailbox.ranks() {
+                trace.progressed();
+                return Ok(());
+            }
+            if missing > before {
+                wait.progressed();
+                trace.progressed();
+            }
+            reach(FaultPoint::SmallWaits);
+            trace.idle();
+            let is_posted = || self.mailbox.peek(missing) != Posted::Nothing;
+            if !wait.pause_unless(fault, links, is_posted)? {
+                return Err(self.timed_out(resources, bound, missing));
+            }
+        }
+    }
+
+    /// What [`collect`](Self::collect) does, by the leader. It sleeps for one rank after another,
+    /// from the last one down: in that time others post without waking it, so it sleeps for few of them.
+    fn collect_for_all(&self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
+        let Resources { rank: me, fault, wait, trace, .. } = resources;
+        wait.begin();
+        for local_rank in (LEADER + 1..self.mailbox.ranks()).rev() {
+            while !self.has_posted(*me, bound, local_rank)? {
                 trace.idle();
                 if !wait.pause_by(fault, |longest| self.mailbox.await_post(local_rank, longest))? {
                     return Err(self.timed_out(resources, bound, local_rank));
                 }
-            };
+            }
             wait.progressed();
             trace.progressed();
-            operands[local_rank].piece = message;
         }
         Ok(())
     }
 
     /// Waits for the whole vector of the leader, and checks its call.
-    fn await_leader(&self, resources: &mut Resources, bound: &BoundCall) -> Result<Piece> {
+    fn await_leader(&self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
         let Resources { rank: me, fault, wait, trace, .. } = resources;
         wait.begin();
-        loop {
-            if let Some(whole) = self.checked_post(*me, bound, LEADER)? {
-                trace.progressed();
-                return Ok(whole);
-            }
+        while !self.has_posted(*me, bound, LEADER)? {
             trace.idle();
             if !wait.pause_by(fault, |longest| self.mailbox.await_post(LEADER, longest))? {
                 // The leader waits for the others, so it is the last to be blamed.
                 let members = LEADER + 1..self.mailbox.ranks();
-                let missing = members.rev().find(|member| self.mailbox.peek(*member).is_none());
+                let missing = members.rev().find(|member| self.mailbox.peek(*member) == Posted::Nothing);
                 return Err(self.timed_out(resources, bound, missing.unwrap_or(LEADER)));
             }
         }
+        trace.progressed();
+        Ok(())
     }
 
-    /// The message of a rank that has posted; `None` if it has not yet.
+    /// Whether a rank has posted this call.
     ///
     /// # Errors
-    /// `Disagreement` if its call is another one than this rank's.
-    fn checked_post(&self, me: usize, bound: &BoundCall, local_rank: usize) -> Result<Option<Piece>> {
-        let Some((words, message)) = self.mailbox.peek(local_rank) else { return Ok(None) };
-        if words == self.words {
-            return Ok(Some(message));
+    /// `Disagreement` if it has posted another one.
+    fn has_posted(&self, me: Rank, bound: &BoundCall, local_rank: usize) -> Result<bool> {
+        match self.mailbox.peek(local_rank) {
+            Posted::Nothing => Ok(false),
+            Posted::SameCall => Ok(true),
+            Posted::OtherCall(words) => self.check_other(me, bound, local_rank, words).map(|()| true),
         }
+    }
+
+    /// Checks a call whose words differ from those of this rank: the factor may.
+    #[cold]
+    fn check_other(&self, me: Rank, bound: &BoundCall, local_rank: usize, words: CallWords) -> Result<()> {
         let rank = self.mailbox.rank_at(local_rank);
         match Call::from_words(words) {
-            Some(call) if bound.call.agrees_with(&call) => Ok(Some(message)),
+            Some(call) if bound.call.agrees_with(&call) => Ok(()),
             Some(call) => Err(Error::disagreement(bound.call.difference(me, &call, rank))),
             None => Err(Error::disagreement(format!(
                 "the mailbox of rank {rank} holds no valid call: do all ranks run the same build of flexring?"
@@ -258,18 +304,21 @@ fn copy(
         streaming: false,
     };
     resources.trace.job_begins(JobKind::Copy, OUTSIDE_JOB, MessagePart::outside(into.len()));
-    resources.devices.run(&copy, &resources.fault)?;
+    // A device executes 150 instructions before it copies the first byte.
+    if factor.is_some() || !memory::copy_short(into, from) {
+        resources.devices.run(&copy, &resources.fault)?;
+    }
     resources.trace.job_ends(OUTSIDE_JOB);
     Ok(())
 }
 
 /// Adds all operands into `into`.
-fn add(resources: &mut Resources, bound: &BoundCall, into: Piece) -> Result<()> {
+fn add(resources: &mut Resources, bound: &BoundCall, into: Piece, operands: &[Operand]) -> Result<()> {
     let sum = Job {
         dtype: bound.call.dtype,
         arithmetic: bound.arithmetic,
         into,
-        operands: &resources.operands,
+        operands,
         finish: if bound.average { Finish::Divide(resources.world as u32) } else { Finish::Keep },
         streaming: false,
     };

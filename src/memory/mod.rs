@@ -35,7 +35,7 @@ pub use arena::Arena;
 pub use buffer::Buffer;
 pub use gpu_sharing::{Export, Sharing};
 pub use peer_arena::PeerArena;
-pub(crate) use piece::{Loan, lend, lend_in_place, populate, read_bytes, write_bytes};
+pub(crate) use piece::{LONG_COPY, Loan, copy_short, lend, lend_in_place, populate, read_bytes, write_bytes};
 pub use piece::{MemorySpace, Piece};
 pub(crate) use probe::ReadablePages;
 pub use registrar::Registrar;

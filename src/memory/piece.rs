@@ -32,8 +32,13 @@ impl std::fmt::Display for MemorySpace {
 pub struct Piece {
     start: NonNull<u8>,
     len: usize,
-    memory: MemorySpace,
+    /// The number of the GPU that owns the memory, or [`HOST`]. A whole word: pieces are copied for each message, and a processor that loads a word
+    /// of which only a part was just written waits until that part has reached the cache (store forwarding).
+    owner: u64,
 }
+
+/// The owner of host memory: no GPU has this number.
+const HOST: u64 = u64::MAX;
 
 // SAFETY: a piece is an address with a length. Access to the bytes is governed by the contract above, which does not
 // depend on the thread that drives the operation.
@@ -44,7 +49,7 @@ unsafe impl Sync for Piece {}
 
 impl Piece {
     /// A piece without bytes.
-    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0, memory: MemorySpace::Host };
+    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0, owner: HOST };
 
     /// The `len` bytes of host memory at `start`.
     ///
@@ -53,7 +58,7 @@ impl Piece {
     /// a destination of it, and must not be written by anything else meanwhile.
     #[must_use]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
-        Self { start, len, memory: MemorySpace::Host }
+        Self { start, len, owner: HOST }
     }
 
     /// The `len` bytes at `start` in the memory of a GPU.
@@ -62,19 +67,19 @@ impl Piece {
     /// As for [`new`](Self::new), with GPUs as readers and writers.
     #[must_use]
     pub unsafe fn on_gpu(start: NonNull<u8>, len: usize, gpu: u32) -> Self {
-        Self { start, len, memory: MemorySpace::Gpu(gpu) }
+        Self { start, len, owner: gpu.into() }
     }
 
     /// The owner of the memory.
     #[must_use]
     pub fn memory(self) -> MemorySpace {
-        self.memory
+        if self.is_host() { MemorySpace::Host } else { MemorySpace::Gpu(self.owner as u32) }
     }
 
     /// Whether it is host memory.
     #[must_use]
     pub fn is_host(self) -> bool {
-        self.memory == MemorySpace::Host
+        self.owner == HOST
     }
 
     /// The address of the first byte. The host must not dereference an address of GPU memory.
@@ -130,6 +135,21 @@ pub(crate) fn write_bytes<const N: usize>(into: Piece, bytes: [u8; N]) -> bool {
         unsafe { into.as_ptr().cast::<[u8; N]>().write_unaligned(bytes) };
     }
     fits
+}
+
+/// The length in bytes from which on memcpy may use `rep movsb`, which is slow for some addresses: such vectors are copied by the host device.
+pub(crate) const LONG_COPY: usize = 2048;
+
+/// Copies a vector of less than [`LONG_COPY`] bytes in host memory to one of the same length. `false` if it is longer, or the two differ in
+/// length, or one is on a GPU.
+#[must_use]
+pub(crate) fn copy_short(into: Piece, from: Piece) -> bool {
+    let is_short = into.is_host() && from.is_host() && into.len() == from.len() && into.len() < LONG_COPY;
+    if is_short {
+        // SAFETY: both pieces are host memory of this length, valid for reads and writes. They may overlap.
+        unsafe { std::ptr::copy(from.as_ptr(), into.as_ptr(), into.len()) };
+    }
+    is_short
 }
 
 /// The bytes at the start of host memory. `None` if the piece is shorter, or on a GPU.
@@ -189,4 +209,34 @@ pub(crate) fn lend_in_place<T: crate::Element, R>(vector: &mut [T], operation: i
     // SAFETY: the slice stays exclusively borrowed until `operation` returns.
     let piece = unsafe { Piece::new(NonNull::from(&mut *vector).cast(), size_of_val(vector)) };
     operation(piece)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_is_three_words_and_every_gpu_is_told_from_the_host() {
+        assert_eq!(size_of::<Piece>(), 3 * size_of::<usize>());
+        assert_eq!(size_of::<Option<Piece>>(), size_of::<Piece>());
+        assert!(Piece::EMPTY.is_host());
+        for gpu in [0, 7, u32::MAX] {
+            // SAFETY: the piece has no bytes.
+            let piece = unsafe { Piece::on_gpu(NonNull::dangling(), 0, gpu) };
+            assert_eq!((piece.memory(), piece.is_host()), (MemorySpace::Gpu(gpu), false));
+        }
+    }
+
+    #[test]
+    fn short_vectors_are_copied_and_others_left() {
+        let from: Vec<u8> = (0..=LONG_COPY).map(|at| at as u8).collect();
+        let copies = |into_len: usize, from_len: usize| {
+            let mut into = vec![0; into_len];
+            let copied = copy_short(Loan::of_mut(&mut into).piece(), Loan::of(&from[..from_len]).piece());
+            assert_eq!(into, if copied { from[..from_len].to_vec() } else { vec![0; into_len] });
+            copied
+        };
+        assert!([0, 1, 8, LONG_COPY - 1].iter().all(|len| copies(*len, *len)));
+        assert!(!copies(LONG_COPY, LONG_COPY) && !copies(8, 9));
+    }
 }

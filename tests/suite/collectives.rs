@@ -272,6 +272,64 @@ fn check_all(world: World) {
     }
 }
 
+/// Small calls keep the places of the ranks' messages for later calls of the same length, whose ranks use other parts of them.
+#[test]
+fn small_calls_of_one_length_mix_collectives() {
+    const PART: usize = 3;
+    // With 9 ranks on few cores, a leader adds for all.
+    for ranks in [2, 3, 9] {
+        for &world in World::enabled().iter().filter(|world| [World::Local, World::Shm].contains(world)) {
+            spawn(&Setup::new(world, ranks), |comm| {
+                let (rank, whole) = (comm.rank(), PART * ranks);
+                let of = |rank: usize, at: usize| (100 * rank + at) as i32;
+                let own: Vec<i32> = (0..whole).map(|at| of(rank, at)).collect();
+                let total: Vec<i32> =
+                    (0..whole).map(|at| (0..ranks).map(|rank| of(rank, at)).sum()).collect();
+                let mine = rank * PART..(rank + 1) * PART;
+                let all_reduce = || {
+                    let mut vector = own.clone();
+                    comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+                    assert_eq!(vector, total);
+                };
+                let reduce_scatter = || {
+                    let mut part = [0; PART];
+                    comm.reduce_scatter(&own, &mut part, ReduceOp::Sum).expect("a part");
+                    assert_eq!(part, total[mine.clone()]);
+                };
+                let reduce = |root: usize| {
+                    let mut vector = own.clone();
+                    comm.reduce(&mut vector, ReduceOp::Sum, root).expect("a sum");
+                    assert_eq!(vector, if rank == root { total.clone() } else { own.clone() });
+                };
+                let all_gather = || {
+                    let mut vector = vec![0; whole];
+                    comm.all_gather(&own[..PART], &mut vector).expect("all parts");
+                    assert!((0..whole).all(|at| vector[at] == of(at / PART, at % PART)), "{vector:?}");
+                };
+                let all_to_all = || {
+                    let mut vector = vec![0; whole];
+                    comm.all_to_all(&own, &mut vector).expect("all blocks");
+                    assert!(
+                        (0..whole).all(|at| vector[at] == of(at / PART, mine.start + at % PART)),
+                        "{vector:?}"
+                    );
+                };
+                let calls: [&dyn Fn(); 6] =
+                    [&all_reduce, &reduce_scatter, &|| reduce(0), &|| reduce(1), &all_gather, &all_to_all];
+                // Every pair of calls, in a row and in the same slot: two slots alternate.
+                for first in calls {
+                    for second in calls {
+                        first();
+                        second();
+                        second();
+                        first();
+                    }
+                }
+            });
+        }
+    }
+}
+
 #[test]
 fn results_are_correct_between_threads() {
     check_all(World::Local);

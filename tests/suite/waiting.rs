@@ -1,6 +1,6 @@
 //! Which ranks wait for which: processes that are stopped, an id's creator that ends, and `flexring status`.
 
-use crate::harness::{free_port, start_processes, test_name, with_watchdog};
+use crate::harness::{Setup, World, free_port, spawn, start_processes, test_name, with_watchdog};
 use flexring::bootstrap::create_unique_id;
 use flexring::config::Config;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
@@ -18,6 +18,35 @@ const PAUSE: Duration = Duration::from_millis(2500);
 const READY: &str = "ready";
 /// The variable that names the file whose existence is the signal to continue.
 const SIGNAL_FILE: &str = "TEST_SIGNAL_FILE";
+
+/// A rank that is not woken sleeps for half a second.
+#[test]
+fn sleeping_ranks_are_woken_by_small_calls() {
+    const CALLS: usize = 12;
+    const WORK: Duration = Duration::from_millis(20);
+    const LIMIT: Duration = Duration::from_millis(400);
+    if !World::Shm.is_enabled() {
+        return;
+    }
+    // With 9 ranks on few cores, a leader adds for all.
+    for ranks in [2, 9] {
+        let mut setup = Setup::new(World::Shm, ranks);
+        setup.config.spin_us = 0;
+        spawn(&setup, |comm| {
+            let is_late = |call: usize| {
+                if comm.rank() == call % ranks {
+                    std::thread::sleep(WORK);
+                }
+                let begun = Instant::now();
+                comm.all_reduce(&mut [1f32], ReduceOp::Sum).expect("a sum");
+                begun.elapsed() > LIMIT
+            };
+            let late = (0..CALLS).filter(|call| is_late(*call)).count();
+            // Other programs may delay a few.
+            assert!(late < CALLS / 2, "rank {} was not woken in {late} of {CALLS} calls", comm.rank());
+        });
+    }
+}
 
 fn is_rank() -> bool {
     std::env::var_os("FLEXRING_RANK").is_some()

@@ -10,6 +10,7 @@ use super::instructions::{Instructions, LINE};
 use super::lane::Lane;
 use super::number::{Combine, Number};
 use crate::device::{Finish, Job, Operand};
+use crate::memory::LONG_COPY;
 use std::ops::Range;
 use std::ptr::copy_nonoverlapping;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -46,12 +47,9 @@ pub(super) unsafe fn reduce<I: Instructions, L: Lane, C: Combine<L::Acc>>(job: &
     }
 }
 
-/// The shortest copy by this loop. Below it, memcpy uses no `rep movsb` and is as fast.
-const SHORTEST_COPY: usize = 2048;
-
 /// Copies bytes, with non-temporal stores if `streaming`.
 ///
-/// From about 2 KiB on, glibc's memcpy uses `rep movsb` on processors that report it as fast. On AMD's Zen 3 and Zen 4 that takes up
+/// Vectors shorter than [`LONG_COPY`] are left to memcpy, which is as fast. From about 2 KiB on, glibc's memcpy uses `rep movsb` on processors that report it as fast. On AMD's Zen 3 and Zen 4 that takes up
 /// to 20 times as long if the destination is not aligned to 32 bytes and lies a few bytes after the source in their pages
 /// ([glibc bug 30994](https://sourceware.org/bugzilla/show_bug.cgi?id=30994)), as a vector of malloc does, 16 bytes into its page,
 /// and a slot, at the start of one. Measured for 128 KiB in the cache, AMD EPYC, glibc 2.36: 43 us, and 2.8 us by a loop.
@@ -62,7 +60,7 @@ const SHORTEST_COPY: usize = 2048;
 #[inline(always)]
 pub(super) unsafe fn copy<I: Instructions>(into: *mut u8, from: *const u8, len: usize, streaming: bool) {
     const STEP: usize = GROUP * size_of::<u64>();
-    if len < SHORTEST_COPY {
+    if len < LONG_COPY {
         // SAFETY: the caller has the same obligations.
         return unsafe { copy_nonoverlapping(from, into, len) };
     }

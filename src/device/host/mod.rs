@@ -237,7 +237,7 @@ fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
     if job.finish == Finish::Divide(0) {
         return refuse("divides by 0 ranks".to_owned());
     }
-    if !len.is_multiple_of(size) {
+    if !job.dtype.divides(len) {
         return refuse(format!("ends within an element, after {len} bytes"));
     }
     for operand in job.operands {
@@ -252,7 +252,7 @@ fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
     }
     // An empty piece may have any address.
     if !only_copied && len > 0 {
-        let aligned = |piece: Piece| piece.as_ptr().addr().is_multiple_of(size);
+        let aligned = |piece: Piece| job.dtype.divides(piece.as_ptr().addr());
         if !aligned(into) || !job.operands.iter().all(|operand| aligned(operand.piece)) {
             return refuse(format!("is not aligned to {size} bytes"));
         }

@@ -2,7 +2,7 @@
 
 use super::control_page::ControlPage;
 use super::layout::ArenaLayout;
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, Posted};
 use super::neighbours::{Neighbour, Neighbours};
 use super::node_page::NodePage;
 use super::spsc_queue::{ENTRIES, SpscQueue};
@@ -174,14 +174,21 @@ fn memory_of_a_hostile_neighbour() {
                 }
                 6 => {
                     small_calls += 1;
-                    touch(mailbox.begin(if small_calls % 2 == 1 { 8 } else { SMALL }));
-                    mailbox.post(&call(1).to_words());
-                    mailbox.post_to_members(&call(1).to_words());
+                    mailbox.begin(call(1).to_words(), if small_calls % 2 == 1 { 8 } else { SMALL });
+                    touch(mailbox.message(0));
+                    mailbox.post();
+                    mailbox.wake_neighbours();
+                    mailbox.post_to_members();
+                    mailbox.prefetch_next();
                 }
                 7 => {
-                    if let Some((words, message)) = mailbox.peek(1) {
-                        let _ = Call::from_words(words);
-                        touch(message);
+                    match mailbox.peek(1) {
+                        Posted::Nothing => {}
+                        Posted::SameCall => touch(mailbox.message(1)),
+                        Posted::OtherCall(words) => {
+                            let _ = Call::from_words(words);
+                            touch(mailbox.message(1));
+                        }
                     }
                     mailbox.await_post(1, Duration::ZERO);
                 }

@@ -89,6 +89,17 @@ struct PeerMailbox {
     wakes: Arc<[WakeFd]>,
 }
 
+/// What a rank has posted for this call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// It has not posted yet.
+    Nothing,
+    /// The same words as this rank.
+    SameCall,
+    /// These words.
+    OtherCall(CallWords),
+}
+
 /// The mailboxes of a node, as one of its ranks sees them.
 pub struct Mailbox {
     mine: MailboxSlots,
@@ -97,9 +108,11 @@ pub struct Mailbox {
     others: Vec<Option<PeerMailbox>>,
     ranks: Vec<Rank>,
     control: ArenaRef<ControlPage>,
-    /// Of the running call.
+    /// Sequence number of the running small call, modulo 2^32.
     number: u32,
-    /// Bytes of each message of the running call.
+    /// The running call.
+    call: CallWords,
+    /// Bytes of each of its messages.
     len: usize,
 }
 
@@ -126,7 +139,8 @@ impl Mailbox {
                 wakes: Arc::clone(&other.wakes),
             });
         }
-        Ok(Self { mine, local_rank: neighbours.local_rank, others, ranks, control, number: 0, len: 0 })
+        let (local_rank, call) = (neighbours.local_rank, CallWords::default());
+        Ok(Self { mine, local_rank, others, ranks, control, number: 0, call, len: 0 })
     }
 
     /// The number of ranks on the node.
@@ -147,27 +161,39 @@ impl Mailbox {
         self.ranks[local_rank]
     }
 
-    /// Begins a small call with messages of `len` bytes, and returns the place of this rank's own message, to be written before it is
-    /// posted.
-    pub fn begin(&mut self, len: usize) -> Piece {
+    /// Begins a small call with messages of `len` bytes. This rank's own [`message`](Self::message) is to be written before it is posted.
+    pub fn begin(&mut self, call: CallWords, len: usize) {
         self.number = self.number.wrapping_add(1);
-        self.len = len;
-        self.mine.message(self.slot(), len)
+        (self.call, self.len) = (call, len);
     }
 
-    /// Publishes the slot with this rank's call, and wakes every neighbour that sleeps until one of its descriptors is
-    /// notified.
-    pub fn post(&self, call: &CallWords) {
-        self.publish(call);
+    /// The place of the message of the rank with this local rank. Those of others may be read once they have posted the same call.
+    #[must_use]
+    pub fn message(&self, local_rank: usize) -> Piece {
+        self.slots_of(local_rank).message(self.slot(), self.len)
+    }
+
+    /// Publishes the slot. Neighbours that sleep until one of their descriptors is notified see it after
+    /// [`wake_neighbours`](Self::wake_neighbours).
+    pub fn post(&self) {
+        let header = &self.mine.headers[self.slot()];
+        for (word, value) in header.call.iter().zip(self.call) {
+            word.store(value, Ordering::Relaxed);
+        }
+        header.number.store(self.number, Ordering::Release);
+    }
+
+    /// Wakes every neighbour that sleeps until one of its descriptors is notified, after [`post`](Self::post). The fence in here waits until the
+    /// post has reached the cache; what can be done meanwhile comes before it.
+    pub fn wake_neighbours(&self) {
         for other in self.others.iter().flatten() {
             other.control.need_wakeup.wake(&other.wakes);
         }
     }
 
-    /// Publishes the slot with this rank's call to the leader, and wakes it if it [awaits](Self::await_post) this rank. Called by
-    /// members.
-    pub fn post_to_leader(&self, call: &CallWords) {
-        self.publish(call);
+    /// Publishes the slot to the leader, and wakes it if it [awaits](Self::await_post) this rank. Called by members.
+    pub fn post_to_leader(&self) {
+        self.post();
         // Pairs with the fence in `await_post`: either this rank sees that it is awaited, or the leader sees the post.
         fence(Ordering::SeqCst);
         let awaited = self.others.first().and_then(Option::as_ref).map(|leader| &leader.control.awaited);
@@ -176,18 +202,10 @@ impl Mailbox {
         }
     }
 
-    /// Publishes the leader's slot with its call, and wakes all members that await it.
-    pub fn post_to_members(&self, call: &CallWords) {
-        self.publish(call);
+    /// Publishes the leader's slot, and wakes all members that await it.
+    pub fn post_to_members(&self) {
+        self.post();
         self.wake_sleepers();
-    }
-
-    fn publish(&self, call: &CallWords) {
-        let header = &self.mine.headers[self.slot()];
-        for (word, value) in header.call.iter().zip(call) {
-            word.store(*value, Ordering::Relaxed);
-        }
-        header.number.store(self.number, Ordering::Release);
     }
 
     /// Wakes all that await this rank's post.
@@ -199,8 +217,7 @@ impl Mailbox {
     /// Sleeps until the rank with this local rank has posted for this call, or `longest` is over. May return earlier. For the way
     /// through the leader: members await the leader, and the leader one member after another.
     pub fn await_post(&self, local_rank: usize, longest: Duration) {
-        let Some(slots) = self.slots_of(local_rank) else { return };
-        let word = &slots.headers[self.slot()].number;
+        let word = &self.slots_of(local_rank).headers[self.slot()].number;
         // Only the leader's word is read; a member's has no effect.
         self.control.awaited.store(local_rank as u32, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -214,28 +231,51 @@ impl Mailbox {
         self.control.awaited.store(0, Ordering::Relaxed);
     }
 
-    fn slots_of(&self, local_rank: usize) -> Option<&MailboxSlots> {
-        if local_rank == self.local_rank {
-            return Some(&self.mine);
-        }
-        self.others[local_rank].as_ref().map(|other| &other.slots)
+    fn slots_of(&self, local_rank: usize) -> &MailboxSlots {
+        self.others[local_rank].as_ref().map_or(&self.mine, |other| &other.slots)
     }
 
-    /// The call and the message that the rank with this local rank has posted for this call; `None` if it has not yet. The message is
-    /// at that place only if both calls have messages of the same length.
+    /// What the rank with this local rank has posted for this call.
     #[must_use]
-    pub fn peek(&self, local_rank: usize) -> Option<(CallWords, Piece)> {
-        let slots = self.slots_of(local_rank)?;
-        let header = &slots.headers[self.slot()];
+    pub fn peek(&self, local_rank: usize) -> Posted {
+        let header = &self.slots_of(local_rank).headers[self.slot()];
         if header.number.load(Ordering::Acquire) != self.number {
-            return None;
+            return Posted::Nothing;
         }
-        let call = std::array::from_fn(|word| header.call[word].load(Ordering::Relaxed));
-        Some((call, slots.message(self.slot(), self.len)))
+        let words = header.call.each_ref().map(|word| word.load(Ordering::Relaxed));
+        // All words at once: most calls are the same.
+        let differences = words.iter().zip(self.call).fold(0, |all, (theirs, own)| all | (theirs ^ own));
+        if differences == 0 { Posted::SameCall } else { Posted::OtherCall(words) }
     }
 
-    /// The index of the slot that this call uses.
-    fn slot(&self) -> usize {
+    /// Begins to load the cache line that the next post writes: all have read what it holds, and the post need not wait until other cores have
+    /// given it up.
+    pub fn prefetch_next(&self) {
+        prefetch_to_write(&*self.mine.headers[1 - self.slot()]);
+    }
+
+    /// The index of the slot that this call uses, 0 or 1.
+    #[must_use]
+    pub fn slot(&self) -> usize {
         (self.number % 2) as usize
+    }
+}
+
+/// Has this core fetch the cache line of `target` to write it, without waiting. In assembly, because `_mm_prefetch` fetches lines to read them
+/// unless the build is for processors that have this instruction.
+fn prefetch_to_write<T>(target: &T) {
+    let address = std::ptr::from_ref(target);
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = address;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch changes nothing that the program can see, and 64-bit processors without this one do nothing (the manuals of AMD and Intel
+    // list no exception for it).
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch changes nothing that the program can see.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }
 }

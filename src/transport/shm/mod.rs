@@ -39,7 +39,7 @@ mod wake_lanes;
 
 pub use exchange::{DescriptorExchange, ExchangeAddress};
 pub use layout::{ArenaLayout, PoolLayout};
-pub use mailbox::Mailbox;
+pub use mailbox::{Mailbox, Posted};
 pub use neighbours::{Neighbour, Neighbours};
 pub use node_memory::{NodeKey, NodeMemory, OwnMemory, PeerMemory, Region, RegionAddress, RegionOfRank};
 pub use wake_lanes::WakeLanes;
