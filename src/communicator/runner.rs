@@ -36,8 +36,9 @@ pub(super) struct CallRunner {
     pub rank: Rank,
     /// Number of ranks.
     pub world: usize,
-    /// Largest vector, in bytes, that takes the path for small messages.
+    /// Longest vector, in bytes, that takes the path for small messages, on the host and on a GPU.
     pub small: usize,
+    pub small_on_gpu: usize,
     /// Whether the path for small messages exists: all ranks share memory, and there is more than one.
     pub has_small_path: bool,
     /// How long a wait for a stream spins before it sleeps.
@@ -320,9 +321,8 @@ impl CallRunner {
 
     /// Whether a call takes the path for small messages. Vectors on a GPU are staged in host memory then.
     pub(super) fn is_small(&self, checked: &CheckedCall) -> bool {
-        self.has_small_path
-            && SmallLayout::exists_for(checked.collective)
-            && checked.whole_bytes() <= self.small
+        let longest = if checked.on_gpu { self.small_on_gpu } else { self.small };
+        self.has_small_path && SmallLayout::exists_for(checked.collective) && checked.whole_bytes() <= longest
     }
 
     /// How the call is executed, the digest by which ranks check that they execute it alike, and the bytes of scratch memory for it.

@@ -14,7 +14,7 @@ use super::user_memory::UserMemory;
 use crate::config::Config;
 use crate::device::host::Host;
 use crate::error::Result;
-use crate::executor::{Executor, ExecutorParts};
+use crate::executor::{Executor, ExecutorParts, longest_small};
 use crate::fault::Fault;
 use crate::memory::Registrar;
 use crate::plan::topology::Topology;
@@ -31,7 +31,9 @@ use std::sync::{Arc, Mutex};
 pub(super) fn region_layout(config: &Config, local_ranks: usize, world: usize) -> ArenaLayout {
     // The executor uses one more slot for itself.
     let slots = config.slots_for(local_ranks, world) + 1;
-    ArenaLayout::new(local_ranks, config.small.0, slots, config.subchunk.0, config.gpu_slot_bytes())
+    // The cores of the ranks are not known yet.
+    let small = longest_small(config.mailbox.0, local_ranks, usize::MAX);
+    ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, config.gpu_slot_bytes())
 }
 
 /// What a rank has when its links are ready.
@@ -93,7 +95,9 @@ impl CallRunnerBuilder<'_> {
         self.plans.set_slot_bytes(layout.pool().slots().1, layout.gpu_pool().slots().1);
         self.plans.prepare(&mut executor)?;
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
-        let staged = if has_small_path { config.small.0 } else { 0 };
+        let small = longest_small(config.mailbox.0, world, self.ranks_per_core);
+        let small_on_gpu = small.min(config.small.0);
+        let staged = if has_small_path { small_on_gpu } else { 0 };
         let gpu_state =
             GpuState::new(config, staged, launch_member.is_some(), layout, arena, registrar.clone());
         if self.opens_gpu {
@@ -109,7 +113,8 @@ impl CallRunnerBuilder<'_> {
         Ok(CallRunner {
             rank: me,
             world,
-            small: config.small.0,
+            small,
+            small_on_gpu,
             has_small_path,
             spin: config.spin(),
             timeout: config.timeout,

@@ -416,9 +416,9 @@ mod tests {
     const SMALL: usize = 100;
 
     fn two_ranks() -> [Communicator; 2] {
-        let (register_shared, small) = (Switch(true), Size(SMALL * size_of::<i64>()));
+        let (register_shared, mailbox) = (Switch(true), Size(SMALL * size_of::<i64>()));
         let timeout = Duration::from_secs(20);
-        let config = Config { register_shared, small, timeout, ..Config::default() };
+        let config = Config { register_shared, mailbox, timeout, ..Config::default() };
         let ranks = Communicator::local_with(&config, 2).expect("two ranks");
         ranks.try_into().expect("two ranks")
     }

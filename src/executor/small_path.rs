@@ -28,6 +28,38 @@ const LEADER: usize = 0;
 /// From this number of ranks on, a leader adds for all of them if they have to share cores.
 const LEADER_RANKS: usize = 8;
 
+/// Longest vector, in bytes, if a leader adds for all. On 2 cores 64 KiB take 0.73 ms with 64 ranks (9.2 by a ring), 0.10 with 16 (0.32) and 0.044 with 8
+/// (0.063).
+const LONGEST_BY_LEADER: usize = 64 << 10;
+
+/// Longest vector, in bytes, of fewer ranks that share cores. On 2 cores 16 KiB take 12 us with 3 ranks (19 by a ring), 14 with 4 (17) and 22 with 6 (38);
+/// 32 KiB 19 to 22 with 4 (27) and 31 to 37 with 7 (50 to 53); 64 KiB 38 with 4 (28 to 35) and 63 with 7 (62 to 66).
+const LONGEST_ON_SHARED_CORES: usize = 32 << 10;
+
+/// Bytes that a rank with a core of its own reads in a call at most. Two ranks, 8 KiB: 2.1 us (3.5 by a ring); 16 KiB 4.5 (5.1); 32 KiB 5.7 (5.4); 64 KiB
+/// 12 to 13 (9). More ranks were not measured on as many cores.
+const MOST_READ: usize = 32 << 10;
+
+/// What a rank with a core of its own reads at least.
+const LEAST_READ: usize = 4 << 10;
+
+/// Longest vector, in bytes, that goes through the mailboxes of this many ranks, if settings allow `most` bytes.
+pub(super) fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
+    let longest = if goes_through_leader(ranks, ranks_per_core) {
+        LONGEST_BY_LEADER
+    } else if ranks_per_core > 1 && ranks > 2 {
+        LONGEST_ON_SHARED_CORES
+    } else {
+        (MOST_READ / ranks.max(1)).max(LEAST_READ)
+    };
+    longest.min(most)
+}
+
+/// Whether a leader adds for all.
+fn goes_through_leader(ranks: usize, ranks_per_core: usize) -> bool {
+    ranks_per_core > 1 && ranks >= LEADER_RANKS
+}
+
 /// Executes calls through mailboxes.
 pub(super) struct SmallPath {
     mailbox: Mailbox,
@@ -50,7 +82,7 @@ struct Messages {
 impl SmallPath {
     /// `ranks_per_core`: as in [`ExecutorParts`](super::ExecutorParts).
     pub(super) fn new(mailbox: Mailbox, ranks_per_core: usize) -> Self {
-        let through_leader = ranks_per_core > 1 && mailbox.ranks() >= LEADER_RANKS;
+        let through_leader = goes_through_leader(mailbox.ranks(), ranks_per_core);
         // The first call allocates no more than later ones.
         let messages =
             [(); 2].map(|()| Messages { len: 0, bytes: 0..0, operands: Vec::with_capacity(mailbox.ranks()) });
@@ -326,4 +358,22 @@ fn add(resources: &mut Resources, bound: &BoundCall, into: Piece, operands: &[Op
     resources.devices.run(&sum, &resources.fault)?;
     resources.trace.job_ends(OUTSIDE_JOB);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::longest_small;
+
+    #[test]
+    fn mailboxes_take_longer_vectors_where_ranks_share_cores() {
+        let most = usize::MAX;
+        for (ranks, alone, sharing) in
+            [(2, 16, 16), (3, 10, 32), (4, 8, 32), (7, 4, 32), (8, 4, 64), (64, 4, 64), (1000, 4, 64)]
+        {
+            let kib = [1, 2].map(|ranks_per_core| longest_small(most, ranks, ranks_per_core) >> 10);
+            assert_eq!(kib, [alone, sharing], "{ranks} ranks");
+            assert!([1, 2].iter().all(|ranks_per_core| longest_small(100, ranks, *ranks_per_core) == 100));
+            assert_eq!(longest_small(0, ranks, 2), 0);
+        }
+    }
 }

@@ -315,7 +315,7 @@ fn short_results_are_correct_around_every_length_of_a_mailbox() {
     for &world in World::enabled().iter().filter(|world| [World::Local, World::Shm].contains(world)) {
         for small in [0, 8, 16, 64] {
             let mut setup = Setup::new(world, 3);
-            setup.config.small.0 = small;
+            setup.config.mailbox.0 = small;
             spawn(&setup, |comm| {
                 for count in [17, 16, 15, 0, 8, 9, 16, 64, 1, 65, 7, 17, 4] {
                     check::<u8>(&comm, count, ReduceOp::Sum, count % 2 == 0, Memory::any(count));

@@ -192,7 +192,11 @@ impl Run {
             command.env("FLEXRING_NODE", if rank < self.ranks.div_ceil(2) { "first" } else { "second" });
         }
         command.env("FLEXRING_SECRET", "of the fault matrix");
-        command.envs([("FLEXRING_SUBCHUNK", "16K"), ("FLEXRING_SMALL", "4K"), ("FLEXRING_IB_TIMEOUT", "18")]);
+        command.envs([
+            ("FLEXRING_SUBCHUNK", "16K"),
+            ("FLEXRING_MAILBOX", "4K"),
+            ("FLEXRING_IB_TIMEOUT", "18"),
+        ]);
         // On an emulated processor, ranks are silent for longer.
         command.env("FLEXRING_HEARTBEAT_MS", if self.links == Links::Verbs { "500" } else { "50" });
         for variable in ["FLEXRING_TIMEOUT_MS", "FLEXRING_CONNECT_TIMEOUT_MS"] {

@@ -74,7 +74,7 @@ fn every_plan_for_random_trees_is_proved_and_sums_on_the_local_transport() {
         by_world[tree(seed).1.world()].push(seed);
     }
     let mut config = Config::default();
-    (config.small.0, config.subchunk.0, config.slots) = (0, 4096, 8);
+    (config.small.0, config.mailbox.0, config.subchunk.0, config.slots) = (0, 0, 4096, 8);
     // Each rank maps and prefaults the arenas of all others, slots for GPUs included.
     config.gpu_subchunk.0 = 4096;
     for (world, seeds) in by_world.into_iter().enumerate().filter(|(_, seeds)| !seeds.is_empty()) {

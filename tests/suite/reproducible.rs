@@ -142,7 +142,7 @@ fn sums_have_the_bits_of_rank_order_for_every_type_and_subchunk_size() {
             for lowering in [Lowering::Auto, Lowering::Chain, Lowering::Direct] {
                 let mut setup = setup(world, ranks).lowering(lowering);
                 setup.config.subchunk.0 = subchunk;
-                setup.config.small.0 = small;
+                (setup.config.small.0, setup.config.mailbox.0) = (small, small);
                 setup.config.direct.0 = direct;
                 for count in [1, 50, 6000] {
                     check::<f32>(&setup, count);

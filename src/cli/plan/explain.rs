@@ -5,6 +5,7 @@
 use super::planned::Planned;
 use crate::output::duration;
 use flexring::config::Size;
+use flexring::executor::longest_small;
 use flexring::plan::captions::captions;
 use flexring::plan::comparison::Comparison;
 use flexring::plan::cost_model::lower_bound::{Limit, LowerBound, lower_bound};
@@ -62,10 +63,10 @@ fn exceptions(planned: &Planned) -> Vec<String> {
         }
     }
     let shares_memory = config.transport.shares_memory() && topology.nodes() == 1 && topology.world() > 1;
-    if shares_memory && config.small > Size(0) {
+    if shares_memory && config.mailbox > Size(0) {
         notes.push(format!(
-            "vectors of at most {} use the shared-memory mailboxes instead (FLEXRING_SMALL)",
-            config.small
+            "vectors of at most {} use the shared-memory mailboxes instead, shorter ones if each rank has a core (FLEXRING_MAILBOX)",
+            Size(longest_small(config.mailbox.0, topology.world(), usize::MAX))
         ));
     }
     notes

@@ -118,6 +118,7 @@ impl Setup {
             subchunk: Size(4096),
             gpu_subchunk: Size(16384),
             small: Size(256),
+            mailbox: Size(256),
             slots: 8,
             timeout: Duration::from_secs(20),
             connect_timeout: Duration::from_secs(20),
