@@ -157,7 +157,7 @@ impl Call {
         both && self.sequence == other.sequence && !self.agrees_with(other)
     }
 
-    /// Whether no rank completes it before all ranks have begun it: each gets elements that depend on all ranks'. Calls without elements move one
+    /// Whether no rank completes it before all ranks have begun it: each rank's result depends on data of every rank. Calls without elements move one
     /// dummy element, which only reaches all ranks if it is not cut into parts.
     #[must_use]
     pub fn awaits_all_ranks(&self) -> bool {

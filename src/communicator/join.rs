@@ -131,7 +131,8 @@ impl Communicator {
         };
         let timeline = Timeline::of(config, spec.is_derived, &infos[0].nonce);
         let trace = Timeline::trace(timeline.as_ref(), me, world)?;
-        let layout = region_layout(config, intra_node.len(), world);
+        let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
+        let layout = region_layout(config, intra_node.len(), world, ranks_per_core);
         let mut region = own.region(layout, gpu::numa_node(config.gpu))?;
         reach(FaultPoint::JoinHasArena);
         let (memory, places) = match (common, descriptors) {
@@ -196,7 +197,6 @@ impl Communicator {
         }
         let threads: Vec<Rank> =
             (0..world).filter(|rank| infos[*rank].process == infos[me].process).collect();
-        let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
         let builder = CallRunnerBuilder {
             config,
             topology: &topology,
@@ -301,11 +301,10 @@ impl Communicator {
         let measured = profile.as_ref().map_or(topology.clone(), |profile| profile.topology(&topology));
         let config =
             &profile.as_ref().map_or_else(|| spec.config.clone(), |profile| profile.configure(&spec.config));
-        let layout = region_layout(config, world, world);
+        let ranks_per_core = Cores::ranks_per_core(std::iter::repeat_n(&Cores::of_this_process(), world));
+        let layout = region_layout(config, world, world, ranks_per_core);
         let key: [u8; 16] = random_bytes()?;
         let timeline = Timeline::of(config, spec.is_derived, &key);
-        let cores = Cores::of_this_process();
-        let ranks_per_core = Cores::ranks_per_core(std::iter::repeat_n(&cores, world));
         let launch_group = LaunchGroup::new((0..world).collect());
         let memories = local::share_memory(world, key)?;
         let regions = memories.iter().map(|memory| memory.own().region(layout, None));

@@ -28,12 +28,24 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 /// The layout of a rank's region. `local_ranks` is the number of ranks that share memory, this rank included.
-pub(super) fn region_layout(config: &Config, local_ranks: usize, world: usize) -> ArenaLayout {
+/// `ranks_per_core` is as in [`ExecutorParts`].
+pub(super) fn region_layout(
+    config: &Config,
+    local_ranks: usize,
+    world: usize,
+    ranks_per_core: usize,
+) -> ArenaLayout {
     // The executor uses one more slot for itself.
     let slots = config.slots_for(local_ranks, world) + 1;
-    // The cores of the ranks are not known yet.
-    let small = longest_small(config.mailbox.0, local_ranks, usize::MAX);
+    let [on_host, on_gpu] = small_limits(config, world, ranks_per_core);
+    // Mailboxes are for nodes that have all ranks.
+    let small = if local_ranks == world && world > 1 { on_host.max(on_gpu) } else { 0 };
     ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, config.gpu_slot_bytes())
+}
+
+/// Longest vectors, in bytes, that take the path for small messages on a node with all ranks: on the host, and on GPUs.
+fn small_limits(config: &Config, world: usize, ranks_per_core: usize) -> [usize; 2] {
+    [longest_small(config.mailbox.0, world, ranks_per_core), config.small.0]
 }
 
 /// What a rank has when its links are ready.
@@ -95,8 +107,7 @@ impl CallRunnerBuilder<'_> {
         self.plans.set_slot_bytes(layout.pool().slots().1, layout.gpu_pool().slots().1);
         self.plans.prepare(&mut executor)?;
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
-        let small = longest_small(config.mailbox.0, world, self.ranks_per_core);
-        let small_on_gpu = small.min(config.small.0);
+        let [small, small_on_gpu] = small_limits(config, world, self.ranks_per_core);
         let staged = if has_small_path { small_on_gpu } else { 0 };
         let gpu_state =
             GpuState::new(config, staged, launch_member.is_some(), layout, arena, registrar.clone());

@@ -123,7 +123,7 @@ impl Drop for CallGuard<'_> {
 }
 
 /// Longest vector, in bytes, that goes through the mailboxes of a node of this many ranks ([`CallPath::Small`]), if settings allow `most` bytes.
-/// `ranks_per_core` is as in [`ExecutorParts`]; ranks with more of them per core have longer ones.
+/// `ranks_per_core` is as in [`ExecutorParts`].
 #[must_use]
 pub fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
     small_path::longest_small(most, ranks, ranks_per_core)

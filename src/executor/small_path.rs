@@ -36,12 +36,12 @@ const LONGEST_BY_LEADER: usize = 64 << 10;
 /// 32 KiB 19 to 22 with 4 (27) and 31 to 37 with 7 (50 to 53); 64 KiB 38 with 4 (28 to 35) and 63 with 7 (62 to 66).
 const LONGEST_ON_SHARED_CORES: usize = 32 << 10;
 
-/// Bytes that a rank with a core of its own reads in a call at most. Two ranks, 8 KiB: 2.1 us (3.5 by a ring); 16 KiB 4.5 (5.1); 32 KiB 5.7 (5.4); 64 KiB
+/// Length in bytes of the vectors of all ranks together, if there are two ranks or each has a core. Two ranks, 8 KiB: 2.1 us (3.5 by a ring); 16 KiB 4.5 (5.1); 32 KiB 5.7 (5.4); 64 KiB
 /// 12 to 13 (9). More ranks were not measured on as many cores.
-const MOST_READ: usize = 32 << 10;
+const ALL_VECTORS: usize = 32 << 10;
 
-/// What a rank with a core of its own reads at least.
-const LEAST_READ: usize = 4 << 10;
+/// The limit is not less than this for any number of ranks.
+const LEAST_LIMIT: usize = 4 << 10;
 
 /// Longest vector, in bytes, that goes through the mailboxes of this many ranks, if settings allow `most` bytes.
 pub(super) fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
@@ -50,7 +50,7 @@ pub(super) fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) ->
     } else if ranks_per_core > 1 && ranks > 2 {
         LONGEST_ON_SHARED_CORES
     } else {
-        (MOST_READ / ranks.max(1)).max(LEAST_READ)
+        (ALL_VECTORS / ranks.max(1)).max(LEAST_LIMIT)
     };
     longest.min(most)
 }

@@ -85,8 +85,8 @@ pub trait Transport: Send {
     /// Nothing that a peer sends in a later call is reported before that call begins here.
     fn begin(&mut self, sequence: u64);
 
-    /// [`begin`](Self::begin) of a call that no peer completes before this rank has begun it: no peer has left after it, so none needs to be
-    /// looked for.
+    /// [`begin`](Self::begin) for calls that no peer completes before this rank begins them. A peer that left without the call is noticed when the link
+    /// to it is used.
     fn begin_together(&mut self, sequence: u64) {
         self.begin(sequence);
     }

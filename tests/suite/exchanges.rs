@@ -260,6 +260,12 @@ fn ranks_may_run_ahead_and_leave_early() {
                         Case { collective, op, root, count: 1 + call * 7, in_place, pool }
                             .check::<f32>(&comm);
                     }
+                    // Without elements, not all ranks wait for all.
+                    for collective in [Collective::ReduceScatter, Collective::AllGather] {
+                        let op = ReduceOp::Sum;
+                        Case { collective, op, root: 0, count: 0, in_place: false, pool: false }
+                            .check::<f32>(&comm);
+                    }
                 });
             }
         }

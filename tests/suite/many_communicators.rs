@@ -77,12 +77,12 @@ fn in_processes(test: &str, body: impl FnOnce(Communicator)) {
 /// Sums vectors that go through mailboxes and through the pool, and one in the background.
 fn check_sums(comm: &Communicator) {
     let world = comm.world_size() as u32;
-    for len in [3, 3000] {
+    for len in [3, 30_000] {
         let mut vector = vec![comm.rank() as u32 + 1; len];
         comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
         assert!(vector.iter().all(|element| *element == world * (world + 1) / 2));
     }
-    let request = comm.all_reduce_async(vec![1u32; 3000], ReduceOp::Sum).expect("a request");
+    let request = comm.all_reduce_async(vec![1u32; 30_000], ReduceOp::Sum).expect("a request");
     assert!(request.wait().expect("a sum").iter().all(|element| *element == world));
 }
 

@@ -5,6 +5,7 @@ use crate::harness::{Setup, World, share_a_core, spawn};
 use crate::programs::{Ended, program, run, succeed};
 use flexring::ReduceOp;
 use flexring::call::Collective;
+use flexring::config::Config;
 use std::process::Command;
 use std::time::Duration;
 
@@ -41,6 +42,39 @@ fn a_lack_of_descriptors_is_reported_with_its_fix() {
     let Ended { status, text } = run(&mut perf("ulimit -n 24;", "--ranks 20 -b 8 -e 8 -n 2 -w 0"), LIMIT);
     assert!(!status.success(), "24 descriptors are enough: {text}");
     assert!(text.contains("`ulimit -n`"), "{text}");
+}
+
+#[test]
+fn results_are_correct_around_the_longest_vector_of_mailboxes() {
+    share_a_core();
+    for world in [World::Local, World::Shm].into_iter().filter(|world| world.is_enabled()) {
+        for (ranks, longest) in [(2, 16 << 10), (3, 32 << 10), (9, 64 << 10)] {
+            let mut setup = Setup::new(world, ranks);
+            setup.config.mailbox = Config::default().mailbox;
+            spawn(&setup, |comm| {
+                let whole = longest / size_of::<i32>();
+                let part = whole / ranks;
+                for (collective, counts) in [
+                    (Collective::AllReduce, [whole - 1, whole, whole + 1]),
+                    (Collective::AllGather, [part - 1, part, part + 1]),
+                    (Collective::AllToAll, [part - 1, part, part + 1]),
+                ] {
+                    for count in counts {
+                        let case = Case {
+                            collective,
+                            op: ReduceOp::Sum,
+                            root: 0,
+                            count,
+                            in_place: false,
+                            pool: false,
+                        };
+                        // Both slots of the mailboxes.
+                        (0..2).for_each(|_| case.check::<i32>(&comm));
+                    }
+                }
+            });
+        }
+    }
 }
 
 /// On ranks that share a core, the leader makes the results of small calls for all.

@@ -257,6 +257,15 @@ fn an_explanation_contains_the_reason_and_the_loads_of_links() {
     let line = "vectors of at most 64K use a star instead (FLEXRING_DIRECT)\n";
     assert!(text.contains(line), "{line:?} in\n{text}");
     assert!(!text.contains("mailboxes"), "{text}");
+    for (ranks, limits) in [(1, None), (2, Some("16K")), (4, Some("32K (8K if every rank has a core)"))] {
+        let text = printed(&format!("--topology {ranks} --explain"));
+        let line = limits.map(|limits| {
+            format!(
+                "vectors of at most {limits} use the shared-memory mailboxes instead (FLEXRING_MAILBOX)\n"
+            )
+        });
+        assert!(line.map_or(!text.contains("mailboxes"), |line| text.contains(&line)), "{text}");
+    }
     let text = printed("--topology 1@2G+1@2G+1@2G+1@1500M --explain --count 1M");
     for line in [
         "all schedules for 4M by predicted time (simulated)\n",

@@ -192,7 +192,7 @@ fn calls_use_the_plan_and_the_sub_chunk_of_their_length() {
     drop(here);
     std::fs::write(&path, write(&profile)).expect("the profile is written");
     let tuning = Some(path.to_str().expect("a name in Unicode").to_owned());
-    let ranks = ranks(&Config { tuning, ..Config::default() });
+    let ranks = ranks(&Config { tuning, mailbox: Size(0), ..Config::default() });
     assert!(ranks[0].summary().contains("128 sub-chunks of 256K"), "{}", ranks[0].summary());
     std::thread::scope(|scope| {
         for comm in &ranks {

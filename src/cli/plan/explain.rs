@@ -64,9 +64,13 @@ fn exceptions(planned: &Planned) -> Vec<String> {
     }
     let shares_memory = config.transport.shares_memory() && topology.nodes() == 1 && topology.world() > 1;
     if shares_memory && config.mailbox > Size(0) {
+        let longest =
+            |ranks_per_core| Size(longest_small(config.mailbox.0, topology.world(), ranks_per_core));
+        let (sharing, alone) = (longest(2), longest(1));
+        let less =
+            if alone == sharing { String::new() } else { format!(" ({alone} if every rank has a core)") };
         notes.push(format!(
-            "vectors of at most {} use the shared-memory mailboxes instead, shorter ones if each rank has a core (FLEXRING_MAILBOX)",
-            Size(longest_small(config.mailbox.0, topology.world(), usize::MAX))
+            "vectors of at most {sharing}{less} use the shared-memory mailboxes instead (FLEXRING_MAILBOX)"
         ));
     }
     notes

@@ -75,7 +75,8 @@ pub fn measure(
     profile: &TuningProfile,
     sizes: &[usize],
 ) -> Result<MeasuredChoices> {
-    let config = session.config.clone();
+    // Mailboxes use no plan.
+    let config = Config { mailbox: Size(0), ..session.config.clone() };
     let topology = profile.topology(session.comm.topology());
     let default = VariantRanks::new(config.clone());
     let mut fastest = Vec::new();

@@ -77,7 +77,7 @@ impl Link {
         for stream in &mut self.streams {
             (stream.sent, stream.received) = (0, 0);
         }
-        // Detects a peer that left after the last call before anything is sent to it.
+        // Detects a peer that left after the last call before anything is sent to it, if epoll was asked before.
         if self.streams[0].is_ending() && self.broken.is_none() {
             let _ = self.receive(0);
         }

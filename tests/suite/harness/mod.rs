@@ -118,7 +118,8 @@ impl Setup {
             subchunk: Size(4096),
             gpu_subchunk: Size(16384),
             small: Size(256),
-            mailbox: Size(256),
+            // Vectors on GPUs have a limit of their own.
+            mailbox: Size(if world.is_gpu() { 4096 } else { 256 }),
             slots: 8,
             timeout: Duration::from_secs(20),
             connect_timeout: Duration::from_secs(20),

@@ -39,6 +39,23 @@ fn a_peer_that_left_after_the_last_call_is_detected_when_the_next_begins() {
 }
 
 #[test]
+fn a_peer_that_left_before_a_call_that_needs_all_ranks_is_lost() {
+    with_timeout(|| {
+        let (mut here, there) = pair(1);
+        drop(there);
+        here.begin_together(1);
+        let (mut sent, mut received) = ([1; 8], [0; 8]);
+        let outcome = here
+            .announce_with_message(1, &call(1))
+            .and_then(|()| here.send(1, piece(&mut sent)))
+            .and_then(|()| here.post_recv(1, piece(&mut received)))
+            .and_then(|()| next(&mut here).map(drop))
+            .and_then(|()| next(&mut here).map(drop));
+        assert_lost(&outcome.expect_err("the peer has closed"));
+    });
+}
+
+#[test]
 fn a_peer_that_closes_before_its_message_is_lost() {
     with_timeout(|| {
         for sockets in 1..=2 {
