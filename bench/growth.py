@@ -31,8 +31,8 @@ from pictures import Pictures
 from versus import memory_traffic
 
 SIZES = [8, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20]
-# The model moves vectors by the plan of long ones, while short ones take another path on one node.
-MODEL_SIZES, MODEL_RANKS = [64 << 10, 1 << 20, 16 << 20], [2, 4, 8, 16, 32, 64, 128]
+# The model moves vectors by the plan of long ones, while those of up to 64 KiB may go through mailboxes on one node.
+MODEL_SIZES, MODEL_RANKS = [1 << 20, 16 << 20], [2, 4, 8, 16, 32, 64, 128]
 # Seconds in all, of a process, and of the loop for each length, with the most calls.
 LIMIT, PROCESS, LOOP, CALLS = 170, 30, 0.2, 1000
 ROUNDS = 3
