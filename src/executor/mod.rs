@@ -33,6 +33,7 @@ mod ticket;
 mod wait;
 
 pub use bound_call::{BoundCall, BoundGroup, CallPath, PeerMessage, ProgramNumber};
+pub use small_path::longest_small;
 
 use crate::call::Call;
 use crate::device::Device;
@@ -120,13 +121,6 @@ impl Drop for CallGuard<'_> {
             self.0.resources.abort();
         }
     }
-}
-
-/// Longest vector, in bytes, that goes through the mailboxes of a node of this many ranks ([`CallPath::Small`]), if settings allow `most` bytes.
-/// `ranks_per_core` is as in [`ExecutorParts`].
-#[must_use]
-pub fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
-    small_path::longest_small(most, ranks, ranks_per_core)
 }
 
 impl Executor {

@@ -43,8 +43,10 @@ const ALL_VECTORS: usize = 32 << 10;
 /// The limit is not less than this for any number of ranks.
 const LEAST_LIMIT: usize = 4 << 10;
 
-/// Longest vector, in bytes, that goes through the mailboxes of this many ranks, if settings allow `most` bytes.
-pub(super) fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
+/// Longest vector, in bytes, that goes through the mailboxes of a node of this many ranks ([`CallPath::Small`](super::CallPath::Small)), if settings
+/// allow `most` bytes. `ranks_per_core` is as in [`ExecutorParts`](super::ExecutorParts).
+#[must_use]
+pub fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
     let longest = if goes_through_leader(ranks, ranks_per_core) {
         LONGEST_BY_LEADER
     } else if ranks_per_core > 1 && ranks > 2 {

@@ -94,9 +94,9 @@ struct PeerMailbox {
 pub enum Posted {
     /// It has not posted yet.
     Nothing,
-    /// The same words as this rank.
+    /// The same call as this rank, with the same factor.
     SameCall,
-    /// These words.
+    /// A call that differs from it, packed.
     OtherCall(CallWords),
 }
 
