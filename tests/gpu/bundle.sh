@@ -19,7 +19,9 @@ tests/gpu/run --programs | while IFS=$'\t' read -r name path; do
     *) cp -L "$path" "$tree/bin/$name" ;;
     esac
 done
-[ -e "$tree/bin/flexring" ] && [ -e "$tree/lib/libflexring.so" ]
+# The release build of the workspace, which --programs has made, contains it.
+cp -L "${CARGO_TARGET_DIR:-target}/release/libflexring_nccl.so" "$tree/lib/"
+for program in flexring suite gpu_reduce gpu_latency; do [ -e "$tree/bin/$program" ]; done
 kernels=$("$tree/bin/flexring" doctor | grep "GPU kernels:" || true)
 if [[ $kernels != *"machine code"* ]]; then
     echo "the bundle would have no compiled kernels, which a machine without NVRTC cannot run: $kernels" >&2
@@ -27,8 +29,8 @@ if [[ $kernels != *"machine code"* ]]; then
 fi
 # A library keeps the symbols that programs link to.
 strip "$tree"/bin/*
-strip --strip-unneeded "$tree/lib/libflexring.so"
-cp -r tests/gpu/{first_contact,run,*.py,steps,cells} "$tree/tests/gpu/"
+strip --strip-unneeded "$tree"/lib/*
+cp -r tests/gpu/{first_contact,run,nccl_tests,*.py,steps,cells} "$tree/tests/gpu/"
 cp tests/report.py "$tree/tests/"
 cp bench/peers/nccl_allreduce.py "$tree/bench/peers/"
 cp -r python examples include "$tree/"

@@ -155,7 +155,7 @@ def build(benches, features):
             if message["reason"] != "compiler-artifact" or not message["executable"]:
                 continue
             # Unit tests have the name of what they test.
-            if message["profile"]["test"] and message["target"]["kind"] != ["test"]:
+            if message["profile"]["test"] and message["target"]["kind"] not in (["test"], ["bench"]):
                 continue
             # The first of each name: the tests build the command again.
             programs.setdefault(message["target"]["name"], Path(message["executable"]))

@@ -160,6 +160,8 @@ SIMCUDA_EXPORT CUresult cuStreamSynchronize(CUstream handle) {
 SIMCUDA_EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext* out) {
     return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
         if (!out) return CUDA_ERROR_INVALID_VALUE;
+        // As driver 580.159.04 does on an H200.
+        if (stream->capture == Capture::Invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         *out = stream->context->handle;
         return CUDA_SUCCESS;
     });
@@ -226,7 +228,11 @@ SIMCUDA_EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsign
         const EventRef found = world().event(event);
         if (!found) return CUDA_ERROR_INVALID_HANDLE;
         if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-        if (capturing(*stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        if (stream->capture != Capture::None) {
+            // The event was recorded outside of the capture, because captures record nothing here.
+            stream->capture = Capture::Invalidated;
+            return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+        }
         // The current record counts; later records do not.
         make_room(lock, *stream, "cuStreamWaitEvent");
         if (PointRef point = found->point) submit(*stream, "cuStreamWaitEvent", nullptr, {point});

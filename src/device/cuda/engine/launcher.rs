@@ -162,14 +162,9 @@ impl Launcher {
     /// Refuses streams of other contexts, and streams that are being captured.
     fn check(&self, stream: DriverHandle) -> Result<()> {
         let gpu = &self.0.engine.gpu;
-        // SAFETY: the creator of a `CallerStream` promised that it is live.
-        if !stream.is_null() && !unsafe { gpu.has_stream(stream) }? {
-            let message =
-                format!("the stream is not of the primary context of {gpu:?}, where the communicator works");
-            return Err(Error::invalid_argument(message));
-        }
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint;
-        // SAFETY: as above, and the out-parameter is writable.
+        // First, because all else fails with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED once something has broken the capture.
+        // SAFETY: the creator of a `CallerStream` promised that it is live, and the out-parameter is writable.
         let capturing = match unsafe { gpu.driver().stream_capturing(stream, &raw mut status) } {
             Ok(()) => status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint,
             // The default stream, while a stream that synchronizes with it is captured.
@@ -179,6 +174,12 @@ impl Launcher {
         if capturing {
             let message = "the stream is being captured into a graph, which cannot replay a call: call outside of the capture";
             return Err(Error::unsupported(message));
+        }
+        // SAFETY: as above.
+        if !stream.is_null() && !unsafe { gpu.has_stream(stream) }? {
+            let message =
+                format!("the stream is not of the primary context of {gpu:?}, where the communicator works");
+            return Err(Error::invalid_argument(message));
         }
         Ok(())
     }
