@@ -1,8 +1,9 @@
 // The resident kernels: one for each type, and one that only copies.
 //
 // A call is one launch. It runs from the moment at which the caller's stream reaches it until the host has finished the call.
-// Meanwhile the host publishes descriptors, and the CTAs work on tiles of them. `engine.h` has the layout. The words of the
-// protocol, in the order of a descriptor's life; all indices only grow, except for `arrived` and `left`:
+// Meanwhile the host publishes descriptors. The first CTA to arrive, the fetcher, brings them to the GPU and divides each among
+// the CTAs that have arrived by then, the workers. `engine.h` has the layout. The words of the protocol, in the order of a
+// descriptor's life; all indices only grow, except for `arrived` and `left`:
 //
 // | word                 | writer             | order of the store      | reader       | order of the load  |
 // |----------------------|--------------------|-------------------------|--------------|--------------------|
@@ -10,26 +11,28 @@
 // | host.head[r]         | host               | release                 | fetcher      | acquire.sys        |
 // | host.finished        | host               | release                 | fetcher      | acquire.sys        |
 // | host.aborted         | host               | release                 | fetcher      | acquire.sys        |
+// | arrived              | all CTAs           | add, acq_rel.gpu        | fetcher      | acquire.gpu        |
 // | finished_tiles[r][e] | fetcher, zero      | relaxed, before head    |              |                    |
-// | gpu.ring[r][e]       | fetcher            | relaxed, before head    | all CTAs     | relaxed, then weak |
-// | line.head[r]         | fetcher            | release.gpu             | all CTAs     | relaxed, then      |
+// | gpu.ring[r][e]       | fetcher            | relaxed, before head    | workers      | weak, after head   |
+// | shares[r][e]         | fetcher            | relaxed, before head    | workers      | relaxed            |
+// | line.head[r]         | fetcher            | release.gpu             | workers      | relaxed, then      |
 // |                      |                    |                         |              | acquire.gpu if new |
-// | claim[r].next        | all CTAs           | CAS, relaxed            | all CTAs     | relaxed            |
-// | destination          | CTA with the tile  | before the barrier      | host, peers  | after done         |
-// | finished_tiles[r][e] | all CTAs           | add, acq_rel.gpu        | the same add |                    |
+// | destination          | CTA with the share | before the barrier      | host, peers  | after done         |
+// | finished_tiles[r][e] | CTAs with a share  | add, acq_rel.gpu        | the same add |                    |
 // | done[r][e]           | last to add        | release.sys             | host         | acquire            |
-// | line.over            | fetcher            | relaxed                 | all CTAs     | relaxed            |
+// | line.over            | fetcher            | relaxed                 | workers      | relaxed            |
 // | kernel.started       | fetcher            | release.sys             | host         | acquire            |
-// | arrived              | all CTAs           | add, relaxed            | the same add |                    |
 // | left                 | all CTAs           | add, acq_rel.gpu        | the same add |                    |
 // | kernel.ended         | last to leave      | release.sys             | host         | acquire            |
 //
 // - The fetcher is the first CTA to arrive, because any other one may never be resident. It alone reads host memory, so that a
-//   waiting kernel costs one read of PCIe at a time. It works on a tile only if no other CTA has claimed it between two fetches.
-// - A claim reads `next`, then `head` with acquire. If the entry is below `head`, the fetcher's copy of it is visible, or that of
-//   an entry 256 later. The host only writes the latter when the former is complete; then all its tiles have been claimed, `next`
-//   has changed, and the compare-and-swap fails. So a claim that succeeds was made with the right number of tiles and operands.
-// - A CTA reads an entry until its add to `finished_tiles`; the host overwrites the entry after `done`, which follows every add.
+//   waiting kernel costs one read of PCIe at a time. If no other CTA has arrived, it works itself.
+// - Shares are not claimed: with a claim word in GPU memory a whole H200 claimed one tile in 0.7 us, whatever its CTAs could copy.
+// - A worker loads each `head` and then adds to `arrived`. A fetcher that sees the add stores `head` later, so the worker begins at
+//   or before the first descriptor in which it has a share. It looks at every entry from there on, and skips those without a share.
+// - The host overwrites an entry after `done`, which follows the adds of all CTAs with a share. So an entry in which a worker has a
+//   share stays until that worker has added to `finished_tiles`. Where it has none, it may find the share word of a later entry in
+//   the same place: that has another index.
 // - `done` is stored after an acquiring add that saw every other CTA's releasing add, so it covers the writes of all of them
 //   (causality order is transitive across scopes), and a peer or a NIC may read the destination after the host has seen `done`.
 // - Weak loads may use L1, which each acquire invalidates, also for the user's kernels on that SM; therefore polling is relaxed.
@@ -54,24 +57,31 @@ constexpr int kEntryWords = sizeof(Descriptor) / sizeof(u64);
 // The words of a descriptor that hold the number of operands, in the lower half, and of tiles, in the upper half.
 constexpr int kWordOfOperands = 3;
 constexpr int kWordOfTiles = 4;
-constexpr u64 kTileMask = (1ull << kTileBits) - 1;
 
-// What a CTA does next. Only the fetcher does what is not a tile of a descriptor.
-struct Claim {
-    enum Kind : u32 { kNothing, kTile, kInput, kOutput, kOver } kind;
+// What a CTA does next. Only the fetcher does what is not a share of a descriptor.
+struct Share {
+    enum Kind : u32 { kNothing, kTiles, kInput, kOutput, kOver } kind;
     u32 ring;
-    // The running index of the descriptor, and the number of its tile.
+    // The running index of the descriptor, the first tile and the number of tiles, and the number of all tiles of the descriptor.
     u64 index;
-    u32 tile;
+    u32 first;
+    u32 count;
+    u32 all;
 };
 
 // What the threads of a CTA share.
 struct Shared {
     u64 line[kLineWords];
-    // By ring: the claim word at the fetcher's last poll, and the head that it has published.
-    u64 seen[kRings];
+    // By ring: the index of the next entry to look at, and the head up to which entries are visible. The fetcher only uses the
+    // latter, for what it has published.
+    u64 position[kRings];
     u64 head[kRings];
-    Claim claim;
+    // Of the entries that the fetcher copies.
+    u32 operands[kEntries];
+    u32 tiles[kEntries];
+    Share share;
+    // The other CTAs that have arrived, for the fetcher.
+    u32 workers;
     u32 ticket;
 };
 
@@ -87,82 +97,83 @@ struct Copying {
 
 __device__ __forceinline__ const u64* words_of(const Descriptor& entry) { return reinterpret_cast<const u64*>(&entry); }
 
-// The next tile of a ring to claim. False if every published one is claimed.
-__device__ __forceinline__ bool next_tile(const GpuState& gpu, u32 ring, u64& next, Claim& claim) {
-    next = load_relaxed(&gpu.claim[ring].next);
-    // The claim word has the lower 40 bits of the index. It may be newer than the head that is read here, or much older.
-    constexpr u64 kMask = ~0ull >> kTileBits;
-    u64 head = load_relaxed(&gpu.line.head[ring]);
-    if (((head - (next >> kTileBits)) & kMask) == 0) return false;
-    head = load_acquire_gpu(&gpu.line.head[ring]);
-    const u64 published = (head - (next >> kTileBits)) & kMask;
-    if (published == 0 || published > kEntries) return false;
-    claim = Claim{Claim::kTile, ring, head - published, static_cast<u32>(next & kTileMask)};
+// The word of `shares` of an entry: the lower half of its index, the number of workers, and the number of tiles.
+__device__ __forceinline__ u64 share_word(u64 index, u32 workers, u32 tiles) {
+    return index << 32 | static_cast<u64>(workers) << kTileBits | tiles;
+}
+
+// This worker's share of the descriptor at an index, given the word of `shares` there. False if it has none.
+__device__ __forceinline__ bool share_of(u64 word, u64 index, u32 worker, u32 ring, Share& share) {
+    if (static_cast<u32>(word >> 32) != static_cast<u32>(index)) return false;
+    const u32 workers = static_cast<u32>(word) >> kTileBits, tiles = static_cast<u32>(word) & ((1u << kTileBits) - 1);
+    if (worker >= workers) return false;
+    // Short descriptors go to a different worker each.
+    const u32 parts = tiles < workers ? tiles : workers, part = (worker + static_cast<u32>(index) % workers) % workers;
+    if (part >= parts) return false;
+    const u32 first = tiles * part / parts, end = tiles * (part + 1) / parts;
+    share = Share{Share::kTiles, ring, index, first, end - first, tiles};
     return true;
 }
 
-// Claims a tile that `next_tile` found. False if another CTA was faster.
-__device__ __forceinline__ bool take_tile(GpuState& gpu, u64 next, const Claim& claim) {
-    const u64* words = words_of(gpu.ring[claim.ring][claim.index % kEntries]);
-    const u32 tiles = static_cast<u32>(load_relaxed(words + kWordOfTiles) >> 32);
-    u64 after = next + 1;
-    if (claim.tile + 1 >= tiles) {
-        const u32 operands = static_cast<u32>(load_relaxed(words + kWordOfOperands));
-        after = (claim.index + entries_of(operands)) << kTileBits;
+// The next share of this worker in a ring. False if there is none in what is published. Called by one thread.
+__device__ __forceinline__ bool next_share(const GpuState& gpu, u32 ring, u32 worker, Shared& shared) {
+    u64 position = shared.position[ring];
+    bool found = false;
+    while (!found && position != shared.head[ring]) {
+        found = share_of(load_relaxed(&gpu.shares[ring][position % kEntries]), position, worker, ring, shared.share);
+        ++position;
     }
-    return compare_and_swap_relaxed(&gpu.claim[claim.ring].next, next, after) == next;
+    shared.position[ring] = position;
+    return found;
 }
 
-// Claims a tile, of the first ring if there is one. Called by one thread.
-__device__ __forceinline__ bool claim_tile(GpuState& gpu, u32 first_ring, Claim& claim) {
-#pragma unroll 1
-    for (u32 nth = 0; nth < kRings; ++nth) {
-        const u32 ring = (first_ring + nth) % kRings;
-        u64 next;
-        while (next_tile(gpu, ring, next, claim)) {
-            if (take_tile(gpu, next, claim)) return true;
-        }
-    }
-    return false;
-}
-
-// As `claim_tile`, for the fetcher: only a tile that no CTA has claimed since its last poll, unless it is the only CTA.
-__device__ __forceinline__ bool claim_left_tile(GpuState& gpu, u32 first_ring, u64* seen, Claim& claim) {
-    const bool alone = gridDim.x == 1;
-#pragma unroll 1
-    for (u32 nth = 0; nth < kRings; ++nth) {
-        const u32 ring = (first_ring + nth) % kRings;
-        u64 next;
-        if (!next_tile(gpu, ring, next, claim)) continue;
-        const bool left = alone || seen[ring] == next + 1;
-        // Plus 1, so that 0 means that there was no poll yet.
-        seen[ring] = next + 1;
-        if (left && take_tile(gpu, next, claim)) {
-            // If this CTA is the only resident one, it takes the next tile at its next poll.
-            seen[ring] = load_relaxed(&gpu.claim[ring].next) + 1;
-            return true;
-        }
-    }
-    return false;
-}
-
-// Reports a tile, and the descriptor if this was its last one. Called by one thread after a barrier.
-__device__ __forceinline__ void report_tile(GpuState& gpu, HostControl& host, const Claim& claim) {
-    const u32 entry = static_cast<u32>(claim.index % kEntries);
-    const u32 tiles = gpu.ring[claim.ring][entry].tiles;
-    if (add_acq_rel(&gpu.finished_tiles[claim.ring][entry], 1) + 1 == tiles) {
-        store_release_sys(&host.done[claim.ring][entry], claim.index + 1);
+// Reports a share, and the descriptor if this was its last one. Called by one thread after a barrier.
+__device__ __forceinline__ void report_share(GpuState& gpu, HostControl& host, const Share& share) {
+    const u32 entry = static_cast<u32>(share.index % kEntries);
+    if (add_acq_rel(&gpu.finished_tiles[share.ring][entry], share.count) + share.count == share.all) {
+        store_release_sys(&host.done[share.ring][entry], share.index + 1);
     }
 }
 
-// Copies new entries from host memory. Called by all threads, after an acquire of `head`.
-__device__ __forceinline__ void copy_entries(GpuState& gpu, const HostControl& host, u32 ring, u64 from, u64 head) {
+// Copies entries from host memory, and notes the numbers of their operands and tiles from `nth` on. Called by all threads, after
+// an acquire of `head`.
+__device__ __forceinline__ void copy_entries(GpuState& gpu, const HostControl& host, u32 ring, u64 from, u64 head,
+                                             Shared& shared) {
     const u32 words = static_cast<u32>(head - from) * kEntryWords;
     for (u32 nth = threadIdx.x; nth < words; nth += blockDim.x) {
         const u32 entry = static_cast<u32>((from + nth / kEntryWords) % kEntries), word = nth % kEntryWords;
         const u64 value = load_relaxed_sys(words_of(host.ring[ring][entry]) + word);
         store_relaxed(const_cast<u64*>(words_of(gpu.ring[ring][entry])) + word, value);
         if (word == 0) store_relaxed(&gpu.finished_tiles[ring][entry], 0);
+        if (word == kWordOfOperands) shared.operands[entry] = static_cast<u32>(value);
+        if (word == kWordOfTiles) shared.tiles[entry] = static_cast<u32>(value >> 32);
+    }
+}
+
+// Divides the descriptors of copied entries among the workers, and publishes them to these. Called by one thread after a barrier.
+__device__ __forceinline__ void publish(GpuState& gpu, u32 ring, u64 from, u64 head, u32 workers, Shared& shared) {
+    for (u64 index = from; index < head;) {
+        const u64 next = index + entries_of(shared.operands[index % kEntries]);
+        store_relaxed(&gpu.shares[ring][index % kEntries], share_word(index, workers, shared.tiles[index % kEntries]));
+        // The entries of further operands have no share.
+        while (++index < next) store_relaxed(&gpu.shares[ring][index % kEntries], share_word(index, 0, 0));
+    }
+    store_release_gpu(&gpu.line.head[ring], head);
+    shared.head[ring] = head;
+}
+
+// Takes the next descriptor of a ring as this CTA's own. Called by all threads.
+__device__ __forceinline__ void take_descriptor(GpuState& gpu, const HostControl& host, u32 ring, Shared& shared) {
+    const u64 from = shared.head[ring];
+    copy_entries(gpu, host, ring, from, from + 1, shared);
+    __syncthreads();
+    const u64 end = from + entries_of(shared.operands[from % kEntries]);
+    copy_entries(gpu, host, ring, from + 1, end, shared);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const u32 tiles = shared.tiles[from % kEntries];
+        shared.share = Share{Share::kTiles, ring, from, 0, tiles, tiles};
+        publish(gpu, ring, from, end, 0, shared);
     }
 }
 
@@ -170,8 +181,14 @@ __device__ __forceinline__ void copy_entries(GpuState& gpu, const HostControl& h
 __device__ __forceinline__ void fetch(const LaunchParameters& call, GpuState& gpu, const HostControl& host, Shared& shared,
                                       bool started, u32 first_ring) {
     const u64* const line = reinterpret_cast<const u64*>(&host.host);
+    // The last thread, which loads no word of the line.
+    if (threadIdx.x == blockDim.x - 1) {
+        const u32 others = load_acquire_gpu(&gpu.arrived) - 1;
+        shared.workers = others < kMaxWorkers ? others : kMaxWorkers;
+    }
     for (u32 nth = threadIdx.x; nth < kLineWords; nth += blockDim.x) shared.line[nth] = load_acquire_sys(line + nth);
     __syncthreads();
+    if (threadIdx.x == 0) shared.share.kind = Share::kNothing;
     const bool aborted = shared.line[kAborted] >= call.call, finished = shared.line[kFinished] >= call.call;
     if (aborted || finished) {
         if (threadIdx.x == 0) {
@@ -179,54 +196,67 @@ __device__ __forceinline__ void fetch(const LaunchParameters& call, GpuState& gp
             // A later call may have been aborted after this one had finished. `finished` was stored before, so a
             // load behind the acquire of `aborted` reads it; the load above may have been too early.
             const bool complete = finished || load_acquire_sys(line + kFinished) >= call.call;
-            shared.claim.kind = complete && started ? Claim::kOutput : Claim::kOver;
+            shared.share.kind = complete && started ? Share::kOutput : Share::kOver;
         }
         return;
     }
     if (!started) {
-        if (threadIdx.x == 0) shared.claim.kind = Claim::kInput;
+        if (threadIdx.x == 0) shared.share.kind = Share::kInput;
         return;
     }
+    const u32 workers = shared.workers;
     bool news = false;
 #pragma unroll 1
-    for (u32 ring = 0; ring < kRings; ++ring) {
+    for (u32 nth = 0; nth < kRings; ++nth) {
+        const u32 ring = (first_ring + nth) % kRings;
         const u64 from = shared.head[ring], head = shared.line[ring];
         if (from == head) continue;
         news = true;
-        copy_entries(gpu, host, ring, from, head);
+        // One at a time, because other CTAs may arrive.
+        if (workers == 0) return take_descriptor(gpu, host, ring, shared);
+        copy_entries(gpu, host, ring, from, head, shared);
         __syncthreads();
-        if (threadIdx.x == 0) {
-            store_release_gpu(&gpu.line.head[ring], head);
-            shared.head[ring] = head;
-        }
+        if (threadIdx.x == 0) publish(gpu, ring, from, head, workers, shared);
+        // The next ring's entries are noted in the same place.
+        __syncthreads();
     }
-    if (threadIdx.x == 0 && !claim_left_tile(gpu, first_ring, shared.seen, shared.claim)) {
-        shared.claim.kind = Claim::kNothing;
-        if (!news) pause_fetcher();
-    }
+    if (threadIdx.x == 0 && !news) pause_fetcher();
 }
 
-// A step of every other CTA: waits until there is a tile or the call is over. Called by one thread.
-__device__ __forceinline__ void await_tile(u64 call, GpuState& gpu, u32 first_ring, Claim& claim) {
-    while (load_relaxed(&gpu.line.over) < call) {
-        if (claim_tile(gpu, first_ring, claim)) return;
+// A step of every other CTA: waits until it has a share or the call is over. Called by one thread.
+__device__ __forceinline__ void await_share(u64 call, const GpuState& gpu, u32 worker, u32 first_ring, Shared& shared) {
+    for (;;) {
+        u64 heads[kRings];
+#pragma unroll
+        for (u32 ring = 0; ring < kRings; ++ring) heads[ring] = load_relaxed(&gpu.line.head[ring]);
+        const bool over = load_relaxed(&gpu.line.over) >= call;
+#pragma unroll
+        for (u32 ring = 0; ring < kRings; ++ring) {
+            if (heads[ring] != shared.head[ring]) shared.head[ring] = load_acquire_gpu(&gpu.line.head[ring]);
+        }
+        if (over) break;
+#pragma unroll 1
+        for (u32 nth = 0; nth < kRings; ++nth) {
+            if (next_share(gpu, (first_ring + nth) % kRings, worker, shared)) return;
+        }
         pause_poller();
     }
-    claim.kind = Claim::kOver;
+    shared.share.kind = Share::kOver;
 }
 
 // The only place where memory of the user or of transports is accessed, so that the code is there once.
 template <class Work>
-__device__ __forceinline__ void work_on(const LaunchParameters& call, const GpuState& gpu, const Claim& claim) {
+__device__ __forceinline__ void work_on(const LaunchParameters& call, const GpuState& gpu, const Share& share) {
     u8* into = static_cast<u8*>(call.output);
     const u8* from = static_cast<const u8*>(call.staged_output);
     u64 bytes = call.output_bytes;
-    if (claim.kind == Claim::kInput) {
+    if (share.kind == Share::kInput) {
         into = static_cast<u8*>(call.staged_input);
         from = static_cast<const u8*>(call.input);
         bytes = call.input_bytes;
-    } else if (claim.kind == Claim::kTile) {
-        const Tile tile = tile_of(gpu.ring[claim.ring], static_cast<u32>(claim.index % kEntries), claim.tile);
+    } else if (share.kind == Share::kTiles) {
+        const u32 entry = static_cast<u32>(share.index % kEntries);
+        const Tile tile = tiles_of(gpu.ring[share.ring], entry, share.first, share.count);
         const Descriptor& job = tile.descriptor();
         if (!job.copies) return Work::work(tile);
         into = reinterpret_cast<u8*>(job.into) + tile.first;
@@ -243,35 +273,38 @@ __device__ __forceinline__ void run(const LaunchParameters& call) {
     __shared__ Shared shared;
     GpuState& gpu = reach_shared(call.gpu);
     HostControl& host = reach_shared(call.host);
-    if (threadIdx.x == 0) shared.ticket = add_relaxed(&gpu.arrived, 1);
-    for (u32 ring = threadIdx.x; ring < kRings; ring += blockDim.x) {
-        shared.seen[ring] = 0;
-        shared.head[ring] = load_relaxed(&gpu.line.head[ring]);
+    if (threadIdx.x == 0) {
+        // Before the add: see above.
+        for (u32 ring = 0; ring < kRings; ++ring) {
+            shared.position[ring] = shared.head[ring] = load_relaxed(&gpu.line.head[ring]);
+        }
+        shared.ticket = add_acq_rel(&gpu.arrived, 1);
     }
     __syncthreads();
     const bool fetcher = shared.ticket == 0;
+    const u32 worker = shared.ticket - 1;
     bool started = false;
     u32 first_ring = shared.ticket % kRings;
     for (;;) {
         if (fetcher) {
             fetch(call, gpu, host, shared, started, first_ring);
         } else if (threadIdx.x == 0) {
-            await_tile(call.call, gpu, first_ring, shared.claim);
+            await_share(call.call, gpu, worker, first_ring, shared);
         }
         __syncthreads();
-        const Claim claim = shared.claim;
-        if (claim.kind == Claim::kNothing) continue;
-        if (claim.kind == Claim::kOver) break;
-        work_on<Work>(call, gpu, claim);
+        const Share share = shared.share;
+        if (share.kind == Share::kNothing) continue;
+        if (share.kind == Share::kOver) break;
+        work_on<Work>(call, gpu, share);
         end_reach();
         __syncthreads();
-        if (claim.kind == Claim::kOutput) break;
-        if (claim.kind == Claim::kInput) {
+        if (share.kind == Share::kOutput) break;
+        if (share.kind == Share::kInput) {
             if (threadIdx.x == 0) store_release_sys(&host.kernel.started, call.call);
             started = true;
         } else {
-            if (threadIdx.x == 0) report_tile(gpu, host, claim);
-            if (fetcher) first_ring = (claim.ring + 1) % kRings;
+            if (threadIdx.x == 0) report_share(gpu, host, share);
+            first_ring = (share.ring + 1) % kRings;
         }
     }
     // The barrier behind the last work is also behind all accesses of this CTA.

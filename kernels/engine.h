@@ -1,7 +1,7 @@
 // The memory that the host and a resident kernel share: work descriptors, and the words that order them.
 //
 // A collective call on GPU memory is one kernel launch. While the kernel runs, the host publishes descriptors on three rings;
-// the kernel's CTAs claim tiles of them, copy and reduce, and store a completion word for each descriptor. docs/gpu.md
+// the kernel's CTAs divide the tiles of each, copy and reduce, and store a completion word for each descriptor. docs/gpu.md
 // explains the protocol: who writes each word, in which order, and why it cannot deadlock.
 //
 // src/device/cuda/engine/layout.rs has the same layout in Rust. Includes nothing, because NVRTC has no headers.
@@ -24,8 +24,10 @@ constexpr int kFirstOperands = 10;
 constexpr int kMoreOperands = 16;
 // Set in the address of an operand whose elements are multiplied by the descriptor's factor. No address is that large.
 constexpr unsigned long long kScaled = 1ull << 63;
-// Bits of a claim word that count tiles; the others hold the running index of the entry.
+// Bits of a word of `shares` that count tiles.
 constexpr int kTileBits = 24;
+// The largest number of CTAs that share a descriptor: what fits into a word of `shares`.
+constexpr unsigned int kMaxWorkers = 255;
 
 // How two elements are combined. The numbers of Arithmetic in src/device/mod.rs.
 enum Operation : unsigned int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAnd = 4, kOr = 5, kXor = 6 };
@@ -44,7 +46,7 @@ struct alignas(128) Descriptor {
     unsigned int divide;
     // Elements of a tile (bytes for a copy), a multiple of 16 bytes, except that the last tile may be shorter.
     unsigned int tile;
-    // Number of tiles, at least 1 and less than 2^kTileBits.
+    // Number of tiles, at least 1 and less than 2^kTileBits. A CTA works on several of them, one after the other in memory.
     unsigned int tiles;
     // 1 for a copy of bytes, else 0.
     unsigned int copies;
@@ -98,20 +100,17 @@ struct alignas(128) GpuLine {
     unsigned long long over;
 };
 
-struct alignas(128) ClaimWord {
-    // The running index of the entry that is being claimed, times 2^kTileBits, plus its next tile.
-    unsigned long long next;
-};
-
 // In GPU memory, zero before the first launch. Kernels of one communicator run one after another.
 struct GpuState {
     GpuLine line;
-    ClaimWord claim[kRings];
     // CTAs of the running kernel that have arrived, and that have left. The last one to leave resets both.
     alignas(128) unsigned int arrived;
     unsigned int left;
     // By ring and entry, the number of finished tiles.
     alignas(128) unsigned int finished_tiles[kRings][kEntries];
+    // By ring and entry, who works on the descriptor: the lower 32 bits of its running index, then 8 bits for the number of CTAs
+    // among which it is divided, 0 if only the fetcher works on it, and 24 for its tiles, 0 for further operands.
+    alignas(128) unsigned long long shares[kRings][kEntries];
     // Copies of HostControl::ring.
     Descriptor ring[kRings][kEntries];
 };

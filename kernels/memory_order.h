@@ -25,6 +25,12 @@ __device__ __forceinline__ u64 load_acquire_gpu(const u64* word) {
     return value;
 }
 
+__device__ __forceinline__ u32 load_acquire_gpu(const u32* word) {
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+
 // A word of GPU memory that may change meanwhile: some value that it has had, from L2.
 __device__ __forceinline__ u64 load_relaxed(const u64* word) {
     u64 value;
@@ -57,27 +63,10 @@ __device__ __forceinline__ void store_release_sys(u64* word, u64 value) {
     asm volatile("fence.acq_rel.sys;\n\tst.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// Takes a number; orders nothing.
-__device__ __forceinline__ u32 add_relaxed(u32* word, u32 value) {
-    u32 before;
-    asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
-    return before;
-}
-
 // Publishes what this CTA wrote before its last barrier, and acquires what the earlier adders published.
 __device__ __forceinline__ u32 add_acq_rel(u32* word, u32 value) {
     u32 before;
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
-    return before;
-}
-
-// Stores `after` if the word is `expected`; returns what it was. Orders nothing.
-__device__ __forceinline__ u64 compare_and_swap_relaxed(u64* word, u64 expected, u64 after) {
-    u64 before;
-    asm volatile("atom.cas.relaxed.gpu.global.b64 %0, [%1], %2, %3;"
-                 : "=l"(before)
-                 : "l"(word), "l"(expected), "l"(after)
-                 : "memory");
     return before;
 }
 

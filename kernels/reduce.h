@@ -119,11 +119,12 @@ struct Tile {
     __device__ __forceinline__ const Descriptor& descriptor() const { return ring[entry]; }
 };
 
-// Tile number `nth` of the descriptor at a position of a ring.
-__device__ __forceinline__ Tile tile_of(const Descriptor* ring, u32 entry, u32 nth) {
+// `tiles` tiles of the descriptor at a position of a ring, from tile number `first_tile` on, as one.
+__device__ __forceinline__ Tile tiles_of(const Descriptor* ring, u32 entry, u32 first_tile, u32 tiles) {
     const Descriptor& descriptor = ring[entry];
-    const u64 first = static_cast<u64>(nth) * descriptor.tile, left = descriptor.count - first;
-    return Tile{ring, entry, first, left < descriptor.tile ? left : descriptor.tile};
+    const u64 first = static_cast<u64>(first_tile) * descriptor.tile, left = descriptor.count - first;
+    const u64 count = static_cast<u64>(tiles) * descriptor.tile;
+    return Tile{ring, entry, first, left < count ? left : count};
 }
 
 // Number of entries of a descriptor.
@@ -395,7 +396,7 @@ __device__ __forceinline__ void reduce_tile(const Tile& tile) {
 
 // Copies bytes. Neither side needs to be aligned.
 __device__ __forceinline__ void copy(u8* to, const u8* source, u64 count) {
-    constexpr int kGranules = 4;
+    constexpr int kGranules = 8;
     if (count == 0) return;
     u8* const into = reach_to_write(to, count);
     const u8* const from = reach_to_read(source, count);

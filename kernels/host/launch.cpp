@@ -57,7 +57,7 @@ extern "C" int flexring_host_work(const char* kernel, const void* entries, unsig
         const Descriptor& job = ring[entry];
         if (job.operands == 0 || job.tiles == 0 || entry + entries_of(job.operands) > count) return -1;
         for (u32 nth = 0; nth < job.tiles; ++nth) {
-            const Tile tile = tile_of(ring, entry, nth);
+            const Tile tile = tiles_of(ring, entry, nth, 1);
             for (threadIdx = {0, 0, 0}; threadIdx.x < block; ++threadIdx.x) {
                 if (job.copies) {
                     copy(reinterpret_cast<u8*>(job.into) + tile.first, reinterpret_cast<const u8*>(job.at[0]) + tile.first,

@@ -73,6 +73,7 @@ inline thread_local Machine* machine = nullptr;
 
 inline u64 load_acquire_sys(const u64* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 inline u64 load_acquire_gpu(const u64* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+inline u32 load_acquire_gpu(const u32* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 inline u64 load_relaxed(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 inline u64 load_relaxed_sys(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 inline void store_relaxed(u64* word, u64 value) {
@@ -86,12 +87,7 @@ inline void store_release_gpu(u64* word, u64 value) {
 }
 // ThreadSanitizer does not know fences, so this is not a fence and a relaxed store.
 inline void store_release_sys(u64* word, u64 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
-inline u32 add_relaxed(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
 inline u32 add_acq_rel(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL); }
-inline u64 compare_and_swap_relaxed(u64* word, u64 expected, u64 after) {
-    __atomic_compare_exchange_n(word, &expected, after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    return expected;
-}
 
 inline void pause_fetcher() { machine->pause(true); }
 inline void pause_poller() { machine->pause(false); }

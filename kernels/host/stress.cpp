@@ -237,11 +237,10 @@ constexpr Type kTypes[] = {
 class Communicator {
   public:
     Communicator() : gpu_(std::make_unique<GpuState>()), host_(std::make_unique<HostControl>()) {
-        // Sometimes the indices are about to exceed those that fit into a claim word.
-        const u64 first = one_in(2) ? 0 : (1ull << (64 - kTileBits)) - below(300);
+        // Sometimes the indices are about to exceed those that fit into a word of `shares`.
+        const u64 first = one_in(2) ? 0 : (1ull << 32) - below(300);
         for (int ring = 0; ring < kRings; ++ring) {
             host_->host.head[ring] = gpu_->line.head[ring] = head_[ring] = freed_[ring] = first;
-            gpu_->claim[ring].next = first << kTileBits;
         }
     }
 

@@ -14,7 +14,7 @@ use super::user_memory::UserMemory;
 use crate::config::Config;
 use crate::device::host::Host;
 use crate::error::Result;
-use crate::executor::{Executor, ExecutorParts, longest_small};
+use crate::executor::{Executor, ExecutorParts, longest_small, longest_small_on_gpu};
 use crate::fault::Fault;
 use crate::memory::Registrar;
 use crate::plan::topology::Topology;
@@ -45,7 +45,8 @@ pub(super) fn region_layout(
 
 /// Longest vectors, in bytes, that take the path for small messages on a node with all ranks: on the host, and on GPUs.
 fn small_limits(config: &Config, world: usize, ranks_per_core: usize) -> [usize; 2] {
-    [longest_small(config.mailbox.0, world, ranks_per_core), config.small.0]
+    let most = config.mailbox.0;
+    [longest_small(most, world, ranks_per_core), longest_small_on_gpu(most, world)]
 }
 
 /// What a rank has when its links are ready.

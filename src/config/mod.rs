@@ -193,10 +193,10 @@ settings! {
         "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK.";
     #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
-        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, for which only the number of messages counts. Ranks of which no two share memory exchange it in one hop, unless they use a star (FLEXRING_DIRECT); more than 16 ranks on as many nodes use a binary tree. On GPUs of one node it goes through mailboxes in shared memory; for vectors on the host see FLEXRING_MAILBOX.";
+        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, for which only the number of messages counts. Ranks of which no two share memory exchange it in one hop, unless they use a star (FLEXRING_DIRECT); more than 16 ranks on as many nodes use a binary tree. On one node see FLEXRING_MAILBOX.";
     #[shared yes]
     mailbox: Size = "FLEXRING_MAILBOX", Size(64 << 10), UP_TO_64K,
-        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, on the host, that ranks of one node exchange through mailboxes in shared memory. Applies below these limits: 16K with 2 ranks; 32K with 3 to 7 ranks that share cores; 64K with 8 and more that share cores, which leave the reduction to the first of them; else 32K divided by the number of ranks, but not less than 4K. 0: never.";
+        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, that ranks of one node exchange through mailboxes in shared memory. Applies below these limits: 16K with 2 ranks; 32K with 4 to 7 ranks that share cores, 64K with 3; 64K with 8 and more that share cores, which leave the reduction to the first of them; else 32K divided by the number of ranks, but not less than 4K. On GPUs, whose kernels copy such a vector to pinned memory and back: 64K with 2 to 4 ranks, else 256K divided by the number of ranks, but not less than 4K. 0: never.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
         "Number of slots in a rank's pool. Raised to the number of other ranks if all ranks share memory, and else to twice that number.";
     #[shared yes]

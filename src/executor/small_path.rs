@@ -32,13 +32,21 @@ const LEADER_RANKS: usize = 8;
 /// (0.063).
 const LONGEST_BY_LEADER: usize = 64 << 10;
 
-/// Longest vector, in bytes, of fewer ranks that share cores. On 2 cores 16 KiB take 12 us with 3 ranks (19 by a ring), 14 with 4 (17) and 22 with 6 (38);
+/// Longest vector, in bytes, of three ranks that share cores. On 2 cores 64 KiB take 27 us (57 by a ring).
+const LONGEST_OF_THREE: usize = 64 << 10;
+
+/// Longest vector, in bytes, of four to seven ranks that share cores. On 2 cores 16 KiB take 14 us with 4 ranks (17 by a ring) and 22 with 6 (38);
 /// 32 KiB 19 to 22 with 4 (27) and 31 to 37 with 7 (50 to 53); 64 KiB 38 with 4 (28 to 35) and 63 with 7 (62 to 66).
 const LONGEST_ON_SHARED_CORES: usize = 32 << 10;
 
 /// Length in bytes of the vectors of all ranks together, if there are two ranks or each has a core. Two ranks, 8 KiB: 2.1 us (3.5 by a ring); 16 KiB 4.5 (5.1); 32 KiB 5.7 (5.4); 64 KiB
 /// 12 to 13 (9). More ranks were not measured on as many cores.
 const ALL_VECTORS: usize = 32 << 10;
+
+/// The same, and the longest vector, on GPUs, where the steps of a ring take longer. Two processes on an H200 with MPS, until the result is there: 8 KiB 29 us
+/// (61 by a ring), 32 KiB 36 (63).
+const ALL_VECTORS_ON_GPU: usize = 256 << 10;
+const LONGEST_ON_GPU: usize = 64 << 10;
 
 /// The limit is not less than this for any number of ranks.
 const LEAST_LIMIT: usize = 4 << 10;
@@ -49,12 +57,20 @@ const LEAST_LIMIT: usize = 4 << 10;
 pub fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
     let longest = if goes_through_leader(ranks, ranks_per_core) {
         LONGEST_BY_LEADER
+    } else if ranks_per_core > 1 && ranks == 3 {
+        LONGEST_OF_THREE
     } else if ranks_per_core > 1 && ranks > 2 {
         LONGEST_ON_SHARED_CORES
     } else {
         (ALL_VECTORS / ranks.max(1)).max(LEAST_LIMIT)
     };
     longest.min(most)
+}
+
+/// [`longest_small`] for vectors on GPUs, whose kernels copy a small message to host memory and back.
+#[must_use]
+pub fn longest_small_on_gpu(most: usize, ranks: usize) -> usize {
+    (ALL_VECTORS_ON_GPU / ranks.max(1)).clamp(LEAST_LIMIT, LONGEST_ON_GPU).min(most)
 }
 
 /// Whether a leader adds for all.
@@ -364,18 +380,26 @@ fn add(resources: &mut Resources, bound: &BoundCall, into: Piece, operands: &[Op
 
 #[cfg(test)]
 mod tests {
-    use super::longest_small;
+    use super::{longest_small, longest_small_on_gpu};
 
     #[test]
     fn mailboxes_take_longer_vectors_where_ranks_share_cores() {
         let most = usize::MAX;
         for (ranks, alone, sharing) in
-            [(2, 16, 16), (3, 10, 32), (4, 8, 32), (7, 4, 32), (8, 4, 64), (64, 4, 64), (1000, 4, 64)]
+            [(2, 16, 16), (3, 10, 64), (4, 8, 32), (7, 4, 32), (8, 4, 64), (64, 4, 64), (1000, 4, 64)]
         {
             let kib = [1, 2].map(|ranks_per_core| longest_small(most, ranks, ranks_per_core) >> 10);
             assert_eq!(kib, [alone, sharing], "{ranks} ranks");
             assert!([1, 2].iter().all(|ranks_per_core| longest_small(100, ranks, *ranks_per_core) == 100));
             assert_eq!(longest_small(0, ranks, 2), 0);
+        }
+    }
+
+    #[test]
+    fn mailboxes_take_longer_vectors_of_gpus() {
+        for (ranks, kib) in [(2, 64), (4, 64), (8, 32), (64, 4), (1000, 4)] {
+            assert_eq!(longest_small_on_gpu(usize::MAX, ranks) >> 10, kib, "{ranks} ranks");
+            assert_eq!(longest_small_on_gpu(100, ranks), 100);
         }
     }
 }

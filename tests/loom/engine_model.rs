@@ -16,9 +16,7 @@ use std::sync::atomic::{AtomicU64 as Untracked, Ordering::Relaxed as Unordered};
 
 use Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// CTAs of a kernel.
-const CTAS: u64 = 2;
-/// Bits of the claim word that count tiles.
+/// Bits of a share word that count tiles, and as many that count workers.
 const TILE_BITS: u64 = 8;
 /// How often a CTA polls.
 const ROUNDS: u64 = 4;
@@ -34,7 +32,7 @@ struct Orders {
     fetcher_reads_head: Ordering,
     fetcher_publishes_head: Ordering,
     cta_reads_head: Ordering,
-    cta_claims: Ordering,
+    fetcher_reads_arrived: Ordering,
     cta_counts_tile: Ordering,
     /// Before the completion word is stored.
     fence_before_done: Option<Ordering>,
@@ -55,6 +53,10 @@ struct Orders {
     thread_leaves_barrier: Ordering,
     /// The count of finished tiles is zeroed before the entry is published.
     count_is_zeroed: bool,
+    /// A worker reads where it begins before it arrives.
+    position_is_read_first: bool,
+    /// A worker compares the index in a share word with that of the entry.
+    index_is_compared: bool,
     /// The host overwrites an entry only when the descriptor in it is complete.
     host_waits_before_reuse: bool,
     /// The last CTA to leave resets `arrived` and `left`.
@@ -70,7 +72,7 @@ impl Orders {
         fetcher_reads_head: Acquire,
         fetcher_publishes_head: Release,
         cta_reads_head: Acquire,
-        cta_claims: Relaxed,
+        fetcher_reads_arrived: Acquire,
         cta_counts_tile: AcqRel,
         fence_before_done: Some(AcqRel),
         host_reads_done: Acquire,
@@ -82,13 +84,15 @@ impl Orders {
         fetcher_reads_aborted: Acquire,
         fetcher_sets_over: Relaxed,
         cta_reads_over: Relaxed,
-        cta_arrives: Relaxed,
+        cta_arrives: AcqRel,
         cta_leaves: AcqRel,
         last_cta_reports_end: Release,
         host_reads_ended: Acquire,
         thread_enters_barrier: Release,
         thread_leaves_barrier: Acquire,
         count_is_zeroed: true,
+        position_is_read_first: true,
+        index_is_compared: true,
         host_waits_before_reuse: true,
         last_cta_resets: true,
         finished_is_read_again: true,
@@ -128,10 +132,9 @@ struct HostEntry {
     into: Plain,
 }
 
-/// An entry of the GPU's ring. CTAs read `tiles` before they have claimed a tile, perhaps while the fetcher overwrites it.
+/// An entry of the GPU's ring, which only CTAs with a share read.
 #[derive(Debug, Default)]
 struct GpuEntry {
-    tiles: AtomicU64,
     from: Plain,
     into: Plain,
 }
@@ -142,6 +145,8 @@ struct Memory {
     orders: Orders,
     /// Entries of the ring, 1 or 2.
     entries: u64,
+    /// CTAs of a kernel.
+    ctas: u64,
 
     head: AtomicU64,
     finished: AtomicU64,
@@ -153,7 +158,7 @@ struct Memory {
 
     line_head: AtomicU64,
     over: AtomicU64,
-    claim: AtomicU64,
+    shares: [AtomicU64; 2],
     arrived: AtomicU64,
     left: AtomicU64,
     finished_tiles: [AtomicU64; 2],
@@ -171,11 +176,12 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(orders: Orders, entries: u64) -> Self {
+    fn new(orders: Orders, entries: u64, ctas: u64) -> Self {
         let data: [Plain; ELEMENTS] = Default::default();
         Self {
             orders,
             entries,
+            ctas,
             head: AtomicU64::new(0),
             finished: AtomicU64::new(0),
             aborted: AtomicU64::new(0),
@@ -185,7 +191,7 @@ impl Memory {
             ring: Default::default(),
             line_head: AtomicU64::new(0),
             over: AtomicU64::new(0),
-            claim: AtomicU64::new(0),
+            shares: Default::default(),
             arrived: AtomicU64::new(0),
             left: AtomicU64::new(0),
             finished_tiles: Default::default(),
@@ -239,12 +245,13 @@ impl Memory {
     }
 }
 
-/// A tile that a CTA has claimed.
+/// The tiles of a descriptor on which a CTA works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Claim {
+struct Share {
     index: u64,
-    tile: u64,
-    tiles: u64,
+    first: u64,
+    count: u64,
+    all: u64,
 }
 
 /// How a call has ended.
@@ -256,47 +263,56 @@ enum End {
 
 /// The kernel.
 impl Memory {
-    /// Claims a tile of the descriptors before `head`.
-    fn claim(&self, head: u64) -> Option<Claim> {
-        let next = self.claim.load(Relaxed);
-        let (index, tile) = (next >> TILE_BITS, next & ((1 << TILE_BITS) - 1));
-        if index >= head {
+    /// The share of a worker in the descriptor at an index.
+    fn share_of(&self, index: u64, worker: u64) -> Option<Share> {
+        let word = self.shares[self.entry(index)].load(Relaxed);
+        let part = |nth: u64| word >> (nth * TILE_BITS) & ((1 << TILE_BITS) - 1);
+        let (all, workers) = (part(0), part(1));
+        if (self.orders.index_is_compared && word >> (2 * TILE_BITS) != index) || worker >= workers {
             return None;
         }
-        let tiles = self.gpu_ring[self.entry(index)].tiles.load(Relaxed);
-        let after = if tile + 1 >= tiles { (index + 1) << TILE_BITS } else { next + 1 };
-        self.claim.compare_exchange(next, after, self.orders.cta_claims, Relaxed).ok()?;
-        Some(Claim { index, tile, tiles })
+        let parts = all.min(workers);
+        let part = (worker + index) % workers;
+        let (first, end) = (all * part / parts, all * (part + 1) / parts);
+        (part < parts).then_some(Share { index, first, count: end - first, all })
     }
 
-    fn work(&self, claim: Claim) {
-        let entry = &self.gpu_ring[self.entry(claim.index)];
-        let (from, into) = (entry.from.get() + claim.tile, entry.into.get() + claim.tile);
-        self.data[into as usize].set(self.data[from as usize].get() + 1);
+    fn work(&self, share: Share) {
+        let entry = &self.gpu_ring[self.entry(share.index)];
+        for tile in share.first..share.first + share.count {
+            let (from, into) = (entry.from.get() + tile, entry.into.get() + tile);
+            self.data[into as usize].set(self.data[from as usize].get() + 1);
+        }
+        self.complete(share);
     }
 
-    /// Counts a finished tile. The last one of a descriptor stores its completion word.
-    fn complete(&self, claim: Claim) {
-        let entry = self.entry(claim.index);
-        let finished = self.finished_tiles[entry].fetch_add(1, self.orders.cta_counts_tile) + 1;
-        if finished == claim.tiles {
+    /// Counts finished tiles. The last ones of a descriptor store its completion word.
+    fn complete(&self, share: Share) {
+        let entry = self.entry(share.index);
+        let before = self.finished_tiles[entry].fetch_add(share.count, self.orders.cta_counts_tile);
+        if before + share.count == share.all {
             if let Some(order) = self.orders.fence_before_done {
                 fence(order);
             }
-            self.done[entry].store(claim.index + 1, Relaxed);
+            self.done[entry].store(share.index + 1, Relaxed);
         }
     }
 
     /// One CTA from its arrival to its end.
     fn run_cta(&self, call: u64) -> Option<()> {
         self.mapping.get();
-        if self.arrived.fetch_add(1, self.orders.cta_arrives) == 0 {
+        let mut position = self.line_head.load(Relaxed);
+        let ticket = self.arrived.fetch_add(1, self.orders.cta_arrives);
+        if !self.orders.position_is_read_first {
+            position = self.line_head.load(Relaxed);
+        }
+        if ticket == 0 {
             self.run_fetcher(call)?;
         } else {
-            self.run_other(call)?;
+            self.run_worker(call, ticket - 1, position)?;
         }
         self.mapping.get();
-        if self.left.fetch_add(1, self.orders.cta_leaves) + 1 == CTAS {
+        if self.left.fetch_add(1, self.orders.cta_leaves) + 1 == self.ctas {
             if self.orders.last_cta_resets {
                 self.arrived.store(0, Relaxed);
                 self.left.store(0, Relaxed);
@@ -328,13 +344,15 @@ impl Memory {
         while end.is_none() {
             rounds.next()?;
             thread::yield_now();
+            let workers = self.arrived.load(self.orders.fetcher_reads_arrived) - 1;
             let head = self.head.load(self.orders.fetcher_reads_head);
-            if head > fetched {
-                self.fetch(fetched, head);
+            if head > fetched && workers == 0 {
+                let all = self.fetch(fetched, fetched + 1, 0);
+                self.work(Share { index: fetched, first: 0, count: all, all });
+                fetched += 1;
+            } else if head > fetched {
+                self.fetch(fetched, head, workers);
                 fetched = head;
-            } else if let Some(claim) = self.claim(fetched) {
-                self.work(claim);
-                self.complete(claim);
             }
             end = self.end(call);
         }
@@ -345,7 +363,9 @@ impl Memory {
         Some(())
     }
 
-    fn fetch(&self, fetched: u64, head: u64) {
+    /// Brings descriptors to the GPU. Returns the number of tiles of the last one.
+    fn fetch(&self, fetched: u64, head: u64, workers: u64) -> u64 {
+        let mut tiles = 0;
         for index in fetched..head {
             let slot = self.entry(index);
             if self.orders.count_is_zeroed {
@@ -354,21 +374,30 @@ impl Memory {
             let (from, into) = (&self.ring[slot], &self.gpu_ring[slot]);
             into.from.set(from.from.get());
             into.into.set(from.into.get());
-            into.tiles.store(from.tiles.get(), Relaxed);
+            tiles = from.tiles.get();
+            self.shares[slot].store(index << (2 * TILE_BITS) | workers << TILE_BITS | tiles, Relaxed);
         }
         self.line_head.store(head, self.orders.fetcher_publishes_head);
+        tiles
     }
 
-    fn run_other(&self, call: u64) -> Option<()> {
+    fn run_worker(&self, call: u64, worker: u64, begin: u64) -> Option<()> {
+        let mut position = begin;
         for _ in 0..ROUNDS {
             thread::yield_now();
             if self.over.load(self.orders.cta_reads_over) >= call {
                 return Some(());
             }
             let head = self.line_head.load(self.orders.cta_reads_head);
-            if let Some(claim) = self.claim(head) {
-                self.work(claim);
-                self.complete(claim);
+            // A call has one descriptor, except where there is one call.
+            let before = begin.checked_sub(1).filter(|index| *index >= call - 1);
+            let missed = before.and_then(|index| self.share_of(index, worker));
+            assert_eq!(missed, None, "a worker began behind a descriptor in which it has a share");
+            while position < head {
+                if let Some(share) = self.share_of(position, worker) {
+                    self.work(share);
+                }
+                position += 1;
             }
         }
         None
@@ -377,10 +406,17 @@ impl Memory {
     /// The kernels of calls 1 to `calls`, one after another as in a stream.
     fn run_kernels(memory: &Arc<Self>, calls: u64) -> Option<()> {
         for call in 1..=calls {
-            let other = Arc::clone(memory);
-            let other = thread::spawn(move || other.run_cta(call));
-            let first = memory.run_cta(call);
-            other.join().unwrap().and(first)?;
+            let others: Vec<_> = (1..memory.ctas)
+                .map(|_| {
+                    let other = Arc::clone(memory);
+                    thread::spawn(move || other.run_cta(call))
+                })
+                .collect();
+            let mut all = memory.run_cta(call);
+            for other in others {
+                all = other.join().unwrap().and(all);
+            }
+            all?;
         }
         Some(())
     }
@@ -424,6 +460,8 @@ impl Memory {
 struct Scenario {
     /// Entries of the ring.
     entries: u64,
+    /// CTAs of a kernel.
+    ctas: u64,
     /// loom explores the interleavings with at most this number of preemptions; polls switch threads without one.
     preemptions: usize,
     /// The host, until a poll fails.
@@ -432,10 +470,11 @@ struct Scenario {
     stream: fn(&Arc<Memory>) -> Option<()>,
 }
 
-/// A descriptor of two tiles, which two CTAs may share.
+/// A descriptor of two tiles, which two workers may share.
 const TWO_TILES: Scenario = Scenario {
     entries: 1,
-    preemptions: 2,
+    ctas: 3,
+    preemptions: 1,
     host: |memory| {
         memory.data[0].set(10);
         memory.data[1].set(20);
@@ -454,6 +493,7 @@ const TWO_TILES: Scenario = Scenario {
 /// Two descriptors in one entry: the second one reads what the first one wrote.
 const REUSED_ENTRY: Scenario = Scenario {
     entries: 1,
+    ctas: 2,
     preemptions: 2,
     host: |memory| {
         memory.data[0].set(10);
@@ -473,6 +513,7 @@ const REUSED_ENTRY: Scenario = Scenario {
 /// Two calls of one descriptor each.
 const TWO_CALLS: Scenario = Scenario {
     entries: 2,
+    ctas: 2,
     preemptions: 1,
     host: |memory| {
         memory.data[0].set(10);
@@ -491,6 +532,7 @@ const TWO_CALLS: Scenario = Scenario {
 /// The kernel copies a small message into staging memory, and the result out of it.
 const SMALL_MESSAGE: Scenario = Scenario {
     entries: 1,
+    ctas: 2,
     preemptions: 3,
     host: |memory| {
         memory.wait_started(1)?;
@@ -509,6 +551,7 @@ const SMALL_MESSAGE: Scenario = Scenario {
 /// The host aborts the call while a descriptor waits, and takes all memory back when the kernel has ended.
 const ABORT: Scenario = Scenario {
     entries: 1,
+    ctas: 2,
     preemptions: 3,
     host: |memory| {
         memory.submit(0, Descriptor { tiles: 1, from: 0, into: 1 });
@@ -526,6 +569,7 @@ const ABORT: Scenario = Scenario {
 /// that has yielded would see what is newest in loom.
 const FINISH_THEN_ABORT: Scenario = Scenario {
     entries: 1,
+    ctas: 2,
     preemptions: 3,
     host: |memory| {
         memory.staged_output.set(31);
@@ -543,6 +587,7 @@ const FINISH_THEN_ABORT: Scenario = Scenario {
 /// A CTA whose first thread polls and reports, while the second one works: what `bar.sync` and `__syncwarp` are for.
 const THREADS: Scenario = Scenario {
     entries: 1,
+    ctas: 2,
     preemptions: 3,
     host: |memory| {
         memory.data[0].set(10);
@@ -564,7 +609,7 @@ fn check(scenario: Scenario, change: fn(&mut Orders)) {
     let complete = std::sync::Arc::new(Untracked::new(0));
     let counter = std::sync::Arc::clone(&complete);
     model.check(move || {
-        let memory = Arc::new(Memory::new(orders, scenario.entries));
+        let memory = Arc::new(Memory::new(orders, scenario.entries, scenario.ctas));
         let stream = Arc::clone(&memory);
         let stream = thread::spawn(move || (scenario.stream)(&stream));
         let host = (scenario.host)(&memory);
@@ -576,7 +621,7 @@ fn check(scenario: Scenario, change: fn(&mut Orders)) {
 }
 
 #[test]
-fn two_ctas_share_a_descriptor() {
+fn two_workers_share_a_descriptor() {
     check(TWO_TILES, |_| ());
 }
 
@@ -644,7 +689,9 @@ mutants! {
     completion_is_read_without_acquire: TWO_TILES, host_reads_done = Relaxed, "Causality violation";
     completion_is_read_without_acquire_before_reuse: REUSED_ENTRY, host_reads_done = Relaxed, "Causality violation";
     entries_are_reused_early: REUSED_ENTRY, host_waits_before_reuse = false, "Causality violation";
-    count_is_not_zeroed: REUSED_ENTRY, count_is_zeroed = false, "wrong sums";
+    count_is_not_zeroed: REUSED_ENTRY, count_is_zeroed = false, "no interleaving runs to its end";
+    workers_begin_after_they_arrive: REUSED_ENTRY, position_is_read_first = false, "a worker began behind";
+    index_is_not_compared: REUSED_ENTRY, index_is_compared = false, "Causality violation";
     start_is_reported_without_release: SMALL_MESSAGE, fetcher_reports_start = Relaxed, "Causality violation";
     start_is_read_without_acquire: SMALL_MESSAGE, host_reads_started = Relaxed, "Causality violation";
     end_of_call_is_published_without_release: SMALL_MESSAGE, host_finishes = Relaxed, "Causality violation";

@@ -289,10 +289,8 @@ std::string Run::story() {
                         std::to_string(value_of(host_->host.finished)) + ", aborted " +
                         std::to_string(value_of(host_->host.aborted));
     for (int ring = 0; ring < kRings; ++ring) {
-        const u64 next = value_of(gpu_->claim[ring].next);
         story += std::string("; ring ") + rings[ring] + ": published " + std::to_string(value_of(host_->host.head[ring])) +
-                 ", fetched " + std::to_string(value_of(gpu_->line.head[ring])) + ", claimed " +
-                 std::to_string(next >> kTileBits) + " tile " + std::to_string(next & ((1ull << kTileBits) - 1));
+                 ", fetched " + std::to_string(value_of(gpu_->line.head[ring]));
     }
     return story;
 }

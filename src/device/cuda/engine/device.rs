@@ -18,10 +18,9 @@ use std::sync::Arc;
 
 /// The block size of CUDA's allocator. Shared allocations are whole blocks, because another process opens a whole block.
 const BLOCK: usize = 2 << 20;
-/// Bytes of a tile if all memory of the job is the GPU's.
-const GPU_TILE: usize = 64 << 10;
-/// Bytes of a tile if some of it is host memory, so that the ends of sub-chunks leave fewer CTAs without work.
-const HOST_TILE: usize = 32 << 10;
+/// Bytes of a tile. A CTA works on several, one after the other in memory; shorter ones divide a descriptor more evenly, longer ones
+/// leave the CTAs that a short descriptor does not need to others.
+const TILE: usize = 16 << 10;
 /// The largest number of tiles of a job.
 const MOST_TILES: usize = (1 << TILE_BITS) - 1;
 
@@ -190,9 +189,7 @@ fn ring_of(job: &Job<'_>) -> usize {
 /// The descriptor of a job, without its operands.
 fn descriptor(job: &Job<'_>, copies: bool, into: u64) -> Descriptor {
     let size = if copies { 1 } else { job.dtype.size() };
-    let on_host = job.into.is_host() || job.operands.iter().any(|operand| operand.piece.is_host());
-    let tile = if on_host { HOST_TILE } else { GPU_TILE };
-    let tile = tile.max(job.into.len().div_ceil(MOST_TILES).next_multiple_of(16));
+    let tile = TILE.max(job.into.len().div_ceil(MOST_TILES).next_multiple_of(16));
     Descriptor {
         into,
         count: (job.into.len() / size) as u64,
@@ -297,11 +294,11 @@ mod tests {
         let operands = [Operand { piece: gpu(200 << 10), factor: Some(0.5) }];
         let sum = descriptor(&job(gpu(200 << 10), &operands, Finish::Divide(4)), false, 77);
         assert_eq!((sum.into, sum.count, sum.factor, sum.divide), (77, 50 << 10, 0.5, 4));
-        assert_eq!((sum.tile, sum.tiles, sum.copies), (16 << 10, 4, 0));
+        assert_eq!((sum.tile, sum.tiles, sum.copies), (4 << 10, 13, 0));
 
         let operands = [Operand { piece: host((32 << 10) + 1), factor: None }];
         let copy = descriptor(&job(gpu((32 << 10) + 1), &operands, Finish::Keep), true, 0);
-        assert_eq!((copy.count, copy.tile, copy.tiles, copy.copies), ((32 << 10) + 1, 32 << 10, 2, 1));
+        assert_eq!((copy.count, copy.tile, copy.tiles, copy.copies), ((32 << 10) + 1, 16 << 10, 3, 1));
     }
 
     #[test]

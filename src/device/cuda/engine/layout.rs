@@ -23,7 +23,7 @@ pub(super) const FIRST_OPERANDS: usize = 10;
 pub(super) const MORE_OPERANDS: usize = 16;
 /// Set in the address of an operand whose elements are multiplied by the descriptor's factor.
 pub(super) const SCALED: u64 = 1 << 63;
-/// Bits of a claim word that count tiles, so that a descriptor has fewer tiles than 2 to this power.
+/// Bits of a share word that count tiles, so that a descriptor has fewer tiles than 2 to this power.
 pub(super) const TILE_BITS: u32 = 24;
 
 /// 8-byte words of an entry.
@@ -120,21 +120,21 @@ pub(super) struct HostControl {
 struct KernelCopyOfHeads([u64; RINGS + 1]);
 
 #[repr(C, align(128))]
-struct ClaimWord(u64);
-
-#[repr(C, align(128))]
 struct CtaCounters([u32; 2]);
 
 #[repr(C, align(128))]
 struct FinishedTiles([[u32; ENTRIES]; RINGS]);
 
+#[repr(C, align(128))]
+struct ShareWords([[u64; ENTRIES]; RINGS]);
+
 /// `GpuState`, in GPU memory, of which the host only needs the size. Zero before the first launch.
 #[repr(C)]
 struct KernelState {
     line: KernelCopyOfHeads,
-    claim: [ClaimWord; RINGS],
     counters: CtaCounters,
     finished_tiles: FinishedTiles,
+    shares: ShareWords,
     ring: [[Descriptor; ENTRIES]; RINGS],
 }
 
@@ -160,7 +160,7 @@ pub(super) struct LaunchParameters {
 const _: () = assert!(size_of::<Descriptor>() == 128 && size_of::<Entry>() == 128);
 const _: () = assert!(size_of::<HostLine>() == 128 && size_of::<KernelLine>() == 128);
 const _: () = assert!(size_of::<HostControl>() == 104_704 && align_of::<HostControl>() == 128);
-const _: () = assert!(STATE_BYTES == 102_016);
+const _: () = assert!(STATE_BYTES == 107_776);
 const _: () = assert!(size_of::<LaunchParameters>() == 72);
 
 #[cfg(test)]
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(fields("HostLine"), ["head", "finished", "aborted"]);
         assert_eq!(fields("KernelLine"), ["started", "ended"]);
         assert_eq!(fields("HostControl"), ["host", "kernel", "done", "ring"]);
-        assert_eq!(fields("GpuState"), ["line", "claim", "arrived", "left", "finished_tiles", "ring"]);
+        assert_eq!(fields("GpuState"), ["line", "arrived", "left", "finished_tiles", "shares", "ring"]);
         assert_eq!(
             fields("LaunchParameters"),
             [
