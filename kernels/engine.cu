@@ -3,7 +3,7 @@
 // A call is one launch. It runs from the moment at which the caller's stream reaches it until the host has finished the call.
 // Meanwhile the host publishes descriptors. The first CTA to arrive, the fetcher, brings them to the GPU and divides each among
 // the CTAs that have arrived by then, the workers. `engine.h` has the layout. The words of the protocol, in the order of a
-// descriptor's life; all indices only grow, except for `arrived` and `left`:
+// descriptor's life; indices and numbers of calls only grow:
 //
 // | word                 | writer             | order of the store      | reader       | order of the load  |
 // |----------------------|--------------------|-------------------------|--------------|--------------------|
@@ -27,7 +27,8 @@
 //
 // - The fetcher is the first CTA to arrive, because any other one may never be resident. It alone reads host memory, so that a
 //   waiting kernel costs one read of PCIe at a time. If no other CTA has arrived, it works itself.
-// - Shares are not claimed: with a claim word in GPU memory a whole H200 claimed one tile in 0.7 us, whatever its CTAs could copy.
+// - Shares are not claimed. An earlier version, in which CTAs claimed tiles by compare-and-swap, began one tile in 0.7 to 0.9 us on an
+//   H200, however many CTAs there were.
 // - A worker loads each `head` and then adds to `arrived`. A fetcher that sees the add stores `head` later, so the worker begins at
 //   or before the first descriptor in which it has a share. It looks at every entry from there on, and skips those without a share.
 // - The host overwrites an entry after `done`, which follows the adds of all CTAs with a share. So an entry in which a worker has a
@@ -53,10 +54,13 @@ constexpr int kFinished = 3;
 constexpr int kAborted = 4;
 static_assert(sizeof(HostLine::head) == kFinished * sizeof(u64) && sizeof(HostLine) >= kLineWords * sizeof(u64),
               "HostLine begins with these words");
+// Tiles on which a CTA works alone between two looks at the host's words: 1 MiB with the host's tiles of 4 KiB.
+constexpr u32 kTilesAlone = 256;
 constexpr int kEntryWords = sizeof(Descriptor) / sizeof(u64);
 // The words of a descriptor that hold the number of operands, in the lower half, and of tiles, in the upper half.
 constexpr int kWordOfOperands = 3;
 constexpr int kWordOfTiles = 4;
+constexpr int kWordOfFlags = 5;
 
 // What a CTA does next. Only the fetcher does what is not a share of a descriptor.
 struct Share {
@@ -79,7 +83,12 @@ struct Shared {
     // Of the entries that the fetcher copies.
     u32 operands[kEntries];
     u32 tiles[kEntries];
+    u32 flags[kEntries];
     Share share;
+    // Of the fetcher: what is left of a descriptor on which it works alone.
+    Share rest;
+    // The ring in which to look first, so that all have their turn.
+    u32 first_ring;
     // The other CTAs that have arrived, for the fetcher.
     u32 workers;
     u32 ticket;
@@ -97,18 +106,25 @@ struct Copying {
 
 __device__ __forceinline__ const u64* words_of(const Descriptor& entry) { return reinterpret_cast<const u64*>(&entry); }
 
-// The word of `shares` of an entry: the lower half of its index, the number of workers, and the number of tiles.
-__device__ __forceinline__ u64 share_word(u64 index, u32 workers, u32 tiles) {
-    return index << 32 | static_cast<u64>(workers) << kTileBits | tiles;
+// The word of `shares` of an entry.
+__device__ __forceinline__ u64 share_word(u64 index, bool on_host, u32 workers, u32 tiles) {
+    return index << 32 | static_cast<u64>(on_host ? kShareOnHost : 0) | static_cast<u64>(workers) << kTileBits | tiles;
 }
 
 // This worker's share of the descriptor at an index, given the word of `shares` there. False if it has none.
 __device__ __forceinline__ bool share_of(u64 word, u64 index, u32 worker, u32 ring, Share& share) {
-    if (static_cast<u32>(word >> 32) != static_cast<u32>(index)) return false;
-    const u32 workers = static_cast<u32>(word) >> kTileBits, tiles = static_cast<u32>(word) & ((1u << kTileBits) - 1);
-    if (worker >= workers) return false;
-    // Short descriptors go to a different worker each.
-    const u32 parts = tiles < workers ? tiles : workers, part = (worker + static_cast<u32>(index) % workers) % workers;
+    const u32 low = static_cast<u32>(word), tiles = low & ((1u << kTileBits) - 1);
+    u32 workers = (low & ~kShareOnHost) >> kTileBits, number = worker;
+    if (static_cast<u32>(word >> 32) != static_cast<u32>(index) || worker >= workers) return false;
+    // Each ring has a third of the workers for what crosses PCIe, so that both directions are in use at the same time.
+    if ((low & kShareOnHost) && workers >= kRings) {
+        if (worker % kRings != ring) return false;
+        workers = (workers + kRings - 1 - ring) / kRings;
+        number = worker / kRings;
+    }
+    // Short descriptors go to different workers.
+    const u32 most = (tiles + kLeastTiles - 1) / kLeastTiles, parts = most < workers ? most : workers;
+    const u32 part = (number + static_cast<u32>(index) % workers) % workers;
     if (part >= parts) return false;
     const u32 first = tiles * part / parts, end = tiles * (part + 1) / parts;
     share = Share{Share::kTiles, ring, index, first, end - first, tiles};
@@ -147,19 +163,31 @@ __device__ __forceinline__ void copy_entries(GpuState& gpu, const HostControl& h
         if (word == 0) store_relaxed(&gpu.finished_tiles[ring][entry], 0);
         if (word == kWordOfOperands) shared.operands[entry] = static_cast<u32>(value);
         if (word == kWordOfTiles) shared.tiles[entry] = static_cast<u32>(value >> 32);
+        if (word == kWordOfFlags) shared.flags[entry] = static_cast<u32>(value);
     }
 }
 
 // Divides the descriptors of copied entries among the workers, and publishes them to these. Called by one thread after a barrier.
 __device__ __forceinline__ void publish(GpuState& gpu, u32 ring, u64 from, u64 head, u32 workers, Shared& shared) {
     for (u64 index = from; index < head;) {
-        const u64 next = index + entries_of(shared.operands[index % kEntries]);
-        store_relaxed(&gpu.shares[ring][index % kEntries], share_word(index, workers, shared.tiles[index % kEntries]));
+        const u32 entry = static_cast<u32>(index % kEntries);
+        const u64 next = index + entries_of(shared.operands[entry]);
+        const bool on_host = (shared.flags[entry] & kOnHost) != 0;
+        store_relaxed(&gpu.shares[ring][entry], share_word(index, on_host, workers, shared.tiles[entry]));
         // The entries of further operands have no share.
-        while (++index < next) store_relaxed(&gpu.shares[ring][index % kEntries], share_word(index, 0, 0));
+        while (++index < next) store_relaxed(&gpu.shares[ring][index % kEntries], share_word(index, false, 0, 0));
     }
     store_release_gpu(&gpu.line.head[ring], head);
     shared.head[ring] = head;
+}
+
+// Takes the next tiles of `rest` as this CTA's share. Called by one thread.
+__device__ __forceinline__ void take_rest(Shared& shared) {
+    Share& rest = shared.rest;
+    const u32 count = rest.count < kTilesAlone ? rest.count : kTilesAlone;
+    shared.share = Share{Share::kTiles, rest.ring, rest.index, rest.first, count, rest.all};
+    rest.first += count;
+    rest.count -= count;
 }
 
 // Takes the next descriptor of a ring as this CTA's own. Called by all threads.
@@ -172,15 +200,17 @@ __device__ __forceinline__ void take_descriptor(GpuState& gpu, const HostControl
     __syncthreads();
     if (threadIdx.x == 0) {
         const u32 tiles = shared.tiles[from % kEntries];
-        shared.share = Share{Share::kTiles, ring, from, 0, tiles, tiles};
+        shared.rest = Share{Share::kTiles, ring, from, 0, tiles, tiles};
+        take_rest(shared);
         publish(gpu, ring, from, end, 0, shared);
     }
 }
 
 // A step of the first CTA to arrive: brings new descriptors to the GPU. Called by all threads; `started` is the same in each.
 __device__ __forceinline__ void fetch(const LaunchParameters& call, GpuState& gpu, const HostControl& host, Shared& shared,
-                                      bool started, u32 first_ring) {
+                                      bool started) {
     const u64* const line = reinterpret_cast<const u64*>(&host.host);
+    const bool alone = shared.rest.count != 0;
     // The last thread, which loads no word of the line.
     if (threadIdx.x == blockDim.x - 1) {
         const u32 others = load_acquire_gpu(&gpu.arrived) - 1;
@@ -204,7 +234,11 @@ __device__ __forceinline__ void fetch(const LaunchParameters& call, GpuState& gp
         if (threadIdx.x == 0) shared.share.kind = Share::kInput;
         return;
     }
-    const u32 workers = shared.workers;
+    if (alone) {
+        if (threadIdx.x == 0) take_rest(shared);
+        return;
+    }
+    const u32 workers = shared.workers, first_ring = shared.first_ring;
     bool news = false;
 #pragma unroll 1
     for (u32 nth = 0; nth < kRings; ++nth) {
@@ -224,7 +258,7 @@ __device__ __forceinline__ void fetch(const LaunchParameters& call, GpuState& gp
 }
 
 // A step of every other CTA: waits until it has a share or the call is over. Called by one thread.
-__device__ __forceinline__ void await_share(u64 call, const GpuState& gpu, u32 worker, u32 first_ring, Shared& shared) {
+__device__ __forceinline__ void await_share(u64 call, const GpuState& gpu, u32 worker, Shared& shared) {
     for (;;) {
         u64 heads[kRings];
 #pragma unroll
@@ -237,7 +271,7 @@ __device__ __forceinline__ void await_share(u64 call, const GpuState& gpu, u32 w
         if (over) break;
 #pragma unroll 1
         for (u32 nth = 0; nth < kRings; ++nth) {
-            if (next_share(gpu, (first_ring + nth) % kRings, worker, shared)) return;
+            if (next_share(gpu, (shared.first_ring + nth) % kRings, worker, shared)) return;
         }
         pause_poller();
     }
@@ -258,7 +292,7 @@ __device__ __forceinline__ void work_on(const LaunchParameters& call, const GpuS
         const u32 entry = static_cast<u32>(share.index % kEntries);
         const Tile tile = tiles_of(gpu.ring[share.ring], entry, share.first, share.count);
         const Descriptor& job = tile.descriptor();
-        if (!job.copies) return Work::work(tile);
+        if (!(job.flags & kCopies)) return Work::work(tile);
         into = reinterpret_cast<u8*>(job.into) + tile.first;
         from = reinterpret_cast<const u8*>(job.at[0]) + tile.first;
         bytes = tile.count;
@@ -278,33 +312,35 @@ __device__ __forceinline__ void run(const LaunchParameters& call) {
         for (u32 ring = 0; ring < kRings; ++ring) {
             shared.position[ring] = shared.head[ring] = load_relaxed(&gpu.line.head[ring]);
         }
+        shared.rest.count = 0;
         shared.ticket = add_acq_rel(&gpu.arrived, 1);
+        shared.first_ring = shared.ticket % kRings;
     }
     __syncthreads();
     const bool fetcher = shared.ticket == 0;
     const u32 worker = shared.ticket - 1;
     bool started = false;
-    u32 first_ring = shared.ticket % kRings;
     for (;;) {
         if (fetcher) {
-            fetch(call, gpu, host, shared, started, first_ring);
+            fetch(call, gpu, host, shared, started);
         } else if (threadIdx.x == 0) {
-            await_share(call.call, gpu, worker, first_ring, shared);
+            await_share(call.call, gpu, worker, shared);
         }
         __syncthreads();
-        const Share share = shared.share;
-        if (share.kind == Share::kNothing) continue;
-        if (share.kind == Share::kOver) break;
-        work_on<Work>(call, gpu, share);
+        // Thread 0 may have the next share before the others look at this one again.
+        const Share::Kind kind = shared.share.kind;
+        if (kind == Share::kNothing) continue;
+        if (kind == Share::kOver) break;
+        work_on<Work>(call, gpu, shared.share);
         end_reach();
         __syncthreads();
-        if (share.kind == Share::kOutput) break;
-        if (share.kind == Share::kInput) {
+        if (kind == Share::kOutput) break;
+        if (kind == Share::kInput) {
             if (threadIdx.x == 0) store_release_sys(&host.kernel.started, call.call);
             started = true;
-        } else {
-            if (threadIdx.x == 0) report_share(gpu, host, share);
-            first_ring = (share.ring + 1) % kRings;
+        } else if (threadIdx.x == 0) {
+            report_share(gpu, host, shared.share);
+            shared.first_ring = (shared.share.ring + 1) % kRings;
         }
     }
     // The barrier behind the last work is also behind all accesses of this CTA.

@@ -24,10 +24,18 @@ constexpr int kFirstOperands = 10;
 constexpr int kMoreOperands = 16;
 // Set in the address of an operand whose elements are multiplied by the descriptor's factor. No address is that large.
 constexpr unsigned long long kScaled = 1ull << 63;
-// Bits of a word of `shares` that count tiles.
+// Bits of a word of `shares` that count tiles. The next ones count workers.
 constexpr int kTileBits = 24;
 // The largest number of CTAs that share a descriptor: what fits into a word of `shares`.
-constexpr unsigned int kMaxWorkers = 255;
+constexpr unsigned int kMaxWorkers = 127;
+// Set in a word of `shares` whose descriptor has kOnHost.
+constexpr unsigned int kShareOnHost = 1u << 31;
+// The least number of tiles in a share, if the descriptor has as many. With the host's tiles of 4 KiB: four accesses of 16 bytes by
+// each thread.
+constexpr unsigned int kLeastTiles = 8;
+// Bits of Descriptor::flags: it copies bytes; some of its memory is the host's.
+constexpr unsigned int kCopies = 1;
+constexpr unsigned int kOnHost = 2;
 
 // How two elements are combined. The numbers of Arithmetic in src/device/mod.rs.
 enum Operation : unsigned int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAnd = 4, kOr = 5, kXor = 6 };
@@ -48,8 +56,8 @@ struct alignas(128) Descriptor {
     unsigned int tile;
     // Number of tiles, at least 1 and less than 2^kTileBits. A CTA works on several of them, one after the other in memory.
     unsigned int tiles;
-    // 1 for a copy of bytes, else 0.
-    unsigned int copies;
+    // kCopies and kOnHost.
+    unsigned int flags;
     // How two elements are combined: an Operation.
     unsigned int operation;
     // Addresses of the first operands, in order of reduction. Further entries of the ring follow where there are more.
@@ -92,7 +100,7 @@ struct HostControl {
     Descriptor ring[kRings][kEntries];
 };
 
-// Written by the fetcher, read by all CTAs.
+// Written by the fetcher, read by the workers, which are the other CTAs.
 struct alignas(128) GpuLine {
     // By ring, the running index one past the last entry that was copied to `GpuState::ring`.
     unsigned long long head[kRings];
@@ -108,8 +116,9 @@ struct GpuState {
     unsigned int left;
     // By ring and entry, the number of finished tiles.
     alignas(128) unsigned int finished_tiles[kRings][kEntries];
-    // By ring and entry, who works on the descriptor: the lower 32 bits of its running index, then 8 bits for the number of CTAs
-    // among which it is divided, 0 if only the fetcher works on it, and 24 for its tiles, 0 for further operands.
+    // By ring and entry, who works on the descriptor: the lower 32 bits of its running index, then kShareOnHost, then 7
+    // bits for the number of CTAs among which it is divided, 0 if only the fetcher works on it, and 24 for its tiles, 0 for further
+    // operands.
     alignas(128) unsigned long long shares[kRings][kEntries];
     // Copies of HostControl::ring.
     Descriptor ring[kRings][kEntries];

@@ -63,7 +63,8 @@ __device__ __forceinline__ void store_release_sys(u64* word, u64 value) {
     asm volatile("fence.acq_rel.sys;\n\tst.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// Publishes what this CTA wrote before its last barrier, and acquires what the earlier adders published.
+// Publishes what this CTA wrote before its last barrier, and acquires what the earlier adders published. This thread's earlier loads
+// are not moved behind it.
 __device__ __forceinline__ u32 add_acq_rel(u32* word, u32 value) {
     u32 before;
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");

@@ -396,7 +396,7 @@ __device__ __forceinline__ void reduce_tile(const Tile& tile) {
 
 // Copies bytes. Neither side needs to be aligned.
 __device__ __forceinline__ void copy(u8* to, const u8* source, u64 count) {
-    constexpr int kGranules = 8;
+    constexpr int kGranules = 4;
     if (count == 0) return;
     u8* const into = reach_to_write(to, count);
     const u8* const from = reach_to_read(source, count);

@@ -13,6 +13,9 @@ using Kernel = void (*)(LaunchParameters);
 // The kernel of this name; null if there is none.
 Kernel kernel_named(const char* name);
 
+// Whether the shares of a descriptor of so many tiles, divided among so many workers, have each tile once.
+bool shares_cover(unsigned workers, unsigned tiles, unsigned ring, bool on_host, unsigned long long index);
+
 // Runs CTA number `cta` of a grid to its end on this thread. Passes on what the machine throws.
 void run_cta(Kernel kernel, const LaunchParameters& parameters, unsigned grid, unsigned cta, Machine& machine);
 

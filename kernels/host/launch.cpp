@@ -1,6 +1,8 @@
 // Runs kernels on a CPU; see kernels.h.
 #include "kernels.h"
 
+#include <algorithm>
+
 #include "../engine.cu"
 
 namespace flexring {
@@ -28,6 +30,20 @@ const NamedKernel* find(const char* name) {
 Kernel kernel_named(const char* name) {
     const NamedKernel* named = find(name);
     return named ? named->kernel : nullptr;
+}
+
+bool shares_cover(unsigned workers, unsigned tiles, unsigned ring, bool on_host, unsigned long long index) {
+    const u64 word = share_word(index, on_host, workers, tiles);
+    std::vector<u32> taken(tiles);
+    for (u32 worker = 0; worker < workers; ++worker) {
+        Share share{};
+        if (!share_of(word, index, worker, ring, share)) continue;
+        if (share.all != tiles || share.count == 0) return false;
+        for (u32 nth = 0; nth < share.count; ++nth) ++taken.at(share.first + nth);
+    }
+    Share share{};
+    const bool others = share_of(word, index, workers, ring, share) || share_of(word, index + kEntries, 0, ring, share);
+    return !others && std::all_of(taken.begin(), taken.end(), [](u32 times) { return times == 1; });
 }
 
 void run_cta(Kernel kernel, const LaunchParameters& parameters, unsigned grid, unsigned cta, Machine& machine) {
@@ -59,7 +75,7 @@ extern "C" int flexring_host_work(const char* kernel, const void* entries, unsig
         for (u32 nth = 0; nth < job.tiles; ++nth) {
             const Tile tile = tiles_of(ring, entry, nth, 1);
             for (threadIdx = {0, 0, 0}; threadIdx.x < block; ++threadIdx.x) {
-                if (job.copies) {
+                if (job.flags & kCopies) {
                     copy(reinterpret_cast<u8*>(job.into) + tile.first, reinterpret_cast<const u8*>(job.at[0]) + tile.first,
                          tile.count);
                 } else {

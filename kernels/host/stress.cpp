@@ -118,7 +118,7 @@ class CopyJob final : public Job {
         job.into = reinterpret_cast<u64>(into_.at());
         job.count = bytes_;
         job.tile = 16 * (1 + below(200));
-        job.copies = 1;
+        job.flags = kCopies | (one_in(2) ? kOnHost : 0);
         return job;
     }
     void check() const override {
@@ -179,6 +179,7 @@ class ReduceJob final : public Job {
         job.factor = 3;
         job.divide = divide_;
         job.operation = static_cast<u32>(op_);
+        job.flags = one_in(2) ? kOnHost : 0;
         job.tile = 16 / sizeof(T) * (1 + below(100));
         return job;
     }
@@ -268,7 +269,7 @@ class Communicator {
             parameters.output = output.at(), parameters.staged_output = staged_output.at();
             parameters.input_bytes = parameters.output_bytes = bytes;
         }
-        const unsigned grid = 1 + below(16), resident = one_in(3) ? 1 : 1 + below(grid);
+        const unsigned grid = 1 + below(one_in(50) ? 140 : 16), resident = one_in(3) ? 1 : 1 + below(grid);
         const u64 jobs = small ? 0 : one_in(3) ? below(4) : below(120);
         // After this number of reports.
         const u64 abort_after = one_in(12) ? below(jobs + 1) : std::numeric_limits<u64>::max();
@@ -383,7 +384,22 @@ class Communicator {
 
 }  // namespace
 
+void check_shares() {
+    for (u32 workers = 1; workers <= kMaxWorkers; ++workers) {
+        for (u32 tiles : {1u, 2u, 7u, 8u, 9u, 16u, 17u, 100u, 256u, 1023u, 5000u}) {
+            for (u64 index : {0ull, 1ull, 5ull, 255ull, (1ull << 32) - 1, (1ull << 32) + 77}) {
+                for (u32 ring = 0; ring < kRings; ++ring) {
+                    for (bool on_host : {false, true}) {
+                        check(shares_cover(workers, tiles, ring, on_host, index), "a tile has no worker, or several");
+                    }
+                }
+            }
+        }
+    }
+}
+
 int main(int count, char** arguments) {
+    check_shares();
     const u64 seed = count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 1;
     const u64 communicators = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 20;
     random_bits.seed(seed);

@@ -22,11 +22,14 @@ done
 # The release build of the workspace, which --programs has made, contains it.
 cp -L "${CARGO_TARGET_DIR:-target}/release/libflexring_nccl.so" "$tree/lib/"
 for program in flexring suite gpu_reduce gpu_latency; do [ -e "$tree/bin/$program" ]; done
+[ -e "$tree/lib/libflexring.so" ]
 kernels=$("$tree/bin/flexring" doctor | grep "GPU kernels:" || true)
 if [[ $kernels != *"machine code"* ]]; then
     echo "the bundle would have no compiled kernels, which a machine without NVRTC cannot run: $kernels" >&2
     exit 1
 fi
+# A GPU refuses kernels that use local memory; this test reads their machine code.
+"${CARGO:-cargo}" test -p flexring --lib --quiet -- device::cuda::image::tests
 # A library keeps the symbols that programs link to.
 strip "$tree"/bin/*
 strip --strip-unneeded "$tree"/lib/*

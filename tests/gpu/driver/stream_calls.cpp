@@ -228,6 +228,7 @@ SIMCUDA_EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsign
         const EventRef found = world().event(event);
         if (!found) return CUDA_ERROR_INVALID_HANDLE;
         if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+        if (stream->capture == Capture::Invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         if (stream->capture != Capture::None) {
             // The event was recorded outside of the capture, because captures record nothing here.
             stream->capture = Capture::Invalidated;

@@ -27,12 +27,17 @@ def reduce(session, ctas):
 
 
 def stages(session):
-    """Two ranks on one GPU over pinned slots, beside each stage alone. All bytes of both ranks cross the bus once each way."""
+    """Two ranks on one GPU over pinned slots, with MPS, beside each stage alone. All bytes of both ranks cross the bus once each way."""
+    with session.mps() as env:
+        return compared(session, env)
+
+
+def compared(session, mps):
     flags = f"--ranks 2 -b {HOST_PATH} -e {HOST_PATH} -n 10 -w 3 -c 0 -d float --transport shm"
     pinned = {"FLEXRING_GPU_IPC": "0"}
 
     def mean(on="--device cuda", env=None):
-        return session.perf(f"{flags} {on}", env)["rows"][0]["in_place"]["mean_us"]
+        return session.perf(f"{flags} {on}", {**mps, **(env or {})})["rows"][0]["in_place"]["mean_us"]
 
     whole, by_ipc, host = mean(env=pinned), mean(), mean(on="")
     by_grain = {grain: mean(env={**pinned, "FLEXRING_GPU_SUBCHUNK": grain}) for grain in GRAINS}

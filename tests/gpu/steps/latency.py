@@ -1,5 +1,7 @@
 """Step `latency`: calls from 8 B up between two ranks on one GPU, and how long a call keeps the caller's thread."""
 
+import contextlib
+
 from .session import Cell, free_port, two_ranks
 
 SECONDS = 150
@@ -15,7 +17,7 @@ def cells(session):
         Cell("threads of one process", 30, threads),
         Cell("processes, time-sliced", 30, processes),
         Cell("processes, MPS", 40, with_mps),
-        Cell("by size", 45, lambda session: sizes(session, flags)),
+        Cell("by size" if session.simulated else "by size, MPS", 45, lambda session: sizes(session, flags)),
     ]
 
 
@@ -47,7 +49,9 @@ def measured(rows):
 
 
 def sizes(session, flags):
-    rows = session.perf(flags)["rows"]
+    """Without MPS the ranks' kernels take turns, and a call takes as many turns as it has steps, whatever its length."""
+    with contextlib.nullcontext({}) if session.simulated else session.mps() as env:
+        rows = session.perf(flags, env)["rows"]
     places = ("in_place", "out_of_place")
     kept = [{"bytes": row["size"], **{f"{key}_us": row[key]["mean_us"] for key in places}} for row in rows]
     wrong = [row["size"] for row in rows if any(row[key]["wrong"] for key in places)]

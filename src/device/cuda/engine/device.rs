@@ -6,7 +6,7 @@
 use super::address_map::{AddressMap, HostSide, OperandPlace};
 use super::instance::GpuEngine;
 use super::kernel_kind::KernelKind;
-use super::layout::{Descriptor, IN, OUT, REDUCE, RINGS, SCALED, TILE_BITS};
+use super::layout::{COPIES, Descriptor, IN, ON_HOST, OUT, REDUCE, RINGS, SCALED, TILE_BITS};
 use super::ring::{MOST_OPERANDS, Ring, Work};
 use crate::device::cuda::objects::GpuMemory;
 use crate::device::{Arithmetic, Device, Finish, Job, Operand, Submitted};
@@ -18,9 +18,8 @@ use std::sync::Arc;
 
 /// The block size of CUDA's allocator. Shared allocations are whole blocks, because another process opens a whole block.
 const BLOCK: usize = 2 << 20;
-/// Bytes of a tile. A CTA works on several, one after the other in memory; shorter ones divide a descriptor more evenly, longer ones
-/// leave the CTAs that a short descriptor does not need to others.
-const TILE: usize = 16 << 10;
+/// Bytes of a tile. The CTAs that share a job have about equal numbers of tiles, at least 8 each (`kLeastTiles`).
+const TILE: usize = 4 << 10;
 /// The largest number of tiles of a job.
 const MOST_TILES: usize = (1 << TILE_BITS) - 1;
 
@@ -189,6 +188,7 @@ fn ring_of(job: &Job<'_>) -> usize {
 /// The descriptor of a job, without its operands.
 fn descriptor(job: &Job<'_>, copies: bool, into: u64) -> Descriptor {
     let size = if copies { 1 } else { job.dtype.size() };
+    let on_host = job.into.is_host() || job.operands.iter().any(|operand| operand.piece.is_host());
     let tile = TILE.max(job.into.len().div_ceil(MOST_TILES).next_multiple_of(16));
     Descriptor {
         into,
@@ -200,7 +200,7 @@ fn descriptor(job: &Job<'_>, copies: bool, into: u64) -> Descriptor {
         },
         tile: (tile / size) as u32,
         tiles: job.into.len().div_ceil(tile).max(1) as u32,
-        copies: copies.into(),
+        flags: if copies { COPIES } else { 0 } | if on_host { ON_HOST } else { 0 },
         operation: job.arithmetic as u32,
         ..Descriptor::default()
     }
@@ -294,11 +294,14 @@ mod tests {
         let operands = [Operand { piece: gpu(200 << 10), factor: Some(0.5) }];
         let sum = descriptor(&job(gpu(200 << 10), &operands, Finish::Divide(4)), false, 77);
         assert_eq!((sum.into, sum.count, sum.factor, sum.divide), (77, 50 << 10, 0.5, 4));
-        assert_eq!((sum.tile, sum.tiles, sum.copies), (4 << 10, 13, 0));
+        assert_eq!((sum.tile, sum.tiles, sum.flags), (1 << 10, 50, 0));
 
         let operands = [Operand { piece: host((32 << 10) + 1), factor: None }];
         let copy = descriptor(&job(gpu((32 << 10) + 1), &operands, Finish::Keep), true, 0);
-        assert_eq!((copy.count, copy.tile, copy.tiles, copy.copies), ((32 << 10) + 1, 16 << 10, 3, 1));
+        assert_eq!(
+            (copy.count, copy.tile, copy.tiles, copy.flags),
+            ((32 << 10) + 1, 4 << 10, 9, COPIES | ON_HOST)
+        );
     }
 
     #[test]

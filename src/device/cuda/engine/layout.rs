@@ -26,6 +26,11 @@ pub(super) const SCALED: u64 = 1 << 63;
 /// Bits of a share word that count tiles, so that a descriptor has fewer tiles than 2 to this power.
 pub(super) const TILE_BITS: u32 = 24;
 
+/// Set in the flags of a descriptor that copies bytes.
+pub(super) const COPIES: u32 = 1;
+/// Set in the flags of a descriptor some of whose memory is the host's.
+pub(super) const ON_HOST: u32 = 2;
+
 /// 8-byte words of an entry.
 pub(super) const ENTRY_WORDS: usize = 16;
 
@@ -47,8 +52,8 @@ pub(super) struct Descriptor {
     pub tile: u32,
     /// Number of tiles.
     pub tiles: u32,
-    /// 1 for a copy of bytes, else 0.
-    pub copies: u32,
+    /// [`COPIES`] and [`ON_HOST`].
+    pub flags: u32,
     /// How two elements are combined: an [`Arithmetic`](crate::device::Arithmetic) as a number.
     pub operation: u32,
     /// Addresses of the first operands.
@@ -66,7 +71,7 @@ impl Descriptor {
             self.factor.to_bits(),
             pair(self.operands, self.divide),
             pair(self.tile, self.tiles),
-            pair(self.copies, self.operation),
+            pair(self.flags, self.operation),
         ]);
         words[6..].copy_from_slice(&self.at);
         words
@@ -201,6 +206,9 @@ mod tests {
         ] {
             assert!(HEADER.contains(&format!("constexpr int {name} = {number};")), "{name}");
         }
+        for (name, number) in [("kCopies", COPIES), ("kOnHost", ON_HOST)] {
+            assert!(HEADER.contains(&format!("constexpr unsigned int {name} = {number};")), "{name}");
+        }
         assert!(HEADER.contains("kScaled = 1ull << 63;"));
         assert_eq!(SCALED, 1 << 63);
     }
@@ -222,7 +230,7 @@ mod tests {
     fn fields_have_the_order_of_the_header() {
         assert_eq!(
             fields("Descriptor"),
-            ["into", "count", "factor", "operands", "divide", "tile", "tiles", "copies", "operation", "at"]
+            ["into", "count", "factor", "operands", "divide", "tile", "tiles", "flags", "operation", "at"]
         );
         assert_eq!(fields("HostLine"), ["head", "finished", "aborted"]);
         assert_eq!(fields("KernelLine"), ["started", "ended"]);
@@ -257,7 +265,7 @@ mod tests {
             divide: 5,
             tile: 6,
             tiles: 7,
-            copies: 8,
+            flags: 8,
             operation: 9,
             at: std::array::from_fn(|nth| 10 + nth as u64),
         };

@@ -64,6 +64,24 @@ void unsafe_calls_invalidate_captures() {
     CHECK(cu("cuThreadExchangeStreamCaptureMode", &wrong) == CUDA_ERROR_INVALID_VALUE);
 }
 
+void a_wait_for_earlier_work_invalidates_a_capture() {
+    begin();
+    constexpr CUresult broken = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    CUstream one = stream();
+    CUevent earlier = event();
+    CUcontext context = nullptr;
+    void* graph = nullptr;
+    WORKS(cu("cuStreamBeginCapture_v2", one, static_cast<int>(Relaxed)));
+    WORKS(cu("cuStreamGetCtx", one, &context));
+    CHECK(cu("cuStreamWaitEvent", one, earlier, 0u) == CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+    CHECK(cu("cuStreamGetCtx", one, &context) == broken);
+    int status = 0;
+    WORKS(cu("cuStreamIsCapturing", one, &status));
+    CHECK(status == 2);
+    CHECK(cu("cuStreamEndCapture", one, &graph) == broken);
+    WORKS(cu("cuStreamGetCtx", one, &context));
+}
+
 void captures_end_in_their_thread() {
     begin();
     CUstream one = stream();

@@ -101,9 +101,10 @@ CUresult launch(CUfunction function, const FloatSum& sum, unsigned ctas, CUstrea
 
 void racing_tiles_die() {
     begin();
-    Pointer memory = allocate();
+    Pointer memory = allocate(20000);
     CUstream one = stream();
-    launch(kernel("flexring_float"), sum_of(memory, memory + 4, memory, 100), 4, one);
+    // Each element is written beside the one that is read for it, by this CTA or the next.
+    launch(kernel("flexring_float"), sum_of(memory, memory + 4, memory, 4000), 4, one);
     synchronize(one);
 }
 

@@ -86,6 +86,7 @@ const std::vector<Scenario> scenarios = {
     SCENARIO(own_queues_do_not_block, {"CUDA_DEVICE_MAX_CONNECTIONS=32"}, 0, {}),
     SCENARIO(running_work_does_not_block_its_queue, {"CUDA_DEVICE_MAX_CONNECTIONS=1", "SIMCUDA_IMPLICIT_SYNC=0"}, 0, {}),
     SCENARIO(unsafe_calls_invalidate_captures, {}, 0, {}),
+    SCENARIO(a_wait_for_earlier_work_invalidates_a_capture, {}, 0, {}),
     SCENARIO(captures_end_in_their_thread, {}, 0, {}),
 };
 

@@ -136,6 +136,7 @@ void one_queue_blocks_other_streams();
 void own_queues_do_not_block();
 void running_work_does_not_block_its_queue();
 void unsafe_calls_invalidate_captures();
+void a_wait_for_earlier_work_invalidates_a_capture();
 void captures_end_in_their_thread();
 void unregistered_memory_is_out_of_reach();
 void the_host_cannot_touch_device_memory();
