@@ -39,11 +39,15 @@ const LONGEST_OF_THREE: usize = 64 << 10;
 /// 32 KiB 19 to 22 with 4 (27) and 31 to 37 with 7 (50 to 53); 64 KiB 38 with 4 (28 to 35) and 63 with 7 (62 to 66).
 const LONGEST_ON_SHARED_CORES: usize = 32 << 10;
 
-/// Length in bytes of the vectors of all ranks together, if there are two ranks or each has a core. Two ranks, 8 KiB: 2.1 us (3.5 by a ring); 16 KiB 4.5 (5.1); 32 KiB 5.7 (5.4); 64 KiB
-/// 12 to 13 (9). More ranks were not measured on as many cores.
-const ALL_VECTORS: usize = 32 << 10;
+/// Longest vector, in bytes, if there are two ranks or each has a core. Two ranks on 2 cores, 8 KiB: 2.1 us (3.5 by a ring); 16 KiB 4.5 (5.1); 32 KiB 5.7 (5.4); 64 KiB
+/// 12 to 13 (9). On cores of their own (Xeon, 300 MiB of L3) 8 KiB take 5 us with 3 ranks (7), 6 with 4 (10), 10 with 8 (18); 16 KiB 8 (9), 11 (11), 16 to 20 (17 to 21); 32 KiB 14
+/// (9 to 13), 18 to 20 (12 to 15), 31 to 35 (20 to 23).
+const LONGEST_ON_OWN_CORES: usize = 16 << 10;
 
-/// The same, and the longest vector, on GPUs, where the steps of a ring take longer. Two processes on an H200 with MPS, until the result is there: 8 KiB 29 us
+/// Length in bytes of the vectors of all ranks together there: each rank reads them all.
+const ALL_VECTORS: usize = 128 << 10;
+
+/// The same, and the longest vector, of ranks with vectors on GPUs, where the steps of a ring take longer. Two processes on an H200 with MPS, until the result is there: 8 KiB 29 us
 /// (61 by a ring), 32 KiB 36 (63).
 const ALL_VECTORS_ON_GPU: usize = 256 << 10;
 const LONGEST_ON_GPU: usize = 64 << 10;
@@ -62,7 +66,7 @@ pub fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize 
     } else if ranks_per_core > 1 && ranks > 2 {
         LONGEST_ON_SHARED_CORES
     } else {
-        (ALL_VECTORS / ranks.max(1)).max(LEAST_LIMIT)
+        (ALL_VECTORS / ranks.max(1)).clamp(LEAST_LIMIT, LONGEST_ON_OWN_CORES)
     };
     longest.min(most)
 }
@@ -385,9 +389,16 @@ mod tests {
     #[test]
     fn mailboxes_take_longer_vectors_where_ranks_share_cores() {
         let most = usize::MAX;
-        for (ranks, alone, sharing) in
-            [(2, 16, 16), (3, 10, 64), (4, 8, 32), (7, 4, 32), (8, 4, 64), (64, 4, 64), (1000, 4, 64)]
-        {
+        for (ranks, alone, sharing) in [
+            (2, 16, 16),
+            (3, 16, 64),
+            (4, 16, 32),
+            (7, 16, 32),
+            (8, 16, 64),
+            (16, 8, 64),
+            (64, 4, 64),
+            (1000, 4, 64),
+        ] {
             let kib = [1, 2].map(|ranks_per_core| longest_small(most, ranks, ranks_per_core) >> 10);
             assert_eq!(kib, [alone, sharing], "{ranks} ranks");
             assert!([1, 2].iter().all(|ranks_per_core| longest_small(100, ranks, *ranks_per_core) == 100));

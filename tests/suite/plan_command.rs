@@ -257,7 +257,7 @@ fn an_explanation_contains_the_reason_and_the_loads_of_links() {
     let line = "vectors of at most 64K use a star instead (FLEXRING_DIRECT)\n";
     assert!(text.contains(line), "{line:?} in\n{text}");
     assert!(!text.contains("mailboxes"), "{text}");
-    for (ranks, limits) in [(1, None), (2, Some("16K")), (4, Some("32K (8K if every rank has a core)"))] {
+    for (ranks, limits) in [(1, None), (2, Some("16K")), (4, Some("32K (16K if every rank has a core)"))] {
         let text = printed(&format!("--topology {ranks} --explain"));
         let line = limits.map(|limits| {
             format!(
