@@ -151,7 +151,7 @@ __device__ __forceinline__ void report_share(GpuState& gpu, HostControl& host, c
     }
 }
 
-// Copies entries from host memory, and notes the numbers of their operands and tiles from `nth` on. Called by all threads, after
+// Copies entries from host memory, and notes the numbers of their operands and tiles, and their flags. Called by all threads, after
 // an acquire of `head`.
 __device__ __forceinline__ void copy_entries(GpuState& gpu, const HostControl& host, u32 ring, u64 from, u64 head,
                                              Shared& shared) {
