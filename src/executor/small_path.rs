@@ -47,9 +47,11 @@ const LONGEST_ON_OWN_CORES: usize = 16 << 10;
 /// Length in bytes of the vectors of all ranks together there: each rank reads them all.
 const ALL_VECTORS: usize = 128 << 10;
 
-/// The same, and the longest vector, of ranks with vectors on GPUs, where the steps of a ring take longer. Two processes on an H200 with MPS, until the result is there: 8 KiB 29 us
+/// Length in bytes of the vectors of all ranks together on GPUs, where the steps of a ring take longer. Two processes on an H200 with MPS, until the result is there: 8 KiB 29 us
 /// (61 by a ring), 32 KiB 36 (63); enqueued one after another 32 KiB 41 with 4 ranks (71) and 69 with 8 (89). 64 KiB were not measured with more than two ranks.
 const ALL_VECTORS_ON_GPU: usize = 256 << 10;
+
+/// Longest vector, in bytes, on GPUs.
 const LONGEST_ON_GPU: usize = 64 << 10;
 
 /// The limit is not less than this for any number of ranks.

@@ -94,7 +94,7 @@ struct PeerMailbox {
 pub enum Posted {
     /// It has not posted yet.
     Nothing,
-    /// The same call as this rank, with the same factor.
+    /// A call that equals this rank's, with an equal factor.
     SameCall,
     /// A call that differs from it, packed.
     OtherCall(CallWords),
