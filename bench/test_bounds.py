@@ -29,8 +29,10 @@ import cases
 import goals
 import lab
 import train
+import versus
 from agree import agree
 from cluster import Cluster
+from measures import between_rounds
 from peers import Peer, Place
 from turns import Turns, setting, sizes_within
 
@@ -104,6 +106,32 @@ class TurnsTest(unittest.TestCase):
         its = self.take("echo 'no such interface' >&2; exit 3")
         self.assertIn("ended with status 3; no such interface", its["failed"]["stub"])
 
+    def test_a_library_that_fails_after_its_last_length_is_named_and_measured_again(self):
+        its, place = setting("2 ranks", Place(2, "shm"), "f32", [8], {}), Place(2, "shm")
+        turns = Turns((0.1, 10, 5), time.monotonic() + 60)
+        with contextlib.redirect_stderr(io.StringIO()):
+            for number in (0, 1):
+                turns.take(Script("stub", f"echo '{LINE}'; sleep 0.2; echo 'cannot end' >&2; exit 3"), place, its, number)
+        self.assertIn("after its last length: process 0 of 2 ended with status 3; cannot end", its["failed"]["stub"])
+        self.assertEqual(list(its["times"]["stub"]["8"]), ["0", "1"])
+
+    def test_settings_that_take_less_time_get_more_rounds(self):
+        bounds = argparse.Namespace(node_loop=(0.1, 10, 5), rounds=4, each_round=8)
+        pairs = [(place, setting(f"{place.ranks} ranks", place, "f32", [8, 64], {})) for place in (Place(2, "shm"), Place(3, "shm"))]
+
+        class Stub(Script):
+            def commands(self, place, dtype, arguments):
+                # Prints the lengths that it is called with.
+                lines = "; ".join(f"echo '{LINE.replace(': 8,', f': {size},')}'" for size in arguments[2:])
+                return [(["sh", "-c", f"sleep {place.ranks - 2}; {lines}"], {})]
+
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()) as printed:
+            versus.measure_node(bounds, [Stub("stub", "")], pairs, time.monotonic() + 11.5, left_out := [])
+        self.assertEqual(left_out, [])
+        self.assertIn("2 ranks: 4 of 4 rounds are done", printed.getvalue())
+        self.assertEqual([list(pairs[0][1]["times"]["stub"][size]) for size in ("8", "64")], [["0", "1", "2", "3"], ["0", "2"]])
+        self.assertLess(len(pairs[1][1]["times"]["stub"]["8"]), 4)
+
     def test_wrong_sums_are_a_failure(self):
         its = self.take(f"echo '{LINE.replace(chr(34) + 'wrong' + chr(34) + ': 0', chr(34) + 'wrong' + chr(34) + ': 1')}'")
         self.assertEqual(its["failed"]["stub"], "sums of 8 bytes are wrong")
@@ -136,6 +164,16 @@ class VersusTest(unittest.TestCase):
         record = {"calls": 3, "median_us": 1e6, "first_us": 2e6}
         its["times"] = {"Gloo": {"8": {"0": record}, "64": {"0": record}}, "MPICH": {"64": {"0": record}}}
         self.assertEqual([sizes_within(its, 20, left) for left in (20, 11, 3)], [[8, 64], [8], []])
+
+    def test_the_spread_between_rounds_is_that_of_nineteen_of_twenty_pairs(self):
+        run = []
+        for ratio in range(20):
+            its = setting(f"{ratio}", Place(2, "shm"), "f32", [64], {})
+            its["times"] = {"MPICH": {"64": {"0": {"median_us": 1.0}, "1": {"median_us": 1.0 / (1 + ratio)}}}}
+            run.append(its)
+        self.assertAlmostEqual(between_rounds(run, "shm", 64, ours=False), 19.0)
+        self.assertIsNone(between_rounds(run, "shm", 64, ours=True))
+        self.assertIsNone(between_rounds(run, "tcp", 64, ours=False))
 
     def test_runs_agree_within_the_spread_of_their_rounds(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,7 @@
 """Statistics of a versus.json: what the report, the goals and the comparison of two runs take from it."""
 
+import itertools
+import math
 import statistics
 
 
@@ -39,9 +41,13 @@ def measured(setting, name, size):
     return setting["times"].get(name, {}).get(str(size))
 
 
+def is_ours(name):
+    return name.startswith("flexring")
+
+
 def fastest_column(setting, size):
     """The flexring column with the least median at a length, or None."""
-    ours = [name for name in setting["times"] if name.startswith("flexring") and measured(setting, name, size)]
+    ours = [name for name in setting["times"] if is_ours(name) and measured(setting, name, size)]
     return min(ours, key=lambda name: summary(measured(setting, name, size))["median_us"], default=None)
 
 
@@ -52,6 +58,21 @@ def median_us(setting, name, size):
 
 
 def spread_of(records):
-    """By how much a time may differ from one of another run: the range of the rounds' medians, or the 95th percentile by the median if that is wider."""
+    """How far a library's times at a length lie apart: the range of the rounds' medians, or the 95th percentile by the median if that is wider."""
     numbers = summary(records)
     return max(numbers["most_us"] / numbers["least_us"], numbers["p95_us"] / numbers["median_us"])
+
+
+def between_rounds(settings, transport, size, ours):
+    """The ratio that 19 of 20 pairs of rounds do not exceed, each pair from one library in one setting: of flexring's columns or of the other libraries, for a
+    transport and length. None without a pair. A library has few rounds in a setting, so their range alone is too narrow: by chance alone, a further round
+    lies outside of the range of two in two of three cases."""
+    found = []
+    for setting in settings:
+        if setting["transport"] != transport:
+            continue
+        for name in setting["times"]:
+            if is_ours(name) == ours and (records := measured(setting, name, size)):
+                medians = [record["median_us"] for record in records.values()]
+                found += [max(a, b) / min(a, b) for a, b in itertools.combinations(medians, 2)]
+    return sorted(found)[math.ceil(0.95 * len(found)) - 1] if found else None

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import goals
 from common import ROOT
-from measures import duration, fastest_column, human, measured, ratios, summary
+from measures import between_rounds, duration, fastest_column, human, measured, ratios, summary
 from pictures import Pictures
 
 # Settings of each part whose single calls are shown.
@@ -83,8 +83,23 @@ def markdown(about, pictures):
         parts.append("`2+3` are two nodes with 2 and 3 ranks at one switch, with links of 1 Gbit/s; `1@500M` is a node whose link has 500 Mbit/s; nodes in "
                      "parentheses are at a switch of their own.\n")
     parts += [table(setting, results["peers"], f"### {setting['title']}") for setting in results["clusters"] if setting["times"]]
-    parts += ucx()
+    parts += [spreads(results), *ucx()]
     return "\n".join(parts)
+
+
+def spreads(results):
+    """How far two rounds of one library lie apart, by transport and length."""
+    run = [*results["node"], *results["clusters"]]
+    sizes = sorted({size for setting in run for size in setting["sizes"]})
+    lines = ["## Spread\n",
+             "By how much the medians of two rounds of one library differ at most in 19 of 20 pairs. `versus.py --compare` expects another run within it.\n",
+             "| | " + " | ".join(map(human, sizes)) + " |", "|---|" + "---|" * len(sizes)]
+    for transport, where in (("shm", "shared memory"), ("tcp", "TCP on loopback"), ("lab", "clusters")):
+        for ours, who in ((True, "flexring"), (False, "other libraries")):
+            found = [between_rounds(run, transport, size, ours) for size in sizes]
+            if any(found):
+                lines.append(f"| {where}, {who} | " + " | ".join(f"{ratio:.3g}" if ratio else "-" for ratio in found) + " |")
+    return "\n".join(lines) + "\n" if len(lines) > 4 else ""
 
 
 def ucx():

@@ -63,43 +63,59 @@ class Turns:
         # Seconds of the loop for each length, the most calls, and seconds that a process may take in all.
         self.seconds, self.most_calls, self.limit = loop
         self.end = end
+        # Titles of settings with libraries that could not measure all lengths there.
+        self.given_up = set()
 
     def over(self):
         return time.monotonic() >= self.end
 
     def take(self, peer, place, setting, number, sizes=None):
-        """Runs one library for one round, with all lengths of the setting or with `sizes`. After a failure, it is not run in this setting any more."""
-        if peer.name in setting["failed"]:
+        """Runs one library for one round, with all lengths of the setting or with `sizes`. After a failure, it is not run in this setting any more, unless it failed
+        with all lengths measured: some hang when they end."""
+        if (setting["title"], peer.name) in self.given_up:
             return
+        sizes = sizes or setting["sizes"]
         left = self.end - time.monotonic()
         if left <= 1:
             setting["left_out"].append(f"{peer.name} in round {number + 1}")
             return
-        printed = ""
+        printed, failure = "", None
         try:
-            commands = peer.commands(place, setting["dtype"], [self.seconds, self.most_calls, *(sizes or setting["sizes"])])
+            commands = peer.commands(place, setting["dtype"], [self.seconds, self.most_calls, *sizes])
             printed = lab.together(commands, min(self.limit, left))
-        except (lab.Failure, OSError) as failure:
-            printed = getattr(failure, "printed", "")
-            if left < self.limit and "not done after" in str(failure):
-                setting["left_out"].append(f"{peer.name} in round {number + 1}")
-            else:
-                self.failed(peer, setting, failure)
+        except (lab.Failure, OSError) as caught:
+            printed, failure = getattr(caught, "printed", ""), caught
         # A library that was killed has measured the lengths before.
+        results = [json.loads(line) for line in printed.splitlines() if is_result(line)]
         last = "-"
-        for line in printed.splitlines():
-            # Libraries print warnings, too.
-            if line.startswith("{") and line.endswith("}"):
-                result = json.loads(line)
-                if result["wrong"]:
-                    self.failed(peer, setting, f"sums of {result['bytes']} bytes are wrong")
-                    break
-                times = setting["times"].setdefault(peer.name, {}).setdefault(str(result["bytes"]), {})
-                times[str(number)] = record(result)
-                last = f"{result['bytes']} B {times[str(number)]['median_us'] / 1e3:.3f} ms"
+        for result in results:
+            if result["wrong"]:
+                self.give_up(peer, setting, f"sums of {result['bytes']} bytes are wrong")
+                break
+            times = setting["times"].setdefault(peer.name, {}).setdefault(str(result["bytes"]), {})
+            times[str(number)] = record(result)
+            last = f"{result['bytes']} B {times[str(number)]['median_us'] / 1e3:.3f} ms"
         print(f"  round {number + 1}, {setting['title']}, {peer.name}: {last}", file=sys.stderr, flush=True)
+        if not failure:
+            return
+        if len(results) == len(sizes):
+            fail(peer, setting, f"after its last length: {failure}")
+        elif left < self.limit and "not done after" in str(failure):
+            setting["left_out"].append(f"{peer.name} in round {number + 1}")
+        else:
+            self.give_up(peer, setting, failure)
 
-    def failed(self, peer, setting, failure):
-        lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-        setting["failed"][peer.name] = "; ".join(dict.fromkeys(lines[:1] + lines[-1:]))
-        print(f"failed: {setting['title']}, {peer.name}: {setting['failed'][peer.name]}", file=sys.stderr, flush=True)
+    def give_up(self, peer, setting, failure):
+        self.given_up.add((setting["title"], peer.name))
+        fail(peer, setting, failure)
+
+
+def is_result(line):
+    """Libraries print warnings, too."""
+    return line.startswith("{") and line.endswith("}")
+
+
+def fail(peer, setting, failure):
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    setting["failed"][peer.name] = "; ".join(dict.fromkeys(lines[:1] + lines[-1:]))
+    print(f"failed: {setting['title']}, {peer.name}: {setting['failed'][peer.name]}", file=sys.stderr, flush=True)

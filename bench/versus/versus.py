@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -27,7 +28,7 @@ import lab
 from agree import agree
 from common import ROOT, commit, exit_on_signals, in_order, python_with, run, words, write
 from peers import Place, all_peers, present
-from turns import Turns, fitting, setting
+from turns import Turns, fitting, setting, sizes_within
 
 PARTS = ("node", "clusters")
 
@@ -37,13 +38,16 @@ class Long:
 
     # A round takes about 25 minutes on all clusters, and 15 on one node.
     limit, node_part = 3600, 0.35
-    # Seconds of the loop for each length, the most calls, and seconds of a library's process.
-    node_loop, cluster_loop = (0.5, 2000, 90), (0.5, 500, 120)
+    # Seconds of the loop for each length, the most calls, and seconds of a library's process. Processes of one library differ more than the calls of one, so on
+    # one node many short processes tell more than few long ones.
+    node_loop, cluster_loop = (0.3, 2000, 90), (0.5, 500, 120)
+    # Lengths on one node that each round has. Longer ones, which take three quarters of the time, are in every second round.
+    each_round = 16 << 20
     sizes = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20, 1 << 30]
     cluster_sizes = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
     ranks, bf16_ranks = [2, 3, 4, 8, 16, 64], [2, 4, 8]
     clusters = clusters.CLUSTERS
-    rounds = 5
+    rounds = 6
     iperf3_seconds = 2
     # With --short, the first clusters may take more than their share, and the last ones may be left out.
     cluster_seconds = 0
@@ -111,18 +115,32 @@ def node_settings(options, bounds, traffic):
     return pairs
 
 
+def rounds_of(its):
+    """The rounds of a setting, at the length that has most."""
+    return max((len(records) for sizes in its["times"].values() for records in sizes.values()), default=0)
+
+
 def measure_node(bounds, peers, pairs, end, left_out):
-    """Measures the settings of this machine, round by round."""
+    """Measures the settings of this machine in rounds. After the first one the next is that of the setting that has taken the least time so far, so that few ranks,
+    which are quick to measure, get more rounds than many."""
     turns = Turns(bounds.node_loop, end)
-    for number in range(bounds.rounds):
-        for place, its in pairs:
-            for peer in in_order(fitting(peers, place, its["dtype"]), number):
-                if not turns.over():
-                    turns.take(peer, place, its, number)
-        if turns.over():
-            left_out.append(f"one node: round {number + 1} of {bounds.rounds} is not complete")
-            return
-        print(f"one node: round {number + 1} of {bounds.rounds} is done", flush=True)
+    rounds, taken, longest = Counter(), Counter(), Counter()
+    while (waiting := [at for at in range(len(pairs)) if rounds[at] < bounds.rounds]) and not turns.over():
+        at = min(waiting, key=taken.__getitem__)
+        (place, its), number, begun = pairs[at], rounds[at], time.monotonic()
+        sizes = sizes_within(its, longest[at], end - begun) if number else its["sizes"]
+        if number % 2:
+            sizes = [size for size in sizes if size <= bounds.each_round]
+        for peer in in_order(fitting(peers, place, its["dtype"]), number) if sizes else []:
+            turns.take(peer, place, its, number, sizes)
+        seconds = time.monotonic() - begun
+        taken[at], longest[at] = taken[at] + seconds, max(longest[at], seconds)
+        # No further one fits into the time that is left.
+        rounds[at] = number + 1 if sizes else bounds.rounds
+    if unmeasured := [its["title"] for _, its in pairs if not its["times"]]:
+        left_out.append(f"one node: {', '.join(unmeasured)}")
+    for _, its in pairs:
+        print(f"{its['title']}: {rounds_of(its)} of {bounds.rounds} rounds are done", flush=True)
 
 
 def measure_clusters(options, bounds, peers, folder, end, found, wire, failures, left_out):
@@ -143,8 +161,7 @@ def measure_clusters(options, bounds, peers, folder, end, found, wire, failures,
             its, rates = clusters.run(arguments)
             wire.update(rates)
             found.append(its)
-            rounds = max((len(records) for sizes in its["times"].values() for records in sizes.values()), default=0)
-            print(f"cluster {name}: {rounds} of {bounds.rounds} rounds are done", flush=True)
+            print(f"cluster {name}: {rounds_of(its)} of {bounds.rounds} rounds are done", flush=True)
         except lab.Failure as failure:
             failures.append(f"cluster {name}: {failure}")
             print(f"failed: {failures[-1]}", flush=True)
