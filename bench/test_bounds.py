@@ -20,6 +20,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "versus"), str(HERE / "training"), str(HERE / "prediction")]
@@ -84,9 +85,9 @@ class Script(Peer):
 
 
 class TurnsTest(unittest.TestCase):
-    def take(self, script, limit=0.5, left=60.0):
+    def take(self, script, limit=0.5, left=60.0, sizes=(8, 64)):
         place = Place(2, "shm")
-        its = setting("2 ranks", place, "f32", [8, 64], {})
+        its = setting("2 ranks", place, "f32", list(sizes), {})
         with contextlib.redirect_stderr(io.StringIO()):
             Turns((0.1, 10, limit), time.monotonic() + left).take(Script("stub", script), place, its, 0)
         return its
@@ -107,30 +108,36 @@ class TurnsTest(unittest.TestCase):
         self.assertIn("ended with status 3; no such interface", its["failed"]["stub"])
 
     def test_a_library_that_fails_after_its_last_length_is_named_and_measured_again(self):
-        its, place = setting("2 ranks", Place(2, "shm"), "f32", [8], {}), Place(2, "shm")
+        its, place = setting("1 rank", Place(1, "shm"), "f32", [8], {}), Place(1, "shm")
         turns = Turns((0.1, 10, 5), time.monotonic() + 60)
         with contextlib.redirect_stderr(io.StringIO()):
             for number in (0, 1):
                 turns.take(Script("stub", f"echo '{LINE}'; sleep 0.2; echo 'cannot end' >&2; exit 3"), place, its, number)
-        self.assertIn("after its last length: process 0 of 2 ended with status 3; cannot end", its["failed"]["stub"])
+        self.assertIn("after its last length: process 0 of 1 ended with status 3; cannot end", its["failed"]["stub"])
         self.assertEqual(list(its["times"]["stub"]["8"]), ["0", "1"])
 
+    def test_a_library_that_finished_its_last_length_when_the_time_was_over_did_not_fail(self):
+        its = self.take(f"echo '{LINE}'; exec sleep 60", limit=60, left=1.5, sizes=[8])
+        self.assertEqual((its["failed"], its["left_out"]), ({}, []))
+        self.assertIn("8", its["times"]["stub"])
+
     def test_settings_that_take_less_time_get_more_rounds(self):
-        bounds = argparse.Namespace(node_loop=(0.1, 10, 5), rounds=4, each_round=8)
+        now, taken = [0.0], []
+
+        class Clocked(Turns):
+            def take(self, peer, place, its, number, sizes):
+                now[0] += 1 if place.ranks == 2 else 8
+                taken.append((place.ranks, sizes[0], number, peer.name))
+
+        bounds = argparse.Namespace(node_loop=(0.1, 10, 5), rounds=3, short=8)
         pairs = [(place, setting(f"{place.ranks} ranks", place, "f32", [8, 64], {})) for place in (Place(2, "shm"), Place(3, "shm"))]
-
-        class Stub(Script):
-            def commands(self, place, dtype, arguments):
-                # Prints the lengths that it is called with.
-                lines = "; ".join(f"echo '{LINE.replace(': 8,', f': {size},')}'" for size in arguments[2:])
-                return [(["sh", "-c", f"sleep {place.ranks - 2}; {lines}"], {})]
-
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()) as printed:
-            versus.measure_node(bounds, [Stub("stub", "")], pairs, time.monotonic() + 11.5, left_out := [])
+        peers = [Script(name, "") for name in ("A", "B")]
+        with mock.patch("versus.Turns", Clocked), mock.patch("time.monotonic", lambda: now[0]), contextlib.redirect_stdout(io.StringIO()):
+            versus.measure_node(bounds, peers, pairs, 45, left_out := [])
         self.assertEqual(left_out, [])
-        self.assertIn("2 ranks: 4 of 4 rounds are done", printed.getvalue())
-        self.assertEqual([list(pairs[0][1]["times"]["stub"][size]) for size in ("8", "64")], [["0", "1", "2", "3"], ["0", "2"]])
-        self.assertLess(len(pairs[1][1]["times"]["stub"]["8"]), 4)
+        self.assertEqual([each for each in taken if each[0] == 2],
+                         [(2, size, number, name) for number in range(3) for size, order in ((8, "AB"), (64, "AB")) for name in (order if number % 2 == 0 else order[::-1])])
+        self.assertEqual([each[1:] for each in taken if each[0] == 3], [(8, 0, "B"), (8, 0, "A"), (64, 0, "B"), (64, 0, "A")])
 
     def test_wrong_sums_are_a_failure(self):
         its = self.take(f"echo '{LINE.replace(chr(34) + 'wrong' + chr(34) + ': 0', chr(34) + 'wrong' + chr(34) + ': 1')}'")
@@ -172,6 +179,10 @@ class VersusTest(unittest.TestCase):
             its["times"] = {"MPICH": {"64": {"0": {"median_us": 1.0}, "1": {"median_us": 1.0 / (1 + ratio)}}}}
             run.append(its)
         self.assertAlmostEqual(between_rounds(run, "shm", 64, ours=False), 19.0)
+        # Six equal rounds are five differences, not fifteen: with the twenty others, the 24th of 25 differences counts.
+        its = setting("six rounds", Place(2, "shm"), "f32", [64], {})
+        its["times"] = {"MPICH": {"64": {str(number): {"median_us": 1.0} for number in range(6)}}}
+        self.assertAlmostEqual(between_rounds([*run, its], "shm", 64, ours=False), 19.0)
         self.assertIsNone(between_rounds(run, "shm", 64, ours=True))
         self.assertIsNone(between_rounds(run, "tcp", 64, ours=False))
 

@@ -1,7 +1,6 @@
 """Statistics of a versus.json: what the report, the goals and the comparison of two runs take from it."""
 
 import itertools
-import math
 import statistics
 
 
@@ -63,16 +62,30 @@ def spread_of(records):
     return max(numbers["most_us"] / numbers["least_us"], numbers["p95_us"] / numbers["median_us"])
 
 
+# Pairs of rounds from which on their differences are a spread.
+FEWEST_PAIRS = 20
+
+
 def between_rounds(settings, transport, size, ours):
-    """The ratio that 19 of 20 pairs of rounds do not exceed, each pair from one library in one setting: of flexring's columns or of the other libraries, for a
-    transport and length. None without a pair. A library has few rounds in a setting, so their range alone is too narrow: by chance alone, a further round
-    lies outside of the range of two in two of three cases."""
-    found = []
+    """The ratio of two rounds of one library in one setting that 19 of 20 such pairs do not exceed, for flexring's columns or for the other libraries, by
+    transport and length. None if there are too few pairs. A library has few rounds in a setting, so their range alone is too narrow: by chance alone, a further
+    round lies outside of the range of two in two of three cases. Pairs of n rounds count 1/n each, because n rounds are n - 1 independent differences."""
+    pairs = []
     for setting in settings:
         if setting["transport"] != transport:
             continue
         for name in setting["times"]:
             if is_ours(name) == ours and (records := measured(setting, name, size)):
                 medians = [record["median_us"] for record in records.values()]
-                found += [max(a, b) / min(a, b) for a, b in itertools.combinations(medians, 2)]
-    return sorted(found)[math.ceil(0.95 * len(found)) - 1] if found else None
+                pairs += [(max(a, b) / min(a, b), 1 / len(medians)) for a, b in itertools.combinations(medians, 2)]
+    if len(pairs) < FEWEST_PAIRS:
+        return None
+    pairs.sort()
+    counted = itertools.accumulate(weight for _, weight in pairs)
+    most = 0.95 * sum(weight for _, weight in pairs)
+    return next(ratio for (ratio, _), so_far in zip(pairs, counted) if so_far >= most - 1e-9)
+
+
+def rounds_of(setting):
+    """The rounds of a setting, at the length that has most."""
+    return max((len(records) for sizes in setting["times"].values() for records in sizes.values()), default=0)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import goals
 from common import ROOT
-from measures import between_rounds, duration, fastest_column, human, measured, ratios, summary
+from measures import between_rounds, duration, fastest_column, human, measured, ratios, rounds_of, summary
 from pictures import Pictures
 
 # Settings of each part whose single calls are shown.
@@ -44,10 +44,16 @@ def bound_cell(setting, size, best):
     return duration(bound) + part
 
 
-def table(setting, peers, heading):
+def heading(setting):
+    """With the number of rounds: long lengths may have fewer."""
+    rounds = rounds_of(setting)
+    return f"### {setting['title']}: {rounds} round{'s' if rounds > 1 else ''}"
+
+
+def table(setting, peers):
     """Rows by length, a column for each library."""
     names = [name for name in peers if name in setting["times"]]
-    lines = [heading, "", "| length | " + " | ".join(names) + " | bound |", "|---|" + "---|" * (len(names) + 1)]
+    lines = [heading(setting), "", "| length | " + " | ".join(names) + " | bound |", "|---|" + "---|" * (len(names) + 1)]
     for size in setting["sizes"]:
         best = fastest_column(setting, size)
         cells = [human(size), *(cell(setting, name, size, best) for name in names), bound_cell(setting, size, best)]
@@ -77,28 +83,29 @@ def markdown(about, pictures):
     parts += [f"![{words}]({name})\n" for name, words in pictures]
     if any(setting["times"] for setting in results["node"]):
         parts.append("## One node\n")
-    parts += [table(setting, results["peers"], f"### {setting['title']}") for setting in results["node"] if setting["times"]]
+    parts += [table(setting, results["peers"]) for setting in results["node"] if setting["times"]]
     if results["clusters"]:
         parts.append("## Clusters of network namespaces\n")
         parts.append("`2+3` are two nodes with 2 and 3 ranks at one switch, with links of 1 Gbit/s; `1@500M` is a node whose link has 500 Mbit/s; nodes in "
                      "parentheses are at a switch of their own.\n")
-    parts += [table(setting, results["peers"], f"### {setting['title']}") for setting in results["clusters"] if setting["times"]]
-    parts += [spreads(results), *ucx()]
+    parts += [table(setting, results["peers"]) for setting in results["clusters"] if setting["times"]]
+    parts += [differences(results), *ucx()]
     return "\n".join(parts)
 
 
-def spreads(results):
+def differences(results):
     """How far two rounds of one library lie apart, by transport and length."""
-    run = [*results["node"], *results["clusters"]]
-    sizes = sorted({size for setting in run for size in setting["sizes"]})
-    lines = ["## Spread\n",
-             "By how much the medians of two rounds of one library differ at most in 19 of 20 pairs. `versus.py --compare` expects another run within it.\n",
+    settings = [*results["node"], *results["clusters"]]
+    sizes = sorted({size for setting in settings for size in setting["sizes"]})
+    lines = ["## Differences between rounds\n",
+             "The ratio of the medians of two rounds of one library in one setting that 19 of 20 such pairs do not exceed. `versus.py --compare` expects that another run differs "
+             "by at most this much, or by the library's own spread if that is wider.\n",
              "| | " + " | ".join(map(human, sizes)) + " |", "|---|" + "---|" * len(sizes)]
     for transport, where in (("shm", "shared memory"), ("tcp", "TCP on loopback"), ("lab", "clusters")):
         for ours, who in ((True, "flexring"), (False, "other libraries")):
-            found = [between_rounds(run, transport, size, ours) for size in sizes]
-            if any(found):
-                lines.append(f"| {where}, {who} | " + " | ".join(f"{ratio:.3g}" if ratio else "-" for ratio in found) + " |")
+            ratios_found = [between_rounds(settings, transport, size, ours) for size in sizes]
+            if any(ratios_found):
+                lines.append(f"| {where}, {who} | " + " | ".join(f"{ratio:.3g}" if ratio else "-" for ratio in ratios_found) + " |")
     return "\n".join(lines) + "\n" if len(lines) > 4 else ""
 
 

@@ -63,18 +63,22 @@ class Turns:
         # Seconds of the loop for each length, the most calls, and seconds that a process may take in all.
         self.seconds, self.most_calls, self.limit = loop
         self.end = end
-        # Titles of settings with libraries that could not measure all lengths there.
-        self.given_up = set()
+        # Lengths that a library could not measure, by the title of the setting and its name.
+        self.given_up = {}
 
     def over(self):
         return time.monotonic() >= self.end
 
+    def lengths(self, peer, setting, sizes):
+        """Those of `sizes` that the library has not failed to measure in this setting."""
+        return [size for size in sizes if size not in self.given_up.get((setting["title"], peer.name), ())]
+
     def take(self, peer, place, setting, number, sizes=None):
-        """Runs one library for one round, with all lengths of the setting or with `sizes`. After a failure, it is not run in this setting any more, unless it failed
-        with all lengths measured: some hang when they end."""
-        if (setting["title"], peer.name) in self.given_up:
+        """Runs one library for one round, with all lengths of the setting or with `sizes`. Lengths that it did not measure before it failed or was killed are left out
+        of its further rounds."""
+        sizes = self.lengths(peer, setting, sizes or setting["sizes"])
+        if not sizes:
             return
-        sizes = sizes or setting["sizes"]
         left = self.end - time.monotonic()
         if left <= 1:
             setting["left_out"].append(f"{peer.name} in round {number + 1}")
@@ -87,27 +91,25 @@ class Turns:
             printed, failure = getattr(caught, "printed", ""), caught
         # A library that was killed has measured the lengths before.
         results = [json.loads(line) for line in printed.splitlines() if is_result(line)]
-        last = "-"
-        for result in results:
-            if result["wrong"]:
-                self.give_up(peer, setting, f"sums of {result['bytes']} bytes are wrong")
-                break
+        last, wrong = "-", next((result["bytes"] for result in results if result["wrong"]), None)
+        for result in results if wrong is None else []:
             times = setting["times"].setdefault(peer.name, {}).setdefault(str(result["bytes"]), {})
             times[str(number)] = record(result)
             last = f"{result['bytes']} B {times[str(number)]['median_us'] / 1e3:.3f} ms"
         print(f"  round {number + 1}, {setting['title']}, {peer.name}: {last}", file=sys.stderr, flush=True)
-        if not failure:
-            return
-        if len(results) == len(sizes):
-            fail(peer, setting, f"after its last length: {failure}")
-        elif left < self.limit and "not done after" in str(failure):
+        is_over = left < self.limit and "not done after" in str(failure)
+        if wrong is not None:
+            self.give_up(peer, setting, sizes, f"sums of {wrong} bytes are wrong")
+        elif failure and len(results) < len(sizes) and is_over:
             setting["left_out"].append(f"{peer.name} in round {number + 1}")
-        else:
-            self.give_up(peer, setting, failure)
+        elif failure and len(results) < len(sizes):
+            self.give_up(peer, setting, sizes[len(results):], failure)
+        elif failure and not is_over:
+            record_failure(peer, setting, f"after its last length: {failure}")
 
-    def give_up(self, peer, setting, failure):
-        self.given_up.add((setting["title"], peer.name))
-        fail(peer, setting, failure)
+    def give_up(self, peer, setting, sizes, failure):
+        self.given_up.setdefault((setting["title"], peer.name), set()).update(sizes)
+        record_failure(peer, setting, failure)
 
 
 def is_result(line):
@@ -115,7 +117,7 @@ def is_result(line):
     return line.startswith("{") and line.endswith("}")
 
 
-def fail(peer, setting, failure):
+def record_failure(peer, setting, failure):
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
     setting["failed"][peer.name] = "; ".join(dict.fromkeys(lines[:1] + lines[-1:]))
     print(f"failed: {setting['title']}, {peer.name}: {setting['failed'][peer.name]}", file=sys.stderr, flush=True)

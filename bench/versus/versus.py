@@ -12,13 +12,13 @@ build; pictures need matplotlib. Ends with status 1 if flexring failed. --compar
 """
 
 import argparse
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -27,8 +27,9 @@ import clusters
 import lab
 from agree import agree
 from common import ROOT, commit, exit_on_signals, in_order, python_with, run, words, write
+from measures import human, rounds_of
 from peers import Place, all_peers, present
-from turns import Turns, fitting, setting, sizes_within
+from turns import Turns, fitting, setting
 
 PARTS = ("node", "clusters")
 
@@ -36,13 +37,13 @@ PARTS = ("node", "clusters")
 class Long:
     """The bounds of a run of an hour, in seconds and bytes."""
 
-    # A round takes about 25 minutes on all clusters, and 15 on one node.
+    # A round takes about 25 minutes on all clusters, and 12 on one node.
     limit, node_part = 3600, 0.35
     # Seconds of the loop for each length, the most calls, and seconds of a library's process. Processes of one library differ more than the calls of one, so on
     # one node many short processes tell more than few long ones.
     node_loop, cluster_loop = (0.3, 2000, 90), (0.5, 500, 120)
-    # Lengths on one node that each round has. Longer ones, which take three quarters of the time, are in every second round.
-    each_round = 16 << 20
+    # Lengths up to this one and longer ones, which take three quarters of the time, have rounds of their own on one node.
+    short = 16 << 20
     sizes = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20, 1 << 30]
     cluster_sizes = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
     ranks, bf16_ranks = [2, 3, 4, 8, 16, 64], [2, 4, 8]
@@ -115,32 +116,50 @@ def node_settings(options, bounds, traffic):
     return pairs
 
 
-def rounds_of(its):
-    """The rounds of a setting, at the length that has most."""
-    return max((len(records) for sizes in its["times"].values() for records in sizes.values()), default=0)
+class Work:
+    """The short or the long lengths of a setting on this machine, which have rounds of their own."""
+
+    def __init__(self, place, its, sizes):
+        self.place, self.its, self.sizes = place, its, sizes
+        self.rounds = 0
+        # What each library took in its longest round.
+        self.seconds = {}
+
+    def seconds_of_round(self):
+        return sum(self.seconds.values())
+
+    def measure(self, turns, peers, first):
+        """A round, in which the library with the number `first` comes first."""
+        for peer in in_order(fitting(peers, self.place, self.its["dtype"]), first):
+            begun = time.monotonic()
+            turns.take(peer, self.place, self.its, self.rounds, self.sizes)
+            seconds = time.monotonic() - begun
+            # One that was killed makes no further rounds with these lengths.
+            self.seconds[peer.name] = max(self.seconds.get(peer.name, 0), seconds) if turns.lengths(peer, self.its, self.sizes) else 0
+        self.rounds += 1
+
+
+def next_work(all_work, rounds, left):
+    """What has no round yet, or else what can have a further one: as much as fits into the seconds that are left, quickest first."""
+    if new := [work for work in all_work if not work.rounds]:
+        return new
+    waiting = sorted((work for work in all_work if work.rounds < rounds), key=Work.seconds_of_round)
+    return [work for work, so_far in zip(waiting, itertools.accumulate(map(Work.seconds_of_round, waiting))) if so_far <= left]
 
 
 def measure_node(bounds, peers, pairs, end, left_out):
-    """Measures the settings of this machine in rounds. After the first one the next is that of the setting that has taken the least time so far, so that few ranks,
-    which are quick to measure, get more rounds than many."""
+    """Measures the settings of this machine in rounds. After the first one, a round has as many settings as fit into the time that is left, quickest first: few ranks
+    are quick to measure, and get more rounds than many."""
     turns = Turns(bounds.node_loop, end)
-    rounds, taken, longest = Counter(), Counter(), Counter()
-    while (waiting := [at for at in range(len(pairs)) if rounds[at] < bounds.rounds]) and not turns.over():
-        at = min(waiting, key=taken.__getitem__)
-        (place, its), number, begun = pairs[at], rounds[at], time.monotonic()
-        sizes = sizes_within(its, longest[at], end - begun) if number else its["sizes"]
-        if number % 2:
-            sizes = [size for size in sizes if size <= bounds.each_round]
-        for peer in in_order(fitting(peers, place, its["dtype"]), number) if sizes else []:
-            turns.take(peer, place, its, number, sizes)
-        seconds = time.monotonic() - begun
-        taken[at], longest[at] = taken[at] + seconds, max(longest[at], seconds)
-        # No further one fits into the time that is left.
-        rounds[at] = number + 1 if sizes else bounds.rounds
-    if unmeasured := [its["title"] for _, its in pairs if not its["times"]]:
-        left_out.append(f"one node: {', '.join(unmeasured)}")
+    all_work = [Work(place, its, sizes) for is_long in (False, True) for place, its in pairs
+                if (sizes := [size for size in its["sizes"] if (size > bounds.short) == is_long])]
+    while not turns.over() and (fits := next_work(all_work, bounds.rounds, end - time.monotonic())):
+        work = min(fits, key=lambda work: work.rounds)
+        work.measure(turns, peers, all_work.index(work) + work.rounds)
+    if unmeasured := [work for work in all_work if not work.rounds]:
+        left_out += [f"{work.its['title']}, {human(work.sizes[0])} to {human(work.sizes[-1])}" for work in unmeasured]
     for _, its in pairs:
-        print(f"{its['title']}: {rounds_of(its)} of {bounds.rounds} rounds are done", flush=True)
+        print(f"{its['title']}: up to {rounds_of(its)} of {bounds.rounds} rounds are done", flush=True)
 
 
 def measure_clusters(options, bounds, peers, folder, end, found, wire, failures, left_out):
