@@ -196,6 +196,30 @@ class VersusTest(unittest.TestCase):
         self.assertIn("flexring: 0 of 1 outside", printed.getvalue())
         self.assertIn("other libraries: 1 of 1 outside", printed.getvalue())
 
+    def test_one_call_agrees_within_the_differences_between_rounds_of_other_settings(self):
+        def record(us):
+            return {"calls": 1, "median_us": us, "p95_us": us, "first_us": us}
+
+        def run(us):
+            found = self.run_of(5.0)
+            for number in range(20):
+                its = setting(f"{number}", Place(2, "shm"), "f32", [64], {})
+                its["times"] = {"Open MPI": {"64": {"0": record(10.0), "1": record(15.0)}}}
+                found["results"]["node"].append(its)
+            for transport in ("shm", "tcp"):
+                its = setting(f"one call, {transport}", Place(2, transport), "f32", [64], {})
+                its["times"] = {"Open MPI": {"64": {"0": record(us)}}}
+                found["results"]["node"].append(its)
+            return found
+
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(folder) / name for name in ("old.json", "new.json")]
+            for path, us in zip(paths, (10.0, 14.0)):
+                path.write_text(json.dumps(run(us)))
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                agree(*paths)
+        self.assertIn("other libraries: 0 of 22 outside of the spread; 1 without one", printed.getvalue())
+
 
 class ClusterTest(unittest.TestCase):
     def test_the_bound_is_that_of_the_busiest_link_or_of_all_links_around_some_switches(self):
