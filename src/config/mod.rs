@@ -179,10 +179,10 @@ settings! {
         "Longest vector that uses a plan of few messages in a row: a direct exchange between up to 16 ranks, recursive halving between more. With FLEXRING_TRANSPORT=tcp three and more ranks of one node use a star instead for vectors on the host: one of them adds, and sends the sum to the others. Applies if FLEXRING_ALGO and FLEXRING_LOWERING are auto, no plan file is set, and no two ranks share memory or there are more than 16 nodes. Two ranks exchange such vectors in one hop.";
     #[shared yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, AnyValue,
-        "How the groups of a schedule become transfers.";
+        "How the members of a group send what they contribute to its root. chain: each adds its part to what it receives, and sends the sum on. direct: each sends its part to the root, which adds all of them in one pass. auto: direct within a node, and between up to 16 ranks on nodes of their own; else chain.";
     #[shared yes]
     transport: TransportChoice = "FLEXRING_TRANSPORT", TransportChoice::Auto, AnyValue,
-        "Transport between ranks. auto: shared memory within a node; between nodes RDMA if all ranks can use it, TCP if none can, and an error if only some can or if RDMA fails. auto-tcp: TCP with a warning instead of that error. verbs: RDMA, within a node, too.";
+        "Transport between ranks. auto: shared memory within a node; between nodes RDMA if all ranks can use it, TCP if none can, and an error if only some can or if RDMA fails. auto-tcp: TCP with a warning instead of that error. shm: shared memory, for ranks of one node only. tcp and verbs: TCP or RDMA between all ranks, within a node, too.";
     #[shared yes]
     subchunk: Size = "FLEXRING_SUBCHUNK", Size(128 << 10), SUBCHUNKS,
         "Length of a sub-chunk, the unit of the pipeline, and of a slot of the pool.";
@@ -193,10 +193,10 @@ settings! {
         "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK.";
     #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
-        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, for which only the number of messages counts. Ranks of which no two share memory exchange it in one hop, unless they use a star (FLEXRING_DIRECT); more than 16 ranks on as many nodes use a binary tree. On one node see FLEXRING_MAILBOX.";
+        "Longest vector that is optimized for the number of messages alone. What counts is the whole vector, and in an all-to-all all blocks of one rank. Ranks of which no two share memory exchange it in one hop, unless they use a star (FLEXRING_DIRECT); more than 16 ranks on as many nodes use a binary tree. On one node see FLEXRING_MAILBOX.";
     #[shared yes]
     mailbox: Size = "FLEXRING_MAILBOX", Size(64 << 10), UP_TO_64K,
-        "Longest vector, counted over all ranks, or in an all-to-all all blocks of one rank, that ranks of one node exchange through mailboxes in shared memory. Applies below these limits: 16K with 2 ranks; 32K with 4 to 7 ranks that share cores, 64K with 3; 64K with 8 and more that share cores, which leave the reduction to the first of them; else 16K with up to 8 ranks, and 128K divided by the number of more, but not less than 4K. On GPUs, whose kernels copy such a vector to pinned memory and back: 64K with 2 to 4 ranks, else 256K divided by the number of ranks, but not less than 4K. 0: never.";
+        "Longest vector that ranks of one node exchange through mailboxes in shared memory, counted as for FLEXRING_SMALL. Lower limits apply: with 2 ranks 16K; with ranks that share cores 64K for 3, 32K for 4 to 7, and 64K for 8 and more, of which the first does the reduction; with a core for each rank 16K for up to 8, else 128K divided by their number, but not less than 4K. On GPUs, whose kernels copy such a vector to pinned memory and back: 64K with 2 to 4 ranks, else 256K divided by the number of ranks, but not less than 4K. 0: never.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
         "Number of slots in a rank's pool. Raised to the number of other ranks if all ranks share memory, and else to twice that number.";
     #[shared yes]
@@ -283,7 +283,7 @@ settings! {
     trace: Option<String> = "FLEXRING_TRACE", None, AnyValue,
         "File of a timeline: each rank writes what it did when, as Chrome trace events, with `.rank` and its number before the extension `.json`, when its communicator ends. `flexring trace` merges these files.";
     trace_events: usize = "FLEXRING_TRACE_EVENTS", 1 << 18, 1024..=1 << 24,
-        "Number of spans that a rank keeps for its timeline, of about 90 bytes each. Further ones replace the oldest.";
+        "Number of spans that a rank keeps for its timeline, of 96 bytes each. Further ones replace the oldest.";
     log: LogLevel = "FLEXRING_LOG", LogLevel::Warn, AnyValue,
         "Most detailed level of messages that flexring writes to standard error.";
 }

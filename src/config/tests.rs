@@ -42,7 +42,7 @@ fn settings_that_were_given_are_known_and_must_agree_where_a_profile_may_change_
 }
 
 #[test]
-fn an_empty_variable_is_as_good_as_none() {
+fn an_empty_variable_counts_as_unset() {
     let every: Vec<(&str, &str)> = Config::NAMES.iter().map(|name| (*name, "")).collect();
     assert_eq!(read(&every).expect("all are unset"), Config::default());
     for row in Config::default().table(|_| Some(String::new())) {
@@ -137,4 +137,17 @@ fn ranges_include_their_bounds() {
     ] {
         assert!(read(&[(name, first)]).is_ok() && read(&[(name, last)]).is_ok(), "{name}");
     }
+}
+
+#[test]
+fn the_documentation_lists_the_settings_that_must_be_equal() {
+    let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/settings.md"))
+        .expect("docs/settings.md can be read");
+    let (_, list) = document
+        .split_once("of the schedule and the protocol are equal: ")
+        .expect("the list has a beginning");
+    let (list, _) = list.split_once(". ").expect("the list has an end");
+    let documented: Vec<&str> = list.split('`').skip(1).step_by(2).collect();
+    let shared = read(&[]).expect("valid").shared();
+    assert_eq!(documented, shared.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
 }
