@@ -8,9 +8,13 @@ use crate::interrupt;
 use crate::wake::WakeFd;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 /// Eventfds that a fault has room for in advance: those of a process's executors, and a few that joining watches it with.
 const SLEEPERS: usize = 16;
+
+/// The longest sleep of a thread that has no descriptor to [`watch`](Fault::watch) a fault, which then does not end the sleep.
+pub(crate) const UNWATCHED_SLEEP: Duration = Duration::from_millis(100);
 
 /// A write-once error that is cheap to poll and that threads can sleep on. It takes no descriptor while none does.
 #[derive(Debug)]

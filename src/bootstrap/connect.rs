@@ -16,7 +16,7 @@ use super::protocol::{HelloHeader, HelloParams, Purpose};
 use super::secret::{JobSecret, SecretSource};
 use super::world_status::WorldStatus;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fault::Fault;
+use crate::fault::{Fault, UNWATCHED_SLEEP};
 use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::longest_sleep;
 use crate::rank::Rank;
@@ -33,8 +33,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_secs(2);
 const MIN_PAUSE: Duration = Duration::from_millis(5);
 const MAX_PAUSE: Duration = Duration::from_millis(200);
-/// The longest sleep of a process without descriptors, which the fault does not end.
-const UNWATCHED_SLEEP: Duration = Duration::from_millis(100);
 
 /// A rank that wants to join.
 pub(super) struct Joiner<'a> {

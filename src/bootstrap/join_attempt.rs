@@ -193,6 +193,9 @@ impl<'a> JoinAttempt<'a> {
         let params = HelloParams { join_timeout: left, ..self.params.clone() };
         let proof = self.applicant.prove(nonce, &binding, &params)?;
         self.connection.enqueue(proof);
+        // From now on the coordinator may know this rank, so closing the connection could fail the rendezvous. A coordinator that was
+        // stopped for a while gets the full time for its answer.
+        self.until = (Instant::now() + HANDSHAKE_TIMEOUT).min(self.patience);
         Ok(())
     }
 }

@@ -121,7 +121,8 @@ impl Rendezvous {
         if !is_late {
             self.root_cause = self.validate(&header, params.as_ref());
         }
-        self.world.get_or_insert(header.world);
+        // The rendezvous has failed if a caller claims a larger world, but its status must not have a row for each of its ranks.
+        self.world.get_or_insert(header.world.min(MAX_WORLD));
         // A rank that joins late, or tries again, does not shorten the time in which late ranks get the error.
         if let Some(params) = &params
             && !is_late
@@ -321,6 +322,14 @@ mod tests {
         // Ranks that join later get the same root cause.
         assert_eq!(rendezvous.join(hello(1, 4), now), JoinOutcome::Failed);
         rendezvous.root_cause().expect("a root cause").clone()
+    }
+
+    /// Counter-example: the size that the first caller claimed was kept, and a status then had a row for each of its ranks.
+    #[test]
+    fn a_world_that_is_too_large_fails_and_is_not_kept() {
+        let mut rendezvous = rendezvous();
+        assert_eq!(rendezvous.join(hello(0, 1 << 40), Instant::now()), JoinOutcome::Failed);
+        assert!(rendezvous.world().is_some_and(|world| world <= MAX_WORLD));
     }
 
     #[test]

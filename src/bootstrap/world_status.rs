@@ -15,6 +15,10 @@ pub const ROWS_IN_ERROR: usize = 32;
 /// Maximum number of rows in the status of all worlds of a coordinator, so that it fits a frame. The world that the ranks have
 /// joined, and the first further one, may have more.
 const ROWS_IN_STATUS: usize = 4096;
+/// Ranks that all rows of a table wait for together, at up to 3 bytes each in a frame.
+const MOST_WAITED_FOR: usize = 1 << 20;
+/// Ranks that a row names once these are used up.
+const FEWEST_WAITED_FOR: usize = 8;
 
 /// What a rank does, as far as its coordinator knows.
 #[derive(
@@ -54,7 +58,8 @@ pub struct RankReport {
     pub activity: RankActivity,
     /// How long it has been in this state, as far as its heartbeats tell. `None` if unknown.
     pub since: Option<Duration>,
-    /// The ranks that it waits for, because they have not made its call. Empty if it waits for none, or for data.
+    /// The ranks that it waits for, because they have not made its call; only the first ones if many ranks wait for many. Empty if it waits
+    /// for none, or for data.
     pub waits_for: Vec<Rank>,
 }
 
@@ -150,12 +155,19 @@ const COLUMNS: usize = 7;
 const HEAD: [&str; COLUMNS] = ["rank", "host", "process", "last call", "state", "for", "waits for"];
 
 impl WorldStatus {
-    /// The table of these rows, given in the order of ranks. Fills in which ranks each waits for.
+    /// The table of these rows, given in the order of ranks. Fills in which ranks each waits for: of many ranks that wait for many,
+    /// only the first ones, so that a table of thousands of ranks fits into a frame.
     pub(crate) fn new(mut ranks: Vec<RankReport>, root_cause: Option<Error>) -> Self {
         let absent: Vec<Rank> =
             ranks.iter().filter(|row| row.activity == RankActivity::Absent).map(|row| row.rank).collect();
         // In a healthy world all ranks are in the same call or next to it, so few lists differ.
         let mut behind: Vec<(u64, Vec<Rank>)> = Vec::new();
+        let mut room = MOST_WAITED_FOR;
+        let mut taken = |list: &[Rank]| {
+            let fits = list.len().min(if list.len() <= room { room } else { FEWEST_WAITED_FOR });
+            room = room.saturating_sub(fits);
+            list[..fits].to_vec()
+        };
         for index in 0..ranks.len() {
             let RankReport { activity, sequence, .. } = ranks[index];
             // The peer of a group of sends and receives.
@@ -163,14 +175,15 @@ impl WorldStatus {
                 continue;
             }
             ranks[index].waits_for = match activity {
-                RankActivity::Joining => absent.clone(),
+                RankActivity::Joining => taken(&absent),
                 RankActivity::InCall => match behind.iter().find(|(known, _)| *known == sequence) {
-                    Some((_, list)) => list.clone(),
+                    Some((_, list)) => taken(list),
                     None => {
                         let list: Vec<Rank> =
                             ranks.iter().filter(|row| row.is_behind(sequence)).map(|row| row.rank).collect();
-                        behind.push((sequence, list.clone()));
-                        list
+                        let first = taken(&list);
+                        behind.push((sequence, list));
+                        first
                     }
                 },
                 _ => Vec::new(),
@@ -353,6 +366,20 @@ rank  host   process  last call                           state    for     waits
         let first = "\ncommunicator 1 of 1000 that ranks of this one have created:\nthis world has failed: aborted: rank 0: enough";
         assert!(text.contains(first), "{text}");
         assert!(text.ends_with(&format!("and {} more such communicators\n", status.hidden)), "{text}");
+    }
+
+    #[test]
+    fn a_status_of_many_ranks_that_wait_for_many_names_some_of_these() {
+        let state = |rank: Rank| match rank {
+            0..4000 => CallState::InCall(example_call(17)),
+            _ => CallState::Idle { finished: 16 },
+        };
+        let rows = (0..8000).map(|rank| row(rank, RankActivity::Idle, &state(rank))).collect();
+        let status = WorldStatus::new(rows, None);
+        assert_eq!(status.ranks[0].waits_for, Vec::from_iter(4000..8000));
+        assert_eq!(status.ranks[3999].waits_for, Vec::from_iter(4000..4000 + FEWEST_WAITED_FOR));
+        let waited_for: usize = status.ranks.iter().map(|row| row.waits_for.len()).sum();
+        assert!(waited_for <= MOST_WAITED_FOR + 4000 * FEWEST_WAITED_FOR, "{waited_for}");
     }
 
     #[test]

@@ -258,6 +258,14 @@ impl Agreement {
         }
     }
 
+    /// The attempt to connect ended for a reason that says nothing about the rank. It is tried again: at once, or a pause after `since`.
+    pub(super) fn on_not_tried(&mut self, rank: Rank, since: Option<Instant>) {
+        let peer = &mut self.peers[rank];
+        if peer.reach == Reach::Connecting {
+            peer.reach = Reach::Untried { since };
+        }
+    }
+
     /// The last connection with the rank has ended. Whether its process is gone shows when it is tried again.
     pub(super) fn on_lost(&mut self, rank: Rank, now: Instant) {
         let peer = &mut self.peers[rank];

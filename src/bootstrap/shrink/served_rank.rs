@@ -24,6 +24,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Errors of a connection that say nothing about the rank at its other end: this process or host lacks something.
+const LACKS: [Errno; 5] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL];
+
 /// What a rank is served with.
 #[derive(Debug)]
 pub(super) struct ServedRankParams {
@@ -210,7 +213,9 @@ impl ServedRank {
 
     /// Closes the connections that this rank made, once everything is sent.
     fn close_own(&mut self) {
-        self.connecting.clear();
+        for (rank, _) in self.connecting.drain(..) {
+            self.agreement.on_not_tried(rank, None);
+        }
         for served in self.sessions.iter_mut().filter(|served| served.session.is_initiator()) {
             served.closing = true;
         }
@@ -306,6 +311,9 @@ impl ServedRank {
         let is = |expected: Errno| errno == Some(expected.raw_os_error());
         if is(Errno::CONNREFUSED) || is(Errno::CONNRESET) {
             self.agreement.on_refused(rank, now);
+        } else if LACKS.into_iter().any(is) {
+            log::debug!("rank {rank} is asked later whether it shrinks: {cause}");
+            self.agreement.on_not_tried(rank, Some(now));
         } else {
             log::debug!("rank {rank} cannot be asked whether it shrinks: {cause}");
             self.agreement.on_unreachable(rank, now);

@@ -33,7 +33,7 @@ pub struct ShrinkServiceParams {
     pub key: SecretKey,
     /// The handle by which other ranks have found this one so far.
     pub listener: ShrinkListener,
-    /// Ranks of a node for each of its cores, rounded down: where many ranks share a core, they may answer later.
+    /// Ranks of a node for each of its cores, rounded up: where many ranks share a core, they may answer later.
     pub ranks_per_core: usize,
     /// For the coordinator of a new world.
     pub config: Config,

@@ -55,6 +55,8 @@ struct Simulation {
     broken: BTreeSet<(Rank, Rank)>,
     /// Connections that are established.
     links: BTreeSet<(Rank, Rank)>,
+    /// Ranks that have no descriptors for connections until this time.
+    without_descriptors: BTreeMap<Rank, u64>,
     ids: u8,
 }
 
@@ -80,6 +82,7 @@ impl Simulation {
             random: fastrand::Rng::with_seed(seed),
             broken: BTreeSet::new(),
             links: BTreeSet::new(),
+            without_descriptors: BTreeMap::new(),
             ids: 0,
         }
     }
@@ -204,6 +207,12 @@ impl Simulation {
             for action in actions {
                 let at = self.now + DELAY;
                 match action {
+                    AgreementAction::Connect(rank)
+                        if self.without_descriptors.get(&me).is_some_and(|until| self.now < *until) =>
+                    {
+                        let instant = self.instant();
+                        self.ranks[me].agreement.on_not_tried(rank, Some(instant));
+                    }
                     AgreementAction::Connect(rank) if self.broken.contains(&pair(me, rank)) => {}
                     AgreementAction::Connect(rank) => {
                         let delay = self.delay();
@@ -307,6 +316,38 @@ fn a_stopped_rank_is_left_out_and_fails_when_it_continues() {
         let error = simulation.error(stopped);
         assert!(error.message().contains(&format!("went on without rank {stopped}")), "{error}");
     }
+}
+
+/// Counter-example: a rank that had no descriptor for a connection took the other one for unreachable, and went on without it.
+#[test]
+fn a_rank_without_descriptors_for_a_while_leaves_no_rank_out() {
+    for lacking in 0..3 {
+        let mut simulation = Simulation::new(3, 7);
+        simulation.without_descriptors.insert(lacking, 400);
+        // The last rank calls shrink late, so that nothing but the others' connections finds it.
+        (0..3).for_each(|rank| simulation.call(rank, &[], if rank == 2 { 600 } else { 1 }));
+        simulation.run();
+        let worlds = simulation.worlds();
+        assert!(worlds.iter().all(|world| world.as_deref() == Some(&[0, 1, 2])), "{lacking}: {worlds:?}");
+    }
+}
+
+/// Counter-example: a connection that was given up with a call of shrink counted as one that is being made in the next call, in which
+/// the rank was not tried and taken for unreachable.
+#[test]
+fn a_connection_that_a_call_gave_up_is_made_again_by_the_next_one() {
+    let mut simulation = Simulation::new(3, 8);
+    simulation.broken.insert(pair(0, 1));
+    simulation.call(0, &[], 1);
+    simulation.run_until(100);
+    // The call ends, and with it the connections that are being made.
+    simulation.ranks[0].agreement.gave_up();
+    simulation.ranks[0].agreement.on_not_tried(1, None);
+    simulation.broken.clear();
+    (0..3).for_each(|rank| simulation.call(rank, &[], if rank == 1 { 1500 } else { 200 }));
+    simulation.run();
+    let worlds = simulation.worlds();
+    assert!(worlds.iter().all(|world| world.as_deref() == Some(&[0, 1, 2])), "{worlds:?}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::socket::{LinkOptions, LinkSocket, is_within_machine};
 use super::unauthenticated::{HandshakeBuffer, Unauthenticated};
 use crate::descriptor_limit;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fault::Fault;
+use crate::fault::{Fault, UNWATCHED_SLEEP};
 use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::longest_sleep;
 use crate::secret::{SecretKey, random_bytes};
@@ -179,9 +179,10 @@ impl Connector {
 
     /// Sleeps until a descriptor is ready or a timeout is due. What is ready, in ascending order.
     fn wait(&self, fault: &Fault, now: Instant) -> Result<Vec<Polled>> {
-        let mut polled = vec![Polled::Fault];
-        let watch = fault.watch()?;
-        let mut fds = vec![PollFd::new(&watch, PollFlags::IN)];
+        // If the process lacks a descriptor for it, the fault does not end the sleep, which is short then.
+        let watch = fault.watch().ok();
+        let mut fds: Vec<PollFd<'_>> = watch.iter().map(|watch| PollFd::new(watch, PollFlags::IN)).collect();
+        let mut polled = vec![Polled::Fault; fds.len()];
         let mut until = self.deadline;
         let listening = if self.accept_resumes.is_none() { self.listener.sockets.as_slice() } else { &[] };
         until = self.accept_resumes.map_or(until, |at| until.min(at));
@@ -209,7 +210,8 @@ impl Connector {
             polled.push(Polled::Pending(index));
             fds.push(PollFd::from_borrowed_fd(socket, flags));
         }
-        let timeout = until.saturating_duration_since(now).min(longest_sleep());
+        let longest = if watch.is_some() { longest_sleep() } else { longest_sleep().min(UNWATCHED_SLEEP) };
+        let timeout = until.saturating_duration_since(now).min(longest);
         let timeout = Timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
