@@ -100,12 +100,12 @@ impl UnconnectedVerbs {
         let pairs: Vec<_> = peers.iter().map(|peer| (*peer, directory.pairs(*peer))).collect();
         let needed = pairs.iter().map(|(_, pairs)| LinkResources::of_link(pairs, shape));
         let needed = needed.fold(LinkResources::default(), LinkResources::and);
-        let mut batch = LinkBatch::new(&devices, &registry, needed)?;
+        let mut batch = LinkBatch::new(&devices, &registry, needed, &[])?;
         for (device, queue) in devices.iter_mut().zip(&batch.queues) {
             device.queues.push(Arc::clone(queue));
         }
         let rail = |rail: usize| &rails[rail].0;
-        let link = |(peer, pairs): (Rank, Vec<_>)| batch.add(&devices, rail, peer, &pairs, shape);
+        let link = |(peer, pairs): (Rank, Vec<_>)| batch.add(&devices, rail, peer, &pairs, shape, &[]);
         let links = pairs.into_iter().map(link).collect::<Result<Vec<_>>>()?;
         let registry = Arc::new(registry);
         Ok(Self { links, batch, devices, rails, registry, directory, options })

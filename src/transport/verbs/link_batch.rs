@@ -12,10 +12,11 @@ use super::port_selection::Rail;
 use super::registry::MemoryRegistry;
 use super::shared_device::DeviceEvents;
 use super::wire::{LinkShape, MAX_RAILS};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{Piece, map_unforked};
 use crate::rank::Rank;
 use rustix::event::epoll;
+use rustix::io::Errno;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -113,7 +114,7 @@ pub(super) struct LinkBatch {
 }
 
 impl LinkBatch {
-    /// Room for links that need so much together.
+    /// Room for links that need so much together. `failures`: why the devices of rails have failed, by rail.
     ///
     /// # Errors
     /// `System` if there is too little memory, or a device refuses.
@@ -121,11 +122,12 @@ impl LinkBatch {
         devices: &[RailDevice],
         registry: &MemoryRegistry,
         room: LinkResources,
+        failures: &[Option<Error>],
     ) -> Result<Self> {
-        let queue = |(rail, device): (usize, &RailDevice)| {
-            CompletionQueue::new(&device.context, room.completions(rail))
+        let queue = |rail: usize| {
+            CompletionQueue::new(&devices[stand_in(rail, failures)].context, room.completions(rail))
         };
-        let queues = devices.iter().enumerate().map(queue).collect::<Result<Vec<_>>>()?;
+        let queues = (0..devices.len()).map(queue).collect::<Result<Vec<_>>>()?;
         let side_len = room.control_bytes.max(4096);
         let mut memory = map_unforked(2 * side_len)?;
         let start = NonNull::from(&mut memory[..]).cast();
@@ -161,7 +163,8 @@ impl LinkBatch {
         })
     }
 
-    /// Makes the queue pairs of a link over these pairs of rails. There must be room.
+    /// Makes the queue pairs of a link over these pairs of rails. There must be room. Those of rails whose devices have failed, by `failures`, are
+    /// made at another device, and are destroyed instead of being connected ([`Peer::connect`](super::peer::Peer::connect)): peers number the queue pairs.
     ///
     /// # Errors
     /// `System` if a device refuses.
@@ -172,6 +175,7 @@ impl LinkBatch {
         peer: Rank,
         pairs: &[(usize, usize)],
         shape: LinkShape,
+        failures: &[Option<Error>],
     ) -> Result<UnconnectedLink> {
         let needed = LinkResources::of_link(pairs, shape);
         assert!(self.has_room(&needed), "room for a link");
@@ -179,9 +183,10 @@ impl LinkBatch {
         let rails: Vec<_> = repeated.collect();
         let mut qps = Vec::with_capacity(rails.len());
         for (mine, _) in &rails {
+            let at = stand_in(*mine, failures);
             let psn = getrandom::u32().unwrap_or(1) & 0xff_ffff;
-            let port = (rail(*mine).port, rail(*mine).pkey_index);
-            qps.push(QueuePair::new(&devices[*mine].pd, &self.queues[*mine], DEPTH, port, peer, psn)?);
+            let port = (rail(at).port, rail(at).pkey_index);
+            qps.push(QueuePair::new(&devices[at].pd, &self.queues[at], DEPTH, port, peer, psn)?);
         }
         let layout = shape.control_layout(pairs.len());
         let remote = self.remote.narrow(self.used, layout.bytes());
@@ -195,7 +200,17 @@ impl LinkBatch {
     }
 }
 
-/// Adds a descriptor whose events wake the thread that sleeps on `epoll`.
+/// The rail at whose device objects of this rail are made: itself, or one that works if its device has failed.
+fn stand_in(rail: usize, failures: &[Option<Error>]) -> usize {
+    let has_failed = failures.get(rail).is_some_and(Option::is_some);
+    let other = failures.iter().position(Option::is_none);
+    if has_failed { other.unwrap_or(rail) } else { rail }
+}
+
+/// Adds a descriptor whose events wake the thread that sleeps on `epoll`, unless that was done: two ports of a device share its events.
 pub(super) fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
-    epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+    match epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN) {
+        Err(Errno::EXIST) => Ok(()),
+        added => added,
+    }
 }

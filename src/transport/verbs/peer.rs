@@ -125,7 +125,8 @@ impl Peer {
     /// rails that have failed, by the reasons in `failures` by rail, are destroyed instead.
     ///
     /// # Errors
-    /// The index of the first queue pair that its device refuses to connect, and why.
+    /// The index of the first queue pair that its device refuses to connect, and why. One whose rail may have failed is broken instead, and
+    /// connected later.
     pub(super) fn connect(
         &mut self,
         fresh: Vec<QueuePair<Fresh>>,
@@ -143,8 +144,18 @@ impl Peer {
                 qps.push(PeerQp::unconnected(qp, *path));
                 continue;
             }
-            let connected = qp.connect(wr_id(self.index, number, true, 0), *end, path);
-            qps.push(PeerQp::new(connected.map_err(|error| (number, error))?, *path));
+            let spec = qp.spec();
+            match qp.connect(wr_id(self.index, number, true, 0), *end, path) {
+                Ok(connected) => qps.push(PeerQp::new(connected, *path)),
+                // Its rail may have failed, and begins with a hello: over RoCE, the address of a peer that cannot be reached is not
+                // resolved. It is connected later.
+                Err(cause) if !self.link.qps[number].is_proven() => {
+                    self.link.break_qp(number, &cause);
+                    self.link.destroyed(number);
+                    qps.push(PeerQp::lost(spec, *path));
+                }
+                Err(error) => return Err((number, error)),
+            }
         }
         self.qps = qps;
         // A wrong address is refused by the peer's device, as the keys are those of its control buffers only.
@@ -232,6 +243,10 @@ impl Peer {
                 self.break_qp(qp, &error);
                 if !receive {
                     self.link.write_failed(qp, serial);
+                    if status.is_wrong_request() {
+                        // It would fail again over every queue pair, for ever.
+                        self.break_all(&error);
+                    }
                 } else {
                     self.link.recv_completed(qp);
                     if !status.is_flushed() {

@@ -99,6 +99,11 @@ impl RegisteredMemory {
         Ok(slot.get_or_init(|| HeldRegion::Own(region)))
     }
 
+    /// The rails whose devices work. The others refuse every registration, and need none: no queue pair uses them.
+    fn working_rails(&self) -> impl Iterator<Item = (usize, &Arc<ProtectionDomain>)> {
+        self.pds.iter().enumerate().filter(|(_, pd)| !pd.context().has_failed())
+    }
+
     /// Registers host memory at all rails, unless other communicators of this process have. They share it until the last of the results is
     /// dropped.
     ///
@@ -110,7 +115,7 @@ impl RegisteredMemory {
             self.by_rail[rail].get_or_init(|| HeldRegion::Shared(Arc::clone(shared.region())));
             Ok(shared)
         };
-        self.pds.iter().enumerate().map(share).collect()
+        self.working_rails().map(share).collect()
     }
 
     /// The local key at a rail, for this rank's own requests. 0 for an empty range.
@@ -124,7 +129,7 @@ impl RegisteredMemory {
         self.at(rail).map(MemoryRegion::lkey)
     }
 
-    /// The remote keys by rail, for a peer's requests. 0 for an empty range.
+    /// The remote keys by rail, for a peer's requests. 0 for an empty range, and for a rail whose device has failed.
     ///
     /// # Errors
     /// `System` if the memory cannot be registered at a rail.
@@ -133,8 +138,8 @@ impl RegisteredMemory {
         if self.memory.span().len == 0 {
             return Ok(keys);
         }
-        for (rail, key) in keys.iter_mut().enumerate().take(self.pds.len()) {
-            *key = self.at(rail)?.rkey();
+        for (rail, _) in self.working_rails() {
+            keys[rail] = self.at(rail)?.rkey();
         }
         Ok(keys)
     }
@@ -149,7 +154,7 @@ impl RegisteredMemory {
 /// Memory that the user has registered.
 struct RegistryEntry {
     region: Arc<RegisteredMemory>,
-    /// By rail: what lets other communicators use the registration.
+    /// By rail that worked then: what lets other communicators use the registration.
     shared: Vec<Arc<SharedRegion>>,
     /// Registrations that are not reverted yet, at least 1.
     count: usize,
@@ -577,6 +582,23 @@ mod tests {
         one.end_sharing();
         other.register(all).expect("inert");
         assert_eq!(registered(), 5);
+    }
+
+    /// Counter-example: when one of two devices had failed, no memory could be registered at the other one.
+    #[test]
+    fn memory_is_registered_at_the_devices_that_work() {
+        let [works, fails] = ["works", "fails"].map(|name| Context::inert(name, Shim::none()));
+        let pds = [&works, &fails].map(|context| ProtectionDomain::new(context).expect("inert"));
+        let registry = MemoryRegistry::new(pds.to_vec(), true, Registration::Stage, 4096).expect("inert");
+        let registry = registry.with_shared_regions(vec![Arc::default(), Arc::default()]);
+        fails.set_failed();
+        let mut bytes = vec![0; 100];
+        let all = piece(&mut bytes);
+        registry.register(all).expect("one device works");
+        let region = registry.find(all).expect("registered");
+        region.rkeys().expect("one device works");
+        assert!(region.by_rail[0].get().is_some() && region.by_rail[1].get().is_none());
+        registry.deregister(all).expect("registered");
     }
 
     #[test]

@@ -8,7 +8,6 @@ use super::shared_regions::SharedRegions;
 use crate::error::Result;
 use crate::process::PerProcess;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The devices that this process has opened. A forked child has none of its parent's.
@@ -34,8 +33,6 @@ struct DeviceKey {
 pub(super) struct SharedDevice {
     pd: Arc<ProtectionDomain>,
     regions: Arc<SharedRegions>,
-    /// Whether the device has failed or was removed, so that no further communicator can use it as it is open now.
-    has_failed: AtomicBool,
     /// Events for each user. The device reports an event once, to the user that reads it first.
     inboxes: Mutex<Vec<Weak<EventInbox>>>,
 }
@@ -72,7 +69,7 @@ impl SharedDevice {
             let device = open.device.upgrade()?;
             // It may have failed while no communicator was in a call.
             device.read_events();
-            (!device.has_failed.load(Ordering::Relaxed)).then_some(device)
+            (!device.context().has_failed()).then_some(device)
         });
         if let Some(device) = found {
             return Ok(device);
@@ -88,12 +85,7 @@ impl SharedDevice {
     /// `System` if it has no protection domain left.
     fn of(context: &Arc<Context>) -> Result<Arc<Self>> {
         let pd = ProtectionDomain::new(context)?;
-        Ok(Arc::new(Self {
-            pd,
-            regions: Arc::default(),
-            has_failed: AtomicBool::new(false),
-            inboxes: Mutex::default(),
-        }))
+        Ok(Arc::new(Self { pd, regions: Arc::default(), inboxes: Mutex::default() }))
     }
 
     /// The open device.
@@ -115,7 +107,7 @@ impl SharedDevice {
     pub(super) fn subscribe(self: &Arc<Self>) -> DeviceEvents {
         let mut inboxes = self.lock_inboxes();
         let mut events = VecDeque::new();
-        if self.has_failed.load(Ordering::Relaxed) {
+        if self.context().has_failed() {
             events.push_back(AsyncEvent::Fatal);
         }
         let inbox = Arc::new(Mutex::new(events));
@@ -129,7 +121,7 @@ impl SharedDevice {
         let inboxes = self.lock_inboxes();
         while let Some(event) = self.context().next_async_event() {
             if event == AsyncEvent::Fatal {
-                self.has_failed.store(true, Ordering::Relaxed);
+                self.context().set_failed();
             }
             for inbox in inboxes.iter().filter_map(Weak::upgrade) {
                 let mut inbox = inbox.lock().unwrap_or_else(PoisonError::into_inner);

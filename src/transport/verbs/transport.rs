@@ -30,7 +30,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a closing rank waits for the goodbyes of its peers before it destroys its queue pairs: a few times the
-/// retransmission time of a lost acknowledgement.
+/// retransmission time of a lost acknowledgement over a software device. An adapter retransmits after 4.3 s, for which no rank waits:
+/// if the acknowledgement of a job's very last message is lost, its sender takes this rank for lost.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// How long a closing rank waits until all its writes are acknowledged.
@@ -191,10 +192,13 @@ impl Verbs {
     /// The flush queue, if registered GPU memory needs flushes.
     fn make_flushes(&self) -> Result<Option<FlushQueue>> {
         let Some((from, keys)) = self.registry.flush_source()? else { return Ok(None) };
-        let flusher = |(device, (rail, port)): (&RailDevice, &(Rail, PortAttributes))| {
-            Flusher::new(&device.pd, rail, *port, &self.options)
-        };
-        let flushers = self.devices.iter().zip(&self.rails).map(flusher).collect::<Result<Vec<_>>>()?;
+        let flusher =
+            |((device, (rail, port)), failure): ((&RailDevice, &(Rail, PortAttributes)), &Option<Error>)| {
+                let works = failure.is_none();
+                works.then(|| Flusher::new(&device.pd, rail, *port, &self.options)).transpose()
+            };
+        let rails = self.devices.iter().zip(&self.rails).zip(self.ports.failures());
+        let flushers = rails.map(flusher).collect::<Result<Vec<_>>>()?;
         Ok(Some(FlushQueue::new(flushers, from, &keys)))
     }
 
@@ -339,6 +343,9 @@ impl Verbs {
     fn fail_rail(&mut self, rail: usize, what: &str) {
         let error = Error::system(format!("{}: {what}", self.devices[rail].context.name()));
         log::warn!("verbs: {}; its rail is not used any more", error.message());
+        if let Some(flushes) = &mut self.flushes {
+            flushes.fail(rail, self.on_gpu.then(|| error.clone()));
+        }
         self.ports.set_failed(rail, error);
         let Self { peers, run_queue, ports, devices, .. } = self;
         let failures = &ports.failures()[..devices.len()];
@@ -539,22 +546,26 @@ impl Transport for Verbs {
             return false;
         }
         if !self.armed {
-            // Completion queues that cannot be armed are polled.
-            self.armed =
-                self.devices.iter().flat_map(|device| &device.queues).all(|queue| queue.arm().is_ok());
+            // An mlx4 or mlx5 device ignores a request to arm as long as the event of the last one is not read. Completion queues that cannot
+            // be armed are polled.
+            self.armed = self.devices.iter().flat_map(|device| &device.queues).all(|queue| {
+                queue.drain_events();
+                queue.arm().is_ok()
+            });
             return false;
         }
         self.may_sleep = true;
         true
     }
 
-    /// Reading a descriptor is a system call, so those of completion queues are read only if the caller may have slept. An event that
-    /// is left there ends the next sleep.
+    /// Reading a descriptor is a system call, so those of completion queues are read only before the queues are armed, and after a possible
+    /// sleep.
     fn clear_need_wakeup(&mut self) {
         self.check_async_events = true;
         if std::mem::take(&mut self.may_sleep) && self.armed {
+            // An event uses up the request to arm, also one that comes after its completion was polled.
             let queues = self.devices.iter().flat_map(|device| &device.queues);
-            queues.for_each(|queue| queue.drain_events());
+            self.armed = !queues.fold(false, |any, queue| queue.drain_events() | any);
         }
     }
 

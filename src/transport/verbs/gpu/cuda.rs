@@ -8,7 +8,7 @@ use super::write_ordering::WriteOrdering;
 use crate::cuda_driver::{self, DriverError, DriverHandle};
 use cudarc::driver::sys::{
     CUdevice_attribute as Attribute, CUmemRangeHandleType as HandleType, CUmemorytype,
-    CUpointer_attribute as PointerAttribute,
+    CUpointer_attribute as PointerAttribute, CUstreamCaptureMode,
 };
 use std::ffi::{c_int, c_uint};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -32,8 +32,8 @@ impl CudaQueries {
         self.0.count().map_err(message)
     }
 
-    /// Makes the context in which the memory at `address` was allocated current during `call`, if there is one. Callers
-    /// may be on any thread.
+    /// Makes the context in which the memory at `address` was allocated current during `call`, if there is one. `call` does not break the
+    /// capture of a stream by another thread. Callers may be on any thread.
     fn within<R>(&self, address: u64, call: impl FnOnce() -> R) -> R {
         // SAFETY: the attribute is the address of a context, or zero.
         let context =
@@ -41,7 +41,17 @@ impl CudaQueries {
         let context = context.unwrap_or(0) as DriverHandle;
         // SAFETY: the context is that of an existing allocation, so it exists.
         let pushed = !context.is_null() && unsafe { self.0.context_push(context) }.is_ok();
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        // SAFETY: the argument is writable. Drivers without this function have no such captures.
+        let exchanged = unsafe { self.0.exchange_capture_mode(&raw mut mode) }.is_ok();
         let result = call();
+        if exchanged {
+            // SAFETY: as above.
+            let restored = unsafe { self.0.exchange_capture_mode(&raw mut mode) };
+            if let Err(failure) = restored {
+                log::debug!("{failure}");
+            }
+        }
         if pushed {
             let mut popped = null_mut();
             // SAFETY: a context was pushed on this thread, and `call` did not pop it.

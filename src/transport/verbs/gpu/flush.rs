@@ -111,7 +111,12 @@ impl Flusher {
 ///
 /// One flush by each rail covers all events that were held back before it started; later events wait for the next one.
 pub(in crate::transport::verbs) struct FlushQueue {
-    flushers: Vec<Flusher>,
+    /// By rail; `None` if its device has failed: no data comes over it any more, and no flush by it ends.
+    flushers: Vec<Option<Flusher>>,
+    /// Flushers of devices that failed. Kept until the end, because destroying one may take long.
+    retired: Vec<Flusher>,
+    /// Why data of the current call may not have arrived.
+    failure: Option<Error>,
     /// The address on the GPU that is read.
     from: u64,
     /// The rkeys of that memory, by rail.
@@ -125,10 +130,18 @@ pub(in crate::transport::verbs) struct FlushQueue {
 }
 
 impl FlushQueue {
-    /// A queue for the GPU with the memory at `from`, flushed by every rail.
-    pub(in crate::transport::verbs) fn new(flushers: Vec<Flusher>, from: u64, keys: &[u32]) -> Self {
+    /// A queue for the GPU with the memory at `from`, flushed by every rail that works.
+    pub(in crate::transport::verbs) fn new(flushers: Vec<Option<Flusher>>, from: u64, keys: &[u32]) -> Self {
         let (keys, targets) = (keys[..flushers.len()].to_vec(), vec![0; flushers.len()]);
-        Self { flushers, from, keys, targets, flushing: VecDeque::new(), waiting: VecDeque::new() }
+        let (flushing, waiting) = (VecDeque::new(), VecDeque::new());
+        Self { flushers, retired: Vec::new(), failure: None, from, keys, targets, flushing, waiting }
+    }
+
+    /// The device of a rail has failed. `of_call` is why the current call fails, if it is on this GPU: what the device wrote before cannot
+    /// be flushed any more.
+    pub(in crate::transport::verbs) fn fail(&mut self, rail: usize, of_call: Option<Error>) {
+        self.retired.extend(self.flushers[rail].take());
+        self.failure = self.failure.take().or(of_call);
     }
 
     /// Holds back the receive completions among the events from index `first` on.
@@ -144,11 +157,16 @@ impl FlushQueue {
     /// Reports events whose flush is complete, and starts the next flush.
     ///
     /// # Errors
-    /// `System` if a flush failed.
+    /// `System` if a flush failed, or a device during a call on this GPU.
     pub(in crate::transport::verbs) fn step(&mut self, events: &mut Events) -> Result<()> {
+        if let Some(error) = &self.failure {
+            return Err(error.clone());
+        }
         if !self.flushing.is_empty() {
             for (flusher, target) in self.flushers.iter_mut().zip(&self.targets) {
-                if flusher.poll()? < *target {
+                if let Some(flusher) = flusher
+                    && flusher.poll()? < *target
+                {
                     return Ok(());
                 }
             }
@@ -158,7 +176,8 @@ impl FlushQueue {
             std::mem::swap(&mut self.flushing, &mut self.waiting);
             for ((flusher, key), target) in self.flushers.iter_mut().zip(&self.keys).zip(&mut self.targets) {
                 // There is room, as the previous flush is complete.
-                *target = flusher.start(self.from, *key)?.map_or(*target, |number| number + 1);
+                let number = flusher.as_mut().map_or(Ok(None), |flusher| flusher.start(self.from, *key))?;
+                *target = number.map_or(*target, |number| number + 1);
             }
         }
         Ok(())
@@ -166,7 +185,10 @@ impl FlushQueue {
 
     /// Whether the flushes of a rail use the completion queue with this number.
     pub(in crate::transport::verbs) fn uses(&self, rail: usize, queue: u64) -> bool {
-        self.flushers.get(rail).is_some_and(|flusher| flusher.queue.number() == queue)
+        self.flushers
+            .get(rail)
+            .and_then(Option::as_ref)
+            .is_some_and(|flusher| flusher.queue.number() == queue)
     }
 
     /// Whether events are held back.
@@ -235,6 +257,24 @@ mod tests {
         let _flusher = flusher(&shim).expect("inert");
         let found = shim.registrations();
         assert!(found.len() == 1 && found[0].is_unforked, "{found:?}");
+    }
+
+    /// Counter-example: flushes by a device that had failed never ended, although another rail carried the data.
+    #[test]
+    fn a_rail_that_failed_ends_the_call_on_the_gpu_and_is_not_flushed_later() {
+        let queue = || FlushQueue::new(vec![Some(flusher(&Shim::none()).expect("inert")), None], 64, &[1, 2]);
+        let events = || Events::from([Event::RecvComplete { peer: 1 }]);
+        let mut failed = queue();
+        failed.hold(&mut events(), 0);
+        failed.fail(0, Some(Error::system("inert: the device failed")));
+        assert!(failed.step(&mut Events::new()).is_err());
+        let mut later = queue();
+        later.fail(0, None);
+        let mut arrived = events();
+        later.hold(&mut arrived, 0);
+        assert!(arrived.is_empty() && later.is_busy());
+        (0..2).for_each(|_| later.step(&mut arrived).expect("no rail is left to flush"));
+        assert_eq!(arrived.len(), 1);
     }
 
     #[test]

@@ -43,6 +43,15 @@ impl WcStatus {
         self.code == IBV_WC_WR_FLUSH_ERR
     }
 
+    /// Whether the request itself is refused, so that it fails again wherever it is posted. Not a local protection error, by which older
+    /// versions of Soft-RoCE also say that a packet found no route.
+    pub(crate) fn is_wrong_request(self) -> bool {
+        matches!(
+            self.code,
+            IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_ACCESS_ERR
+        )
+    }
+
     /// Whose fault it is, if it is not the network's or the device's.
     fn fault(self) -> Option<&'static str> {
         match self.code {
@@ -187,18 +196,21 @@ impl CompletionQueue {
         }
     }
 
-    /// Reads all events from the channel, so that the descriptor is no longer readable.
-    pub(crate) fn drain_events(&self) {
-        let Some((channel, library)) = self.channel.raw() else { return };
+    /// Reads all events from the channel, so that the descriptor is no longer readable. Whether there were any.
+    pub(crate) fn drain_events(&self) -> bool {
+        let Some((channel, library)) = self.channel.raw() else { return false };
+        let mut any = false;
         let (mut queue, mut cookie) = (null_mut(), null_mut());
         // SAFETY: the channel is alive and its descriptor is non-blocking; both pointers are valid for writes.
         while unsafe { (library.ibv_get_cq_event)(channel, &raw mut queue, &raw mut cookie) } == 0 {
             self.unacknowledged.fetch_add(1, Ordering::Relaxed);
+            any = true;
         }
         // Acknowledging takes a lock, so many events are acknowledged at once.
         if self.unacknowledged.load(Ordering::Relaxed) > 1 << 16 {
             self.acknowledge();
         }
+        any
     }
 
     fn acknowledge(&self) {

@@ -19,11 +19,15 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An open device (`ibv_context`).
 pub(crate) struct Context {
     handle: VerbsHandle<ibv_context>,
     name: String,
+    /// Whether the device has failed or was removed. It then refuses every verb, so that no further communicator can use it as it is
+    /// open now.
+    has_failed: AtomicBool,
     pub(super) shim: Shim,
 }
 
@@ -76,6 +80,15 @@ impl AsyncEvent {
 }
 
 impl Context {
+    /// The device has reported that it failed.
+    pub(crate) fn set_failed(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
     /// Opens the device called `name` with this library.
     ///
     /// # Errors
@@ -110,7 +123,8 @@ impl Context {
         };
         // SAFETY: the list is from ibv_get_device_list, and its devices are no longer used; open devices stay valid.
         unsafe { (library.ibv_free_device_list)(list) };
-        let context = Self { handle: opened?, name: name.to_owned(), shim };
+        let context =
+            Self { handle: opened?, name: name.to_owned(), has_failed: AtomicBool::new(false), shim };
         if let Some(fd) = context.async_fd() {
             set_nonblocking(fd)?;
         }
@@ -120,7 +134,8 @@ impl Context {
     /// A context without a device.
     #[cfg(test)]
     pub(crate) fn inert(name: &str, shim: Shim) -> Arc<Self> {
-        Arc::new(Self { handle: VerbsHandle::inert(), name: name.to_owned(), shim })
+        let has_failed = AtomicBool::new(false);
+        Arc::new(Self { handle: VerbsHandle::inert(), name: name.to_owned(), has_failed, shim })
     }
 
     /// Opens a device that does not exist.

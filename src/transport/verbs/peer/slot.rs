@@ -45,9 +45,15 @@ impl PeerQp {
 
     /// Destroys a queue pair that was never connected, because its device has failed.
     pub(super) fn unconnected(fresh: QueuePair<Fresh>, path: PathAttributes) -> Self {
-        let reconnection = Reconnection::new(fresh.spec(), path);
+        let spec = fresh.spec();
         // No peer writes over it.
         fresh.destroy_in_background();
+        Self::lost(spec, path)
+    }
+
+    /// What is left of a queue pair that was never connected.
+    pub(super) fn lost(spec: QueuePairSpec, path: PathAttributes) -> Self {
+        let reconnection = Reconnection::new(spec, path);
         Self { connected: None, unflushed_since: None, destruction: None, destroyed: true, reconnection }
     }
 

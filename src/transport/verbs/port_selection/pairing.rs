@@ -4,7 +4,7 @@
 
 use super::rail::{MAX_RAILS, Rail};
 use crate::rank::Rank;
-use crate::transport::verbs::inventory::LinkLayer;
+use crate::transport::verbs::inventory::{GidKind, LinkLayer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
 
@@ -46,8 +46,12 @@ fn is_near(one: &Rail, other: &Rail) -> bool {
 
 /// Whether routers may connect the rails.
 fn are_routed(one: &Rail, other: &Rail) -> bool {
-    // A LID is valid in its subnet only.
-    agree(one, other) && (one.layer == LinkLayer::Ethernet || (one.flid != 0 && other.flid != 0))
+    // A LID is valid in its subnet only, and RoCE version 1 is no IP.
+    agree(one, other)
+        && match one.layer {
+            LinkLayer::Ethernet => one.gid_kind == GidKind::RoceV2,
+            _ => one.flid != 0 && other.flid != 0,
+        }
 }
 
 /// Whether the rails have the same packet format.
@@ -134,7 +138,13 @@ pub fn describe_mismatch(one: (Rank, &[Rail]), other: (Rank, &[Rail])) -> String
 /// The properties that must be equal, for messages.
 fn properties(rail: &Rail) -> String {
     match rail.layer {
-        LinkLayer::Ethernet => format!("Ethernet ({}, {})", rail.gid_kind.name(), family(rail)),
+        LinkLayer::Ethernet => {
+            let network = match rail.gid_kind {
+                GidKind::RoceV1 => format!(", network {}", rail.network),
+                _ => String::new(),
+            };
+            format!("Ethernet ({}, {}{network})", rail.gid_kind.name(), family(rail))
+        }
         layer => {
             let partition = match rail.partition {
                 0 => ", unknown partition key".to_owned(),

@@ -320,7 +320,9 @@ fn rails_of_one_network_are_paired_first() {
         ("i1 i1", "i1 i1", vec![(0, 0), (1, 1)]),
         ("i1 i2", "i2 i3", vec![(1, 0)]),
         ("i1 4a", "4a", vec![(1, 0)]),
-        ("4a 6a 1a", "1b 6b 4b", vec![(0, 2), (1, 1), (2, 0)]),
+        ("4a 6a 1a", "1a 6b 4b", vec![(0, 2), (1, 1), (2, 0)]),
+        // No router forwards RoCE version 1.
+        ("4a 6a 1a", "1b 6b 4b", vec![(0, 2), (1, 1)]),
         ("4a", "6a", vec![]),
         ("4a", "", vec![]),
     ] {
@@ -375,6 +377,8 @@ fn ranks_that_no_rails_connect_are_found_in_a_large_world() {
         (&["4a", "4b", "4a 6a"][..], None, None),
         (&["4a", "4b", "6a"], None, Some((0, 2))),
         (&["4a", "4a", "6a", "6a", "4a"], None, Some((0, 2))),
+        (&["1a", "1a", "1a 1b"], None, None),
+        (&["1a", "1a", "1b"], None, Some((0, 2))),
         (&["", ""], None, Some((0, 1))),
         (&["4a", ""], Some(&["n", "n"][..]), None),
         (&["4a", "4a", "6a", "6a"], Some(&["n", "m", "n", "m"]), Some((0, 3))),
@@ -405,7 +409,7 @@ fn the_mismatch_of_rails_is_described() {
         (
             "4a",
             "1a",
-            "(RoCE v1, IPv4): set FLEXRING_IB_ROCE_VERSION and FLEXRING_IB_FAMILY to values that both have",
+            "(RoCE v1, IPv4, network a): set FLEXRING_IB_ROCE_VERSION and FLEXRING_IB_FAMILY to values that both have",
         ),
         (
             "i1",

@@ -124,7 +124,8 @@ impl OnDemand {
         }
         let rails = links.rails;
         let batch = self.batches.last_mut().expect("there is a batch");
-        let link = batch.add(links.devices, |rail| &rails[rail].0, peer, &pairs, shape)?;
+        let failures = &links.ports.failures()[..rails.len()];
+        let link = batch.add(links.devices, |rail| &rails[rail].0, peer, &pairs, shape, failures)?;
         let info = batch.connect_info(rails.iter().map(|(_, port)| port))?;
         let suspects = links.suspects(&link.rails);
         self.send(peer, &LinkMessage::OnDemand(info, link.link_info(), suspects))?;
@@ -292,7 +293,8 @@ impl LinkSet<'_> {
 
     /// Makes room for further links.
     fn add_batch(&mut self, room: LinkResources) -> Result<LinkBatch> {
-        let batch = LinkBatch::new(self.devices, self.registry, room)?;
+        let batch =
+            LinkBatch::new(self.devices, self.registry, room, &self.ports.failures()[..self.devices.len()])?;
         for (device, queue) in self.devices.iter_mut().zip(&batch.queues) {
             if let Some(fd) = queue.event_fd() {
                 watch(self.epoll, fd).map_err(|cause| Error::io("cannot watch devices with epoll", cause))?;

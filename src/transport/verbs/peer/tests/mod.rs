@@ -332,6 +332,24 @@ fn a_receive_that_could_not_be_posted_does_not_delay_the_recovery() {
     assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0, 0)]);
 }
 
+/// Counter-example: a request that a device refuses was posted again over one queue pair after the other, without end.
+#[test]
+fn a_wrong_request_fails_the_link_and_one_that_is_not_acknowledged_does_not() {
+    for (code, fails) in [(9, true), (10, true), (12, false)] {
+        let mut simulation = after_hellos(Shim::none());
+        let peer = simulation.peer(0);
+        peer.link.begin(1);
+        peer.link.announce(&call(1)).expect("alive");
+        peer.progress(&mut Events::new()).expect("alive");
+        let recorded = peer.qps[0].recorded_calls();
+        let id = recorded.posted.last().expect("a request").id;
+        let outcome = Err(WcStatus { code, vendor_err: 0 });
+        peer.handle_completion(&Completion { id, outcome }).expect("no protocol violation");
+        assert_eq!(peer.link.check().is_err(), fails, "status {code}");
+        assert_eq!(peer.qps[1].recorded_calls().in_error, fails, "status {code}");
+    }
+}
+
 #[test]
 fn a_failed_receive_that_is_not_flushed_fails_the_link() {
     let mut simulation = after_hellos(Shim::none());
