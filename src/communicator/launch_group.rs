@@ -11,6 +11,7 @@ use crate::bootstrap::departed_before_call;
 use crate::call::Collective;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::interrupt::InterruptTimer;
 use crate::process::PerProcess;
 use crate::rank::{Rank, RankList};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -194,7 +195,15 @@ impl LaunchMember {
         // Another thread may count calls of this member while this one waits.
         let calls = state.members[*index].calls;
         group.changed.notify_all();
+        let mut interrupt = InterruptTimer::default();
         loop {
+            if let Some(outcome) = state.members[*index].outcome.take() {
+                return outcome;
+            }
+            // The program's handler may make calls of its own, so the group is not locked meanwhile.
+            drop(state);
+            let interrupted = interrupt.check_at(Instant::now()).err();
+            state = group.lock();
             if let Some(outcome) = state.members[*index].outcome.take() {
                 return outcome;
             }
@@ -210,6 +219,7 @@ impl LaunchMember {
             };
             let departed = || group.check_departures(&state, group.ranks[*index], calls, collective).err();
             let ended = fault.get().or(state.ended.as_ref()).cloned().or_else(departed);
+            let ended = ended.or(interrupted);
             if let Some(error) = ended.or_else(|| (Instant::now() >= deadline).then(late)) {
                 state.members[*index].waiting = None;
                 state.ended.get_or_insert_with(|| error.clone());

@@ -290,7 +290,8 @@ impl Communicator {
         let ticket = QueueTicket::take(Arc::clone(&self.runner.queue));
         let (resident, running) = kernel.unzip();
         let queued = QueuedCall { ticket, call, resident, running, outcome: Arc::clone(&outcome) };
-        self.worker.submit(&self.runner, queued)?;
+        // The other ranks wait for the call.
+        self.worker.submit(&self.runner, queued).map_err(|error| self.runner.fail(error))?;
         Ok(outcome)
     }
 

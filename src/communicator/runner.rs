@@ -127,8 +127,7 @@ impl CallRunner {
         started.map_err(|failure| self.fail(failure))?;
         self.run(call)?;
         // The stream continues before the next call gets its turn.
-        resident.finish();
-        Ok(())
+        resident.finish(self.timeout).map_err(|failure| self.fail(failure))
     }
 
     /// Runs a call whose turn it is.

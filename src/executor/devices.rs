@@ -5,6 +5,7 @@
 use crate::device::{Device, Job, Submitted};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use std::time::{Duration, Instant};
 
 /// The devices of one rank.
 pub(super) struct Devices {
@@ -57,12 +58,21 @@ impl Devices {
     }
 
     /// Runs one job to its end. No other job may be in flight.
-    pub(super) fn run(&mut self, job: &Job<'_>, fault: &Fault) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of the device; the fault, if it is raised meanwhile; `Timeout` if the device does not complete the job.
+    pub(super) fn run(&mut self, job: &Job<'_>, fault: &Fault, timeout: Duration) -> Result<()> {
         self.submit(job, 0)?;
+        let mut began = None;
         while self.are_busy() {
             fault.check()?;
             self.poll(&mut |_| {})?;
             std::thread::yield_now();
+            if began.get_or_insert_with(Instant::now).elapsed() >= timeout {
+                return Err(Error::timeout(format!(
+                    "waited {timeout:?} for the GPU, which has not completed a copy or a reduction (fix: look at nvidia-smi and the kernel's log)"
+                )));
+            }
         }
         Ok(())
     }

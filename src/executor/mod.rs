@@ -40,6 +40,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Sharing};
+use crate::plan::pipeline::Violation;
 use crate::plan::program::Program;
 use crate::rank::Rank;
 use crate::trace::{ClockAlignment, Trace};
@@ -220,12 +221,6 @@ impl Executor {
         self.programs.install(&self.resources, program)
     }
 
-    /// Whether small calls can take [`CallPath::Small`].
-    #[must_use]
-    pub fn has_small_path(&self) -> bool {
-        self.small.is_some() && self.resources.world > 1
-    }
-
     /// Whether links still exchange messages with peers over the control connections, because connections are broken or not made yet.
     #[must_use]
     pub fn needs_control_connection(&self) -> bool {
@@ -284,4 +279,9 @@ impl Executor {
         }
         outcome.map_err(report)
     }
+}
+
+/// A pipeline says that the executor has broken its rules.
+fn bug(violation: Violation) -> Error {
+    Error::internal(format!("{}: please report this", violation.0))
 }

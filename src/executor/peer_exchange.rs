@@ -3,6 +3,7 @@
 //! Owns the state of both directions of one link, and the header of a message. Must not know other peers, nor how long to wait.
 
 use super::bound_call::PeerMessage;
+use super::bug;
 use super::resources::Resources;
 use super::ticket::Ticket;
 use crate::device::{Arithmetic, Finish, Job, Operand, Submitted};
@@ -480,10 +481,6 @@ fn decode(header: [u8; HEADER]) -> Option<(u64, DType, bool)> {
     let (count, kind) = (words as u64, (words >> 64) as u64);
     (kind >> 9 == 0).then_some(())?;
     Some((count, DType::from_code(kind as u8)?, kind >> 8 & 1 == 1))
-}
-
-fn bug(violation: Violation) -> Error {
-    Error::internal(format!("{}: please report this", violation.0))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! decides nothing: the order is the pipeline's, and lengths and places come from [`call_layout`].
 
 use super::bound_call::{BoundCall, ProgramNumber};
+use super::bug;
 use super::links::Links;
 use super::resources::Resources;
 use super::ticket::{OUTSIDE_JOB, Ticket};
@@ -500,7 +501,7 @@ fn copy_input(resources: &mut Resources, bound: &BoundCall) -> Result<Piece> {
     let into = if bound.input.is_host() { slots.spare(len) } else { slots.gpu_spare(len) };
     let operands = [Operand { piece: bound.input, factor: None }];
     resources.trace.job_begins(JobKind::Copy, OUTSIDE_JOB, MessagePart::outside(len));
-    resources.devices.run(&copy(bound, into, &operands), &resources.fault)?;
+    resources.devices.run(&copy(bound, into, &operands), &resources.fault, resources.wait.timeout())?;
     resources.trace.job_ends(OUTSIDE_JOB);
     Ok(into)
 }
@@ -515,8 +516,4 @@ fn copy<'a>(bound: &BoundCall, into: Piece, operands: &'a [Operand; 1]) -> Job<'
         finish: Finish::Keep,
         streaming: false,
     }
-}
-
-fn bug(violation: Violation) -> Error {
-    Error::internal(format!("{}: please report this", violation.0))
 }

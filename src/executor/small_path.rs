@@ -362,7 +362,7 @@ fn copy(
     resources.trace.job_begins(JobKind::Copy, OUTSIDE_JOB, MessagePart::outside(into.len()));
     // A device executes 150 instructions before it copies the first byte.
     if factor.is_some() || !memory::copy_short(into, from) {
-        resources.devices.run(&copy, &resources.fault)?;
+        resources.devices.run(&copy, &resources.fault, resources.wait.timeout())?;
     }
     resources.trace.job_ends(OUTSIDE_JOB);
     Ok(())
@@ -379,7 +379,7 @@ fn add(resources: &mut Resources, bound: &BoundCall, into: Piece, operands: &[Op
         streaming: false,
     };
     resources.trace.job_begins(JobKind::Reduce, OUTSIDE_JOB, MessagePart::outside(into.len()));
-    resources.devices.run(&sum, &resources.fault)?;
+    resources.devices.run(&sum, &resources.fault, resources.wait.timeout())?;
     resources.trace.job_ends(OUTSIDE_JOB);
     Ok(())
 }

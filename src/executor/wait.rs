@@ -129,11 +129,12 @@ impl Wait {
     /// The fault, if it was raised; `Aborted` if the program wants its thread back.
     pub(super) fn pause(&mut self, fault: &Fault, links: &mut Links, devices_busy: bool) -> Result<bool> {
         let longest = if devices_busy { self.nap } else { LONGEST_SLEEP };
-        self.pause_for(fault, links, longest, || false)
+        self.pause_for(fault, links, longest, |is_idle| is_idle)
     }
 
-    /// Spins once, or sleeps until a link may have work, while no device is busy. Does not sleep if `is_ready` returns
-    /// true after peers were asked to notify this rank. `false` if there was no progress for the timeout.
+    /// Spins once, or sleeps until a peer notifies this rank, in a call that uses neither links nor devices. What an earlier call left
+    /// unread on a link does not keep it awake. Does not sleep if `is_ready` returns true after peers were asked to notify this
+    /// rank. `false` if there was no progress for the timeout.
     ///
     /// # Errors
     /// As for [`pause`](Self::pause).
@@ -143,7 +144,7 @@ impl Wait {
         links: &mut Links,
         is_ready: impl Fn() -> bool,
     ) -> Result<bool> {
-        self.pause_for(fault, links, LONGEST_SLEEP, is_ready)
+        self.pause_for(fault, links, LONGEST_SLEEP, |_| !is_ready())
     }
 
     /// Yields, or sleeps by `sleep`, for no longer than the time that it is given. For waits that have a wake-up of their own,
@@ -167,12 +168,13 @@ impl Wait {
         Ok(true)
     }
 
+    /// `may_sleep` is called after peers were asked to notify this rank, with whether the links are idle.
     fn pause_for(
         &mut self,
         fault: &Fault,
         links: &mut Links,
         longest: Duration,
-        is_ready: impl Fn() -> bool,
+        may_sleep: impl Fn(bool) -> bool,
     ) -> Result<bool> {
         fault.check()?;
         self.polls = self.polls.saturating_add(1);
@@ -196,7 +198,7 @@ impl Wait {
             return Ok(true);
         }
         self.interrupt.check_at(now)?;
-        if links.set_need_wakeup() && !is_ready() {
+        if may_sleep(links.set_need_wakeup()) {
             reach(FaultPoint::SleepBegins);
             sleep(
                 fault,

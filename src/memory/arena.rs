@@ -29,26 +29,31 @@ const PART_OF_ADDRESS_SPACE: usize = 4;
 pub struct Arena {
     file: OwnedFd,
     map: MmapRaw,
-    /// Bytes at the front that the communicator lays out; the rest is for users' buffers.
-    fixed: usize,
     free: Mutex<FreeList>,
 }
 
 impl Arena {
-    /// An arena whose first `fixed` bytes are laid out by the caller. The rest is as large as the machine's memory, and is
+    /// An arena whose first `fixed` bytes are laid out by the caller. The rest is as large as the machine's memory, or as `ulimit -f` allows, and is
     /// allocated by [`alloc`](Self::alloc). All bytes are zero. No page exists yet: [`populate`](Self::populate) allocates
     /// those of the front, and so does the first access to each.
     ///
     /// # Errors
-    /// `System` if the memory cannot be allocated or mapped.
+    /// `System` if the memory cannot be allocated or mapped, or if `ulimit -f` is too low.
     pub fn new(fixed: usize) -> Result<Self> {
         let failed = |cause| Error::io("cannot create shared memory", cause);
         let fixed = fixed.next_multiple_of(HUGE);
         let file =
             memfd_create("flexring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
+        let longest = longest_file() / HUGE * HUGE;
+        if longest < fixed + HUGE {
+            return Err(Error::system(format!(
+                "shared memory needs files of {} bytes, and this process may have files of {longest} (fix: raise the limit, `ulimit -f`)",
+                fixed + HUGE
+            )));
+        }
         // This reserves address space only; pages are allocated when they are touched. Where address space is limited,
         // try again with half.
-        let mut len = (fixed + buffer_space()).next_multiple_of(HUGE);
+        let mut len = (fixed + buffer_space()).next_multiple_of(HUGE).min(longest);
         let map = loop {
             match Self::map(&file, len) {
                 Ok(map) => break map,
@@ -58,7 +63,7 @@ impl Arena {
         };
         // Peers fault on pages beyond the end of a file that was shortened, so they refuse memory that can be.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
-        Ok(Self { file, map, fixed, free: Mutex::new(FreeList::new(fixed, len)) })
+        Ok(Self { file, map, free: Mutex::new(FreeList::new(fixed, len)) })
     }
 
     /// Sets the NUMA node from which the pages of a range, none of which exists yet, are allocated as far as it has free memory.
@@ -260,12 +265,6 @@ impl Arena {
     fn free_list(&self) -> std::sync::MutexGuard<'_, FreeList> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Bytes at the front that the communicator lays out.
-    #[must_use]
-    pub fn fixed(&self) -> usize {
-        self.fixed
-    }
 }
 
 /// Bytes for users' buffers: as many as the machine has, or a part of the address space if that is limited.
@@ -278,6 +277,13 @@ fn buffer_space() -> usize {
 /// The limit of this process's address space in bytes (`ulimit -v`), if it has one.
 pub(super) fn address_space() -> Option<usize> {
     getrlimit(Resource::As).current.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// The longest file that the process may have (`ulimit -f`). A longer one, also in memory, ends the process by SIGXFSZ.
+fn longest_file() -> usize {
+    getrlimit(Resource::Fsize)
+        .current
+        .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 /// Moves a mapping of `len` bytes to the address `at`, in place of what is mapped there. This is one step: other threads find either at `at`.

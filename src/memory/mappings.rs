@@ -32,8 +32,10 @@ pub(super) fn mappings(range: &Range<usize>) -> Result<Vec<Mapping>> {
     let path = if locks_pages() { "/proc/self/smaps" } else { "/proc/self/maps" };
     let list = BufReader::new(std::fs::File::open(path).map_err(failed)?);
     let mut found: Vec<Mapping> = Vec::new();
-    for line in list.lines() {
+    // Paths are bytes, and need not be UTF-8.
+    for line in list.split(b'\n') {
         let line = line.map_err(failed)?;
+        let line = String::from_utf8_lossy(&line);
         if let Some(mapping) = parse(&line) {
             if mapping.addresses.start >= range.end {
                 break;
@@ -50,8 +52,12 @@ pub(super) fn mappings(range: &Range<usize>) -> Result<Vec<Mapping>> {
 
 /// Whether a page of this process is locked in memory (`mlock`).
 fn locks_pages() -> bool {
-    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
-    status.lines().find_map(|line| line.strip_prefix("VmLck:")).is_some_and(|size| size.trim() != "0 kB")
+    // The name of a thread, which is in this file, need not be UTF-8.
+    let Ok(status) = std::fs::read("/proc/self/status") else { return false };
+    String::from_utf8_lossy(&status)
+        .lines()
+        .find_map(|line| line.strip_prefix("VmLck:"))
+        .is_some_and(|size| size.trim() != "0 kB")
 }
 
 /// A line that begins the description of a mapping.

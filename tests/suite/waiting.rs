@@ -5,6 +5,7 @@ use flexring::bootstrap::create_unique_id;
 use flexring::config::Config;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -46,6 +47,39 @@ fn sleeping_ranks_are_woken_by_small_calls() {
             assert!(late < CALLS / 2, "rank {} was not woken in {late} of {CALLS} calls", comm.rank());
         });
     }
+}
+
+/// How long this thread has run.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Counter-example: a rank that had not read a peer's last word on their link did not sleep in small calls, which read no links.
+#[test]
+fn a_rank_sleeps_in_small_calls_whatever_a_longer_call_left_unread() {
+    const WORK: Duration = Duration::from_millis(200);
+    if !World::Shm.is_enabled() {
+        return;
+    }
+    let mut setup = Setup::new(World::Shm, 2);
+    setup.config.spin_us = 0;
+    spawn(&setup, |comm| {
+        let mut vector = vec![1f32; 64 << 10];
+        for _ in 0..3 {
+            if comm.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            comm.broadcast(&mut vector, 0).expect("a vector");
+            if comm.rank() == 0 {
+                std::thread::sleep(WORK);
+            }
+            let begun = processor_time();
+            comm.barrier().expect("a barrier");
+            let used = processor_time() - begun;
+            assert!(used < WORK / 2, "rank {} ran for {used:?} while it waited", comm.rank());
+        }
+    });
 }
 
 fn is_rank() -> bool {

@@ -63,7 +63,7 @@ impl ResidentCall {
         match *self {}
     }
 
-    pub(in crate::communicator) fn finish(self) {
+    pub(in crate::communicator) fn finish(self, _timeout: Duration) -> Result<()> {
         match self {}
     }
 }

@@ -16,6 +16,10 @@ use std::time::Duration;
 pub(in crate::communicator) use crate::cuda_driver::forbid_calls;
 pub(in crate::communicator) use cuda::{PreparedLaunch, ResidentCall};
 
+/// How long the slots wait for calls of this process before they are registered with RDMA devices. A call may be one that ends only when the
+/// communicator which is being created is used, such as a receive in another one; then data is staged in host memory.
+const REGISTRATION_PATIENCE: Duration = Duration::from_secs(30);
+
 /// The GPU that this rank works with as far as it is known when the communicator is created: the one that `FLEXRING_GPU`
 /// requests, else this thread's current one.
 pub(in crate::communicator) fn known(requested: Option<usize>) -> Option<u32> {
@@ -158,12 +162,15 @@ impl GpuState {
         let on_gpu = device.landing().piece();
         if let Some(registrar) = &self.registrar {
             registrar.try_register(on_host);
-            let registered = GATE.register(self.timeout, || {
+            let registered = GATE.register(self.timeout.min(REGISTRATION_PATIENCE), || {
                 registrar.try_register(on_gpu);
                 Ok(())
             });
             if let Err(error) = registered {
-                log::warn!("data is staged in host memory for RDMA devices: {}", error.message());
+                log::warn!(
+                    "data is staged in host memory for RDMA devices: {} (fix: create communicators while no call on a GPU runs)",
+                    error.message()
+                );
             }
         }
         let sharing = shares.then(|| cuda::ipc::Ipc::new(&gpu, device.landing())).transpose();

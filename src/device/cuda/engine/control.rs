@@ -209,7 +209,7 @@ impl Control {
 
     fn wait_ended_until(&self, call: u64) -> bool {
         let kernel = &self.words().kernel;
-        let ended = wait_for(|| kernel.ended.load(Ordering::Acquire) >= call);
+        let ended = wait_for(END_TIMEOUT, || kernel.ended.load(Ordering::Acquire) >= call);
         if !ended && !self.stuck.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "a kernel on {:?} did not end within {END_TIMEOUT:?}: the memory that it may access is not freed",
@@ -219,11 +219,11 @@ impl Control {
         ended
     }
 
-    /// Waits until the kernels of all calls that have finished have ended, but no longer than a second.
-    pub(super) fn wait_finished(&self) {
+    /// Waits until the kernels of all calls that have finished have ended, but no longer than `longest`. `false` if one has not.
+    pub(super) fn wait_finished(&self, longest: Duration) -> bool {
         let HostControl { host, kernel, .. } = self.words();
         let finished = host.finished.load(Ordering::Relaxed);
-        wait_for(|| kernel.ended.load(Ordering::Acquire) >= finished);
+        wait_for(longest, || kernel.ended.load(Ordering::Acquire) >= finished)
     }
 
     /// Whether a kernel has not ended in time.
@@ -241,7 +241,7 @@ impl Drop for Control {
         let clean = !self.is_aborted()
             && !self.is_stuck()
             && finished >= launched
-            && wait_for(|| kernel.ended.load(Ordering::Acquire) >= launched);
+            && wait_for(END_TIMEOUT, || kernel.ended.load(Ordering::Acquire) >= launched);
         if clean {
             // SAFETY: it is not used again.
             let mut memory = unsafe { ManuallyDrop::take(&mut self.memory) };
@@ -251,12 +251,12 @@ impl Drop for Control {
     }
 }
 
-/// Waits until `is_so`, but no longer than [`END_TIMEOUT`]. Whether it is.
-fn wait_for(is_so: impl Fn() -> bool) -> bool {
+/// Waits until `is_so`, but no longer than `longest`. Whether it is.
+fn wait_for(longest: Duration, is_so: impl Fn() -> bool) -> bool {
     let begun = Instant::now();
     while !is_so() {
         match begun.elapsed() {
-            waited if waited > END_TIMEOUT => return false,
+            waited if waited > longest => return false,
             waited if waited < SPIN => std::thread::yield_now(),
             _ => std::thread::sleep(NAP),
         }

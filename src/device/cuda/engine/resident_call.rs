@@ -66,13 +66,19 @@ impl ResidentCall {
     }
 
     /// Ends the kernel, so that the stream continues. All jobs of the call are complete.
-    pub(crate) fn finish(mut self) {
+    ///
+    /// # Errors
+    /// `Timeout` if the kernel of a small call has not copied the result to the caller's vector within `timeout`.
+    pub(crate) fn finish(mut self, timeout: Duration) -> Result<()> {
         self.finished = true;
         self.control.finish(self.number);
-        if self.staged {
-            // Threads that wait for the call read its result as soon as it is over.
-            self.control.wait_finished();
+        // Threads that wait for the call read its result as soon as it is over.
+        if self.staged && !self.control.wait_finished(timeout) {
+            return Err(Error::timeout(format!(
+                "waited {timeout:?} for the GPU, whose kernel has not copied the result to the vector (fix: look at nvidia-smi and the kernel's log)"
+            )));
         }
+        Ok(())
     }
 }
 
