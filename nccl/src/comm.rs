@@ -90,8 +90,20 @@ pub(crate) struct Comm {
     pub ops: Mutex<RedOps>,
     pub registered: Mutex<Registrations>,
     pub world: WorldKey,
-    /// How many communicators were made of it.
-    children: AtomicUsize,
+    /// How it was made of another one.
+    origin: Option<Origin>,
+    /// How many communicators were made of it by splits, and by shrinks. Not all ranks take part in a shrink, so these must not count
+    /// for the next split.
+    splits: AtomicUsize,
+    shrinks: AtomicUsize,
+}
+
+/// How a communicator is made of another one.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(crate) enum Origin {
+    /// With the ranks of this color.
+    Split(c_int),
+    Shrink,
 }
 
 /// Tells communicators of this process that are ranks of the same world from others. Only for the order of calls: ranks that
@@ -112,7 +124,12 @@ pub(crate) type Make = Box<dyn FnOnce() -> Outcome<Option<Live>> + Send>;
 
 impl Comm {
     /// A communicator that is being made.
-    pub(crate) fn joining(blocking: bool, device: Option<Device>, world: WorldKey) -> Arc<Self> {
+    pub(crate) fn joining(
+        blocking: bool,
+        device: Option<Device>,
+        world: WorldKey,
+        origin: Option<Origin>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             progress: Mutex::new(Progress { state: CommState::Joining, busy: 0 }),
             changed: Condvar::new(),
@@ -122,15 +139,31 @@ impl Comm {
             ops: Mutex::default(),
             registered: Mutex::default(),
             world,
-            children: AtomicUsize::new(0),
+            origin,
+            splits: AtomicUsize::new(0),
+            shrinks: AtomicUsize::new(0),
         })
     }
 
-    /// The next communicator that is made of this one, with the ranks of this `color`.
-    pub(crate) fn child(&self, blocking: Option<bool>, color: c_int) -> Arc<Self> {
-        let number = self.children.fetch_add(1, Ordering::Relaxed);
-        let world = WorldKey::new((self.world.0, number, color));
-        Self::joining(blocking.unwrap_or(self.blocking), self.device, world)
+    /// The next communicator that is made of this one in this way.
+    pub(crate) fn child(&self, blocking: Option<bool>, origin: Origin) -> Arc<Self> {
+        let number = self.children(origin).fetch_add(1, Ordering::Relaxed);
+        let world = WorldKey::new((self.world.0, number, origin));
+        Self::joining(blocking.unwrap_or(self.blocking), self.device, world, Some(origin))
+    }
+
+    /// The last communicator that was made of this one, `child`, was refused before any rank made it.
+    pub(crate) fn forget_child(&self, child: &Self) {
+        if let Some(origin) = child.origin {
+            self.children(origin).fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn children(&self, origin: Origin) -> &AtomicUsize {
+        match origin {
+            Origin::Split(_) => &self.splits,
+            Origin::Shrink => &self.shrinks,
+        }
     }
 
     /// Notes that it is made at the end of a group.

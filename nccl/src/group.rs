@@ -123,6 +123,9 @@ pub(crate) unsafe fn create(creation: Creation) -> Outcome<ncclResult_t> {
 impl Begun {
     /// Takes the handle back.
     fn drop_handle(self) {
+        if let Some(parent) = &self.parent {
+            parent.forget_child(&self.comm);
+        }
         self.comm.end();
         forget(self.out, self.handle);
     }

@@ -1,6 +1,6 @@
 //! Unique ids, and the calls that make communicators: of an id, of the GPUs of a process, and of other communicators.
 
-use crate::comm::{Comm, Live, WorldKey, made_by};
+use crate::comm::{Comm, Live, Origin, WorldKey, made_by};
 use crate::config;
 use crate::cuda::{self, Device};
 use crate::group::{self, Creation};
@@ -138,7 +138,7 @@ fn joining(
     };
     Creation {
         out,
-        comm: Comm::joining(blocking, device, WorldKey::new(id.internal)),
+        comm: Comm::joining(blocking, device, WorldKey::new(id.internal), None),
         make: Box::new(make),
         has_handle: true,
         parent: None,
@@ -190,7 +190,7 @@ unsafe fn split(
     let has_handle = color != FLEXRING_NO_COLOR;
     // SAFETY: the caller guarantees `config` and `out`.
     unsafe {
-        let comm = parent.child(config::blocking(config)?, color);
+        let comm = parent.child(config::blocking(config)?, Origin::Split(color));
         group::create(Creation { out, comm, make: Box::new(make), has_handle, parent: Some(parent) })
     }
 }
@@ -232,7 +232,7 @@ unsafe fn shrink(
     };
     // SAFETY: the caller guarantees `config` and `out`.
     unsafe {
-        let comm = parent.child(config::blocking(config)?, 0);
+        let comm = parent.child(config::blocking(config)?, Origin::Shrink);
         group::create(Creation { out, comm, make: Box::new(make), has_handle: true, parent: Some(parent) })
     }
 }

@@ -80,7 +80,7 @@ class Collectives:
                     raise self._ended
                 if self._comm is None:
                     try:
-                        comm = self._meeting.join("", self._number, self._count, 0)
+                        comm = self._meeting.join("", self._number, self._count, 0, lambda: self._ended)
                     except Exception as error:
                         # The ranks that have read the id cannot use it a second time.
                         self._ended = error
@@ -99,7 +99,11 @@ class Collectives:
         first = results[0]
         if len(results) + len(inputs) > 1 and any(tensor.device != first.device for tensor in (*results, *inputs)):
             raise ValueError("the tensors are on different devices: fix: make a call for each device")
-        comm = self._comm or self._communicator()
+        comm = self._comm
+        if comm is None:
+            # It works with the GPU that is current when it is created.
+            with torch.cuda.device(first.device) if first.is_cuda else contextlib.nullcontext():
+                comm = self._communicator()
         in_background = getattr(opts, "asyncOp", True)
         if first.is_cuda:
             work = self._call_on_gpu(comm, in_background, results, function, inputs)

@@ -336,7 +336,8 @@ class Communicator:
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        check(library.flexring_barrier(self._open_handle().pointer))
+        handle = self._open_handle()
+        check(library.flexring_barrier(handle.pointer))
 
     def barrier_async(self) -> Request[None]:
         """Starts :meth:`barrier` and returns a :class:`Request`."""
@@ -367,8 +368,10 @@ class Communicator:
         on parts of them, then copy and register nothing. With FLEXRING_REGISTER_SHARED=1 the other ranks of this node read
         them directly, too: see docs/c-api.md, Registered memory. The end of the block then waits for a running call on them."""
         handle = self._open_handle()
+        # They keep their memory until the end of the block. Of a read-only buffer this would be a copy, which no call uses.
+        kept = [writable(vector_of(vector)) for vector in vectors]
         with contextlib.ExitStack() as stack:
-            for vector in map(vector_of, vectors):
+            for vector in kept:
                 size = vector.count * SIZES[vector.dtype]
                 if size:
                     check(library.flexring_register(handle.pointer, vector.address, size))
@@ -378,21 +381,25 @@ class Communicator:
     def synchronize(self) -> None:
         """Waits until all earlier calls are over, including those that take effect in streams. Raises the error that ended
         the communicator, if it has failed."""
-        check(library.flexring_comm_synchronize(self._open_handle().pointer))
+        handle = self._open_handle()
+        check(library.flexring_comm_synchronize(handle.pointer))
 
     def status(self) -> None:
         """Raises the error that ended the communicator, if it has failed. Does not wait."""
-        check(library.flexring_comm_status(self._open_handle().pointer))
+        handle = self._open_handle()
+        check(library.flexring_comm_status(handle.pointer))
 
     def rail_statistics(self) -> list[RailStatistics]:
         """What each rail of this rank has carried, in the order of the rails. Empty if this rank sends nothing over RDMA
         devices. May be called from any thread, also during a call."""
-        return rail_statistics(self._open_handle().pointer)
+        handle = self._open_handle()
+        return rail_statistics(handle.pointer)
 
     def abort(self) -> None:
         """Ends the communicator on all ranks. May be called from any thread, and takes effect at once: running calls raise
         an error on every rank."""
-        check(library.flexring_comm_abort(self._open_handle().pointer))
+        handle = self._open_handle()
+        check(library.flexring_comm_abort(handle.pointer))
 
     def close(self) -> None:
         """Leaves the world. Arrays of :meth:`alloc` and running requests stay valid. Closing twice is allowed."""
@@ -420,6 +427,7 @@ class Communicator:
         return root
 
     def _open_handle(self) -> Handle:
+        """The handle. Callers keep it in a variable for as long as they are in the library: another thread may close this communicator."""
         handle = self._handle
         if handle is None:
             raise FlexringError(FlexringError.INVALID_ARGUMENT, "this communicator is closed")

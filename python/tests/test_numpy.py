@@ -102,6 +102,13 @@ class Arrays(WorldTest):
 
         self.assertEqual(self.world(2, body), [6.0, 6.0])
 
+    def test_read_only_memory_is_not_registered(self):
+        def body(comm):
+            with self.assertRaisesRegex(ValueError, "read-only"), comm.registered(bytes(1 << 16)):
+                pass
+
+        self.world(1, body)
+
     def test_alloc_returns_an_array_of_zeros(self):
         def body(comm):
             vector = comm.alloc((100, 30), dtype=numpy.float64)

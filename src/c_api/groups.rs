@@ -263,13 +263,14 @@ pub unsafe extern "C" fn flexring_group_end() -> flexring_result {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_group_end_async(out: *mut *mut flexring_request) -> flexring_result {
     guarded(|| {
-        check_pointer(out, "flexring_group_end_async", "out")?;
         let Some(calls) = end_level("flexring_group_end_async")? else {
             let message = "flexring_group_end_async: this group is in another one: call flexring_group_end";
             let error = Error::invalid_argument(message);
             GROUP.with_borrow_mut(|group| group.error.get_or_insert_with(|| error.clone()).clone());
             return Err(error);
         };
+        // After the level has ended: the thread's further calls must not count as part of a group that the program has ended.
+        check_pointer(out, "flexring_group_end_async", "out")?;
         // SAFETY: the caller guarantees handles, streams and buffers.
         let outcomes = unsafe { start("flexring_group_end_async", calls)? };
         // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.

@@ -210,6 +210,15 @@ static void messages_belong_to_their_thread(void) {
     CHECK(strstr(flexring_last_error(), "flexring_dtype") != NULL);
 }
 
+static void a_refused_end_ends_its_group(void) {
+    WORKS(flexring_group_start());
+    WORKS(flexring_send(send, 64, FLEXRING_FLOAT32, 0, comm, NULL));
+    WORKS(flexring_recv(recv, 64, FLEXRING_FLOAT32, 0, comm, NULL));
+    EXPECT(INVALID, "out is NULL", flexring_group_end_async(NULL));
+    /* Further calls are made at once, and not at the end of a group that never ends. */
+    EXPECT(INVALID, "flexring_group_start", flexring_group_end());
+}
+
 int main(void) {
     alarm(60);
     CHECK(strcmp(flexring_last_error(), "") == 0);
@@ -227,6 +236,7 @@ int main(void) {
     requests_are_checked();
     memory_is_checked();
     registration_is_checked();
+    a_refused_end_ends_its_group();
     messages_belong_to_their_thread();
     for (int i = 0; i < 64; i++) CHECK(send[i] == (float)i && recv[i] == -1);
 

@@ -276,6 +276,27 @@ static void split_and_shrink(void) {
     NCCL(ncclGroupEnd());
     sums_ones(made, gpus, 3, 3);
     for (int r = 0; r < 3; r++) NCCL(ncclCommDestroy(made[r]));
+
+    /* A split that was refused in a group does not count either. */
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommSplit(comms[0], 0, 0, &made[0], NULL));
+    RETURNS(ncclInvalidArgument, "color", ncclCommSplit(comms[1], -7, 0, &made[1], NULL));
+    RETURNS(ncclInvalidArgument, "color", ncclGroupEnd());
+
+    /* Rank 3 took no part in the shrink, and rank 0 alone in the refused group. Still the next split is one world for all of them, so
+     * that all GPUs run the calls of two worlds in one order. */
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) NCCL(ncclCommSplit(comms[r], 0, r, &made[r], NULL));
+    NCCL(ncclGroupEnd());
+    fill();
+    NCCL(ncclGroupStart());
+    for (int r = 0; r < WORLD; r++) {
+        NCCL(ncclAllReduce(sends[r], sends[r], COUNT, ncclFloat, ncclMax, made[r], streams[r]));
+        NCCL(ncclAllReduce(sends[r], recvs[r], COUNT, ncclFloat, ncclMin, comms[r], streams[r]));
+    }
+    NCCL(ncclGroupEnd());
+    verify("two worlds", COUNT, largest);
+    for (int r = 0; r < WORLD; r++) NCCL(ncclCommDestroy(made[r]));
 }
 
 /* Two ranks of a group are made in the background. */
