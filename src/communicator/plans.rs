@@ -307,7 +307,7 @@ impl Plans {
         let is_plain_sum = collective == Collective::AllReduce && !prescale;
         // The vector is one message, and no message is longer than a sub-chunk.
         let is_one_shot =
-            sized.is_direct() && bytes <= self.one_shot_limit.min(self.all[last].subchunk) && is_plain_sum;
+            sized.is_direct() && bytes <= self.one_shot_limit.min(sized.subchunk) && is_plain_sum;
         // The lengths of blocks that differ are known to two ranks each, so their ranks cannot choose alike. Vectors on a GPU would need
         // scratch memory there.
         let goes_by_node = collective == Collective::AllToAll

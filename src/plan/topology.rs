@@ -460,8 +460,8 @@ impl Topology {
             }
             dimensions.push(fan_out(first));
         }
-        let product: usize = dimensions.iter().product();
-        if product != self.world() {
+        let product = dimensions.iter().try_fold(1usize, |product, fan_out| product.checked_mul(*fan_out));
+        if product != Some(self.world()) {
             // Some leaf is closer to the root than others.
             let depth = |rank: &Rank| {
                 std::iter::successors(Some(self.leaves[*rank]), |id| self.vertices[*id].parent).count()

@@ -106,8 +106,7 @@ pub fn measure(session: &mut TuningSession) -> Result<MeasuredLinks> {
 
 /// The rounds of pairs that are measured. With few nodes each pair is a round.
 fn rounds(nodes: usize) -> Vec<Vec<NodePair>> {
-    let mut rounds = node_pairs::rounds(nodes);
-    rounds.truncate(MOST_ROUNDS);
+    let rounds = node_pairs::rounds(nodes, MOST_ROUNDS);
     if nodes > MOST_ALONE {
         return rounds;
     }

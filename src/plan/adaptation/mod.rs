@@ -117,8 +117,7 @@ impl Adaptation {
             return None;
         }
         let bandwidth = |vertex: usize| topology.vertices()[vertex].uplink.bandwidth as f64;
-        let mut rounds = node_pairs::rounds(nodes);
-        rounds.truncate(MOST_ROUNDS);
+        let rounds = node_pairs::rounds(nodes, MOST_ROUNDS);
         Some(Self {
             nominal: topology.node_vertices().into_iter().map(bandwidth).collect(),
             factors: vec![1.0; nodes],

@@ -117,8 +117,6 @@ fn even_within(bounds: &[f64]) -> Vec<f64> {
 
 /// The shares as exact fractions that add up to 1. Shares that differ only by rounding become equal.
 fn fractions(shares: &[f64]) -> Vec<Fraction> {
-    /// Finer than the accuracy of any link's bandwidth.
-    const PARTS: u64 = 1 << 16;
     let largest = shares.iter().copied().fold(0.0, f64::max);
     let near_largest = |share: f64| (largest - share).abs() < 1e-6;
     let owners = shares.iter().filter(|share| near_largest(**share)).count() as u64;
@@ -126,11 +124,14 @@ fn fractions(shares: &[f64]) -> Vec<Fraction> {
         let part = |share: &f64| if near_largest(*share) { Fraction::new(1, owners) } else { Fraction::ZERO };
         return shares.iter().map(part).collect();
     }
-    let mut parts: Vec<u64> = shares.iter().map(|share| (share * PARTS as f64).round() as u64).collect();
+    // Finer than the accuracy of any link's bandwidth. The largest share takes the rounding of all, at most half a part each, which must be
+    // little beside the share of one of many.
+    let all = if shares.len() <= 8 { 1 << 16 } else { (1 << 16) * shares.len().next_power_of_two() as u64 };
+    let mut parts: Vec<u64> = shares.iter().map(|share| (share * all as f64).round() as u64).collect();
     let sum: u64 = parts.iter().sum();
     let most = (0..parts.len()).max_by_key(|child| parts[*child]).unwrap_or(0);
-    parts[most] = parts[most] + PARTS - sum;
-    parts.into_iter().map(|part| Fraction::new(part, PARTS)).collect()
+    parts[most] = (parts[most] + all).saturating_sub(sum);
+    parts.into_iter().map(|part| Fraction::new(part, all)).collect()
 }
 
 #[cfg(test)]
@@ -220,6 +221,19 @@ mod tests {
                 "slow rack owns {}",
                 other[racks[2]]
             );
+        }
+    }
+
+    /// Counter-example: the rounding of 699 equal shares made that of one node negative, or twice as large as the others.
+    #[test]
+    fn shares_of_many_nodes_are_as_even_as_their_links() {
+        for nodes in [9, 64, 600, 700] {
+            let mut shares = vec![1.0 / (nodes as f64 - 0.2); nodes];
+            shares[nodes / 2] *= 0.8;
+            let found: Vec<f64> = fractions(&shares).iter().map(|share| share.to_f64()).collect();
+            assert!((found.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{nodes}");
+            let differs = |(share, found): (&f64, &f64)| (share - found).abs() > 0.01 * share;
+            assert!(!shares.iter().zip(&found).any(differs), "{nodes}: {found:?}");
         }
     }
 }

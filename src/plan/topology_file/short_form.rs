@@ -115,6 +115,13 @@ impl Parser<'_> {
                 return Err(format!("expected at most {MAX_DEPTH} nested switches"));
             }
         }
+        let widths = factors[1..].iter().rev().scan(1, |width, (count, _)| {
+            *width *= count;
+            Some(*width)
+        });
+        if widths.sum::<usize>() > 2 * MAX_RANKS {
+            return Err(format!("expected at most {} nodes and switches", 2 * MAX_RANKS));
+        }
         let top = self.draft.add(DraftVertex::switch("switch", 0));
         let (mut parents, mut first_rank) = (vec![top], 0);
         for level in (0..factors.len() - 1).rev() {
