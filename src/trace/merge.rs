@@ -131,16 +131,17 @@ pub fn totals(merged: &TraceFile) -> Vec<RankTotals> {
     for event in &merged.trace_events {
         let (Some(totals), Some(duration)) = (all.get_mut(event.pid as usize), event.dur) else { continue };
         match event.name.as_str() {
+            // A call of reduce has the name of a job; only calls have a count.
+            _ if event.args.count.is_some() => {
+                totals.calls += 1;
+                totals.in_calls += duration;
+            }
             "wait" => totals.waiting += duration,
             "copy" => totals.copying += duration,
             "reduce" => totals.reducing += duration,
             "register" => totals.registering += duration,
             "send" => totals.sent_bytes += event.args.bytes.unwrap_or(0),
-            "receive" => {}
-            _ => {
-                totals.calls += 1;
-                totals.in_calls += duration;
-            }
+            _ => {}
         }
     }
     all
@@ -200,6 +201,17 @@ mod tests {
         assert_eq!(arrows, [("s", 1, 1.0), ("f", 0, 5.0)]);
         let totals = totals(&merged);
         assert_eq!((totals[0].waiting, totals[1].sent_bytes), (3.0, 8));
+    }
+
+    #[test]
+    fn a_call_of_reduce_is_no_reduction() {
+        let call = TraceEvent {
+            args: EventArguments { count: Some(4), ..EventArguments::default() },
+            ..event("reduce", 0.0, 5.0, 0)
+        };
+        let merged = merge(vec![file(0, vec![call, event("reduce", 1.0, 2.0, 0)]), file(1, vec![])]);
+        let totals = totals(&merged.expect("two ranks"));
+        assert_eq!((totals[0].calls, totals[0].in_calls, totals[0].reducing), (1, 5.0, 2.0));
     }
 
     #[test]

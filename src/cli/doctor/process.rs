@@ -106,6 +106,8 @@ pub struct SettingsReport {
     pub launcher: Option<String>,
     #[serde(serialize_with = "named")]
     pub transport: TransportChoice,
+    /// Whether connections between nodes are encrypted.
+    pub tls: bool,
 }
 
 fn named<S: serde::Serializer>(choice: &TransportChoice, serializer: S) -> Result<S::Ok, S::Error> {
@@ -130,6 +132,7 @@ impl SettingsReport {
                 .collect(),
             launcher: None,
             transport: config.transport,
+            tls: config.tls.0,
         };
         (config, settings)
     }

@@ -43,14 +43,22 @@ impl TransportReport {
             (Some(_), 0) => Some("there is no RDMA device"),
             (Some(_), _) => Some("no RDMA port can be used"),
         };
+        let opens =
+            |device: &str| rdma.probes.iter().all(|probe| probe.device != device || probe.failure.is_none());
+        let opens_any = missing.is_some() || rdma.selection.rails.iter().any(|rail| opens(&rail.device));
         let why = match (facts.build.verbs, missing) {
+            (true, None) if facts.settings.tls => {
+                "RDMA devices cannot encrypt, and FLEXRING_TLS=1".to_owned()
+            }
             (true, None) if rdma.library_failure().is_some() => "libibverbs cannot be used".to_owned(),
+            (true, None) if !opens_any => "no RDMA device can be opened".to_owned(),
             (true, None) => format!("over {}", rails.join(", ")),
             (true, Some(missing)) => missing.to_owned(),
             (false, None) => "this build has no verbs".to_owned(),
             (false, Some(missing)) => format!("this build has no verbs, and {missing}"),
         };
-        let usable = facts.build.verbs && rdma.failure.is_none() && rdma.library_failure().is_none();
+        let has_library = facts.build.verbs && rdma.library_failure().is_none();
+        let usable = has_library && rdma.failure.is_none() && opens_any && !facts.settings.tls;
         Self { name: "verbs", usable, why }
     }
 }

@@ -24,7 +24,7 @@ pub struct PerfReport {
     pub ranks: Vec<RankInfo>,
     /// Settings that differ from their defaults, except those that identify a rank.
     pub settings: BTreeMap<&'static str, String>,
-    /// Memory of the vectors: `pool`, `heap` or `gpu`.
+    /// Memory of the vectors: `pool`, `heap`, `registered` or `gpu`.
     pub memory: &'static str,
     /// The rows measured so far.
     pub rows: Vec<PerfRow>,

@@ -89,5 +89,8 @@ impl TuningSession {
 /// The median of some values; 0 of none.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+    match values.len() {
+        0 => 0.0,
+        len => f64::midpoint(values[(len - 1) / 2], values[len / 2]),
+    }
 }
