@@ -62,8 +62,8 @@ def spread_of(records):
     return max(numbers["most_us"] / numbers["least_us"], numbers["p95_us"] / numbers["median_us"])
 
 
-# Pairs of rounds from which on their differences are a spread.
-FEWEST_PAIRS = 20
+# Pairs of rounds from which on their differences are a spread: their largest, if there are fewer than 20.
+FEWEST_PAIRS = 10
 
 
 def between_rounds(settings, transport, size, ours):
