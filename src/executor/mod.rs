@@ -40,7 +40,6 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Sharing};
-use crate::plan::pipeline::Violation;
 use crate::plan::program::Program;
 use crate::rank::Rank;
 use crate::trace::{ClockAlignment, Trace};
@@ -279,9 +278,4 @@ impl Executor {
         }
         outcome.map_err(report)
     }
-}
-
-/// A pipeline says that the executor has broken its rules.
-fn bug(violation: Violation) -> Error {
-    Error::internal(format!("{}: please report this", violation.0))
 }

@@ -3,7 +3,6 @@
 //! Owns the state of both directions of one link, and the header of a message. Must not know other peers, nor how long to wait.
 
 use super::bound_call::PeerMessage;
-use super::bug;
 use super::resources::Resources;
 use super::ticket::Ticket;
 use crate::device::{Arithmetic, Finish, Job, Operand, Submitted};
@@ -197,7 +196,8 @@ impl PeerExchange {
     fn check_header(&self, resources: &Resources, header: Option<[u8; HEADER]>) -> Result<()> {
         let (peer, me) = (self.peer, resources.rank);
         let message = self.incoming.messages.front();
-        let message = message.ok_or_else(|| bug(Violation("a header without a receive".to_owned())))?;
+        let message =
+            message.ok_or_else(|| Error::from(Violation("a header without a receive".to_owned())))?;
         let Some((count, dtype, on_gpu)) = header.and_then(decode) else {
             return Err(Error::disagreement(format!(
                 "rank {peer} sent something else than a message's header to rank {me}: do all ranks run the same build of flexring?"
@@ -229,13 +229,13 @@ impl PeerExchange {
         if std::mem::take(&mut self.header_in_flight) {
             return Ok(());
         }
-        self.outgoing.pipeline.send_complete(self.peer).map_err(bug)
+        self.outgoing.pipeline.send_complete(self.peer).map_err(Error::from)
     }
 
     /// The oldest posted receive is complete.
     pub(super) fn recv_complete(&mut self, resources: &mut Resources) -> Result<()> {
         if self.incoming.state != MessageState::Header {
-            return self.incoming.pipeline.recv_complete(self.peer).map_err(bug);
+            return self.incoming.pipeline.recv_complete(self.peer).map_err(Error::from);
         }
         let header = self.header_place(resources, false)?;
         self.check_header(resources, read_bytes(header))?;
@@ -269,7 +269,7 @@ impl PeerExchange {
                     self.peer, resources.rank
                 )));
             }
-            let number = self.incoming.pipeline.recv_ready(self.peer).map_err(bug)?;
+            let number = self.incoming.pipeline.recv_ready(self.peer)?;
             let at = number as usize % self.incoming.views.len();
             self.incoming.views[at] = *view;
             self.unread.pop_front();
@@ -397,7 +397,7 @@ impl Direction {
             self.pipeline.stage_complete(0, ticket.sub);
             return Ok(());
         }
-        self.pipeline.combine_complete(0).map_err(bug)
+        self.pipeline.combine_complete(0).map_err(Error::from)
     }
 
     /// Chooses the memory of a slot: the GPU's if the message is there and the link reaches it.
@@ -419,7 +419,7 @@ impl Direction {
 
     fn message(&self) -> Result<PeerMessage> {
         let message = self.messages.front().copied();
-        message.ok_or_else(|| bug(Violation("an action without a message".to_owned())))
+        message.ok_or_else(|| Error::from(Violation("an action without a message".to_owned())))
     }
 
     /// The bytes of a sub-chunk of the first message at a location.

@@ -4,7 +4,6 @@
 //! decides nothing: the order is the pipeline's, and lengths and places come from [`call_layout`].
 
 use super::bound_call::{BoundCall, ProgramNumber};
-use super::bug;
 use super::links::Links;
 use super::resources::Resources;
 use super::ticket::{OUTSIDE_JOB, Ticket};
@@ -223,18 +222,18 @@ impl ProgramPath {
                     return Err(Error::disagreement(message));
                 }
                 if std::mem::replace(&mut self.entered[peer], true) {
-                    return Err(bug(Violation(format!("rank {peer} announced two calls"))));
+                    return Err(Error::from(Violation(format!("rank {peer} announced two calls"))));
                 }
                 // A peer whose call agrees has a link with this rank in the program, too.
                 self.missing = self.missing.saturating_sub(1);
             }
             Event::SendComplete { peer } => {
                 resources.trace.send_ends(peer);
-                self.pipeline().send_complete(peer).map_err(bug)?;
+                self.pipeline().send_complete(peer)?;
             }
             Event::RecvComplete { peer } => {
                 resources.trace.receive_ends(peer);
-                self.pipeline().recv_complete(peer).map_err(bug)?;
+                self.pipeline().recv_complete(peer)?;
             }
             Event::RecvReady { peer, .. } if !self.entered[peer] => {
                 let message = format!(
@@ -258,7 +257,7 @@ impl ProgramPath {
                     );
                     return Err(Error::disagreement(message));
                 }
-                let message = self.pipeline().recv_ready(peer).map_err(bug)?;
+                let message = self.pipeline().recv_ready(peer)?;
                 if let Some((step, sub)) = next {
                     resources.trace.receive_begins(peer, MessagePart { step, sub, bytes: view.len() });
                 }
@@ -311,7 +310,7 @@ impl ProgramPath {
         let bound = &active.bound;
         let program = Arc::clone(self.pipeline().program());
         let Body::Combine { operands, into, last } = &*program.steps[step as usize].body else {
-            return Err(bug(Violation(format!("step {step} has no operands to combine"))));
+            return Err(Error::from(Violation(format!("step {step} has no operands to combine"))));
         };
         resources.operands.clear();
         let mut reads_views = false;
@@ -327,7 +326,7 @@ impl ProgramPath {
         let already_there =
             matches!(resources.operands[..], [only] if only.piece == into && only.factor.is_none());
         if already_there && !divide {
-            return self.pipeline().combine_complete(step).map_err(bug);
+            return self.pipeline().combine_complete(step).map_err(Error::from);
         }
         if reads_views {
             resources.links.begin_reading_job()?;
@@ -361,7 +360,7 @@ impl ProgramPath {
             self.pipeline().stage_complete(ticket.step, ticket.sub);
             return Ok(());
         }
-        self.pipeline().combine_complete(ticket.step).map_err(bug)
+        self.pipeline().combine_complete(ticket.step).map_err(Error::from)
     }
 
     /// Chooses the memory of a slot that a step's messages are staged in: all their links must be able to send from it.

@@ -38,6 +38,7 @@ pub use binding::{Binding, BlockLayout, LinkProfile, Staging};
 
 use super::Rank;
 use super::program::{Body, BufferKind, LinkPlace, OperandSource, Program, StepId};
+use crate::error::Error;
 use bound_steps::{BoundPlace, BoundSteps};
 use link_state::{LinkNumber, LinkTable, LinkTraffic};
 use std::collections::VecDeque;
@@ -76,6 +77,12 @@ pub struct Pipeline {
 /// An event that does not fit the program: a bug, or a peer that violates the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
+
+impl From<Violation> for Error {
+    fn from(violation: Violation) -> Self {
+        Self::internal(format!("{}: please report this", violation.0))
+    }
+}
 
 impl Pipeline {
     /// A pipeline for `program` on links that `profile` describes. It uses as many slots as all links together may
