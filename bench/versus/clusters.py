@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import lab
 from cluster import Cluster
 from common import exit_on_signals, in_order
-from measures import measured
+from measures import is_ours, measured
 from peers import Place, present
 from turns import Turns, fitting, setting, sizes_within
 
@@ -56,7 +56,7 @@ def measure(options):
     # A slow library may take a third of the time if few clusters are measured.
     loop_seconds, calls, limit = options["loop"]
     turns = Turns((loop_seconds, calls, max(limit, options["seconds"] / 3)), end)
-    ours, bound = [peer for peer in peers if peer.name.startswith("flexring")], bounds.get(ROW_BYTES)
+    ours, bound = [peer for peer in peers if is_ours(peer.name)], bounds.get(ROW_BYTES)
     if ours and bound and ROW * bound / 1e6 < ROW_PART * options["seconds"]:
         result |= {"row_bytes": ROW_BYTES, "row_us": calls_in_a_row(ours[0], place, bound, end)}
     longest = 0

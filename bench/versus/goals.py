@@ -6,7 +6,7 @@ from collections import namedtuple
 
 from clusters import CLUSTERS
 from common import ROOT
-from measures import duration, fastest_column, human, measured, median_us, ratios, spread_of, summary
+from measures import duration, fastest_column, human, is_ours, measured, median_us, ratios, spread_of, summary
 
 POOL, ORDINARY, OPEN_MPI = "flexring, pool memory", "flexring, ordinary memory", "Open MPI"
 KIB, MIB = 1 << 10, 1 << 20
@@ -22,7 +22,7 @@ def settings(results, transport, ranks, dtype="f32"):
 
 
 def peers(setting):
-    return [name for name in setting["times"] if not name.startswith("flexring")]
+    return [name for name in setting["times"] if not is_ours(name)]
 
 
 def beside(setting, ours, theirs, size, value=None):
@@ -144,7 +144,7 @@ def table(results):
             beside_peers(settings(results, "tcp", (2, 4)), lambda _: True, ("Gloo", "Open MPI", "MPICH")), least=1, shown="{:.2f}x"),
         row(f"clusters ({len(clusters)} of {len(CLUSTERS)} here), 64 KiB to 256 MiB: not slower than any library, within the spread",
             [case for each in clusters for size in each["sizes"] for case in within_spread(each, size)], least=1, shown="{:.2f}x",
-            expected=sum(len(each["sizes"]) for each in clusters) * sum(not name.startswith("flexring") for name in results["peers"])),
+            expected=sum(len(each["sizes"]) for each in clusters) * sum(not is_ours(name) for name in results["peers"])),
         row(f"clusters ({len(clusters)} of {len(CLUSTERS)} here), 64 MiB: within 3 % of the bound of the links", of_bound(clusters, 64 * MIB), least=0.97, shown="{:.1%}",
             expected=len(clusters)),
         row("links with a set rate, 50 calls with the first: the slowest takes at most 1.03 times the median", spreads(clusters), most=1.03, shown="{:.3f}",

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import goals
 from common import ROOT
-from measures import between_rounds, duration, fastest_column, human, measured, ratios, rounds_of, summary
+from measures import between_rounds, duration, fastest_column, human, is_ours, measured, ratios, rounds_of, summary
 from pictures import Pictures
 
 # Settings of each part whose single calls are shown.
@@ -28,7 +28,7 @@ def cell(setting, name, size, best):
         return "-"
     numbers = summary(records)
     text = f"{duration(numbers['median_us'])} ({numbers['p95_us'] / numbers['median_us']:.2f})"
-    compared = ratios(records, measured(setting, best, size)) if best and not name.startswith("flexring") else []
+    compared = ratios(records, measured(setting, best, size)) if best and not is_ours(name) else []
     if compared:
         text += f" **{statistics.median(compared):.2f}x**"
         if len(compared) > 1:
@@ -206,7 +206,7 @@ def kept_calls(setting):
     calls = {}
     for name in setting["times"]:
         rounds = measured(setting, name, size) or {}
-        calls[name] = [(row[0], row[1:])] if row and name.startswith("flexring") else [
+        calls[name] = [(row[0], row[1:])] if row and is_ours(name) else [
             (record["first_us"], record["times_us"]) for record in rounds.values()]
     return {"size": size, **calls} if size else {}
 
