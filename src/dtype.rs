@@ -202,6 +202,7 @@ impl ReduceOp {
     /// # Errors
     /// `InvalidArgument` for a factor that an integer type cannot represent exactly, for bits of floats, and for an average or
     /// a pre-multiplied sum of booleans.
+    #[inline]
     pub fn check(self, dtype: DType) -> Result<()> {
         let is_defined = match self {
             Self::BitAnd | Self::BitOr | Self::BitXor => !dtype.is_float(),

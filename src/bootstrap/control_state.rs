@@ -194,6 +194,7 @@ impl Departure {
     }
 
     /// Fails if a rank has left without `call`, in which `rank` is. Costs one load if no rank has left.
+    #[inline]
     pub(super) fn check(&self, rank: Rank, call: &Call) -> Result<()> {
         let finished = self.finished.load(Ordering::Acquire);
         if call.last_collective() <= finished {

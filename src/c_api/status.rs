@@ -69,6 +69,7 @@ pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
 }
 
 /// Checks a pointer that a caller passed as `name`: it is not NULL, and aligned.
+#[inline]
 pub(super) fn check_pointer<T>(pointer: *const T, function: &str, name: &str) -> Result<()> {
     if pointer.is_null() {
         return Err(Error::invalid_argument(format!("{function}: {name} is NULL")));

@@ -61,6 +61,7 @@ pub const FLEXRING_BOR: flexring_op = 7;
 /// The bits that an odd number of elements have.
 pub const FLEXRING_BXOR: flexring_op = 8;
 
+#[inline]
 pub(super) fn dtype_of(code: flexring_dtype) -> Result<DType> {
     let dtype = u8::try_from(code).ok().and_then(DType::from_code);
     dtype.ok_or_else(|| {
@@ -68,6 +69,7 @@ pub(super) fn dtype_of(code: flexring_dtype) -> Result<DType> {
     })
 }
 
+#[inline]
 pub(super) fn op_of(code: flexring_op) -> Result<ReduceOp> {
     Ok(match code {
         FLEXRING_SUM => ReduceOp::Sum,

@@ -90,6 +90,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` if this process cannot access them.
+    #[inline]
     pub(crate) fn memory_of(&self, start: *const u8, len: usize) -> Result<MemorySpace> {
         if self.runner.user_memory.contains(start, len) {
             return Ok(MemorySpace::Host);

@@ -48,6 +48,7 @@ impl CallQueue {
     }
 
     /// Ends the turn of the ticket `number`, or if it has not come yet, skips it when it comes.
+    #[inline]
     fn end_turn(&self, number: u64) {
         if self.serves(number) {
             self.serving.store(number + 1, Ordering::Release);
@@ -93,6 +94,7 @@ impl<Q: Deref<Target = CallQueue>> QueueTicket<Q> {
 
     /// Waits for this ticket's turn, and calls `check`, if it is given, every so often meanwhile. The turn ends when the
     /// ticket is dropped.
+    #[inline]
     pub(super) fn wait_turn(&self, check: Option<&dyn Fn()>) {
         let CallQueue { pending, dropped, changed, .. } = &*self.queue;
         if self.queue.serves(self.number) {

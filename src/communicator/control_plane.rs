@@ -27,6 +27,7 @@ pub(super) enum ControlPlane {
 
 impl ControlPlane {
     /// Reports that this rank enters a call. Fails if another rank has left without it.
+    #[inline]
     pub(super) fn enter_call(&self, call: &Call) -> Result<()> {
         match self {
             Self::Processes(connection) => connection.enter_call(call),
@@ -35,6 +36,7 @@ impl ControlPlane {
     }
 
     /// Reports that this rank has left the call that it entered last.
+    #[inline]
     pub(super) fn leave_call(&self) {
         match self {
             Self::Processes(connection) => connection.call_state().leave(),

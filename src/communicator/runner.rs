@@ -190,6 +190,7 @@ impl CallRunner {
 
     /// Refuses calls on a communicator that has failed. The first caller gets the original error, later
     /// callers get `Aborted` with its message.
+    #[inline]
     pub(super) fn check_usable(&self) -> Result<()> {
         let Some(error) = self.fault.get() else { return Ok(()) };
         if !self.error_reported.swap(true, Ordering::Relaxed) {

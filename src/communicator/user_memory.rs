@@ -249,6 +249,7 @@ impl UserMemory {
     ///
     /// # Errors
     /// `Timeout` if a deregistration takes longer.
+    #[inline]
     pub(super) fn begin_call(
         &self,
         pieces: impl Iterator<Item = Piece>,

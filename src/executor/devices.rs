@@ -63,6 +63,21 @@ impl Devices {
     /// Those of the device; the fault, if it is raised meanwhile; `Timeout` if the device does not complete the job.
     pub(super) fn run(&mut self, job: &Job<'_>, fault: &Fault, timeout: Duration) -> Result<()> {
         self.submit(job, 0)?;
+        self.finish(fault, timeout)
+    }
+
+    /// [`run`](Self::run) for a job on host memory only.
+    pub(super) fn run_on_host(&mut self, job: &Job<'_>, fault: &Fault, timeout: Duration) -> Result<()> {
+        let submitted = self.host.submit(job, 0)?;
+        if submitted == Submitted::Done {
+            return Ok(());
+        }
+        self.under_way += 1;
+        self.finish(fault, timeout)
+    }
+
+    /// Waits until no job is in flight.
+    fn finish(&mut self, fault: &Fault, timeout: Duration) -> Result<()> {
         let mut began = None;
         while self.are_busy() {
             fault.check()?;

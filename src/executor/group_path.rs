@@ -84,6 +84,7 @@ impl GroupPath {
     ///
     /// # Errors
     /// `Disagreement` if a peer has sent a message that this rank has not received.
+    #[inline]
     pub(super) fn close(&mut self, rank: Rank, call: &Call) -> Result<()> {
         if !std::mem::take(&mut self.any_open) {
             return Ok(());

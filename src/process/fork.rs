@@ -41,6 +41,7 @@ impl CreatorProcess {
     ///
     /// # Errors
     /// `InvalidArgument`, naming both processes, in a forked child.
+    #[inline]
     pub(crate) fn check(self, object: &str) -> Result<()> {
         if self.is_current() {
             return Ok(());

@@ -117,8 +117,11 @@ impl<L: Lane> Reduction<'_, L> {
                 L::round::<I>(values)
             }
         };
-        // SAFETY: the caller has the same obligations.
-        unsafe { self.walk::<I, C>(streaming, group) }
+        // SAFETY: the caller has the same obligations; `walk` passes ranges within the operands.
+        unsafe {
+            let rest = |range| self.one_by_one_of::<C, K>(&from, range);
+            self.walk::<I>(streaming, group, rest);
+        }
     }
 
     /// Any number of operands, with factors and a division if the job has them.
@@ -148,17 +151,18 @@ impl<L: Lane> Reduction<'_, L> {
             // SAFETY: the caller guarantees the instructions.
             unsafe { L::round::<I>(values) }
         };
-        // SAFETY: the caller has the same obligations.
-        unsafe { self.walk::<I, C>(streaming, group) }
+        // SAFETY: the caller has the same obligations; `walk` passes ranges within the operands.
+        unsafe { self.walk::<I>(streaming, group, |range| self.one_by_one::<C>(range)) }
     }
 
-    /// Writes whole groups, which `group` computes from the position of their first element, and the remaining elements at
-    /// both ends one by one.
+    /// Writes whole groups, which `group` computes from the position of their first element, and has `rest` write the elements at both
+    /// ends.
     #[inline(always)]
-    unsafe fn walk<I: Instructions, C: Combine<L::Acc>>(
+    unsafe fn walk<I: Instructions>(
         &self,
         streaming: bool,
         group: impl Fn(usize) -> [L; GROUP],
+        rest: impl Fn(Range<usize>),
     ) {
         let head = if streaming { to_line(self.into.addr()) / size_of::<L>() } else { 0 };
         let head = head.min(self.count);
@@ -182,15 +186,35 @@ impl<L: Lane> Reduction<'_, L> {
         if streaming {
             I::fence();
         }
-        // SAFETY: both ranges end at or before count, which the caller guarantees.
-        unsafe {
-            self.one_by_one::<C>(0..head);
-            self.one_by_one::<C>(tail..self.count);
+        if head > 0 {
+            rest(0..head);
+        }
+        if tail < self.count {
+            rest(tail..self.count);
         }
     }
 
-    /// Computes and writes the elements in `range`. Compiled once for all instruction sets, because it handles only the few
-    /// elements outside of whole groups.
+    /// Computes and writes the elements in `range` of `K` operands without factors. Compiled once for all instruction sets, because it handles only
+    /// the few elements outside of whole groups; apart from [`one_by_one`](Self::one_by_one), because they are all elements of a short call.
+    #[inline(never)]
+    unsafe fn one_by_one_of<C: Combine<L::Acc>, const K: usize>(
+        &self,
+        from: &[*const L; K],
+        range: Range<usize>,
+    ) {
+        for at in range {
+            // SAFETY: the caller guarantees all operands and the destination within the range.
+            unsafe {
+                let first = (*from[0].add(at)).widen();
+                let value = from[1..]
+                    .iter()
+                    .fold(first, |value, operand| C::combine(value, (*operand.add(at)).widen()));
+                *self.into.add(at) = L::narrow(value);
+            }
+        }
+    }
+
+    /// Computes and writes the elements in `range`. Compiled once for all instruction sets, too.
     #[inline(never)]
     unsafe fn one_by_one<C: Combine<L::Acc>>(&self, range: Range<usize>) {
         for at in range {
