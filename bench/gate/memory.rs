@@ -37,6 +37,7 @@ pub fn facts(call: &Call, vector: Piece, subchunk: usize, world: usize) -> CallF
         count: call.count,
         element_bytes: call.dtype.size(),
         world,
+        one_node: true,
         rails: 1,
         in_place: true,
         on_gpu: false,

@@ -55,6 +55,8 @@ pub(super) struct Plans {
     /// Bytes of a slot of the pool, and of one in calls on a GPU.
     slot_bytes: usize,
     gpu_slot_bytes: usize,
+    /// Whether all ranks are on one node.
+    one_node: bool,
     /// Those of the executor's links, once the programs are prepared.
     rails: usize,
     lowered: HashMap<ProgramKey, LoweredProgram>,
@@ -121,6 +123,7 @@ impl Plans {
             reproducible: config.reproducible.0,
             slot_bytes: config.subchunk.0,
             gpu_slot_bytes: config.gpu_slot_bytes(),
+            one_node: topology.nodes() == 1,
             rails: 1,
             lowered: HashMap::new(),
             selection,
@@ -281,6 +284,7 @@ impl Plans {
             count: checked.count,
             element_bytes: checked.dtype.size(),
             world: self.main().plan.schedule().world(),
+            one_node: self.one_node,
             rails: self.rails,
             in_place: checked.in_place,
             on_gpu: checked.on_gpu,

@@ -12,13 +12,24 @@ use std::ops::Range;
 /// Bytes of a cache line, to which spans are aligned.
 const CACHE_LINE: usize = 64;
 
-/// Minimum number of sub-chunks in a rank's share of the vector for each rail, in calls on a GPU: while one is copied to the host, others
-/// are sent, received and added.
-const STAGES: u64 = 4;
+/// How sub-chunks overlap in calls on a GPU, and what each costs. The kernel takes about 9 us for a descriptor besides its bytes: on an H200, two ranks with
+/// 16 CTAs each sum 64 MiB in 1,281 us in sub-chunks of 512 KiB, 844 of 1 MiB, 562 of 2 MiB, 415 of 4 MiB and 345 of 8 MiB.
+struct Overlap {
+    /// Minimum number of sub-chunks in a rank's share of the vector for each rail.
+    stages: u64,
+    /// Bytes that are moved in the time that a sub-chunk costs besides its bytes.
+    launch_bytes: u64,
+}
 
-/// Bytes that a link carries in the time that a sub-chunk of a call on a GPU costs besides its bytes. Estimated, not measured: 1 to 2
-/// microseconds for the copies over PCI Express, at 400 Gbit/s.
-const LAUNCH_BYTES: u64 = 64 << 10;
+impl Overlap {
+    /// Between ranks of one node, which read each other's GPU memory: 9 us at 244 GB/s of a rank's 16 CTAs. Two sub-chunks: 4 MiB take 92 us in four, 70 in two and 68
+    /// in one, and through pinned slots (`FLEXRING_GPU_IPC=0`) 312, 320 and 375.
+    const IN_A_NODE: Self = Self { stages: 2, launch_bytes: 2 << 20 };
+
+    /// Between nodes: while one sub-chunk is copied to the host, others are sent, received and added. 9 us at 50 GB/s, of 400 Gbit/s. Not measured with an RDMA
+    /// device; 16 to 256 MiB through pinned slots take equally long within 10 % in sub-chunks of 256 KiB to 2 MiB.
+    const BETWEEN_NODES: Self = Self { stages: 4, launch_bytes: 512 << 10 };
+}
 
 /// Cache lines of a rank's share of the vector from which spans are aligned.
 const MIN_ALIGNED_LINES: u64 = 16;
@@ -47,6 +58,8 @@ pub struct CallFacts {
     pub element_bytes: usize,
     /// Ranks of the communicator.
     pub world: usize,
+    /// Whether all ranks are on one node. Equal on all ranks.
+    pub one_node: bool,
     /// Ports over which the messages of a link are spread, at most. Equal on all ranks.
     pub rails: usize,
     /// Whether input and output share memory.
@@ -214,21 +227,23 @@ fn check_subchunks(count: u64, subchunk: u64, element_bytes: usize, setting: &st
     )))
 }
 
-/// Bytes of a sub-chunk: a slot of the pool. On a GPU, where a copy over PCI Express costs more for each sub-chunk, it is
-/// doubled while it fits a GPU slot and is not longer than it should be.
+/// Bytes of a sub-chunk: a slot of the pool. On a GPU, where each sub-chunk costs more, it is doubled while it fits a GPU slot and is not longer than it
+/// should be.
 ///
-/// A share of `s` bytes in `n` sub-chunks takes `2 (w - 1) n + STAGES` times the time of a sub-chunk, which is `s / n + LAUNCH_BYTES` in
-/// bytes: it passes `w - 1` hops in each direction, and the last sub-chunk passes all stages alone. That is least for
-/// `s / n = sqrt(s (w - 1) LAUNCH_BYTES / 2)`, so sub-chunks grow with the number of ranks, as the pipeline is filled only once. Fewer
-/// than `STAGES` of them for each rail would leave stages or rails idle in each step.
+/// A share of `s` bytes in `n` sub-chunks takes `2 (w - 1) n + 4` times the time of a sub-chunk, which is `s / n + l` in bytes, with `l` for
+/// [`Overlap::launch_bytes`]: it passes `w - 1` hops in each direction, and the last sub-chunk passes four stages alone. That is least for
+/// `s / n = sqrt(s (w - 1) l / 2)`, so sub-chunks grow with the number of ranks, as the pipeline is filled only once. Fewer
+/// than [`Overlap::stages`] of them for each rail would leave stages or rails idle in each step.
 fn subchunk_bytes(facts: &CallFacts) -> usize {
     if !facts.on_gpu {
         return facts.slot_bytes;
     }
     let share = facts.count.saturating_mul(facts.element_bytes as u64) / facts.world as u64;
     let hops = facts.world.saturating_sub(1).max(1) as u64;
-    let cheapest = share.saturating_mul(hops * (LAUNCH_BYTES / 2)).isqrt();
-    let busy = share / (STAGES * facts.rails.max(1) as u64);
+    let Overlap { stages, launch_bytes } =
+        if facts.one_node { Overlap::IN_A_NODE } else { Overlap::BETWEEN_NODES };
+    let cheapest = share.saturating_mul(hops * (launch_bytes / 2)).isqrt();
+    let busy = share / (stages * facts.rails.max(1) as u64);
     let most = facts.gpu_slot_bytes.min(cheapest.min(busy) as usize);
     let mut bytes = facts.slot_bytes;
     while bytes <= most / 2 {
@@ -340,6 +355,7 @@ mod tests {
             count: 1 << 20,
             element_bytes: 4,
             world: 4,
+            one_node: false,
             rails: 1,
             in_place: false,
             on_gpu: false,
@@ -388,10 +404,10 @@ mod tests {
         // Four sub-chunks of a share, for four ranks.
         assert_eq!(bytes((4 << 20) - 64, 1 << 20), 128 << 10);
         assert_eq!(bytes(4 << 20, 1 << 20), 256 << 10);
-        // 512 KiB squared, times 2 / (3 hops * LAUNCH_BYTES), is the share that makes this the cheapest length.
-        let cheapest = (512u64 << 10).pow(2) * 2 * 4 / (3 * LAUNCH_BYTES);
-        assert_eq!(bytes(cheapest - 64, 1 << 20), 256 << 10);
-        assert_eq!(bytes(cheapest + 64, 1 << 20), 512 << 10);
+        // 8 MiB squared, times 2 / (3 hops * launch_bytes), is the share that makes this the cheapest length.
+        let cheapest = (8u64 << 20).pow(2) * 2 * 4 / (3 * Overlap::BETWEEN_NODES.launch_bytes);
+        assert_eq!(bytes(cheapest - 256, 64 << 20), 4 << 20);
+        assert_eq!(bytes(cheapest + 256, 64 << 20), 8 << 20);
         assert_eq!(bytes(1 << 40, 1 << 20), 1 << 20);
         assert_eq!(bytes(1 << 40, (1 << 20) - 1), 512 << 10, "never more than a GPU slot");
         assert_eq!(bytes(1 << 40, 64 << 10), 128 << 10, "never less than a slot");
@@ -399,12 +415,27 @@ mod tests {
 
     #[test]
     fn subchunks_on_a_gpu_follow_from_the_share_per_rail_and_the_cost_of_a_launch() {
-        let bytes = |world, rails, vector: u64| {
-            let facts = CallFacts { on_gpu: true, world, rails, count: vector / 4, ..facts() };
+        let on = |one_node, world, rails, vector: u64| {
+            let facts = CallFacts {
+                on_gpu: true,
+                one_node,
+                world,
+                rails,
+                count: vector / 4,
+                gpu_slot_bytes: 2 << 20,
+                ..facts()
+            };
             binding(&facts).subchunk as usize * 4
         };
+        let bytes = |world, rails, vector| on(false, world, rails, vector);
         // Few hops: the last sub-chunk's way through the stages counts.
-        assert_eq!(bytes(2, 1, 16 << 20), 512 << 10);
+        assert_eq!(bytes(2, 1, 8 << 20), 1 << 20);
+        // Two sub-chunks of a share are enough within a node.
+        assert_eq!(
+            [4 << 20, 16 << 20, 256 << 20].map(|vector| on(true, 2, 1, vector) >> 10),
+            [1024, 2048, 2048]
+        );
+        assert_eq!([2, 4, 8].map(|world| on(true, world, 1, 8 << 20) >> 10), [2048, 1024, 512]);
         // Many hops: a share of 4 MiB is four sub-chunks, and sixteen on four rails.
         assert_eq!(bytes(64, 1, 256 << 20), 1 << 20);
         assert_eq!(bytes(64, 4, 256 << 20), 256 << 10);

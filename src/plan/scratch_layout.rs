@@ -82,6 +82,7 @@ mod tests {
             count,
             element_bytes: 4,
             world: 5,
+            one_node: false,
             rails: 1,
             in_place: false,
             on_gpu: false,

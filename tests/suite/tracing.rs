@@ -49,6 +49,7 @@ fn expected(setup: &Setup, rank: usize) -> [BTreeMap<(usize, u32, u64), u64>; 2]
         count: COUNT as u64,
         element_bytes: DType::F32.size(),
         world: RANKS,
+        one_node: true,
         rails: 1,
         in_place: true,
         on_gpu: false,

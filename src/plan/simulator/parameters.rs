@@ -129,6 +129,7 @@ impl SimulationParameters {
             count: bytes.div_ceil(self.element_bytes as u64),
             element_bytes: self.element_bytes,
             world,
+            one_node: false,
             rails: 1,
             in_place: self.in_place,
             on_gpu: false,
