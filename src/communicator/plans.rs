@@ -55,7 +55,7 @@ pub(super) struct Plans {
     /// Bytes of a slot of the pool, and of one in calls on a GPU.
     slot_bytes: usize,
     gpu_slot_bytes: usize,
-    /// Whether all ranks are on one node.
+    /// Whether all ranks are on one node and share memory.
     one_node: bool,
     /// Those of the executor's links, once the programs are prepared.
     rails: usize,
@@ -112,9 +112,10 @@ impl Plans {
             all.extend(tuned);
         }
         verify(&all)?;
+        let one_node = topology.nodes() == 1 && config.transport.shares_memory();
         Ok(Self {
             rank,
-            digest: digest_of(&all),
+            digest: digest_of(&all, one_node),
             all,
             untuned,
             first: None,
@@ -123,7 +124,7 @@ impl Plans {
             reproducible: config.reproducible.0,
             slot_bytes: config.subchunk.0,
             gpu_slot_bytes: config.gpu_slot_bytes(),
-            one_node: topology.nodes() == 1,
+            one_node,
             rails: 1,
             lowered: HashMap::new(),
             selection,
@@ -216,7 +217,7 @@ impl Plans {
         self.all = vec![SizedPlan { short: None, plan: Arc::clone(plan.plan()), ..self.main().clone() }];
         self.untuned = 1;
         self.first = None;
-        self.digest = digest_of(&self.all);
+        self.digest = digest_of(&self.all, self.one_node);
         self.lowered.clear();
         executor.uninstall_all();
     }
@@ -244,7 +245,7 @@ impl Plans {
         self.first.get_or_insert(first);
         self.all.truncate(self.untuned);
         self.all.extend(plans);
-        self.digest = digest_of(&self.all);
+        self.digest = digest_of(&self.all, self.one_node);
         self.lowered.clear();
         executor.uninstall_all();
         self.prepare(executor)
@@ -391,13 +392,14 @@ fn untuned(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>, Algo
     Ok((sized_plans::untuned(config, topology, main), selection))
 }
 
-fn digest_of(plans: &[SizedPlan]) -> u64 {
+/// A number that differs between ranks that would cut a call at different places.
+fn digest_of(plans: &[SizedPlan], one_node: bool) -> u64 {
     let combine = |digest: u64, sized: &SizedPlan| {
         let bounds = [sized.longest as u64, sized.subchunk as u64];
         let bounds = bounds.iter().fold(0, |digest: u64, bound| xxh3_64(&(digest ^ bound).to_le_bytes()));
         (digest ^ sized.plan.digest() ^ bounds).rotate_left(1)
     };
-    plans.iter().fold(0, combine)
+    plans.iter().fold(u64::from(one_node), combine)
 }
 
 /// Reads a plan and verifies it.

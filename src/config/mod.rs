@@ -196,7 +196,7 @@ settings! {
         "Longest vector that is optimized for the number of messages alone. What counts is the whole vector, and in an all-to-all all blocks of one rank. Ranks of which no two share memory exchange it in one hop, unless they use a star (FLEXRING_DIRECT); more than 16 ranks on as many nodes use a binary tree. On one node see FLEXRING_MAILBOX.";
     #[shared yes]
     mailbox: Size = "FLEXRING_MAILBOX", Size(64 << 10), UP_TO_64K,
-        "Longest vector that ranks of one node exchange through mailboxes in shared memory, counted as for FLEXRING_SMALL. Lower limits apply: with 2 ranks 16K; with ranks that share cores 64K for 3, 32K for 4 to 7, and 64K for 8 and more, of which the first does the reduction; with a core for each rank 16K for up to 16, else 256K divided by their number, but not less than 4K. On GPUs, whose kernels copy such a vector to pinned memory and back: 64K with 2 to 4 ranks, else 256K divided by the number of ranks, but not less than 4K. 0: never.";
+        "Longest vector that ranks of one node exchange through mailboxes in shared memory, counted as for FLEXRING_SMALL. Lower limits apply: with 2 ranks 16K; with ranks that share cores 64K for 3, 32K for 4 to 7, and 64K for 8 and more, of which the first does the reduction; with a core for each rank 16K for up to 8, else 128K divided by their number, but not less than 4K. On GPUs, whose kernels copy such a vector to pinned memory and back: 64K with 2 to 4 ranks, else 256K divided by the number of ranks, but not less than 4K. 0: never.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
         "Number of slots in a rank's pool. Raised to the number of other ranks if all ranks share memory, and else to twice that number.";
     #[shared yes]

@@ -66,8 +66,9 @@ impl Devices {
         self.finish(fault, timeout)
     }
 
-    /// [`run`](Self::run) for a job on host memory only.
+    /// [`run`](Self::run) for a job on host memory, which the caller guarantees.
     pub(super) fn run_on_host(&mut self, job: &Job<'_>, fault: &Fault, timeout: Duration) -> Result<()> {
+        debug_assert!(job.into.is_host() && job.operands.iter().all(|operand| operand.piece.is_host()));
         let submitted = self.host.submit(job, 0)?;
         if submitted == Submitted::Done {
             return Ok(());

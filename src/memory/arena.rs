@@ -15,7 +15,15 @@ use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, mmap, mremap_fixed, m
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+/// Most bytes for users' buffers. Each rank maps the arenas of all ranks of its node, for which processes have 128 TiB of addresses.
+const LONGEST: usize = 512 << 30;
+
+/// Bytes besides, for what communicators [reserve](Arena::reserve): about 140 MiB each, most of which are slots for vectors on GPUs that no page exists of where
+/// there is no GPU.
+const RESERVED: usize = 16 << 30;
 
 /// Bytes of a huge page. Allocations of this size and more are aligned to it, so that the kernel can use huge pages.
 pub(super) const HUGE: usize = 2 << 20;
@@ -30,11 +38,14 @@ pub struct Arena {
     file: OwnedFd,
     map: MmapRaw,
     free: Mutex<FreeList>,
+    /// Bytes that [`alloc`](Self::alloc) has handed out, and how many it may.
+    allocated: AtomicUsize,
+    most_allocated: usize,
 }
 
 impl Arena {
-    /// An arena whose first `fixed` bytes are laid out by the caller. The rest is as large as the machine's memory, or as `ulimit -f` allows, and is
-    /// allocated by [`alloc`](Self::alloc). All bytes are zero. No page exists yet: [`populate`](Self::populate) allocates
+    /// An arena whose first `fixed` bytes are laid out by the caller. The rest is as large as the machine's memory and what communicators reserve, or as `ulimit -f`
+    /// allows, and is allocated by [`alloc`](Self::alloc) and [`reserve`](Self::reserve). All bytes are zero. No page exists yet: [`populate`](Self::populate) allocates
     /// those of the front, and so does the first access to each.
     ///
     /// # Errors
@@ -53,7 +64,9 @@ impl Arena {
         }
         // This reserves address space only; pages are allocated when they are touched. Where address space is limited,
         // try again with half.
-        let mut len = (fixed + buffer_space()).next_multiple_of(HUGE).min(longest);
+        let most_allocated = buffer_space();
+        let reserved = if address_space().is_none() { RESERVED.min(most_allocated) } else { 0 };
+        let mut len = (fixed + most_allocated + reserved).next_multiple_of(HUGE).min(longest);
         let map = loop {
             match Self::map(&file, len) {
                 Ok(map) => break map,
@@ -63,7 +76,8 @@ impl Arena {
         };
         // Peers fault on pages beyond the end of a file that was shortened, so they refuse memory that can be.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
-        Ok(Self { file, map, free: Mutex::new(FreeList::new(fixed, len)) })
+        let free = Mutex::new(FreeList::new(fixed, len));
+        Ok(Self { file, map, free, allocated: AtomicUsize::new(0), most_allocated })
     }
 
     /// Sets the NUMA node from which the pages of a range, none of which exists yet, are allocated as far as it has free memory.
@@ -220,18 +234,24 @@ impl Arena {
     pub fn alloc(&self, len: usize) -> Result<usize> {
         let align = if len >= HUGE { HUGE } else { PAGE };
         let len = len.max(1).checked_next_multiple_of(align).ok_or_else(|| out_of_memory(len))?;
-        let offset = self.free_list().alloc(len, align).ok_or_else(|| out_of_memory(len))?;
-        if let Err(error) = self.populate(offset, len) {
-            self.release(offset, len);
-            return Err(error);
+        // Before the pages exist: the kernel would end a process for want of memory.
+        let allocated = self.allocated.fetch_add(len, Ordering::Relaxed).saturating_add(len);
+        let offset = if allocated > self.most_allocated { None } else { self.free_list().alloc(len, align) };
+        let populated = offset.ok_or_else(|| out_of_memory(len)).and_then(|offset| {
+            self.populate(offset, len).inspect_err(|_| self.release(offset, len)).map(|()| offset)
+        });
+        if populated.is_err() {
+            self.allocated.fetch_sub(len, Ordering::Relaxed);
         }
-        Ok(offset)
+        populated
     }
 
     /// Frees the `len` bytes that [`alloc`](Self::alloc) returned as `offset`. Their pages return to the system.
     pub fn free(&self, offset: usize, len: usize) {
         let align = if len >= HUGE { HUGE } else { PAGE };
-        self.release(offset, len.max(1).next_multiple_of(align));
+        let len = len.max(1).next_multiple_of(align);
+        self.release(offset, len);
+        self.allocated.fetch_sub(len, Ordering::Relaxed);
     }
 
     /// Reserves `len` bytes from the start of a page, whose pages do not exist yet: they are zero when they are touched. Returns
@@ -267,10 +287,10 @@ impl Arena {
     }
 }
 
-/// Bytes for users' buffers: as many as the machine has, or a part of the address space if that is limited.
+/// Bytes for users' buffers: as many as the machine has, up to [`LONGEST`], or a part of the address space if that is limited.
 fn buffer_space() -> usize {
     let info = rustix::system::sysinfo();
-    let machine = (info.totalram as usize).saturating_mul(info.mem_unit as usize);
+    let machine = (info.totalram as usize).saturating_mul(info.mem_unit as usize).min(LONGEST);
     address_space().map_or(machine, |limit| machine.min(limit / PART_OF_ADDRESS_SPACE))
 }
 
@@ -356,6 +376,24 @@ mod tests {
     fn first(piece: Piece) -> u8 {
         // SAFETY: as above.
         unsafe { piece.as_ptr().read() }
+    }
+
+    #[test]
+    fn buffers_take_no_more_than_the_machine_has_and_return_what_they_took() {
+        let arena = Arena::new(1).expect("memory");
+        arena.alloc(arena.most_allocated + 1).expect_err("more than the machine has");
+        arena.alloc(usize::MAX).expect_err("more than there are addresses");
+        let allocated = || arena.allocated.load(Ordering::Relaxed);
+        assert_eq!(allocated(), 0);
+        let [short, long] = [5, 3 << 20].map(|len| arena.alloc(len).expect("memory"));
+        assert_eq!(allocated(), PAGE + (4 << 20));
+        arena.free(short, 5);
+        arena.free(long, 3 << 20);
+        assert_eq!(allocated(), 0);
+        // What communicators reserve does not count.
+        let reserved = arena.reserve(1 << 30).expect("addresses");
+        assert_eq!(allocated(), 0);
+        arena.end_reservation(reserved, 1 << 30);
     }
 
     #[test]

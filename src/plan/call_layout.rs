@@ -22,7 +22,7 @@ struct Overlap {
 }
 
 impl Overlap {
-    /// Between ranks of one node, which read each other's GPU memory: 9 us at 244 GB/s of a rank's 16 CTAs. Two sub-chunks: 4 MiB take 92 us in four, 70 in two and 68
+    /// Between ranks of one node, most of which read each other's GPU memory: 9 us at 244 GB/s of a rank's 16 CTAs. Two sub-chunks: 4 MiB take 92 us in four, 70 in two and 68
     /// in one, and through pinned slots (`FLEXRING_GPU_IPC=0`) 312, 320 and 375.
     const IN_A_NODE: Self = Self { stages: 2, launch_bytes: 2 << 20 };
 
@@ -58,7 +58,7 @@ pub struct CallFacts {
     pub element_bytes: usize,
     /// Ranks of the communicator.
     pub world: usize,
-    /// Whether all ranks are on one node. Equal on all ranks.
+    /// Whether all ranks are on one node and share memory. Equal on all ranks.
     pub one_node: bool,
     /// Ports over which the messages of a link are spread, at most. Equal on all ranks.
     pub rails: usize,
@@ -230,10 +230,10 @@ fn check_subchunks(count: u64, subchunk: u64, element_bytes: usize, setting: &st
 /// Bytes of a sub-chunk: a slot of the pool. On a GPU, where each sub-chunk costs more, it is doubled while it fits a GPU slot and is not longer than it
 /// should be.
 ///
-/// A share of `s` bytes in `n` sub-chunks takes `2 (w - 1) n + 4` times the time of a sub-chunk, which is `s / n + l` in bytes, with `l` for
-/// [`Overlap::launch_bytes`]: it passes `w - 1` hops in each direction, and the last sub-chunk passes four stages alone. That is least for
-/// `s / n = sqrt(s (w - 1) l / 2)`, so sub-chunks grow with the number of ranks, as the pipeline is filled only once. Fewer
-/// than [`Overlap::stages`] of them for each rail would leave stages or rails idle in each step.
+/// A share of `s` bytes in `n` sub-chunks takes `2 (w - 1) n + k` times the time of a sub-chunk, which is `s / n + l` in bytes, with `k` for
+/// [`Overlap::stages`] and `l` for [`Overlap::launch_bytes`]: it passes `w - 1` hops in each direction, and the last sub-chunk passes all stages alone. That is least for
+/// `s / n = sqrt(2 s (w - 1) l / k)`, so sub-chunks grow with the number of ranks, as the pipeline is filled only once. Fewer
+/// than `k` of them for each rail would leave stages or rails idle in each step.
 fn subchunk_bytes(facts: &CallFacts) -> usize {
     if !facts.on_gpu {
         return facts.slot_bytes;
@@ -242,7 +242,7 @@ fn subchunk_bytes(facts: &CallFacts) -> usize {
     let hops = facts.world.saturating_sub(1).max(1) as u64;
     let Overlap { stages, launch_bytes } =
         if facts.one_node { Overlap::IN_A_NODE } else { Overlap::BETWEEN_NODES };
-    let cheapest = share.saturating_mul(hops * (launch_bytes / 2)).isqrt();
+    let cheapest = share.saturating_mul(hops * (2 * launch_bytes / stages)).isqrt();
     let busy = share / (stages * facts.rails.max(1) as u64);
     let most = facts.gpu_slot_bytes.min(cheapest.min(busy) as usize);
     let mut bytes = facts.slot_bytes;
@@ -429,7 +429,7 @@ mod tests {
         };
         let bytes = |world, rails, vector| on(false, world, rails, vector);
         // Few hops: the last sub-chunk's way through the stages counts.
-        assert_eq!(bytes(2, 1, 8 << 20), 1 << 20);
+        assert_eq!(bytes(2, 1, 16 << 20), 1 << 20);
         // Two sub-chunks of a share are enough within a node.
         assert_eq!(
             [4 << 20, 16 << 20, 256 << 20].map(|vector| on(true, 2, 1, vector) >> 10),

@@ -195,7 +195,7 @@ impl<L: Lane> Reduction<'_, L> {
     }
 
     /// Computes and writes the elements in `range` of `K` operands without factors. Compiled once for all instruction sets, because it handles only
-    /// the few elements outside of whole groups; apart from [`one_by_one`](Self::one_by_one), because they are all elements of a short call.
+    /// the few elements outside of whole groups; in a call of fewer than [`GROUP`] elements these are all.
     #[inline(never)]
     unsafe fn one_by_one_of<C: Combine<L::Acc>, const K: usize>(
         &self,

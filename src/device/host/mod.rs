@@ -238,7 +238,7 @@ fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
     if !job.dtype.divides(len) {
         return refuse(job, format_args!("ends within an element, after {len} bytes"));
     }
-    // Sizes of elements are powers of two: all addresses are multiples of one if this is.
+    // The bitwise or of addresses is a multiple of a power of two, such as the size of an element, only if each of them is.
     let mut addresses = into;
     for operand in job.operands {
         let (from, given) = (operand.piece.as_ptr().addr(), operand.piece.len());
@@ -259,7 +259,7 @@ fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
     Ok(())
 }
 
-/// The error for a job that is wrong. Apart from [`check`], which short calls spend much of their time in.
+/// The error for a job that is wrong. A function of its own, so that [`check`] is short, of which short calls make two.
 #[cold]
 fn refuse(job: &Job<'_>, why: fmt::Arguments<'_>) -> Result<()> {
     Err(Error::internal(format!("the host device received a job of {} that {why}", job.dtype.name())))

@@ -11,7 +11,7 @@ LARGE, HOST_PATH = 256 * MIB, 128 * MIB
 # CTAs of a call; 0 for as many as the GPU holds.
 CTAS = [16, 0, 4, 8, 32, 64]
 # Lengths of sub-chunks on the GPU.
-GRAINS = ["128K", "512K", "1M", "4M"]
+GRAINS = ["128K", "512K", "1M", "2M", "4M"]
 
 
 def cells(session):
