@@ -104,6 +104,12 @@ impl SharedConnection {
         Ok(())
     }
 
+    /// Whether this process opens, or has, a further world with this id over the connection.
+    #[cfg(test)]
+    pub(super) fn has_further(&self, id: WorldId) -> bool {
+        self.state().further.contains(&id)
+    }
+
     /// The requests since the last call.
     pub(super) fn take_requests(&self) -> Vec<ConnectionRequest> {
         std::mem::take(&mut self.state().requests)

@@ -5,6 +5,7 @@ use super::super::call_state::example_call;
 use super::super::protocol::{FRAME_LIMIT, ToCoordinator, ToRank, WorldId, decode, encode};
 use super::failures::{member_of_fake_coordinator, send};
 use super::further_worlds::{assert_well, exchange, open, open_on};
+use super::unique_ids::eventually;
 use super::*;
 
 /// Lets a bare connection, which is the last rank of the first world, open a world.
@@ -49,7 +50,9 @@ fn a_rank_that_dies_fails_exactly_its_worlds() {
             let state = CallState::InCall(example_call(17));
             let in_call = ToCoordinator::Heartbeat(state).in_world(1).expect("short");
             send(&mut fake_peer, &in_call);
-            thread::sleep(Duration::from_millis(50));
+            // The coordinator handles rank 0's messages in order: after the exchange it knows that rank 0 waits.
+            eventually(|| first[0].control.shared.connection.has_further(3));
+            exchange(&without);
             drop(fake_peer);
             let error = waiting.join().expect("no panic").expect_err("rank 1 has died");
             assert_eq!(error.kind(), ErrorKind::PeerLost);

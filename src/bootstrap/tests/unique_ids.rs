@@ -20,7 +20,7 @@ fn is_reachable(id: &UniqueId) -> bool {
 }
 
 /// Waits until `done` returns true.
-fn eventually(done: impl Fn() -> bool) {
+pub(super) fn eventually(done: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !done() {
         assert!(Instant::now() < until, "it did not happen");
