@@ -101,15 +101,7 @@ impl InPlaceTransport for Echo<true> {
         false
     }
 
-    fn begin_reads(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn end_reads(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn check_reads(&mut self) -> Result<()> {
+    fn check_reads(&self) -> Result<()> {
         Ok(())
     }
 

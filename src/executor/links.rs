@@ -1,6 +1,6 @@
 //! A rank's links: its transports, and which of them reaches each peer.
 //!
-//! Owns routing, and the marks that senders' memory is being read. Must not know programs, slots or jobs.
+//! Owns routing. Must not know programs, slots or jobs.
 
 use crate::call::Call;
 use crate::error::{Error, Result};
@@ -17,8 +17,6 @@ pub(super) struct Links {
     transports: Vec<AnyTransport>,
     /// By rank, the index of the transport that reaches it.
     routes: Vec<usize>,
-    /// Jobs in flight that read views of peers' memory.
-    reading_jobs: usize,
 }
 
 impl Links {
@@ -29,7 +27,7 @@ impl Links {
     /// for this rank itself.
     pub(super) fn new(transports: Vec<AnyTransport>, routes: Vec<usize>) -> Self {
         debug_assert!(transports.len() <= Self::TRANSPORTS);
-        Self { transports, routes, reading_jobs: 0 }
+        Self { transports, routes }
     }
 
     /// Events of all transports that may be waiting at once.
@@ -134,23 +132,10 @@ impl Links {
         Ok(busy)
     }
 
-    /// A job that reads views is about to be submitted.
-    pub(super) fn begin_reading_job(&mut self) -> Result<()> {
-        if self.reading_jobs == 0 {
-            self.in_place().try_for_each(|transport| transport.begin_reads())?;
-        }
-        reach(FaultPoint::ReadsBegin);
-        self.reading_jobs += 1;
-        Ok(())
-    }
-
-    /// A job that read views is done. Fails if a sender aborted meanwhile, so that what was read may be anything.
-    pub(super) fn end_reading_job(&mut self) -> Result<()> {
+    /// Call this after a job that read views of peers' memory. Fails if a sender has aborted, so that what was read may be anything.
+    pub(super) fn check_reads(&mut self) -> Result<()> {
         reach(FaultPoint::ReadsEnd);
-        self.reading_jobs -= 1;
-        let last = self.reading_jobs == 0;
-        self.in_place()
-            .try_for_each(|transport| if last { transport.end_reads() } else { transport.check_reads() })
+        self.in_place().try_for_each(|transport| transport.check_reads())
     }
 
     fn in_place(&mut self) -> impl Iterator<Item = &mut Box<dyn InPlaceTransport>> {
@@ -233,9 +218,8 @@ impl Links {
         self.transports.iter().any(|transport| transport.common().needs_control_connection())
     }
 
-    /// Aborts the call on all links: afterwards no peer reads this rank's memory and no link holds a piece.
+    /// Aborts the call on all links: see [`Transport::abort`](crate::transport::Transport::abort).
     pub(super) fn abort(&mut self) {
-        self.reading_jobs = 0;
         self.transports.iter_mut().for_each(|transport| transport.common_mut().abort());
     }
 }

@@ -8,6 +8,7 @@ use super::ticket::Ticket;
 use crate::device::{Arithmetic, Finish, Job, Operand, Submitted};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Piece, read_bytes, write_bytes};
 use crate::plan::call_layout;
 use crate::plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, Staging, Violation};
@@ -168,9 +169,9 @@ impl PeerExchange {
             return Ok(true);
         }
         let Some(header) = self.unread.pop_front() else { return Ok(false) };
-        resources.links.begin_reading_job()?;
+        reach(FaultPoint::ReadsBegin);
         let bytes = (header.len() == HEADER).then(|| read_bytes(header)).flatten();
-        resources.links.end_reading_job()?;
+        resources.links.check_reads()?;
         resources.release(self.peer)?;
         self.check_header(resources, bytes)?;
         self.incoming.start(resources, self.peer);
@@ -360,7 +361,7 @@ impl Direction {
                 let into = self.piece(resources, output, sub)?;
                 let reads_views = matches!(location, Location::Peer { .. });
                 if reads_views {
-                    resources.links.begin_reading_job()?;
+                    reach(FaultPoint::ReadsBegin);
                 }
                 self.copy(resources, peer, (from, into), (sub, false, reads_views))
             }
@@ -391,7 +392,7 @@ impl Direction {
 
     fn finish(&mut self, resources: &mut Resources, ticket: Ticket) -> Result<()> {
         if ticket.reads_views {
-            resources.links.end_reading_job()?;
+            resources.links.check_reads()?;
         }
         if ticket.stages {
             self.pipeline.stage_complete(0, ticket.sub);

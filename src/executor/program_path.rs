@@ -329,7 +329,7 @@ impl ProgramPath {
             return self.pipeline().combine_complete(step).map_err(Error::from);
         }
         if reads_views {
-            resources.links.begin_reading_job()?;
+            reach(FaultPoint::ReadsBegin);
         }
         let job = Job {
             dtype: bound.call.dtype,
@@ -354,7 +354,7 @@ impl ProgramPath {
         reach(FaultPoint::CombineDone);
         resources.trace.job_ends(ticket.pack());
         if ticket.reads_views {
-            resources.links.end_reading_job()?;
+            resources.links.check_reads()?;
         }
         if ticket.stages {
             self.pipeline().stage_complete(ticket.step, ticket.sub);

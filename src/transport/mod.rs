@@ -154,7 +154,8 @@ pub trait Transport: Send {
     /// Ends the sharing of registrations with other communicators, as this one ends although its links stay.
     fn end_sharing(&self) {}
 
-    /// Aborts the current call: afterwards no peer or device accesses this rank's memory and no link holds a piece.
+    /// Aborts the current call: afterwards no peer or device writes to this rank's memory, no result has bytes that a peer reads there
+    /// from then on, and no link holds a piece.
     /// The links are unusable from then on. Unlike the other methods it may block, on verbs without a limit, so the failure is reported
     /// to the other ranks before.
     fn abort(&mut self);
@@ -168,24 +169,11 @@ pub trait InPlaceTransport: Transport {
     /// Whether `peer` has closed its links. What it sent before is still reported by the next [`poll`](Transport::poll).
     fn has_left(&self, peer: Rank) -> bool;
 
-    /// Marks that views are being read, so that a sender that aborts waits for [`end_reads`](Self::end_reads), and
-    /// checks that no sender has aborted already.
+    /// Checks that views which were read so far had the bytes that their senders sent. Call it before the result is used.
     ///
     /// # Errors
-    /// `PeerLost` if a peer has aborted the call: the bytes of its views may be anything.
-    fn begin_reads(&mut self) -> Result<()>;
-
-    /// Ends the reading that [`begin_reads`](Self::begin_reads) marked.
-    ///
-    /// # Errors
-    /// `PeerLost` if a peer aborted the call meanwhile, so that what was read may be anything.
-    fn end_reads(&mut self) -> Result<()>;
-
-    /// Checks, while views are being read, that no sender has aborted so far.
-    ///
-    /// # Errors
-    /// As for [`end_reads`](Self::end_reads).
-    fn check_reads(&mut self) -> Result<()>;
+    /// `PeerLost` if a peer has aborted the call, so that what was read may be anything.
+    fn check_reads(&self) -> Result<()>;
 
     /// Publishes this rank's GPU memory to the peers. The first of three steps before the first call: then
     /// [`open_neighbours`](Self::open_neighbours), then [`settle_sharing`](Self::settle_sharing), each after all ranks have

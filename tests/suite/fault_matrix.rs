@@ -605,6 +605,25 @@ fn a_rank_that_cannot_log_fails_nothing() {
     check(FaultAction::FullDisk, 12, "a_rank_that_cannot_log_fails_nothing");
 }
 
+/// Counter-example: the others waited a second until the dead rank would no longer read their memory.
+#[test]
+fn a_rank_that_is_killed_while_it_reads_delays_no_other() {
+    if !can_begin() || Links::are_verbs() {
+        return;
+    }
+    let name = test_name(module_path!(), "a_rank_that_is_killed_while_it_reads_delays_no_other");
+    let (point, action) = (FaultPoint::ReadsBegin, FaultAction::Kill);
+    let run = Run { point, nth: 1, action, links: Links::Shm, ranks: 4, victim: 2 };
+    let detected = |number| {
+        let outcome = run.execute(&name, number);
+        assert!(outcome.reached && outcome.wrong.is_empty(), "{}", outcome.wrong);
+        outcome.detection.into_iter().max().expect("survivors")
+    };
+    // On a busy machine one run may be late.
+    let times: Vec<Duration> = (0..3).map(detected).collect();
+    assert!(times.iter().any(|time| *time < Duration::from_millis(500)), "{times:?}");
+}
+
 #[test]
 fn a_rank_that_cannot_join_tells_the_others_why() {
     if !can_begin() || Links::are_verbs() {

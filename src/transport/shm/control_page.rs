@@ -17,8 +17,6 @@ pub(super) const GPU_NEIGHBOURS: usize = 256;
 #[repr(C, align(4096))]
 pub(super) struct ControlPage {
     pub need_wakeup: CachePadded<NeedWakeup>,
-    /// 1 while the rank reads neighbours' memory in place.
-    pub reading: CachePadded<AtomicU32>,
     /// 1 once the rank has aborted: the memory that its messages refer to may change at any time.
     pub aborted: CachePadded<AtomicU32>,
     /// 1 once the rank has left: it sends and releases nothing any more.

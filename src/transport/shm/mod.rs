@@ -57,12 +57,7 @@ use spsc_queue::{Duplex, SpscQueue};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
 use wake_lanes::WakeLane;
-
-/// How long a rank that aborts waits for peers that are reading its memory. They read one sub-chunk at a time, so this
-/// expires only if one of them was stopped; such a peer detects the abort in its own check after the read.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The shared-memory transport of one rank.
 pub struct Shm {
@@ -127,16 +122,6 @@ impl Shm {
     fn link(&mut self, peer: Rank) -> &mut Link {
         let index = self.link_of_rank[peer].expect("the executor routes only neighbours here");
         &mut self.links[index]
-    }
-
-    fn check_peer_aborts(&self) -> Result<()> {
-        for link in &self.links {
-            if link.control.aborted.load(Ordering::Acquire) != 0 {
-                let message = format!("rank {} aborted this call", link.rank);
-                return Err(Error::peer_lost(message).with_suspect(link.rank));
-            }
-        }
-        Ok(())
     }
 }
 
@@ -211,17 +196,11 @@ impl Transport for Shm {
     }
 
     fn abort(&mut self) {
-        self.control.reading.store(0, Ordering::Relaxed);
         self.control.aborted.store(1, Ordering::Relaxed);
+        // Pairs with the fence in `check_reads`: a peer that reads what this rank writes from now on, by any kind of store, also sees
+        // that it has aborted. A wait for peers that are reading would last as long as one of them is stopped, or is not known
+        // to be dead.
         fence(Ordering::SeqCst);
-        let deadline = Instant::now() + ABORT_TIMEOUT;
-        while self.links.iter().any(|link| link.control.reading.load(Ordering::Acquire) != 0) {
-            if Instant::now() > deadline {
-                log::debug!("a neighbour still reads this rank's memory after {ABORT_TIMEOUT:?}");
-                return;
-            }
-            std::thread::yield_now();
-        }
     }
 }
 
@@ -235,21 +214,15 @@ impl InPlaceTransport for Shm {
         link.is_some_and(|link| link.control.left.load(Ordering::Acquire) != 0)
     }
 
-    fn begin_reads(&mut self) -> Result<()> {
-        self.control.reading.store(1, Ordering::Relaxed);
-        // Pairs with the fence in `abort`: either this rank sees that a peer aborted, or the peer sees that
-        // this rank reads and waits for it.
-        fence(Ordering::SeqCst);
-        self.check_peer_aborts().inspect_err(|_| self.control.reading.store(0, Ordering::Release))
-    }
-
-    fn end_reads(&mut self) -> Result<()> {
-        self.control.reading.store(0, Ordering::Release);
-        self.check_peer_aborts()
-    }
-
-    fn check_reads(&mut self) -> Result<()> {
-        self.check_peer_aborts()
+    fn check_reads(&self) -> Result<()> {
+        // What was read before was read before the flags are.
+        fence(Ordering::Acquire);
+        match self.links.iter().find(|link| link.control.aborted.load(Ordering::Relaxed) != 0) {
+            None => Ok(()),
+            Some(Link { rank, .. }) => {
+                Err(Error::peer_lost(format!("rank {rank} aborted this call")).with_suspect(*rank))
+            }
+        }
     }
 
     fn share_gpu(&mut self, sharing: Box<dyn Sharing>) {
