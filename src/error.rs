@@ -167,6 +167,16 @@ impl Error {
         self
     }
 
+    /// Says on which rank this failed, `rank 3: message`, unless the message names that rank itself.
+    #[must_use]
+    pub(crate) fn of_rank(self, rank: Rank) -> Self {
+        let name = format!("rank {rank}");
+        let is_whole = |rest: &str| !rest.starts_with(|next: char| next.is_ascii_digit());
+        let is_named = self.message().split(&name).skip(1).any(is_whole);
+        // `ranks 1 and 2 run different programs`
+        if is_named || self.message().starts_with("ranks ") { self } else { self.context(name) }
+    }
+
     /// Keeps `source` as [`std::error::Error::source`]. The message must already say what matters in it.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
@@ -238,6 +248,19 @@ mod tests {
     fn displays_kind_context_and_message() {
         let error = Error::timeout("rank 3 did not come").context("rendezvous");
         assert_eq!(error.to_string(), "timed out: rendezvous: rank 3 did not come");
+    }
+
+    #[test]
+    fn a_rank_is_named_once() {
+        for (message, expected) in [
+            ("it failed", "rank 1: it failed"),
+            ("rank 1 called all_reduce #2", "rank 1 called all_reduce #2"),
+            ("waited 3 s for rank 12", "rank 1: waited 3 s for rank 12"),
+            ("rank 0 called #1 and rank 1 called #2", "rank 0 called #1 and rank 1 called #2"),
+            ("ranks 0 and 1 run different programs", "ranks 0 and 1 run different programs"),
+        ] {
+            assert_eq!(Error::timeout(message).of_rank(1).message(), expected);
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::world_status::{ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, ErrorKind};
 use crate::fault_point::{FaultPoint, reach};
 use crate::rank::Rank;
-use absence::{describe_absence, describe_absent};
+use absence::{describe_absence, describe_absent, describe_silence};
 use exchange::PendingGather;
 use member::{Member, RankStatus};
 use std::collections::BTreeSet;
@@ -156,7 +156,7 @@ impl FailureDetector {
                 self.on_report(rank, error, suspect, now);
             }
             ToCoordinator::Abort { reason } => {
-                self.fail(Error::aborted(format!("rank {rank}: {reason}")));
+                self.fail(Error::aborted(reason).of_rank(rank));
             }
             ToCoordinator::Goodbye(state) => {
                 reach(FaultPoint::CoordinatorReceivedGoodbye);
@@ -246,16 +246,14 @@ impl FailureDetector {
     pub(super) fn on_tick(&mut self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.last_tick);
         self.last_tick = now;
-        for rank in 0..self.members.len() {
-            let member = &mut self.members[rank];
-            member.monitor.advance(elapsed);
-            let Some(silent) = member.monitor.expired() else {
-                continue;
-            };
-            if member.status == RankStatus::Active {
-                self.on_silent(rank, silent);
-                self.actions.push(DetectorAction::GiveUp(rank, silent));
-            }
+        self.members.iter_mut().for_each(|member| member.monitor.advance(elapsed));
+        if self.active().any(|(_, member)| member.monitor.expired().is_some()) {
+            let silent: Vec<(Rank, Duration)> = self
+                .active()
+                .filter_map(|(rank, member)| Some((rank, member.monitor.expires_with_another()?)))
+                .collect();
+            self.on_silent(&silent);
+            self.actions.extend(silent.into_iter().map(|(rank, time)| DetectorAction::GiveUp(rank, time)));
         }
         if let Some(gather) = self.gather.take_if(|gather| now >= gather.deadline()) {
             self.fail(gather.timeout(self.members.len()));
@@ -263,19 +261,15 @@ impl FailureDetector {
         self.settle(now);
     }
 
-    /// Handles that a rank has been silent for so long that it counts as dead.
-    pub(super) fn on_silent(&mut self, rank: Rank, silent: Duration) {
-        let Some(member) = self.members.get_mut(rank).filter(|member| member.status == RankStatus::Active)
-        else {
+    /// Handles that ranks have been silent for so long, and since the same moment, that they count as dead.
+    pub(super) fn on_silent(&mut self, silent: &[(Rank, Duration)]) {
+        let ranks: Vec<Rank> =
+            silent.iter().map(|(rank, _)| *rank).filter(|rank| self.is_active(*rank)).collect();
+        let Some(time) = silent.iter().map(|(_, time)| *time).min().filter(|_| !ranks.is_empty()) else {
             return;
         };
-        member.status = RankStatus::Lost;
-        let message = format!(
-            "rank {rank} ({}) has been silent for {}: stopped, swapped out, or its machine is gone; its last message came {}",
-            member.process,
-            seconds(silent),
-            member.state
-        );
+        let message = describe_silence(&self.members, &ranks, time);
+        ranks.iter().for_each(|rank| self.members[*rank].status = RankStatus::Lost);
         self.fail(Error::peer_lost(message));
     }
 
@@ -481,7 +475,7 @@ impl FailureDetector {
             return;
         }
         let timed_out = report.error.kind() == ErrorKind::Timeout;
-        let mut message = format!("rank {}: {}", report.reporter, report.error.message());
+        let mut message = report.error.clone().of_rank(report.reporter).message().to_owned();
         if let Some(call) = self.members[report.reporter].state.call() {
             if timed_out && call.is_collective() {
                 message = format!("{message} ({})", describe_absent(&self.members, call));

@@ -34,7 +34,18 @@ impl HeartbeatMonitor {
 
     /// How long the peer has been silent, if that is too long.
     pub(super) fn expired(&self) -> Option<Duration> {
-        (self.silent >= MISSED_HEARTBEATS * self.interval).then_some(self.silent)
+        self.silent_for(MISSED_HEARTBEATS)
+    }
+
+    /// How long the peer has been silent, if that is too long for a peer that went silent when another one did which is
+    /// [`expired`](Self::expired): two peers that stop at once have sent their last heartbeats up to an interval apart, and this
+    /// count advances in steps of up to one.
+    pub(super) fn expires_with_another(&self) -> Option<Duration> {
+        self.silent_for(MISSED_HEARTBEATS - 2)
+    }
+
+    fn silent_for(&self, intervals: u32) -> Option<Duration> {
+        (self.silent >= intervals * self.interval).then_some(self.silent)
     }
 }
 

@@ -304,7 +304,7 @@ impl HostedWorlds {
         match (&mut hosted.phase, message) {
             (HostedPhase::Supervised(detector), message) => detector.on_message(own, message, now),
             (HostedPhase::Opening(_), ToCoordinator::Abort { reason }) => {
-                self.fail_opening(world, Error::aborted(format!("rank {own}: {reason}")));
+                self.fail_opening(world, Error::aborted(reason).of_rank(own));
             }
             (HostedPhase::Opening(_), ToCoordinator::Goodbye(_)) => {
                 let error = WorldOpening::lost(own, &self.ranks[rank].process, "gave up");
@@ -332,7 +332,7 @@ impl HostedWorlds {
                     detector.on_sign_of_life(own, heard);
                     match loss {
                         RankLoss::Disconnected(cause) => detector.on_disconnect(own, cause, now),
-                        RankLoss::Silent(silent) => detector.on_silent(own, silent),
+                        RankLoss::Silent(silent) => detector.on_silent(&[(own, silent)]),
                         RankLoss::GaveUp(silent) => {
                             detector.on_message(own, ToCoordinator::GaveUp { silent }, now);
                         }
@@ -350,6 +350,19 @@ impl HostedWorlds {
             }
             self.advance(world);
             self.detach(rank, world);
+        }
+    }
+
+    /// Handles that ranks have been silent for so long, and since the same moment, that they count as dead. Each of them is then
+    /// [lost](Self::on_lost).
+    pub(super) fn on_silent(&mut self, silent: &[(Rank, Duration)]) {
+        for HostedWorld { members, phase, .. } in self.worlds.values_mut() {
+            if let HostedPhase::Supervised(detector) = phase {
+                let own = |(rank, time): &(Rank, Duration)| {
+                    Some((members.iter().position(|member| member == rank)?, *time))
+                };
+                detector.on_silent(&silent.iter().filter_map(own).collect::<Vec<_>>());
+            }
         }
     }
 

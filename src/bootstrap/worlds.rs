@@ -143,12 +143,16 @@ impl Worlds {
                     HostedAction::GiveUp(rank, silent) => closing.push((rank, RankLoss::Silent(silent))),
                 }
             }
+            let silent = |(rank, loss): &(Rank, RankLoss<'_>)| match loss {
+                RankLoss::Silent(time) if self.connected.contains(rank) => Some((*rank, *time)),
+                _ => None,
+            };
+            let silent: Vec<(Rank, Duration)> = closing.iter().filter_map(silent).collect();
+            self.first.on_silent(&silent);
+            self.hosted.on_silent(&silent);
             // What follows from the loss of a rank is sent to that rank, too.
             for (rank, loss) in &closing {
                 if self.connected.remove(rank) {
-                    if let RankLoss::Silent(silent) = loss {
-                        self.first.on_silent(*rank, *silent);
-                    }
                     self.hosted.on_lost(*rank, *loss, self.now);
                 }
             }

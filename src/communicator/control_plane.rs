@@ -66,7 +66,7 @@ impl ControlPlane {
         match self {
             Self::Processes(connection) => connection.abort(reason),
             Self::Threads(_) => {
-                fault.raise(Error::aborted(format!("rank {rank}: {reason}")));
+                fault.raise(Error::aborted(reason).of_rank(rank));
             }
         }
     }

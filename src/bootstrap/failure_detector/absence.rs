@@ -1,11 +1,14 @@
-//! How messages describe ranks that are not in a call.
+//! How messages describe ranks that are not in a call, or silent.
 //!
 //! Owns the wording. Must not know when it is used.
 
 use super::member::{Member, RankStatus};
 use crate::bootstrap::call_state::{CallState, call_name};
+use crate::bootstrap::heartbeat::seconds;
 use crate::call::Call;
 use crate::rank::{Rank, RankList};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Describes which ranks are not in `call`, and which state they are in instead.
 pub(super) fn describe_absent(members: &[Member], call: &Call) -> String {
@@ -32,6 +35,35 @@ pub(super) fn describe_absent(members: &[Member], call: &Call) -> String {
     let sentences: Vec<String> =
         absent.iter().map(|(member, ranks)| describe_absence(member, call, ranks)).collect();
     sentences.join("; ")
+}
+
+/// Says that these active ranks have been silent for a time, and on which nodes they are.
+pub(super) fn describe_silence(members: &[Member], ranks: &[Rank], silent: Duration) -> String {
+    let silent = seconds(silent);
+    if let [rank] = ranks {
+        let Member { process, state, .. } = &members[*rank];
+        return format!(
+            "rank {rank} ({process}) has been silent for {silent}: stopped, swapped out, or its machine is gone; its last message \
+             came {state}"
+        );
+    }
+    let mut by_host: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
+    for rank in ranks {
+        by_host.entry(&members[*rank].process.host).or_default().push(*rank);
+    }
+    let is_active_on =
+        |member: &Member, host: &str| member.status == RankStatus::Active && member.process.host == host;
+    let is_whole = |(host, silent): (&&str, &Vec<Rank>)| {
+        members.iter().filter(|member| is_active_on(member, host)).count() == silent.len()
+    };
+    let causes = if by_host.iter().all(is_whole) {
+        "the machine is gone, stopped, or cut off from the network"
+    } else {
+        "stopped, swapped out, or cut off from the network"
+    };
+    let hosts: Vec<String> =
+        by_host.iter().map(|(host, ranks)| format!("{} on host {host}", RankList::new(ranks))).collect();
+    format!("{} have been silent for {silent}, since the same moment: {causes}", hosts.join(" and "))
 }
 
 /// Describes the state of `ranks`, which are not in `call`. All of them are in the state of `member`.

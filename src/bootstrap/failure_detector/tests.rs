@@ -121,6 +121,63 @@ fn silence_for_twenty_heartbeats_counts_as_death() {
     );
 }
 
+/// Ranks whose machine stops have sent their last heartbeats at different times within an interval.
+#[test]
+fn ranks_that_go_silent_together_are_named_together_with_their_node() {
+    for (late, expected) in [
+        (
+            None,
+            "ranks 2 and 3 on host b have been silent for 9.5 s, since the same moment: the machine is gone",
+        ),
+        (Some(3), "rank 2 (pid 102 on host b) has been silent for 10 s"),
+    ] {
+        let mut world = World::of(4);
+        for rank in [2, 3] {
+            world.detector.members[rank].process.host = "b".to_owned();
+        }
+        world.set_idle(2, 4);
+        world.advance(HEARTBEAT);
+        world.set_idle(3, 4);
+        for beat in 0..35 {
+            world.advance(HEARTBEAT);
+            world.set_idle(0, 4);
+            world.set_idle(1, 4);
+            if let Some(rank) = late.filter(|_| beat == 10) {
+                world.set_idle(rank, 4);
+            }
+        }
+        let lost: Vec<Rank> = world
+            .detector
+            .members
+            .iter()
+            .enumerate()
+            .filter(|(_, member)| member.status == RankStatus::Lost)
+            .map(|(rank, _)| rank)
+            .collect();
+        assert_eq!(lost, [2, 3]);
+        let root_cause = world.message();
+        assert!(root_cause.starts_with(expected), "{root_cause}");
+    }
+}
+
+#[test]
+fn a_report_names_its_rank_once() {
+    for (message, expected) in [
+        (
+            "rank 1 called all_reduce #2 and rank 0 called barrier #2",
+            "rank 1 called all_reduce #2 and rank 0 called barrier #2",
+        ),
+        ("rank 0 closed its connection", "rank 1: rank 0 closed its connection"),
+    ] {
+        let mut world = World::of(2);
+        world.report(1, ErrorKind::Disagreement, message, None);
+        assert_eq!(world.message(), expected);
+        let mut world = World::of(2);
+        world.receive(1, ToCoordinator::Abort { reason: message.to_owned() });
+        assert_eq!(world.message(), expected);
+    }
+}
+
 #[test]
 fn calls_with_one_sequence_number_must_agree() {
     let mut world = World::of(3);
