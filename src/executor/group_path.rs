@@ -267,10 +267,13 @@ impl GroupPath {
         let timeout = resources.wait.timeout();
         let mut peers = self.active.clone();
         peers.sort_unstable();
-        let message = format!("{}: no progress for {timeout:?}: {}", bound.call, self.waits(&peers));
+        let stalled = resources.links.stalled(&peers);
+        let suspect = stalled.as_ref().map(|(peer, _)| *peer).or(peers.first().copied());
+        let why = stalled.map_or_else(String::new, |(_, why)| format!("; {why}"));
+        let message = format!("{}: no progress for {timeout:?}: {}{why}", bound.call, self.waits(&peers));
         let error = Error::timeout(message);
-        match peers.first() {
-            Some(peer) => error.with_suspect(*peer),
+        match suspect {
+            Some(peer) => error.with_suspect(peer),
             None => error,
         }
     }

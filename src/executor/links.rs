@@ -213,6 +213,15 @@ impl Links {
         self.transports.iter().all(|transport| transport.common().wake_fd().is_some())
     }
 
+    /// Why a call waits for one of these peers, if it is the connection to it: the peer, and a sentence.
+    pub(super) fn stalled(&self, peers: &[Rank]) -> Option<(Rank, String)> {
+        let stalled = |peer: &Rank| Some((*peer, self.to(*peer).common().stalled(*peer)?));
+        peers.iter().find_map(stalled).map(|(peer, connection)| {
+            let cause = "a firewall or the network drops its packets, while the control connection works";
+            (peer, format!("{connection}: {cause}"))
+        })
+    }
+
     /// Whether a transport still exchanges messages with peers over the control connections.
     pub(super) fn need_control_connection(&self) -> bool {
         self.transports.iter().any(|transport| transport.common().needs_control_connection())

@@ -415,8 +415,13 @@ impl ProgramPath {
     }
 
     fn timed_out(&self, resources: &Resources, active: &LaidOutCall) -> Error {
-        let missing: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.entered[*peer]).collect();
+        let mut missing: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.entered[*peer]).collect();
+        let stalled = resources.links.stalled(&self.peers);
+        if let Some((peer, _)) = stalled {
+            missing = vec![peer];
+        }
         let waiting = match missing[..] {
+            [peer] if let Some((_, why)) = &stalled => format!("for rank {peer}: {why}"),
             [] if resources.devices.are_busy() => {
                 "for the GPU, whose kernel copies and reduces nothing: check the GPU with nvidia-smi, and the system's log"
                     .to_owned()

@@ -145,6 +145,12 @@ pub trait Transport: Send {
     /// Peers need not notify any more. Also drains the descriptor.
     fn clear_need_wakeup(&mut self);
 
+    /// Describes the connection to `peer` if it carries nothing although this rank sends. `None` if it works, or if the transport
+    /// cannot tell.
+    fn stalled(&self, _peer: Rank) -> Option<String> {
+        None
+    }
+
     /// Whether the transport still exchanges messages with peers over the control connections, because connections are broken or not
     /// made yet.
     fn needs_control_connection(&self) -> bool {

@@ -6,7 +6,7 @@
 //! Congestion-Based Congestion Control, ACM Queue 2016, `ProbeRTT`). All ranks wait for the link that pauses. Where round trips are short and few bytes are in
 //! flight, BBR has no advantage.
 
-use rustix::fd::AsRawFd;
+use super::tcp_info::tcp_info;
 use socket2::SockRef;
 use std::net::TcpStream;
 use std::time::Duration;
@@ -35,20 +35,8 @@ pub(super) fn replace_bbr(stream: &TcpStream) {
 
 /// The smoothed round trip that the kernel has measured; `None` if it has not, as after a SYN cookie.
 fn round_trip(stream: &TcpStream) -> Option<Duration> {
-    // SAFETY: the structure consists of integers, for which zeros are a value.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and the kernel writes at most `len` bytes of the structure, which outlives the call.
-    let result = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            std::ptr::from_mut(&mut info).cast(),
-            &mut len,
-        )
-    };
-    (result == 0 && info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+    let info = tcp_info(stream).filter(|info| info.tcpi_rtt > 0)?;
+    Some(Duration::from_micros(info.tcpi_rtt.into()))
 }
 
 #[cfg(test)]

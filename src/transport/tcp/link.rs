@@ -26,7 +26,7 @@ const READ_BUDGET: usize = 256 << 10;
 #[derive(Debug)]
 pub(super) struct Link {
     pub peer: Rank,
-    address: SocketAddr,
+    pub address: SocketAddr,
     pub streams: Vec<FrameStream>,
     /// Sequence number of the call that this rank is in.
     sequence: u64,

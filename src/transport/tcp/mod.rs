@@ -23,6 +23,7 @@ mod link;
 mod listener;
 mod socket;
 mod stream;
+mod tcp_info;
 mod unauthenticated;
 
 #[cfg(test)]
@@ -382,6 +383,11 @@ impl Transport for Tcp {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.epoll.as_fd())
+    }
+
+    fn stalled(&self, peer: Rank) -> Option<String> {
+        let link = &self.links[self.link_index(peer).ok()?];
+        link.streams.iter().find_map(|stream| tcp_info::stalled(stream, link.address))
     }
 
     fn set_need_wakeup(&mut self) -> bool {

@@ -53,6 +53,8 @@ pub struct Network {
 impl Network {
     /// The name of the interface of each rank.
     pub const INTERFACE: &str = "up0";
+    /// The name of the interface of each rank to the second network.
+    pub const DATA_INTERFACE: &str = "up1";
 
     /// A network for this number of ranks. Each `number` is used once at a time.
     pub fn new(number: usize, ranks: usize) -> Self {
@@ -92,6 +94,28 @@ impl Network {
         command.arg(std::env::current_exe().expect("this binary"));
         command.env("FLEXRING_SOCKET_IFNAME", Self::INTERFACE);
         command
+    }
+
+    /// Connects the ranks by a second network, of 198.19.0.0/24, over [`DATA_INTERFACE`](Self::DATA_INTERFACE).
+    pub fn add_data_network(&self) {
+        let interface = Self::DATA_INTERFACE;
+        let ports = (0..self.ranks).flat_map(|rank| {
+            let node = self.node(rank);
+            [
+                format!("link add data{rank} type veth peer name {interface} netns {node}"),
+                format!("link set data{rank} master bridge up"),
+            ]
+        });
+        ip(&["-n", &self.switch()], ports);
+        for rank in 0..self.ranks {
+            let address = format!("addr add 198.19.0.{}/24 dev {interface}", rank + 1);
+            ip(&["-n", &self.node(rank)], [address, format!("link set {interface} up")]);
+        }
+    }
+
+    /// From now on the second network drops the packets from and to this rank.
+    pub fn cut_data(&self, rank: usize) {
+        ip(&["-n", &self.switch()], [format!("link set data{rank} down")]);
     }
 
     fn node(&self, rank: usize) -> String {
