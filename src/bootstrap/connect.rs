@@ -13,6 +13,7 @@ use super::join_attempt::{Attempt, ConnectError, CoordinatorAnswer, JoinAttempt}
 use super::launcher::RendezvousPoint;
 use super::open_ports::CoordinatorControl;
 use super::protocol::{HelloHeader, HelloParams, Purpose};
+use super::rendezvous::FIRST_REPORT;
 use super::secret::{JobSecret, SecretSource};
 use super::world_status::WorldStatus;
 use crate::error::{Error, ErrorKind, Result};
@@ -23,7 +24,7 @@ use crate::rank::Rank;
 use crate::transport::tcp::{check_connected, start_connecting};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// Time-out of one connection attempt.
@@ -112,30 +113,41 @@ impl Joiner<'_> {
         let mut pause = MIN_PAUSE;
         let mut refusal = None;
         let mut resolver = ResolverCache::default();
+        let (mut report_at, mut since) = (begun + FIRST_REPORT, FIRST_REPORT);
         loop {
-            let mut last = match self.attempt(&mut resolver, begun, &mut refusal, former) {
+            let (mut last, is_unreachable) = match self.attempt(&mut resolver, begun, &mut refusal, former) {
                 Ok(answered) => return Ok(answered),
                 Err(ConnectError::Fatal(error) | ConnectError::Refused(error)) => return Err(error),
-                Err(ConnectError::Retry(cause)) => cause,
+                Err(ConnectError::Retry(cause)) => (cause, false),
+                Err(ConnectError::Unreachable(cause)) => (cause, true),
             };
             let now = Instant::now();
             if now >= self.deadline {
-                let (name, advice) = self.target.describe();
+                let name = self.target.name();
                 if last.is_empty() {
                     last = "the deadline had passed".to_owned();
                 }
-                // Rank 0 may have given up since.
-                if let Some(refusal) = refusal.filter(|refusal| !last.contains(refusal)) {
-                    last = format!("{last}; before that it was refused: {refusal}");
-                }
+                let end = match refusal {
+                    None => format!("; {}", self.target.advice(is_unreachable)),
+                    // The refusal says what to do. Rank 0 may have given up since.
+                    Some(refusal) if !last.contains(&refusal) => {
+                        format!("; before that it was refused: {refusal}")
+                    }
+                    Some(_) => String::new(),
+                };
                 let who = match self.header.purpose {
                     Purpose::Join => format!("rank {}", self.header.rank),
                     Purpose::Status | Purpose::WhoListens => "this process".to_owned(),
                 };
                 return Err(Error::rendezvous(format!(
-                    "{who} cannot reach {name} within {}: {last}; {advice}",
+                    "{who} cannot reach {name} within {}: {last}{end}",
                     seconds(self.params.exchange_timeout)
                 )));
+            }
+            if now >= report_at && self.header.purpose == Purpose::Join {
+                since *= 2;
+                report_at = now + since;
+                log::warn!("rank {}: waiting for {}: {last}", self.header.rank, self.target.name());
             }
             let until = (now + pause).min(self.deadline);
             pause = (2 * pause).min(MAX_PAUSE);
@@ -158,16 +170,28 @@ impl Joiner<'_> {
             .map_err(|cause| ConnectError::Retry(format!("the name cannot be resolved ({cause})")))?;
         let mut causes = Vec::new();
         let mut refusals = Vec::new();
+        let mut is_unreachable = true;
         for address in addresses {
             let mut number = None;
             let outcome = self.try_address(*address, &secret, &mut number, former);
             match outcome.map_err(|error| self.failure_of_attempt(number, error, begun)) {
                 Ok((stream, answer)) => return Ok((answer, stream, secret)),
-                Err(ConnectError::Retry(cause)) => causes.push(cause),
+                Err(ConnectError::Retry(cause)) => {
+                    causes.push(cause);
+                    is_unreachable = false;
+                }
+                Err(ConnectError::Unreachable(cause)) => causes.push(cause),
                 // Every process that holds the port can send this. Rank 0 may still come, with another secret or at the same port. The
                 // error at the deadline has the reason.
                 Err(ConnectError::Refused(error)) if self.waits_for_rank_0() => {
                     causes.push(error.message().to_owned());
+                    is_unreachable = false;
+                    if refusal.is_none() {
+                        log::warn!(
+                            "{}; this rank tries again until FLEXRING_CONNECT_TIMEOUT_MS is over",
+                            error.message()
+                        );
+                    }
                     *refusal = Some(error.message().to_owned());
                 }
                 Err(ConnectError::Refused(error)) => refusals.push(error),
@@ -179,14 +203,17 @@ impl Joiner<'_> {
             // wrong only if all addresses do.
             Some(error) if causes.is_empty() => Err(ConnectError::Refused(error)),
             Some(error) => Err(ConnectError::Retry(format!("{}, {}", causes.join(", "), error.message()))),
+            None if is_unreachable => Err(ConnectError::Unreachable(causes.join(", "))),
             None => Err(ConnectError::Retry(causes.join(", "))),
         }
     }
 
-    /// Whether rank 0 may begin to listen later than this rank calls. A unique id has a coordinator from the beginning.
+    /// Whether rank 0 may begin to listen later than this rank calls. A unique id has a coordinator from the beginning. A rank that
+    /// cannot take part does not wait: the refusal itself tells the others of it.
     fn waits_for_rank_0(&self) -> bool {
         matches!(self.target, CoordinatorTarget::Remote(RendezvousPoint::Address { .. }))
             && self.header.purpose == Purpose::Join
+            && self.params.failure.is_none()
     }
 
     /// What the failure of the attempt with this number means to a rank that began to join at `begun`. If the rank has failed in it before, the coordinator is
@@ -232,7 +259,8 @@ impl Joiner<'_> {
                 );
                 ConnectError::Refused(Error::peer_lost(message))
             }
-            _ => retry(cause.to_string()),
+            _ if is_on_this_node(address.ip()) => retry(cause.to_string()),
+            _ => ConnectError::Unreachable(format!("{address}: {cause}")),
         })?;
         reach(FaultPoint::BootstrapConnected);
         let connection = FramedStream::new(stream, false).map_err(|cause| retry(cause.to_string()))?;
@@ -243,7 +271,7 @@ impl Joiner<'_> {
         reach(FaultPoint::BootstrapSentHello);
         loop {
             if let Err(own) = self.fault.check_waiting() {
-                attempt.give_up(&own.clone().context(format_args!("rank {}", self.header.rank)));
+                attempt.give_up(&own.clone().of_rank(self.header.rank));
                 return Err(ConnectError::Fatal(own));
             }
             if let Err(root_cause) = former.check() {
@@ -327,4 +355,9 @@ impl Joiner<'_> {
         let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
         fds[others..].iter().any(|fd| !fd.revents().is_empty())
     }
+}
+
+/// Whether an address is one of this node, so that no network is on the way to it.
+fn is_on_this_node(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
 }

@@ -17,7 +17,7 @@ use super::heartbeat::seconds;
 use super::join_attempt::report_failure;
 use super::launcher::{Identity, RendezvousPoint};
 use super::listen;
-use super::open_ports;
+use super::open_ports::{self, CoordinatorControl};
 use super::port_owner::port_owner;
 use super::process::Process;
 use super::protocol::{
@@ -27,8 +27,8 @@ use super::secret::{JobSecret, SecretSource};
 use super::shrink::CallsMade;
 use super::unused_ids;
 use crate::call::Call;
-use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::config::{Config, Switch};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::process::{CreatorProcess, spawn};
@@ -38,6 +38,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// How long the process of the coordinator stays after a rendezvous has failed, so that ranks that join late get the cause.
+const LINGER: Duration = Duration::from_secs(5);
+/// How long it stays before it says why.
+const QUIET_LINGER: Duration = Duration::from_millis(200);
+const LINGER_PAUSE: Duration = Duration::from_millis(10);
 /// How long a report waits for the root cause.
 const ROOT_CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much longer than the coordinator a rank waits for an exchange, so that it receives the list of missing
@@ -100,9 +105,39 @@ impl ControlConnection {
     /// differ in release, world size or settings; `PeerLost` if a rank dies meanwhile; `System` if a socket
     /// or thread is unavailable.
     pub fn join(identity: &Identity, config: &Config, fault: Arc<Fault>) -> Result<Self> {
+        Self::join_unless(None, identity, config, fault)
+    }
+
+    /// Fails the rendezvous on all ranks, because this one cannot take part: they would wait for it until their deadline. Returns the
+    /// error. `config` is what is known of the settings. Takes at most 5 s if the coordinator does not answer.
+    pub fn decline(identity: &Identity, config: &Config, error: Error) -> Error {
+        if identity.world > 1 {
+            log::error!("rank {}: {error}", identity.rank);
+            let config = Config { connect_timeout: config.connect_timeout.min(LINGER), ..config.clone() };
+            // The others wait until their deadline if they cannot be reached.
+            let _ = Self::join_unless(Some(error.clone()), identity, &config, Arc::new(Fault::new()));
+        }
+        error
+    }
+
+    /// [`join`](Self::join), or fails the rendezvous for the reason `failure`.
+    fn join_unless(
+        failure: Option<Error>,
+        identity: &Identity,
+        config: &Config,
+        fault: Arc<Fault>,
+    ) -> Result<Self> {
         let deadline = Instant::now() + config.connect_timeout;
         reach(FaultPoint::BootstrapBegins);
-        let (source, coordinator) = start_coordinator(identity, config, &fault)?;
+        let started = start_coordinator(identity, config, &fault).map_err(|error| {
+            // A secret that cannot be read. Without it this rank is refused, of which the others hear.
+            if failure.is_some() || error.kind() != ErrorKind::InvalidSetting {
+                return error;
+            }
+            let config = Config { secret: None, secret_file: None, tls: Switch(false), ..config.clone() };
+            Self::decline(identity, &config, error)
+        });
+        let (source, coordinator) = started?;
         let header = HelloHeader {
             version: VERSION.to_owned(),
             rank: identity.rank,
@@ -118,6 +153,7 @@ impl ControlConnection {
             exchange_timeout: config.connect_timeout,
             heartbeat: config.heartbeat,
             successor: if is_remote { own.to_vec() } else { Vec::new() },
+            failure,
         };
         let target = if own.is_empty() || is_remote {
             CoordinatorTarget::Remote(&identity.rendezvous)
@@ -136,7 +172,12 @@ impl ControlConnection {
         let joined = joiner.join(successor).inspect_err(|error| {
             // The ranks that have joined learn why this one, whose coordinator ends now, has not.
             if let Some(own) = &coordinator {
-                own.control().fail(error.clone().context(format_args!("rank {}", identity.rank)));
+                own.control().fail(error.clone().of_rank(identity.rank));
+            }
+            if error.kind() != ErrorKind::Aborted {
+                let created = || unused_ids::created_here(source.job())?.upgrade();
+                let control = coordinator.as_ref().map(|own| Arc::clone(own.control())).or_else(created);
+                control.inspect(|control| linger(control, error, &fault));
             }
         });
         let Joined { mut stream, host_process, host_ranks, secret } = joined?;
@@ -276,7 +317,7 @@ impl ControlConnection {
             root_cause.clone_from(&state.root_cause);
             root_cause.is_some() || state.ended
         });
-        let own = || error.context(format_args!("rank {}", self.rank));
+        let own = || error.of_rank(self.rank);
         self.shared.fault.raise(root_cause.unwrap_or_else(own))
     }
 
@@ -292,8 +333,7 @@ impl ControlConnection {
     /// Aborts this world, from any thread and at once: raises the fault here and lets the coordinator notify
     /// the other ranks.
     pub fn abort(&self, reason: &str) {
-        let message = format!("rank {}: {reason}", self.rank);
-        self.shared.fault.raise(Error::aborted(message));
+        self.shared.fault.raise(Error::aborted(reason).of_rank(self.rank));
         self.shared.send(ToCoordinator::Abort { reason: reason.to_owned() });
     }
 
@@ -317,6 +357,23 @@ impl Drop for ControlConnection {
             self.shared.leave();
         }
         reach(FaultPoint::LeaveEnds);
+    }
+}
+
+/// Waits until the coordinator of a rendezvous that has failed with `error` has sent it to all ranks, for at most [`LINGER`], or until
+/// the program wants its thread back.
+fn linger(control: &CoordinatorControl, error: &Error, fault: &Fault) {
+    let begun = Instant::now();
+    let mut is_said = false;
+    while !control.has_ended() && begun.elapsed() < LINGER && fault.check_waiting().is_ok() {
+        if !is_said && begun.elapsed() >= QUIET_LINGER {
+            log::error!(
+                "{error}; this process stays for up to {}, until the other ranks have got this error",
+                seconds(LINGER)
+            );
+            is_said = true;
+        }
+        std::thread::sleep(LINGER_PAUSE);
     }
 }
 
@@ -349,7 +406,7 @@ fn start_coordinator(
             reach(FaultPoint::CoordinatorListens);
             Some(coordinator)
         }
-        RendezvousPoint::Id(_) if unused_ids::created_here(source.job()) => None,
+        RendezvousPoint::Id(_) if unused_ids::created_here(source.job()).is_some() => None,
         RendezvousPoint::Id(_) => Coordinator::successor(&source, config)
             .inspect_err(|error| {
                 log::warn!(

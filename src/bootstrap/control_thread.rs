@@ -263,6 +263,7 @@ impl ControlThread {
                 }
             }
             ToRank::Welcome { host, .. } => world.on_opened(host),
+            ToRank::Notice(text) => log::warn!("rank {}: {text}", world.shared.rank),
             // The last world ends with the connection.
             ToRank::LeaveAck if world.leaving.is_some() && self.worlds.len() > 1 => self.end(key),
             ToRank::LeaveAck

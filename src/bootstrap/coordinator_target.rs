@@ -46,28 +46,41 @@ impl CoordinatorTarget<'_> {
         }
     }
 
-    /// Names the target, and says what to check if it cannot be reached.
-    pub(super) fn describe(&self) -> (String, &'static str) {
+    /// Names the target.
+    pub(super) fn name(&self) -> String {
         match self {
-            Self::Remote(RendezvousPoint::Address { host, port }) => (
-                format!("rank 0 at {host} port {port}"),
-                "check that rank 0 runs, that FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT (or the launcher's address) name it \
-                 on every rank, and that no firewall blocks the port; rank 0 listens on one interface only, see FLEXRING_SOCKET_IFNAME",
-            ),
-            Self::Remote(RendezvousPoint::Id(id)) => (
-                format!("the process that created the unique id, at {:?}", id.addresses()),
-                "check that it still runs, that the id is fresh (each serves one world, and expires if no rank uses it), and \
-                 that no firewall blocks the port",
-            ),
-            Self::Successor(addresses) => (
-                format!("rank 0, which takes the world over, at {addresses:?}"),
-                "check that it still runs, and that no firewall blocks the port",
-            ),
-            Self::Local(addresses) => (
-                format!("this process's own coordinator at {addresses:?}"),
-                "check that the loopback interface is up",
-            ),
+            Self::Remote(RendezvousPoint::Address { host, port }) => format!("rank 0 at {host} port {port}"),
+            Self::Remote(RendezvousPoint::Id(id)) => {
+                format!("the process that created the unique id, at {:?}", id.addresses())
+            }
+            Self::Successor(addresses) => format!("rank 0, which takes the world over, at {addresses:?}"),
+            Self::Local(addresses) => format!("this process's own coordinator at {addresses:?}"),
         }
+    }
+
+    /// Says what to check if the target does not admit this rank. `is_unreachable` if no process answers there.
+    pub(super) fn advice(&self, is_unreachable: bool) -> String {
+        let advice = match self {
+            Self::Remote(RendezvousPoint::Address { .. }) => {
+                "check that rank 0 runs, and that FLEXRING_MASTER_ADDR and FLEXRING_MASTER_PORT (or the launcher's address) name it \
+                 on every rank"
+            }
+            Self::Remote(RendezvousPoint::Id(_)) => {
+                "check that it still runs, and that the id is fresh (each serves one world, and expires if no rank uses it)"
+            }
+            Self::Successor(_) => "check that it still runs",
+            Self::Local(_) => return "check that the loopback interface is up".to_owned(),
+        };
+        if !is_unreachable {
+            return advice.to_owned();
+        }
+        let listens = match self {
+            Self::Remote(RendezvousPoint::Address { .. }) => {
+                "; rank 0 listens on one interface only, see FLEXRING_SOCKET_IFNAME"
+            }
+            _ => "",
+        };
+        format!("{advice}, and that no firewall blocks the port{listens}")
     }
 }
 
@@ -85,5 +98,19 @@ impl ResolverCache {
             self.since = Some(Instant::now());
         }
         Ok(&self.known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn firewalls_are_named_only_where_nothing_answers() {
+        let rendezvous = RendezvousPoint::Address { host: "here".to_owned(), port: 1 };
+        let successor = ["192.0.2.1:1".parse().expect("an address")];
+        for target in [CoordinatorTarget::Remote(&rendezvous), CoordinatorTarget::Successor(&successor)] {
+            assert!(target.advice(true).contains("firewall") && !target.advice(false).contains("firewall"));
+        }
     }
 }

@@ -218,12 +218,12 @@ mod tests {
         let swapped = Preamble::BYTE_ORDER_MARK.swap_bytes().to_ne_bytes();
         let theirs = if cfg!(target_endian = "little") { "is big-endian" } else { "is little-endian" };
         for (mark, version, expected) in [
-            (native, 2, Some("speaks wire version 2, and this coordinator speaks 7")),
-            (native, 2 << 24, Some("speaks wire version 33554432, and this coordinator speaks 7")),
+            (native, 2, Some("speaks wire version 2, and this coordinator speaks 8")),
+            (native, 2 << 24, Some("speaks wire version 33554432, and this coordinator speaks 8")),
             // The version of a big-endian build is little-endian, too; its mark is not.
             (swapped, WIRE_VERSION, Some(theirs)),
             // The first frame of a release before wire version 2.
-            ([96, 0, 0, 0], 5, Some("speaks a wire version before 2, and this coordinator speaks 7")),
+            ([96, 0, 0, 0], 5, Some("speaks a wire version before 2, and this coordinator speaks 8")),
         ] {
             let mut decoder = FrameDecoder::new(true);
             decoder.append(&Preamble::with(mark, version));

@@ -41,6 +41,7 @@ fn params() -> HelloParams {
         exchange_timeout: Duration::from_secs(60),
         heartbeat: Duration::from_millis(500),
         successor: vec!["127.0.0.1:1".parse().expect("an address")],
+        failure: None,
     }
 }
 

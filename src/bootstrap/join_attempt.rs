@@ -24,6 +24,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) enum ConnectError {
     /// A later attempt may succeed.
     Retry(String),
+    /// No process answers, possibly because of the network. A later attempt may succeed.
+    Unreachable(String),
     /// The coordinator that answered does not admit this rank.
     Refused(Error),
     /// Later attempts cannot succeed.
@@ -45,6 +47,7 @@ pub(super) type Attempt<T> = std::result::Result<T, ConnectError>;
 
 /// One connection of a rank that is joining.
 pub(super) struct JoinAttempt<'a> {
+    rank: Rank,
     params: &'a HelloParams,
     /// When the rank gives up the rendezvous.
     deadline: Instant,
@@ -80,6 +83,7 @@ impl<'a> JoinAttempt<'a> {
         }
         let until = (Instant::now() + HANDSHAKE_TIMEOUT).min(patience);
         Ok(Self {
+            rank: header.rank,
             params,
             deadline,
             patience,
@@ -171,6 +175,7 @@ impl<'a> JoinAttempt<'a> {
             }
             (Some(ToRank::Moved(addresses)), true) => return Ok(Some(CoordinatorAnswer::Moved(addresses))),
             (Some(ToRank::Status(status)), true) => return Ok(Some(CoordinatorAnswer::Status(status))),
+            (Some(ToRank::Notice(text)), true) => log::warn!("rank {}: {text}", self.rank),
             (Some(ToRank::TryAgain(why)), true) => return Err(ConnectError::Retry(why)),
             (Some(ToRank::RootCause(error)), true) => return Err(ConnectError::Fatal(error)),
             _ => {

@@ -79,6 +79,11 @@ impl CoordinatorControl {
         *self.requests() = Requests { pending: None, ended: true };
     }
 
+    /// Whether the thread has ended, or does not serve its rendezvous any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.requests().ended
+    }
+
     /// Asks the thread for its listeners. `None` if it still needs them, or has ended.
     fn request_listeners(&self) -> Option<Vec<TcpListener>> {
         let (answer, listeners) = channel();

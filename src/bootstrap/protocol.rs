@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// Version of the control protocol. Raise it with every change of what travels on a control connection. It is apart from the
 /// release: two releases with one wire version understand each other's errors.
-pub(super) const WIRE_VERSION: u32 = 7;
+pub(super) const WIRE_VERSION: u32 = 8;
 /// The release of this build. All ranks of a world must run the same one, because their plans must be equal.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Maximum length of an opening, in bytes: the sender is not authenticated yet.
@@ -127,6 +127,8 @@ pub(super) struct HelloParams {
     pub(super) heartbeat: Duration,
     /// Where this rank's process runs a coordinator that can take the world over; empty if it runs none.
     pub(super) successor: Vec<SocketAddr>,
+    /// Why this rank cannot take part, if it cannot: the rendezvous fails for this reason.
+    pub(super) failure: Option<Error>,
 }
 
 impl HelloParams {
@@ -143,17 +145,17 @@ impl HelloParams {
             exchange_timeout: timeout,
             heartbeat,
             successor: Vec::new(),
+            failure: None,
         }
     }
 
     /// Limits the durations.
     fn bounded(self) -> Self {
         Self {
-            settings: self.settings,
             join_timeout: self.join_timeout.min(LONGEST_TIME),
             exchange_timeout: self.exchange_timeout.min(LONGEST_TIME),
             heartbeat: self.heartbeat.clamp(Duration::from_millis(1), LONGEST_TIME),
-            successor: self.successor,
+            ..self
         }
     }
 }
@@ -250,6 +252,8 @@ pub(super) enum ToRank {
     LeaveAck,
     /// A message of rank `from`.
     FromPeer { from: Rank, message: Vec<u8> },
+    /// What the rank logs while it waits for others: which ones, or who was refused.
+    Notice(String),
 }
 
 impl ToRank {
@@ -323,6 +327,7 @@ impl HelloParams {
             exchange_timeout: Duration::from_secs(2),
             heartbeat: Duration::from_millis(500),
             successor: Vec::new(),
+            failure: None,
         }
     }
 }

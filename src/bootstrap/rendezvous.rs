@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Maximum world size. It limits what one hello can make the coordinator count up to.
 const MAX_WORLD: usize = 1 << 16;
-/// How many refused callers the error for missing ranks describes.
+/// How many refused callers the joined ranks and the error for missing ranks hear of.
 const MAX_REFUSALS: usize = 3;
+/// How long ranks wait before they say for which others. From then on they say it after twice the time each.
+pub(super) const FIRST_REPORT: Duration = Duration::from_secs(5);
 
 /// A rank that has joined.
 #[derive(Debug)]
@@ -52,6 +54,10 @@ pub(super) struct Rendezvous {
     refusals: Vec<String>,
     /// Why the coordinator could not accept a connection.
     accept_failure: Option<String>,
+    /// When the joined ranks say next for which others they wait, and the time since they have said it before.
+    report: Option<(Instant, Duration)>,
+    /// What ranks are to log, since the last call of [`notices`](Self::notices).
+    notices: Vec<(Vec<Rank>, String)>,
     root_cause: Option<Error>,
 }
 
@@ -66,20 +72,32 @@ impl Rendezvous {
             deadline: None,
             refusals: Vec::new(),
             accept_failure: None,
+            report: None,
+            notices: Vec::new(),
             root_cause: None,
         }
     }
 
-    /// Notes why a rank may be missing: a caller was refused. It changes nothing but the error for missing ranks.
+    /// Notes why a rank may be missing: a caller was refused. It changes nothing but what ranks log and the error for missing ranks.
     pub(super) fn note_refusal(&mut self, text: String) {
         if self.refusals.len() < MAX_REFUSALS && !self.refusals.contains(&text) {
+            self.notices.push((self.peers.keys().copied().collect(), text.clone()));
             self.refusals.push(text);
         }
     }
 
     /// Notes why a rank may be missing: its connection could not be accepted, as when the process is out of descriptors.
     pub(super) fn note_accept_failure(&mut self, cause: &str) {
-        self.accept_failure.get_or_insert_with(|| cause.to_owned());
+        if self.accept_failure.is_none() {
+            self.accept_failure = Some(cause.to_owned());
+            let text = format!("{} could not accept a connection ({cause})", self.host());
+            self.notices.push((self.peers.keys().copied().collect(), text));
+        }
+    }
+
+    /// What ranks are to log since the last call, and which ranks.
+    pub(super) fn notices(&mut self) -> Vec<(Vec<Rank>, String)> {
+        std::mem::take(&mut self.notices)
     }
 
     /// Why the rendezvous failed, if it did.
@@ -92,9 +110,14 @@ impl Rendezvous {
         self.world
     }
 
-    /// The next time to call [`on_tick`](Self::on_tick).
+    /// When the rendezvous fails if it is not complete by then.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline.map(|(at, _)| at)
+    }
+
+    /// The next time to call [`on_tick`](Self::on_tick).
+    pub(super) fn next_tick(&self) -> Option<Instant> {
+        self.deadline().into_iter().chain(self.report.map(|(at, _)| at)).min()
     }
 
     /// The rank and process of each joined peer, in rank order.
@@ -141,6 +164,8 @@ impl Rendezvous {
         };
         let process = header.process;
         self.peers.insert(header.rank, JoinedPeer { process, params });
+        self.report.get_or_insert((now + FIRST_REPORT, FIRST_REPORT));
+        self.notices.extend(self.refusals.iter().map(|refusal| (vec![header.rank], refusal.clone())));
         if self.peers.len() == header.world { JoinOutcome::Complete } else { JoinOutcome::Waiting }
     }
 
@@ -175,13 +200,23 @@ impl Rendezvous {
 
     /// Handles the passing of time.
     pub(super) fn on_tick(&mut self, now: Instant) {
-        let Some((_, timeout)) = self.deadline.filter(|(at, _)| now >= *at) else {
-            return;
-        };
         let (None, Some(world)) = (&self.root_cause, self.world) else {
+            self.report = None;
             return;
         };
         let missing: Vec<Rank> = (0..world).filter(|rank| !self.peers.contains_key(rank)).collect();
+        if let Some((_, since)) = self.report.filter(|(at, _)| now >= *at) {
+            self.report = Some((now + 2 * since, 2 * since));
+            let text =
+                format!("waiting for {} ({} of {world} joined)", RankList::new(&missing), self.peers.len());
+            // One rank of each node says it.
+            let hosts: BTreeMap<&str, Rank> =
+                self.peers.iter().rev().map(|(rank, peer)| (&*peer.process.host, *rank)).collect();
+            self.notices.push((hosts.into_values().collect(), text));
+        }
+        let Some((_, timeout)) = self.deadline.filter(|(at, _)| now >= *at) else {
+            return;
+        };
         let accept_failure = self
             .accept_failure
             .as_ref()
@@ -245,6 +280,9 @@ impl Rendezvous {
                  most {MAX_WORLD}"
             ));
         }
+        if let Some(failure) = params.and_then(|params| params.failure.clone()) {
+            return Some(failure.context(format_args!("rank {rank} ({process})")));
+        }
         let (first_rank, first) = first?;
         let expected = self.world.unwrap_or(*world);
         if *world != expected {
@@ -302,6 +340,7 @@ mod tests {
                 exchange_timeout: Duration::from_secs(60),
                 heartbeat: Duration::from_millis(500),
                 successor: Vec::new(),
+                failure: None,
             }),
         }
     }
@@ -414,6 +453,51 @@ mod tests {
                 .starts_with("ranks 2 and 5 of 8 did not join within 60 s (rendezvous at here:1"),
             "{root_cause}"
         );
+    }
+
+    #[test]
+    fn one_rank_of_each_node_says_for_which_ranks_it_waits() {
+        let mut rendezvous = rendezvous();
+        let start = Instant::now();
+        for (rank, host) in [(3, "a"), (1, "a"), (4, "b")] {
+            let mut hello = hello(rank, 6);
+            hello.header.process.host = host.to_owned();
+            assert_eq!(rendezvous.join(hello, start), JoinOutcome::Waiting);
+        }
+        let first = rendezvous.next_tick().expect("a time");
+        assert_eq!(first, start + FIRST_REPORT);
+        rendezvous.on_tick(first - Duration::from_millis(1));
+        assert_eq!(rendezvous.notices(), []);
+        rendezvous.on_tick(first);
+        let text = "waiting for ranks 0, 2 and 5 (3 of 6 joined)".to_owned();
+        assert_eq!(rendezvous.notices(), [(vec![1, 4], text)]);
+        assert_eq!(rendezvous.next_tick(), Some(first + 2 * FIRST_REPORT));
+    }
+
+    #[test]
+    fn ranks_that_wait_and_that_join_later_hear_who_was_refused() {
+        let mut rendezvous = rendezvous();
+        let now = Instant::now();
+        rendezvous.join(hello(2, 4), now);
+        for number in [1, 1, 2, 3, 4] {
+            rendezvous.note_refusal(format!("caller {number} was refused"));
+        }
+        let refused =
+            |rank: Rank| [1, 2, 3].map(|number| (vec![rank], format!("caller {number} was refused")));
+        assert_eq!(rendezvous.notices(), refused(2));
+        rendezvous.join(hello(0, 4), now);
+        assert_eq!(rendezvous.notices(), refused(0));
+    }
+
+    #[test]
+    fn a_rank_that_cannot_take_part_fails_all_with_its_reason() {
+        let root_cause = root_cause_with_third(|hello| {
+            let params = hello.params.as_mut().expect("params");
+            params.settings.clear();
+            params.failure = Some(Error::invalid_setting("FLEXRING_SLOTS=\"x\" cannot be used"));
+        });
+        assert_eq!(root_cause.kind(), ErrorKind::InvalidSetting);
+        assert_eq!(root_cause.message(), "rank 3 (pid 103 on host h): FLEXRING_SLOTS=\"x\" cannot be used");
     }
 
     #[test]

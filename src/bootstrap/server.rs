@@ -43,7 +43,7 @@ pub(super) struct Server {
     by_rank: BTreeMap<Rank, ClientId>,
     /// The connection of rank 0, also after the world has failed.
     client_of_rank_0: Option<ClientId>,
-    /// Ranks that received the rendezvous error, and when the rendezvous failed.
+    /// Ranks that received the rendezvous error or have gone before, and when the rendezvous failed.
     notified: BTreeSet<Rank>,
     failed_at: Option<Instant>,
     phase: Phase,
@@ -130,7 +130,7 @@ impl Server {
 
     fn deadline(&self) -> Option<Instant> {
         let phase = match &self.phase {
-            Phase::Rendezvous(rendezvous) => self.late_join_deadline(rendezvous).or(rendezvous.deadline()),
+            Phase::Rendezvous(rendezvous) => self.late_join_deadline(rendezvous).or(rendezvous.next_tick()),
             Phase::Monitoring(worlds) => worlds.deadline(),
             Phase::Moving { until, .. } => Some(*until),
             Phase::Finished => None,
@@ -378,6 +378,8 @@ impl Server {
     /// Handles the end of a rank's connection.
     fn on_disconnect(&mut self, rank: Rank, cause: &str, now: Instant) {
         self.by_rank.remove(&rank);
+        // It does not wait for the rendezvous error.
+        self.notified.insert(rank);
         self.phase.on_disconnect(rank, cause, now);
     }
 
@@ -399,6 +401,14 @@ impl Server {
     fn apply_decisions(&mut self, now: Instant) {
         match &mut self.phase {
             Phase::Rendezvous(rendezvous) => {
+                for (ranks, text) in rendezvous.notices() {
+                    for rank in ranks {
+                        if let Some(id) = self.by_rank.get(&rank) {
+                            let notice = ToRank::Notice(text.clone());
+                            self.clients.answer(*id, ClientState::Joined(rank), [notice]);
+                        }
+                    }
+                }
                 let Some(root_cause) = rendezvous.root_cause().cloned() else {
                     return;
                 };

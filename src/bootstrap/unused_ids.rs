@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 /// How many ids a process recognises as its own. If it forgets one, its rank 0 starts a coordinator that stays unused.
@@ -35,8 +35,8 @@ struct UnusedIds {
     ids: Vec<UnusedId>,
     /// Wakes the thread. `None` if it does not run.
     wake: Option<Arc<WakeFd>>,
-    /// The job numbers of the ids that this process has created, the newest last.
-    created: VecDeque<u128>,
+    /// The job numbers of the ids that this process has created, and their coordinators, the newest last.
+    created: VecDeque<(u128, Weak<CoordinatorControl>)>,
 }
 
 /// A forked child has neither the ids nor the thread of its parent, which may hold the lock during the fork.
@@ -61,7 +61,7 @@ pub(super) fn keep(
     if state.created.len() == REMEMBERED {
         state.created.pop_front();
     }
-    state.created.push_back(job);
+    state.created.push_back((job, Arc::downgrade(&control)));
     let closed_in_child = listeners.iter().map(|listener| ClosedInChild::new(listener.as_fd())).collect();
     state.ids.push(UnusedId { control, closed_in_child, listeners: Arc::new(listeners), expires, start });
     if let Some(wake) = &state.wake {
@@ -88,9 +88,9 @@ pub(super) fn keep(
     }
 }
 
-/// Whether this process created the id with this job number.
-pub(super) fn created_here(job: u128) -> bool {
-    lock().created.contains(&job)
+/// The coordinator of the id with this job number, if this process created it. It may have ended.
+pub(super) fn created_here(job: u128) -> Option<Weak<CoordinatorControl>> {
+    lock().created.iter().find(|(known, _)| *known == job).map(|(_, control)| Weak::clone(control))
 }
 
 /// The body of the thread. It ends when there is no unused id.

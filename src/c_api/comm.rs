@@ -4,7 +4,6 @@ use super::status::{check_pointer, flexring_result, guarded};
 use super::unique_id::flexring_unique_id;
 use crate::bootstrap::{Identity, UniqueId};
 use crate::communicator::Communicator;
-use crate::config::Config;
 use crate::error::{Error, Result};
 use std::ffi::c_int;
 use std::time::Duration;
@@ -97,7 +96,7 @@ pub unsafe extern "C" fn flexring_comm_init_rank(
     id: flexring_unique_id,
     rank: c_int,
 ) -> flexring_result {
-    let make = || join("flexring_comm_init_rank", world, &id, rank, &Config::from_env()?);
+    let make = || join("flexring_comm_init_rank", world, &id, rank, None);
     // SAFETY: the caller's contract is the one of `return_handle`.
     guarded(|| unsafe { return_handle(out, "flexring_comm_init_rank", make) })
 }
@@ -123,27 +122,30 @@ pub unsafe extern "C" fn flexring_comm_init_rank_timeout(
             return Err(Error::invalid_argument(message));
         };
         let timeout = Duration::from_millis(milliseconds);
-        let config = Config { timeout, connect_timeout: timeout, ..Config::from_env()? };
-        join(FUNCTION, world, &id, rank, &config)
+        join(FUNCTION, world, &id, rank, Some(timeout))
     };
     // SAFETY: the caller's contract is the one of `return_handle`.
     guarded(|| unsafe { return_handle(out, FUNCTION, make) })
 }
 
-/// Joins a world by its id. `function` is named in errors.
+/// Joins a world by its id, with this limit instead of those of the settings. `function` is named in errors.
 fn join(
     function: &str,
     world: c_int,
     id: &flexring_unique_id,
     rank: c_int,
-    config: &Config,
+    limit: Option<Duration>,
 ) -> Result<Communicator> {
     let number = |value: c_int, name: &str| {
         usize::try_from(value).map_err(|_| Error::invalid_argument(format!("{function}: {name} is {value}")))
     };
     let (world, rank) = (number(world, "world")?, number(rank, "rank")?);
-    let identity = Identity::from_unique_id(world, &UniqueId::from_bytes(&id.internal)?, rank)?;
-    Communicator::with_config(config, &identity)
+    let id = UniqueId::from_bytes(&id.internal)?;
+    let (mut config, identity) = Communicator::settings(|_| Identity::from_unique_id(world, &id, rank))?;
+    if let Some(limit) = limit {
+        (config.timeout, config.connect_timeout) = (limit, limit);
+    }
+    Communicator::with_config(&config, &identity)
 }
 
 /// Makes a communicator of the ranks that are left, in their order, usually after `comm` has failed because a rank died. Every

@@ -54,7 +54,8 @@ impl Communicator {
     /// Joins the world that `identity` names. `fault` is raised when it fails, and ends joining if it is raised meanwhile.
     pub(super) fn join(spec: WorldSpec, identity: &Identity, fault: Arc<Fault>) -> Result<Self> {
         let config = &spec.config;
-        inter_node::check_encryption(config)?;
+        inter_node::check_encryption(config)
+            .map_err(|error| ControlConnection::decline(identity, config, error))?;
         let connection = ControlConnection::join(identity, config, Arc::clone(&fault))?;
         let origin = match identity.rendezvous {
             RendezvousPoint::Id(_) => ConnectionOrigin::UniqueId,

@@ -54,7 +54,7 @@ pub(crate) use request::CallOutcome;
 pub use request::{Owned, Request};
 pub use user_memory::Registered;
 
-use crate::bootstrap::{Identity, UniqueId, identity};
+use crate::bootstrap::{ControlConnection, Identity, UniqueId, identity};
 use crate::config::{Config, environment};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
@@ -100,8 +100,7 @@ impl Communicator {
     /// `InvalidSetting` for an environment variable whose value is not accepted; `Rendezvous` if the ranks do not find each other
     /// in time; `Disagreement` if they differ in version or settings.
     pub fn from_env() -> Result<Self> {
-        let config = Config::from_env()?;
-        let identity = identity(&config, environment)?;
+        let (config, identity) = Self::settings(|config| identity(config, environment))?;
         Self::with_config(&config, &identity)
     }
 
@@ -111,9 +110,22 @@ impl Communicator {
     /// # Errors
     /// As for [`from_env`](Self::from_env), and `InvalidArgument` if `rank` is not in the world.
     pub fn from_unique_id(world: usize, id: &UniqueId, rank: Rank) -> Result<Self> {
-        let config = Config::from_env()?;
-        let identity = Identity::from_unique_id(world, id, rank)?;
+        let (config, identity) = Self::settings(|_| Identity::from_unique_id(world, id, rank))?;
         Self::with_config(&config, &identity)
+    }
+
+    /// The settings of the environment, and the rank that `identity` gives. If a setting is invalid, the ranks that wait for this one
+    /// learn why it does not come.
+    pub(crate) fn settings(identity: impl FnOnce(&Config) -> Result<Identity>) -> Result<(Config, Identity)> {
+        let (config, failure) = Config::read_partly(environment);
+        match (identity(&config), failure) {
+            (identity, None) => Ok((config, identity?)),
+            (Err(_), Some(failure)) => Err(failure),
+            (Ok(identity), Some(failure)) => {
+                crate::logging::init(config.log);
+                Err(ControlConnection::decline(&identity, &config, failure))
+            }
+        }
     }
 
     /// A world of `world` ranks that are threads of this process, one communicator each, in the order of ranks.

@@ -75,12 +75,24 @@ macro_rules! settings {
             /// # Errors
             /// `InvalidSetting`, quoting the variable and its text, for the first that cannot be parsed.
             pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
-                let mut config = Self::default();
+                let (config, failure) = Self::read_partly(lookup);
+                failure.map_or(Ok(config), Err)
+            }
+
+            /// As [`read`](Self::read), but settings that cannot be parsed have their defaults, and the error for the first of them
+            /// is returned beside the others.
+            pub(crate) fn read_partly(lookup: impl Fn(&str) -> Option<String>) -> (Self, Option<Error>) {
+                let (mut config, mut failure) = (Self::default(), None);
                 $(if let Some(text) = set(lookup($name)) {
-                    config.$field = parse($name, &text, &$check)?;
-                    config.given.insert($name);
+                    match parse($name, &text, &$check) {
+                        Ok(value) => {
+                            config.$field = value;
+                            config.given.insert($name);
+                        }
+                        Err(error) => failure = failure.or(Some(error)),
+                    }
                 })*
-                Ok(config)
+                (config, failure)
             }
 
             /// The table of settings. `lookup` decides the origin: a variable that it returns a text for was set, unless

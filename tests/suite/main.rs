@@ -25,6 +25,7 @@ mod fault_matrix;
 mod groups;
 mod header;
 mod imports;
+mod joining;
 mod launchers;
 mod pipeline;
 mod planners;

@@ -184,6 +184,7 @@ fn hello_of(rank: Rank, world: usize) -> (HelloHeader, HelloParams) {
         exchange_timeout: Duration::from_secs(10),
         heartbeat: config().heartbeat,
         successor: Vec::new(),
+        failure: None,
     };
     (header, params)
 }
