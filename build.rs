@@ -58,15 +58,12 @@ fn main() {
     } else {
         find_compiler()
     };
-    // Tests check that what is embedded follows from these two.
-    println!("cargo::rustc-env=FLEXRING_BUILD_CUDA_KERNELS={choice}");
-    println!("cargo::rustc-env=FLEXRING_BUILD_HAS_COMPILER={}", compiler.is_ok());
-    let none_found = compiler.is_err();
+    let has_compiler = compiler.is_ok();
     let compiled = compiler.and_then(|compiler| EmbeddedKernels::compile(&compiler, &out));
     let kernels = match (choice.as_str(), compiled) {
         ("auto" | "nvcc", Ok(kernels)) => kernels,
         ("auto" | "nvrtc", Err(why)) => {
-            if choice == "auto" && !none_found {
+            if choice == "auto" && has_compiler {
                 println!("cargo::warning=GPU kernels are embedded as source: {why}");
             }
             EmbeddedKernels { reason: why, ..EmbeddedKernels::default() }
@@ -74,7 +71,13 @@ fn main() {
         ("nvcc", Err(why)) => stop(&format!("FLEXRING_CUDA_KERNELS=nvcc, but {why}")),
         (other, _) => stop(&format!("FLEXRING_CUDA_KERNELS must be nvcc, nvrtc or auto, not {other:?}")),
     };
-    fs::write(out.join("kernels.rs"), kernels.to_rust()).expect("OUT_DIR can be written");
+    // Constants and not variables of the compiler, which `cargo run` and `cargo test` would set for the program as well.
+    let origin = format!(
+        "pub(super) const CHOICE: &str = {choice:?};\n\
+         #[cfg(test)]\n\
+         pub(super) const HAS_COMPILER: bool = {has_compiler};\n"
+    );
+    fs::write(out.join("kernels.rs"), kernels.to_rust() + &origin).expect("OUT_DIR can be written");
 }
 
 /// Unlike a panic, this prints no backtrace.

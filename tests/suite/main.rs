@@ -53,6 +53,8 @@ mod cuda_perf;
 #[cfg(feature = "cli")]
 mod doctor;
 #[cfg(feature = "cli")]
+mod first_command;
+#[cfg(feature = "cli")]
 mod many_communicators;
 mod many_ranks;
 #[cfg(feature = "cli")]

@@ -2,7 +2,7 @@
 
 use super::compiler::{compiled, from_source, read, target, write};
 use super::cubin::functions;
-use super::embedded::SOURCES;
+use super::embedded::{CHOICE, HAS_COMPILER, SOURCES};
 use super::*;
 use crate::error::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -312,11 +312,10 @@ fn nvrtc_compiles_the_source_where_nothing_is_embedded() {
 #[test]
 fn what_is_embedded_follows_from_the_build() {
     println!("{}", origin());
-    let has_compiler = env!("FLEXRING_BUILD_HAS_COMPILER") == "true";
-    let (expects_machine_code, reason) = match env!("FLEXRING_BUILD_CUDA_KERNELS") {
+    let (expects_machine_code, reason) = match CHOICE {
         "nvrtc" => (false, "FLEXRING_CUDA_KERNELS=nvrtc"),
         "nvcc" => (true, ""),
-        "auto" => (has_compiler, "there is neither NVRTC nor nvcc"),
+        "auto" => (HAS_COMPILER, "there is neither NVRTC nor nvcc"),
         other => panic!("build.rs accepts nvrtc, nvcc and auto, not {other}"),
     };
     assert_eq!(is_embedded(), expects_machine_code, "{}", origin());
