@@ -150,10 +150,23 @@ impl Communicator {
         self.runner.rank
     }
 
-    /// Number of ranks.
+    /// Number of ranks, as `MPI_Comm_size` and `ncclCommCount` give it.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.runner.world
+    }
+
+    /// [`size`](Self::size), by the name that PyTorch has for it.
     #[must_use]
     pub fn world_size(&self) -> usize {
-        self.runner.world
+        self.size()
+    }
+
+    /// Number of ranks of this node for each core that they may use together, rounded up. If it is more than 1, short calls also wait until the
+    /// ranks get their turns on the cores.
+    #[must_use]
+    pub fn ranks_per_core(&self) -> usize {
+        self.runner.ranks_per_core
     }
 
     /// The links, schedule and settings in use, and why the schedule was chosen, in one sentence.

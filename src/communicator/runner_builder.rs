@@ -148,6 +148,7 @@ impl CallRunnerBuilder<'_> {
             queue: Arc::default(),
             fault,
             rails: self.rails,
+            ranks_per_core: self.ranks_per_core,
             error_reported: AtomicBool::new(false),
             control,
             summary,

@@ -6,7 +6,7 @@ use super::check::{CallCheck, Placement};
 use super::collective::{self, Extent};
 use super::exact_element::ExactElement;
 use super::gpu;
-use super::options::{HostMemory, PerfOptions, VectorDevice};
+use super::options::{CallCount, HostMemory, PerfOptions, VectorDevice};
 use super::pattern::CheckResult;
 use super::redop::RedOp;
 use super::report::{PerfRow, Timing};
@@ -14,7 +14,7 @@ use flexring::call::Collective;
 use flexring::communicator::Operation;
 use flexring::{Communicator, ReduceOp, Result};
 use std::ops::DerefMut;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The vectors of one element type and the communicator whose calls use them. For calls on a GPU, the host vectors are the
 /// source and the target of the GPU's copies.
@@ -208,21 +208,49 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         if self.on_gpu.is_some() {
             return self.time_enqueued(op, extent, placement, step);
         }
-        let warmup = self.options.warmup_iters;
-        let mut times = vec![0.0; warmup + self.options.iters.get()];
+        let mut times = Vec::new();
         // A barrier: a rank that fills its vectors late would show up as slow calls of the other ranks.
         self.comm.all_reduce(&mut [0u8], ReduceOp::Sum)?;
-        for time in &mut times {
-            let start = Instant::now();
-            self.call(op, extent, placement)?;
-            let end = Instant::now();
-            *time = (end - start).as_secs_f64() * 1e6;
-            step(end);
-            self.wait_for_all()?;
-        }
+        let mut calls = |bench: &mut Self, calls| {
+            let first = Instant::now();
+            for _ in 0..calls {
+                let start = Instant::now();
+                bench.call(op, extent, placement)?;
+                let end = Instant::now();
+                times.push((end - start).as_secs_f64() * 1e6);
+                step(end);
+                bench.wait_for_all()?;
+            }
+            Ok(first.elapsed())
+        };
+        let (warmup, _) = self.repeat(self.options.warmup(), &mut calls)?;
+        self.repeat(self.options.iterations(), &mut calls)?;
         self.over_ranks(&mut times)?;
         let factor = collective::bus_factor(self.options.collective, self.comm.world_size());
         Ok(Timing::of(&times, warmup, extent.whole * size_of::<T>(), factor))
+    }
+
+    /// Makes `count` calls by `calls`, which makes a number of them and returns the time that they took. All ranks make as many. Returns
+    /// the number of calls and their time on this rank.
+    fn repeat(
+        &mut self,
+        count: CallCount,
+        calls: &mut dyn FnMut(&mut Self, usize) -> Result<Duration>,
+    ) -> Result<(usize, Duration)> {
+        let (mut made, mut own, mut longest) = (0, Duration::ZERO, Duration::ZERO);
+        loop {
+            let further = count.further(made, longest);
+            if further == 0 {
+                return Ok((made, own));
+            }
+            own += calls(self, further)?;
+            made += further;
+            if !count.time.is_zero() {
+                let mut nanoseconds = [own.as_nanos() as u64];
+                self.comm.all_reduce(&mut nanoseconds, ReduceOp::Max)?;
+                longest = Duration::from_nanos(nanoseconds[0]);
+            }
+        }
     }
 
     /// Times enqueued calls as nccl-tests does: from the first call to the completion of the last one.
@@ -233,35 +261,27 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         placement: Placement,
         step: &mut dyn FnMut(Instant),
     ) -> Result<Timing> {
-        let (warmup, iters) = (self.options.warmup_iters, self.options.iters.get());
-        let first = self.mean_time(warmup.min(1), op, extent, placement, step)?;
-        self.mean_time(warmup.saturating_sub(1), op, extent, placement, step)?;
+        let mut calls = |bench: &mut Self, calls| {
+            let start = Instant::now();
+            for _ in 0..calls {
+                bench.call(op, extent, placement)?;
+                step(Instant::now());
+                bench.wait_for_all()?;
+            }
+            bench.wait()?;
+            Ok(start.elapsed())
+        };
+        let warmup = self.options.warmup();
+        let first = calls(self, warmup.least.min(1))?;
+        self.repeat(CallCount { least: warmup.least.saturating_sub(1), ..warmup }, &mut calls)?;
         self.comm.all_reduce(&mut [0u8], ReduceOp::Sum)?;
-        let mut times = [first, self.mean_time(iters, op, extent, placement, step)?];
+        let (iterations, elapsed) = self.repeat(self.options.iterations(), &mut calls)?;
+        let mut times = [first.as_secs_f64() * 1e6, elapsed.as_secs_f64() * 1e6 / iterations as f64];
         self.over_ranks(&mut times)?;
         let [first, mean] = times;
         let factor = collective::bus_factor(self.options.collective, self.comm.world_size());
-        let first = if warmup == 0 { mean } else { first };
-        Ok(Timing::of_batch(first, mean, extent.whole * size_of::<T>(), factor))
-    }
-
-    /// Enqueues `calls` calls back to back and returns the mean time of one in microseconds.
-    fn mean_time(
-        &mut self,
-        calls: usize,
-        op: RedOp,
-        extent: Extent,
-        placement: Placement,
-        step: &mut dyn FnMut(Instant),
-    ) -> Result<f64> {
-        let start = Instant::now();
-        for _ in 0..calls {
-            self.call(op, extent, placement)?;
-            step(Instant::now());
-            self.wait_for_all()?;
-        }
-        self.wait()?;
-        Ok(start.elapsed().as_secs_f64() * 1e6 / calls.max(1) as f64)
+        let first = if warmup.least == 0 { mean } else { first };
+        Ok(Timing::of_batch(first, mean, iterations, extent.whole * size_of::<T>(), factor))
     }
 
     fn check(

@@ -10,15 +10,18 @@ use clap::Args;
 use flexring::DType;
 use flexring::call::Collective;
 use flexring::config::{Algorithm, Lowering, Size, TransportChoice};
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Measure collectives and check their results
 ///
 /// Prints the columns of nccl-tests and takes its flags. By default it measures sizes from 8 bytes to 128M in factors
 /// of 16, while nccl-tests measures 32M only.
 ///
-/// Times are means over the iterations and over the ranks (see --average). Calls follow each other without a pause, so that a rank may begin
+/// Times are means over the iterations and over the ranks (see --average). Without -n and -w, each half of a row takes at least 20 ms after at
+/// least 5 ms of warm-up, so that one call that waits for a core does not decide the mean. Calls follow each other without a pause, so that a rank may begin
 /// one while others are still in the one before (see --blocking). Calls on GPUs are enqueued back to back; the time of one call is
 /// the time until the last call of a size completes, divided by their number. Sizes are binary (1K is 1024 bytes), GB/s are
 /// decimal.
@@ -71,13 +74,13 @@ pub struct PerfOptions {
     #[arg(short = 'f', long, value_name = "FACTOR", default_value = "16")]
     pub stepfactor: NonZeroUsize,
 
-    /// Number of measured calls per size
-    #[arg(short = 'n', long, value_name = "N", default_value = "20", value_parser = iterations)]
-    pub iters: NonZeroUsize,
+    /// Number of measured calls per size [default: 20, and more until they have taken 20 ms]
+    #[arg(short = 'n', long, value_name = "N", value_parser = iterations)]
+    pub iters: Option<NonZeroUsize>,
 
-    /// Number of calls per size before the measured ones
-    #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value = "5", value_parser = warm_up)]
-    pub warmup_iters: usize,
+    /// Number of calls per size before the measured ones [default: 5, and more until they have taken 5 ms]
+    #[arg(short = 'w', long = "warmup_iters", value_name = "N", value_parser = warm_up)]
+    pub warmup_iters: Option<usize>,
 
     /// How often the results of each size are checked, in calls that are not measured; 0 for never
     #[arg(short = 'c', long, value_name = "N", default_value = "1")]
@@ -138,6 +141,38 @@ pub struct PerfOptions {
     #[arg(long, value_name = "FILE", value_parser = trace)]
     pub trace: Option<String>,
 
+    /// Accepted as in nccl-tests: a rank has one GPU and one thread
+    #[arg(short = 'g', long, value_name = "1", hide = true, value_parser = one_per_rank)]
+    pub ngpus: Option<usize>,
+
+    /// As --ngpus
+    #[arg(short = 't', long, value_name = "1", hide = true, value_parser = one_per_rank)]
+    pub nthreads: Option<usize>,
+
+    /// Flags of nccl-tests for what flexring's command does not do, accepted with the value that asks for nothing
+    #[arg(short = 'm', long = "agg_iters", value_name = "1", hide = true, value_parser = no_aggregation)]
+    pub agg_iters: Option<usize>,
+
+    /// As --agg_iters
+    #[arg(short = 'p', long = "parallel_init", value_name = "0", hide = true, value_parser = not_done)]
+    pub parallel_init: Option<usize>,
+
+    /// As --agg_iters
+    #[arg(short = 'G', long, value_name = "0", hide = true, value_parser = not_done)]
+    pub cudagraph: Option<usize>,
+
+    /// As --agg_iters
+    #[arg(short = 'C', long = "report_cputime", value_name = "0", hide = true, value_parser = not_done)]
+    pub report_cputime: Option<usize>,
+
+    /// As --agg_iters; see --timeout-ms
+    #[arg(short = 'T', long = "timeout", value_name = "0", hide = true, value_parser = other_timeout)]
+    pub timeout: Option<usize>,
+
+    /// As --agg_iters; --memory registered registers host memory
+    #[arg(short = 'R', long = "local_register", value_name = "0", hide = true, value_parser = not_registered)]
+    pub local_register: Option<usize>,
+
     /// Run as a rank that the process PID started
     #[arg(long, value_name = "PID", hide = true)]
     pub rank_of: Option<i32>,
@@ -167,6 +202,39 @@ pub enum HostMemory {
     Registered,
 }
 
+/// How many calls are made for one half of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallCount {
+    /// Least number of calls.
+    pub least: usize,
+    /// More calls are made until all of them have taken this time on one rank.
+    pub time: Duration,
+}
+
+impl fmt::Display for CallCount {
+    /// A plus means: or more.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.least, if self.time.is_zero() { "" } else { "+" })
+    }
+}
+
+impl CallCount {
+    /// Number of calls to make after `made` calls took `elapsed`: so many that the time is over then, but at most as many as were
+    /// made, because the first calls may have been slow or fast. 0 if there are enough.
+    pub fn further(&self, made: usize, elapsed: Duration) -> usize {
+        if made < self.least {
+            return self.least - made;
+        }
+        let missing = self.time.saturating_sub(elapsed).as_secs_f64();
+        if missing == 0.0 || made >= MOST_CALLS {
+            return 0;
+        }
+        let per_call = elapsed.as_secs_f64() / made.max(1) as f64;
+        // A conversion of floats saturates.
+        ((missing / per_call).ceil() as usize).clamp(1, made.clamp(1, MOST_CALLS - made))
+    }
+}
+
 /// The values that a flag selects: the one that it names, or all for `all`.
 #[derive(Clone, Debug)]
 pub struct Selection<T>(pub Vec<T>);
@@ -185,6 +253,18 @@ impl PerfOptions {
         std::iter::successors(Some(self.minbytes.0), next)
             .take_while(move |size| *size <= last && previous.replace(*size) != Some(*size))
             .take(most)
+    }
+
+    /// The calls before the measured ones.
+    pub fn warmup(&self) -> CallCount {
+        let time = if self.warmup_iters.is_some() { Duration::ZERO } else { Duration::from_millis(5) };
+        CallCount { least: self.warmup_iters.unwrap_or(5), time }
+    }
+
+    /// The measured calls.
+    pub fn iterations(&self) -> CallCount {
+        let time = if self.iters.is_some() { Duration::ZERO } else { Duration::from_millis(20) };
+        CallCount { least: self.iters.map_or(20, NonZeroUsize::get), time }
     }
 
     /// The operations to measure. A collective that does not reduce is measured once, whatever the operation.
@@ -257,6 +337,35 @@ fn iterations(text: &str) -> Result<NonZeroUsize, String> {
 fn warm_up(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| *count <= MOST_CALLS);
     count.ok_or_else(|| format!("expected a number of calls up to {MOST_CALLS}"))
+}
+
+/// Parses the value of a flag of nccl-tests that is accepted only if it asks for `accepted`.
+fn only(accepted: usize, text: &str, otherwise: &str) -> Result<usize, String> {
+    if text.parse() == Ok(accepted) { Ok(accepted) } else { Err(otherwise.to_owned()) }
+}
+
+fn one_per_rank(text: &str) -> Result<usize, String> {
+    only(
+        1,
+        text,
+        "each rank is a process with one thread and one GPU: start more ranks, by --ranks or a launcher",
+    )
+}
+
+fn no_aggregation(text: &str) -> Result<usize, String> {
+    only(1, text, "flexring does not measure several calls as one group; --model measures calls that overlap")
+}
+
+fn not_done(text: &str) -> Result<usize, String> {
+    only(0, text, "flexring perf has no such measurement; only 0 is accepted")
+}
+
+fn other_timeout(text: &str) -> Result<usize, String> {
+    only(0, text, "give --timeout-ms, in milliseconds")
+}
+
+fn not_registered(text: &str) -> Result<usize, String> {
+    only(0, text, "--memory registered registers host memory; GPU memory needs no registration")
 }
 
 fn trace(text: &str) -> Result<String, String> {
@@ -348,8 +457,41 @@ mod tests {
         assert_eq!(options.op.0, [RedOp::Avg]);
         assert_eq!(options.contradiction(), None);
         assert_eq!(options.ops_of(DType::Bool).count(), 0, "a type without the operation is left out");
-        assert_eq!((options.iters.get(), options.warmup_iters, options.check), (7, 0, 0));
+        assert_eq!(
+            (options.iterations().to_string(), options.warmup().to_string()),
+            ("7".into(), "0".into())
+        );
+        assert_eq!(options.check, 0);
+        parse("-g 1 -t 1 -m 1 -p 0 -G 0 -C 0 -R 0 -T 0").expect("they ask for nothing");
+        for (flags, expected) in [
+            ("-g 8", "start more ranks"),
+            ("-t 2", "start more ranks"),
+            ("-m 4", "--model"),
+            ("-G 1", "only 0 is accepted"),
+            ("-R 1", "--memory registered"),
+            ("-T 30", "--timeout-ms"),
+        ] {
+            let error = parse(flags).expect_err(flags).to_string();
+            assert!(error.contains(expected), "{flags}: {error}");
+        }
         assert_eq!(parse("-o premulsum").expect("an alias").op.0, [RedOp::PreMulSum]);
+    }
+
+    #[test]
+    fn without_counts_calls_are_made_until_a_time_is_over() {
+        let count = parse("").expect("valid").iterations();
+        assert_eq!(count.to_string(), "20+");
+        let ms = Duration::from_millis;
+        assert_eq!(count.further(0, ms(0)), 20);
+        assert_eq!(count.further(20, ms(20)), 0);
+        assert_eq!(count.further(20, ms(10)), 20);
+        assert_eq!(count.further(1000, ms(15)), 334);
+        assert_eq!(count.further(20, ms(0)), 20, "a time that the clock cannot measure");
+        assert_eq!(count.further(MOST_CALLS, ms(1)), 0);
+        let exact = parse("-n 3").expect("valid").iterations();
+        assert_eq!((exact.further(0, ms(0)), exact.further(3, ms(0))), (3, 0));
+        let none = parse("-w 0").expect("valid").warmup();
+        assert_eq!((none.to_string(), none.further(0, ms(0))), ("0".to_owned(), 0));
     }
 
     #[test]

@@ -42,9 +42,19 @@ impl Progress {
         Self { bar, drawn: Instant::now(), done: 0 }
     }
 
-    /// Counts one finished step and redraws the bar if [`REDRAW_INTERVAL`] has passed since it was drawn.
+    /// Counts one finished step and redraws the bar as [`show`](Self::show) does.
     pub fn step(&mut self, now: Instant, message: impl FnOnce() -> String) {
+        self.advance();
+        self.show(now, message);
+    }
+
+    /// Counts one finished step.
+    pub fn advance(&mut self) {
         self.done += 1;
+    }
+
+    /// Redraws the bar with this message if [`REDRAW_INTERVAL`] has passed since it was drawn.
+    pub fn show(&mut self, now: Instant, message: impl FnOnce() -> String) {
         if let Some(bar) = self.bar.as_ref().filter(|_| now.duration_since(self.drawn) >= REDRAW_INTERVAL) {
             bar.set_position(self.done);
             bar.set_message(message());

@@ -54,14 +54,13 @@ impl ProgressOutput {
         if let Some(file) = &file {
             file.save(&report)?;
         }
-        let calls = options.warmup_iters + options.iters.get();
         let rows: usize = options.datatype.0.iter().map(|dtype| options.ops_of(*dtype).count()).sum();
         let rows = if options.model.is_some() { rows } else { rows * options.sizes().count() };
         let lender = options.rank_of.filter(|_| options.borrow_terminal);
         let progress = if options.rank_of.is_some() && lender.is_none() {
             Progress::hidden()
         } else {
-            Progress::new((2 * rows * calls) as u64, lender)
+            Progress::new(rows as u64, lender)
         };
         Ok(Self { report, file, progress, is_model: options.model.is_some() })
     }
@@ -70,7 +69,13 @@ impl ProgressOutput {
     ///
     /// # Errors
     /// `System` if standard output or the report cannot be written.
-    pub fn open(&mut self, options: &PerfOptions, summary: &str, ranks: Vec<RankInfo>) -> Result<()> {
+    pub fn open(
+        &mut self,
+        options: &PerfOptions,
+        summary: &str,
+        ranks_per_core: usize,
+        ranks: Vec<RankInfo>,
+    ) -> Result<()> {
         summary.clone_into(&mut self.report.summary);
         self.report.ranks = ranks;
         let report = &self.report;
@@ -94,8 +99,8 @@ impl ProgressOutput {
             report.collective,
             report.world,
             if report.world == 1 { "rank" } else { "ranks" },
-            options.warmup_iters,
-            options.iters,
+            options.warmup(),
+            options.iterations(),
             options.check,
             report.memory,
         );
@@ -109,6 +114,11 @@ impl ProgressOutput {
         if let Some(line) = gpu::shared(&report.ranks) {
             head += &format!("# {line}\n");
         }
+        if ranks_per_core > 1 {
+            head += &format!(
+                "# Up to {ranks_per_core} ranks share a core: short calls also wait until the ranks get their turns\n"
+            );
+        }
         head += &format!("#\n# {summary}\n");
         for (name, value) in &report.settings {
             head += &format!("# {name}={value}\n");
@@ -118,12 +128,12 @@ impl ProgressOutput {
         self.save()
     }
 
-    /// Advances the progress bar by one call. `message` is evaluated only when the bar is redrawn.
-    pub fn step(&mut self, now: Instant, message: impl FnOnce() -> String) {
-        self.progress.step(now, message);
+    /// Shows what is measured beside the progress bar. `message` is evaluated only when the bar is redrawn.
+    pub fn show(&mut self, now: Instant, message: impl FnOnce() -> String) {
+        self.progress.show(now, message);
     }
 
-    /// Prints a row, with its notes on the lines below it, and adds it to the report.
+    /// Prints a row, with its notes on the lines below it, adds it to the report and advances the progress bar.
     ///
     /// # Errors
     /// `System` if standard output or the report cannot be written.
@@ -182,8 +192,9 @@ impl ProgressOutput {
         self.file.as_ref().map_or(Ok(()), |file| file.save(&self.report))
     }
 
-    fn print_with_notes(&self, mut lines: String, notes: &[String]) -> Result<()> {
+    fn print_with_notes(&mut self, mut lines: String, notes: &[String]) -> Result<()> {
         notes.iter().for_each(|note| lines += &format!("\n#   {note}"));
+        self.progress.advance();
         self.print(&lines)
     }
 

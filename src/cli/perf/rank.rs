@@ -62,8 +62,10 @@ fn measure(
     let comm = Communicator::with_config(config, identity)?;
     let gpu = config.gpu.filter(|_| options.device == VectorDevice::Cuda);
     let ranks = gather_ranks(&comm, gpu.map(gpu::facts).transpose()?)?;
+    let mut ranks_per_core = [comm.ranks_per_core() as u64];
+    comm.all_reduce(&mut ranks_per_core, ReduceOp::Max)?;
     if let Some(output) = output.as_mut() {
-        output.open(options, comm.summary(), ranks)?;
+        output.open(options, comm.summary(), ranks_per_core[0] as usize, ranks)?;
     }
     let mut measurement = Measurement { comm: &comm, options, gpu, output, wrong: 0 };
     for dtype in &options.datatype.0 {
@@ -138,18 +140,11 @@ impl Measurement<'_> {
     fn row<T: ExactElement>(&mut self, bench: &mut Bench<'_, T>, op: RedOp, bytes: usize) -> Result<()> {
         let mut calls = 0;
         let redop = collective::redop(self.options.collective, op);
-        let per_placement = self.options.warmup_iters + self.options.iters.get();
-        let message = |call: usize| {
-            let size = Size(bytes);
-            let placement = if call < per_placement { "out-of-place" } else { "in-place" };
-            let iteration = call % per_placement + 1;
-            format!("{size} {} {} {placement}: call {iteration} of {per_placement}", T::DTYPE.name(), redop)
-        };
         let MeasuredRow { row, notes } = bench.measure(op, bytes, &mut |now| {
-            if let Some(output) = self.output.as_mut() {
-                output.step(now, || message(calls));
-            }
             calls += 1;
+            if let Some(output) = self.output.as_mut() {
+                output.show(now, || format!("{} {} {redop}: call {calls}", Size(bytes), T::DTYPE.name()));
+            }
         })?;
         let wrong =
             [&row.out_of_place, &row.in_place].into_iter().filter_map(|timing| timing.wrong).sum::<u64>();
@@ -180,7 +175,7 @@ impl Measurement<'_> {
             };
             let MeasuredModel { row, notes } = bench.measure(op, &mut |now| {
                 if let Some(output) = self.output.as_mut() {
-                    output.step(now, name);
+                    output.show(now, name);
                 }
             })?;
             let wrong =

@@ -119,6 +119,8 @@ pub struct ModelRow {
 pub struct Timing {
     /// Mean over the iterations.
     pub mean_us: f64,
+    /// Number of iterations.
+    pub iterations: usize,
     /// Shortest iteration.
     pub min: Option<f64>,
     /// Median of the iterations.
@@ -153,14 +155,14 @@ impl Timing {
             median: Some(f64::midpoint(sorted[(n - 1) / 2], sorted[n / 2])),
             p95: Some(sorted[(n * 95).div_ceil(100) - 1]),
             max: Some(*max),
-            ..Self::of_batch(*first, mean_us, bytes, bus_factor)
+            ..Self::of_batch(*first, mean_us, n, bytes, bus_factor)
         }
     }
 
-    /// The statistics of calls that were timed together: `first` and `mean_us` are in microseconds.
-    pub fn of_batch(first: f64, mean_us: f64, bytes: usize, bus_factor: f64) -> Self {
+    /// The statistics of `iterations` calls that were timed together: `first` and `mean_us` are in microseconds.
+    pub fn of_batch(first: f64, mean_us: f64, iterations: usize, bytes: usize, bus_factor: f64) -> Self {
         let algbw = if mean_us > 0.0 { bytes as f64 / mean_us / 1e3 } else { 0.0 };
-        Self { mean_us, first: Some(first), algbw, busbw: algbw * bus_factor, ..Self::default() }
+        Self { mean_us, iterations, first: Some(first), algbw, busbw: algbw * bus_factor, ..Self::default() }
     }
 }
 
@@ -236,6 +238,7 @@ mod tests {
         let times: Vec<f64> = [900.0, 800.0].into_iter().chain((1..=20).map(f64::from)).collect();
         let timing = Timing::of(&times, 2, 21_000, 1.5);
         assert_eq!((timing.mean_us, timing.min, timing.max), (10.5, Some(1.0), Some(20.0)));
+        assert_eq!(timing.iterations, 20);
         assert_eq!((timing.median, timing.p95, timing.first), (Some(10.5), Some(19.0), Some(900.0)));
         assert_eq!((timing.algbw, timing.busbw), (2.0, 3.0));
     }

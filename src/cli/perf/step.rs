@@ -54,7 +54,8 @@ impl<'a, T: ExactElement, B: Owned<Item = T>> StepBench<'a, B> {
     /// Any error of a call.
     pub fn measure(&mut self, op: RedOp, step: &mut dyn FnMut(Instant)) -> Result<MeasuredModel> {
         let Self { comm, options, gradients, .. } = *self;
-        let (warmup, bytes) = (options.warmup_iters, gradients.elements() * size_of::<T>());
+        // A step is long, and takes the least numbers of calls.
+        let (warmup, bytes) = (options.warmup().least, gradients.elements() * size_of::<T>());
         let check = CallCheck::<T>::new(Collective::AllReduce, op, 0, comm.rank(), comm.world_size());
         let call_op = op.with_factor(T::factor(comm.rank()));
         for vectors in [&mut self.buckets, &mut self.fused] {
@@ -63,7 +64,7 @@ impl<'a, T: ExactElement, B: Owned<Item = T>> StepBench<'a, B> {
         // A barrier: a rank that fills its vectors late would show up as slow calls of the other ranks.
         comm.barrier()?;
         let (mut bucketed, mut fused) = (Vec::new(), Vec::new());
-        for _ in 0..warmup + options.iters.get() {
+        for _ in 0..warmup + options.iterations().least {
             for (vectors, times) in [(&mut self.buckets, &mut bucketed), (&mut self.fused, &mut fused)] {
                 let start = Instant::now();
                 reduce(comm, vectors, call_op)?;
