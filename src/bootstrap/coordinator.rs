@@ -19,6 +19,7 @@ use crate::config::{Config, LONGEST_TIME};
 use crate::descriptor_limit;
 use crate::error::{Error, Result};
 use crate::secret::random_bytes;
+use crate::transport::free_port::listen_at_free_port;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Instant;
@@ -132,7 +133,7 @@ fn location_of(addresses: &[SocketAddr]) -> String {
     addresses.first().map_or_else(|| "an unknown address".to_owned(), ToString::to_string)
 }
 
-/// Listens on the chosen interface and the loopback, on ports that the system chooses.
+/// Listens on the chosen interface and the loopback, on ports of the settings' range, or on ports that the system chooses.
 fn listen_on_free_ports(config: &Config) -> Result<Vec<TcpListener>> {
     let chosen = interfaces::choose_address(config.socket_ifname.as_deref(), config.socket_family)?;
     let loopback = match chosen {
@@ -142,7 +143,7 @@ fn listen_on_free_ports(config: &Config) -> Result<Vec<TcpListener>> {
     // The loopback comes second: on other nodes it leads to unrelated processes.
     let ips = [Some(chosen), (chosen != loopback).then_some(loopback)];
     let listen = |ip| {
-        listen::listen_at(SocketAddr::new(ip, 0))
+        listen_at_free_port(ip, config.port_range, listen::listen_at)
             .map_err(|cause| Error::io(format!("cannot listen on {ip}"), cause))
     };
     ips.into_iter().flatten().map(listen).collect()

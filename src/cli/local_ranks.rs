@@ -105,6 +105,8 @@ fn command(settings: &[(&'static str, String)], rank: usize, world: usize) -> Re
         let known = name.to_string_lossy();
         if LAUNCHER_VARIABLES.contains(&known.as_ref())
             || LAUNCHER_PREFIXES.iter().any(|prefix| known.starts_with(prefix))
+            // This process has warned of it.
+            || Config::is_unknown(&known)
         {
             command.env_remove(&name);
         }

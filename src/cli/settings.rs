@@ -5,7 +5,6 @@
 
 use flexring::Error;
 use flexring::config::Config;
-use std::cmp::Reverse;
 
 /// An error message that says which values the setting of this name accepts.
 pub fn expected(name: &str) -> String {
@@ -29,18 +28,7 @@ pub fn checked(name: &str, text: &str) -> Result<String, String> {
 
 /// Prints a warning for each environment variable that looks like a setting but is not one.
 pub fn warn_about_unknown_settings() {
-    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-    for unknown in Config::unknown_variables(names) {
-        eprintln!("warning: {unknown} is not a flexring setting; did you mean {}?", closest(&unknown));
-    }
-}
-
-/// The name of the setting with the smallest edit distance to `name`; of equals, the one with the longest common prefix.
-pub fn closest(name: &str) -> &'static str {
-    let common_prefix =
-        |known: &str| known.chars().zip(name.chars()).take_while(|(one, other)| one == other).count();
-    let distance = |known: &&&str| (strsim::damerau_levenshtein(known, name), Reverse(common_prefix(known)));
-    Config::NAMES.iter().min_by_key(distance).copied().unwrap_or_default()
+    Config::warnings().iter().for_each(|sentence| eprintln!("warning: {sentence}"));
 }
 
 /// Every setting whose value cannot be parsed, with the error.
@@ -55,13 +43,6 @@ pub fn unusable(lookup: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, E
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_closest_setting_to_a_misspelt_name_is_the_intended_one() {
-        assert_eq!(closest("FLEXRING_RNAK"), "FLEXRING_RANK");
-        assert_eq!(closest("FLEXRING_SUBCHUNKS"), "FLEXRING_SUBCHUNK");
-        assert_eq!(closest("FLEXRING_TIMEOUT"), "FLEXRING_TIMEOUT_MS");
-    }
 
     #[test]
     fn flag_values_are_validated_as_the_setting_is() {

@@ -61,9 +61,10 @@ impl Introduction {
         let shares = config.transport.shares_memory() && world > 1;
         let descriptors = shares.then(DescriptorExchange::new).transpose()?;
         let listens = config.transport.admits_tcp() && world > 1;
-        let listener = listens.then(|| Listener::bind(&inter_node::listen_addresses(config)?)).transpose()?;
-        let shrink_listener =
-            (world > 1).then(|| ShrinkListener::bind(&inter_node::shrink_addresses(config)?)).transpose()?;
+        let bind = || Listener::bind(&inter_node::listen_addresses(config)?, config.port_range);
+        let listener = listens.then(bind).transpose()?;
+        let bind = || ShrinkListener::bind(&inter_node::shrink_addresses(config)?, config.port_range);
+        let shrink_listener = (world > 1).then(bind).transpose()?;
         reach(FaultPoint::JoinOpenedSockets);
         let memories = MemoryOffer::of_this_process();
         let carriers = match origin {

@@ -21,9 +21,9 @@ use super::runner_builder::{CallRunnerBuilder, region_layout};
 use super::timeline::{self, Timeline};
 use super::tuning;
 use crate::bootstrap::{
-    ControlConnection, Identity, RendezvousPoint, ShrinkService, ShrinkServiceParams, host_name,
+    ControlConnection, Identity, RendezvousPoint, ShrinkService, ShrinkServiceParams, host_name, local_rank,
 };
-use crate::config::{Algorithm, Config, TransportChoice};
+use crate::config::{Algorithm, Config, TransportChoice, environment};
 use crate::description;
 use crate::descriptor_limit;
 use crate::error::{Error, Result};
@@ -35,7 +35,8 @@ use crate::rank::Rank;
 use crate::secret::random_bytes;
 use crate::transport::shm::{Mailbox, NodeMemory, OwnMemory, Region, RegionAddress, RegionOfRank, Shm};
 use crate::transport::{AnyTransport, local};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Once};
 
 /// The transport of worlds whose ranks all share memory, in tuning profiles.
 const SHARED_MEMORY: &str = "memory";
@@ -47,6 +48,7 @@ impl Communicator {
     /// As for [`from_env`](Self::from_env).
     pub fn with_config(config: &Config, identity: &Identity) -> Result<Self> {
         crate::logging::init(config.log);
+        warn_of_unknown_variables(identity.rank);
         descriptor_limit::raise();
         Self::join(WorldSpec::new(config), identity, Arc::new(Fault::new()))
     }
@@ -362,6 +364,16 @@ impl Communicator {
     }
 }
 
+/// Warns, once in a process, of variables that are probably misspelt settings: on rank 0, and on the first rank of each node that a launcher
+/// numbers.
+fn warn_of_unknown_variables(rank: Rank) {
+    static WARNED: Once = Once::new();
+    let is_first = rank == 0 || matches!(local_rank(environment), Ok(Some(0)));
+    if is_first {
+        WARNED.call_once(|| Config::warnings().iter().for_each(|sentence| log::warn!("{sentence}")));
+    }
+}
+
 /// The plans for `topology`. If an algorithm that the user named cannot be used on what is left of a world, selects one.
 fn plans(spec: &WorldSpec, topology: &Topology, me: Rank, profile: Option<&TuningProfile>) -> Result<Plans> {
     let config = &spec.config;
@@ -385,8 +397,32 @@ fn topology(config: &Config, infos: &[PeerInfo]) -> Result<Topology> {
             let hosts: Vec<String> = infos.iter().map(|info| info.topology_name.clone()).collect();
             configured_topology(text, infos.len(), Some(&hosts))
         }
-        None => Ok(Topology::from_names(&infos.iter().map(|info| &info.node).collect::<Vec<_>>())),
+        None => {
+            let nodes: Vec<[&str; 2]> =
+                infos.iter().map(|info| [&*info.topology_name, &*info.node]).collect();
+            Ok(Topology::from_names(&node_labels(&nodes)))
+        }
     }
+}
+
+/// By rank, how messages name its node: as users do, with a number where several nodes have one name, such as containers of a host. `nodes` are
+/// names of users and identifiers of nodes.
+fn node_labels(nodes: &[[&str; 2]]) -> Vec<String> {
+    let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for [name, node] in nodes {
+        let same_name = by_name.entry(name).or_default();
+        if !same_name.contains(node) {
+            same_name.push(node);
+        }
+    }
+    let label = |[name, node]: &[&str; 2]| {
+        let same_name = &by_name[name];
+        match same_name.iter().position(|other| other == node) {
+            Some(at) if same_name.len() > 1 => format!("{name} ({})", at + 1),
+            _ => (*name).to_owned(),
+        }
+    };
+    nodes.iter().map(label).collect()
 }
 
 /// The topology that `FLEXRING_TOPOLOGY` describes. Fails unless it has `world` ranks.
@@ -427,4 +463,16 @@ fn not_shared(rank: Rank) -> Error {
     Error::disagreement(format!(
         "rank {rank} does not share its memory: does it have FLEXRING_TRANSPORT=tcp?"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_have_names_of_users_with_a_number_where_several_have_one() {
+        let nodes =
+            [["a", "1/net:4/uid:0"], ["b", "2/net:4/uid:0"], ["a", "1/net:5/uid:0"], ["a", "1/net:4/uid:0"]];
+        assert_eq!(node_labels(&nodes), ["a (1)", "b", "a (2)", "a (1)"]);
+    }
 }

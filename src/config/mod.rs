@@ -14,7 +14,7 @@ pub use choices::{
     TransportChoice,
 };
 pub use secret_text::SecretText;
-pub use values::{Dimensions, Servers, Size, Switch};
+pub use values::{Dimensions, ListeningPorts, Servers, Size, Switch};
 
 use crate::error::{Error, Result};
 use std::borrow::Cow;
@@ -221,6 +221,8 @@ settings! {
         "Bytes that the kernel may hold for one TCP connection until the peer acknowledges them, as a mean over the connections of a node: each gets a part by what plans send over it, and at least half of this; links that the topology or the tuning profile knows to be slower than 250 Mbit/s get less in proportion. Connections within a machine get at least 128K. More than the connection's bandwidth times its delay only fills queues. 0: the kernel decides.";
     socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, AnyValue,
         "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes.";
+    port_range: Option<ListeningPorts> = "FLEXRING_PORT_RANGE", None, AnyValue,
+        "Ports of this node's listening sockets, apart from FLEXRING_MASTER_PORT: a rank listens for links and for shrinking, and the process that creates a unique id for the ranks. Firewalls between the nodes must allow them. A rank needs up to four ports, and up to two more for each communicator that it has beside others. Unset: the kernel chooses.";
     socket_family: Family = "FLEXRING_SOCKET_FAMILY", Family::Auto, AnyValue,
         "IP version of TCP links.";
     ibverbs: Option<String> = "FLEXRING_IBVERBS", None, AnyValue,
@@ -300,6 +302,9 @@ settings! {
         "Most detailed level of messages that flexring writes to standard error.";
 }
 
+/// How the names of all settings begin.
+const PREFIX: &str = "FLEXRING_";
+
 /// The longest time of a setting, 136 years. Rust programs and messages of other ranks can give times that overflow an `Instant`.
 pub(crate) const LONGEST_TIME: Duration = Duration::from_secs(1 << 32);
 
@@ -358,9 +363,38 @@ impl Config {
         self.subchunk.0.max(self.gpu_subchunk.0)
     }
 
-    /// Names that start with `FLEXRING_` but are no settings. Most likely they are misspelt.
-    pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
-        names.filter(|name| name.starts_with("FLEXRING_") && !Self::known(name)).collect()
+    /// The names among `names` that start with `FLEXRING_` but are no settings, which are most likely misspelt, each with the setting that
+    /// has almost this name, if there is one.
+    pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<(String, Option<&'static str>)> {
+        let unknown = names.filter(|name| Self::is_unknown(name));
+        unknown.map(|name| (name.clone(), Self::closest(&name))).collect()
+    }
+
+    /// A sentence for each of the [`unknown_variables`](Self::unknown_variables) of this process.
+    #[must_use]
+    pub fn warnings() -> Vec<String> {
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+        let sentence = |(name, closest): (String, Option<&str>)| {
+            let guess = closest.map(|closest| format!("; did you mean {closest}?")).unwrap_or_default();
+            format!("{name} is not a flexring setting{guess}")
+        };
+        Self::unknown_variables(names).into_iter().map(sentence).collect()
+    }
+
+    /// Whether this name looks like a setting but is not one.
+    #[must_use]
+    pub fn is_unknown(name: &str) -> bool {
+        name.starts_with(PREFIX) && !Self::known(name)
+    }
+
+    /// The setting with almost this name, if there is one: with up to a third of the letters wrong, or with an end that `name` lacks.
+    fn closest(name: &str) -> Option<&'static str> {
+        let own = name.strip_prefix(PREFIX).filter(|own| !own.is_empty())?;
+        let distance = |known: &str| strsim::damerau_levenshtein(known, name);
+        let is_close = |known: &&&str| {
+            distance(known) <= (own.len() / 3).max(1) || known.starts_with(&format!("{name}_"))
+        };
+        Self::NAMES.iter().filter(is_close).min_by_key(|known| distance(known)).copied()
     }
 
     fn known(name: &str) -> bool {
@@ -368,6 +402,10 @@ impl Config {
         let others = [
             "FLEXRING_UNIQUE_ID",
             "FLEXRING_CUDA_KERNELS",
+            "FLEXRING_CUDA_WHEELS",
+            "FLEXRING_WHEEL_CARGO_ARGS",
+            "FLEXRING_WHEEL_FROM",
+            "FLEXRING_BLESS",
             "FLEXRING_LIBRARY",
             "FLEXRING_FUZZ_SECONDS",
             "FLEXRING_TEST_EFFORT",

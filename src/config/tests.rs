@@ -102,10 +102,46 @@ fn every_setting_has_the_prefix_and_a_description() {
         assert!(row.description.ends_with('.'));
         assert_eq!(row.origin, Origin::Default);
     }
-    assert_eq!(
-        Config::unknown_variables(["FLEXRING_RNAK".to_owned(), "PATH".to_owned()].into_iter()),
-        ["FLEXRING_RNAK"]
-    );
+}
+
+#[test]
+fn unknown_variables_are_named_with_the_setting_that_was_meant_if_it_is_close() {
+    for (name, closest) in [
+        ("FLEXRING_RNAK", Some("FLEXRING_RANK")),
+        ("FLEXRING_SUBCHUNKS", Some("FLEXRING_SUBCHUNK")),
+        ("FLEXRING_TIMEOUT", Some("FLEXRING_TIMEOUT_MS")),
+        ("FLEXRING_ALOG", Some("FLEXRING_ALGO")),
+        ("FLEXRING_FOO", None),
+        ("FLEXRING_BUILD_HAS_COMPILER", None),
+        ("FLEXRING_", None),
+    ] {
+        let unknown = Config::unknown_variables([name.to_owned(), "PATH".to_owned()].into_iter());
+        assert_eq!(unknown, [(name.to_owned(), closest)]);
+    }
+    let known = ["FLEXRING_ALGO", "FLEXRING_UNIQUE_ID", "FLEXRING_BLESS"].map(str::to_owned);
+    assert_eq!(Config::unknown_variables(known.into_iter()), []);
+}
+
+#[test]
+fn a_range_of_ports_is_parsed_and_walked_through_from_any_of_its_ports() {
+    let read = |text: &str| {
+        let lookup = |name: &str| (name == "FLEXRING_PORT_RANGE").then(|| text.to_owned());
+        Config::read(lookup).map(|config| config.port_range)
+    };
+    let ports = read(" 20000 - 20002").expect("a range").expect("it is set");
+    assert_eq!(ports.to_string(), "20000-20002");
+    for number in [0, 1, 2, 3, 65535] {
+        let mut all: Vec<u16> = ports.starting_at(number).collect();
+        all.sort_unstable();
+        assert_eq!(all, [20000, 20001, 20002]);
+    }
+    let all = read("1-65535").expect("a range").expect("it is set");
+    assert_eq!(all.starting_at(65535).count(), 65535);
+    for text in ["20000", "20002-20000", "0-5", "1-65536", "a-b", "1-2-3"] {
+        let error = read(text).expect_err(text);
+        assert!(error.message().contains(&format!("FLEXRING_PORT_RANGE=\"{text}\"")), "{error}");
+        assert!(error.message().contains("such as 20000-20999"), "{error}");
+    }
 }
 
 #[test]

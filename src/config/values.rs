@@ -157,6 +157,43 @@ impl SettingValue for Option<u16> {
     }
 }
 
+/// The ports at which this process may listen where the peers learn the port from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListeningPorts {
+    /// Lowest port, at least 1.
+    pub first: u16,
+    /// Highest port, at least `first`.
+    pub last: u16,
+}
+
+impl ListeningPorts {
+    /// All of them, from one that follows from `number` on.
+    pub(crate) fn starting_at(self, number: u16) -> impl Iterator<Item = u16> {
+        let begin = self.first + number % (self.last - self.first).saturating_add(1);
+        (begin..=self.last).chain(self.first..begin)
+    }
+}
+
+impl fmt::Display for ListeningPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+impl SettingValue for Option<ListeningPorts> {
+    fn expected() -> Cow<'static, str> {
+        "two port numbers from 1 to 65535 joined by -, the lower one first, such as 20000-20999".into()
+    }
+    fn parse(text: &str) -> Option<Self> {
+        let (first, last) = text.split_once('-')?;
+        let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        (1..=last).contains(&first).then_some(Some(ListeningPorts { first, last }))
+    }
+    fn show(&self) -> String {
+        self.map_or_else(|| "unset".to_owned(), |ports| ports.to_string())
+    }
+}
+
 /// Whether something is enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch(pub bool);

@@ -14,6 +14,7 @@
 pub(crate) mod credentials;
 #[cfg(test)]
 mod fixtures;
+pub(crate) mod free_port;
 pub mod local;
 pub mod shm;
 pub mod tcp;

@@ -4,6 +4,7 @@
 
 use super::ports::ShrinkPorts;
 use super::served_rank::ServedRank;
+use crate::config::ListeningPorts;
 use crate::error::Result;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -16,12 +17,12 @@ pub struct ShrinkListener {
 }
 
 impl ShrinkListener {
-    /// Listens on each of `addresses`, on a port that the kernel chooses, or shares the ports of this process there.
+    /// Listens on each of `addresses`, on a port of `range` or one that the kernel chooses, or shares the ports of this process there.
     ///
     /// # Errors
     /// `System`, naming the address, if one cannot be listened on; also if no descriptor or thread is available.
-    pub fn bind(addresses: &[IpAddr]) -> Result<Self> {
-        let ports = ShrinkPorts::at(addresses)?;
+    pub fn bind(addresses: &[IpAddr], range: Option<ListeningPorts>) -> Result<Self> {
+        let ports = ShrinkPorts::at(addresses, range)?;
         ports.begin_join();
         Ok(Self { ports })
     }

@@ -153,7 +153,7 @@ mod tests {
     fn a_rank_that_stopped_while_encryption_began_gets_its_notice() {
         let key = || SecretKey::from_parts("test", &[b"notices"]);
         let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let listener = ShrinkListener::bind(&[ip]).expect("a port");
+        let listener = ShrinkListener::bind(&[ip], None).expect("a port");
         let stopped = TcpListener::bind((ip, 0)).expect("a port");
         stopped.set_nonblocking(true).expect("a socket");
         let endpoints = vec![listener.endpoints()[0], stopped.local_addr().expect("bound")];

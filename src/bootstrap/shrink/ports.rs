@@ -7,8 +7,10 @@ use super::ports_shared::{PortsShared, ShrinkSocket};
 use super::served_rank::ServedRank;
 use super::thread::ShrinkThread;
 use crate::bootstrap::listen::listen_at;
+use crate::config::ListeningPorts;
 use crate::error::{Error, Result};
 use crate::process::{self, CreatorProcess, PerProcess};
+use crate::transport::free_port::listen_at_free_port;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -28,27 +30,27 @@ pub(super) struct ShrinkPorts {
 static OPEN: PerProcess<Mutex<Vec<Weak<ShrinkPorts>>>> = PerProcess::new();
 
 impl ShrinkPorts {
-    /// The ports at these addresses, which are opened if there are none.
+    /// The ports at these addresses, which are opened if there are none: in `range`, or where the kernel chooses.
     ///
     /// # Errors
     /// `System`, naming the address, if one cannot be listened on; also if no descriptor or thread is available.
-    pub(super) fn at(addresses: &[IpAddr]) -> Result<Arc<Self>> {
+    pub(super) fn at(addresses: &[IpAddr], range: Option<ListeningPorts>) -> Result<Arc<Self>> {
         let mut table = OPEN.get().lock().unwrap_or_else(PoisonError::into_inner);
         table.retain(|ports| ports.strong_count() > 0);
         let is_usable = |ports: &Arc<Self>| ports.addresses == addresses && !ports.shared.has_ended();
         if let Some(ports) = table.iter().filter_map(Weak::upgrade).find(is_usable) {
             return Ok(ports);
         }
-        let ports = Arc::new(Self::open(addresses)?);
+        let ports = Arc::new(Self::open(addresses, range)?);
         table.push(Arc::downgrade(&ports));
         Ok(ports)
     }
 
-    fn open(addresses: &[IpAddr]) -> Result<Self> {
+    fn open(addresses: &[IpAddr], range: Option<ListeningPorts>) -> Result<Self> {
         let (mut sockets, mut endpoints) = (Vec::new(), Vec::new());
         for address in addresses {
             let cannot = |cause| Error::io(format!("cannot listen on {address}"), cause);
-            let socket = listen_at(SocketAddr::new(*address, 0)).map_err(cannot)?;
+            let socket = listen_at_free_port(*address, range, listen_at).map_err(cannot)?;
             socket.set_nonblocking(true).map_err(cannot)?;
             endpoints.push(socket.local_addr().map_err(cannot)?);
             sockets.push(ShrinkSocket::from(socket));

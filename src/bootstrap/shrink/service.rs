@@ -184,7 +184,7 @@ mod tests {
 
     /// A handle whose rank is not served: the tests take its requests and publish the outcomes.
     fn handle() -> ShrinkService {
-        let ports = ShrinkPorts::at(&[Ipv4Addr::LOCALHOST.into()]).expect("a port");
+        let ports = ShrinkPorts::at(&[Ipv4Addr::LOCALHOST.into()], None).expect("a port");
         ShrinkService { shared: Arc::default(), calls: Mutex::default(), ports }
     }
 

@@ -59,7 +59,10 @@ fn settings(facts: &Facts, findings: &mut Findings) {
         findings.add(Severity::Error, message, None);
     }
     for (name, similar) in &facts.settings.unknown {
-        let fix = format!("if {similar} is meant, rename it; if not, unset {name}");
+        let fix = match similar {
+            Some(similar) => format!("if {similar} is meant, rename it; if not, unset {name}"),
+            None => format!("unset {name}; `flexring env` lists the settings"),
+        };
         findings.add(Severity::Problem, format!("{name} is not a setting of flexring"), Some(&fix));
     }
 }

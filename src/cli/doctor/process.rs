@@ -101,7 +101,7 @@ pub struct SettingsReport {
     /// The error messages of invalid settings.
     pub unusable: Vec<String>,
     /// Variables with the prefix of settings that are not settings, as (name, the most similar setting).
-    pub unknown: Vec<(String, &'static str)>,
+    pub unknown: Vec<(String, Option<&'static str>)>,
     /// The error in the launcher's variables, if there is one.
     pub launcher: Option<String>,
     #[serde(serialize_with = "named")]
@@ -126,10 +126,7 @@ impl SettingsReport {
         let settings = Self {
             set: set.map(|row| (row.name, row.value)).collect(),
             unusable: unusable.iter().map(|(_, error)| error.message().to_owned()).collect(),
-            unknown: Config::unknown_variables(variables.keys().cloned())
-                .into_iter()
-                .map(|name| (name.clone(), settings::closest(&name)))
-                .collect(),
+            unknown: Config::unknown_variables(variables.keys().cloned()),
             launcher: None,
             transport: config.transport,
             tls: config.tls.0,

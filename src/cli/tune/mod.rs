@@ -30,9 +30,7 @@ pub fn run(options: &TuneOptions) -> Result<(), CommandError> {
             let failures = local_ranks::run(&config, ranks.get(), &[])?;
             return if failures.is_empty() { Ok(()) } else { Err(CommandError::Reported) };
         }
-        if identity(&config, environment).map_err(no_job)?.rank == 0 {
-            warn_about_unknown_settings();
-        }
+        identity(&config, environment).map_err(no_job)?;
     }
     Ok(rank::run(options)?)
 }

@@ -2,7 +2,9 @@
 //!
 //! Owns binding them. Must not know which peers connect.
 
+use crate::config::ListeningPorts;
 use crate::error::{Error, Result};
+use crate::transport::free_port::listen_at_free_port;
 use socket2::{Domain, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -15,17 +17,17 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on each of `addresses`, on a port that the kernel chooses.
+    /// Listens on each of `addresses`, on a port of `range`, or on one that the kernel chooses.
     ///
     /// # Errors
     /// `System`, naming the address, if one cannot be listened on; `InvalidArgument` if there is none.
-    pub fn bind(addresses: &[IpAddr]) -> Result<Self> {
+    pub fn bind(addresses: &[IpAddr], range: Option<ListeningPorts>) -> Result<Self> {
         if addresses.is_empty() {
             return Err(Error::invalid_argument("there is no address to listen on"));
         }
         let mut listener = Self { sockets: Vec::new(), endpoints: Vec::new() };
         for &address in addresses {
-            let (socket, endpoint) = Self::listen(SocketAddr::new(address, 0))
+            let (socket, endpoint) = listen_at_free_port(address, range, Self::listen)
                 .map_err(|cause| Error::io(format!("cannot listen on {address}"), cause))?;
             listener.sockets.push(socket);
             listener.endpoints.push(endpoint);

@@ -44,7 +44,7 @@ pub(super) fn deadline() -> Instant {
 /// The transports of `ranks` ranks that are all linked to each other, by rank.
 fn linked_at(address: IpAddr, ranks: usize, options: LinkOptions) -> Vec<Tcp> {
     let listeners: Vec<Listener> =
-        (0..ranks).map(|_| Listener::bind(&[address]).expect("a listener on loopback")).collect();
+        (0..ranks).map(|_| Listener::bind(&[address], None).expect("a listener on loopback")).collect();
     let endpoints: Vec<SocketAddr> = listeners.iter().map(|listener| listener.endpoints()[0]).collect();
     let connecting: Vec<_> = listeners
         .into_iter()
@@ -249,7 +249,7 @@ fn four_ranks_exchange_messages_of_all_sizes_over_one_and_three_sockets() {
 #[allow(clippy::print_stderr, reason = "a skipped test says so")]
 fn two_ranks_exchange_messages_over_ipv6() {
     let loopback = IpAddr::from(std::net::Ipv6Addr::LOCALHOST);
-    if Listener::bind(&[loopback]).is_err() {
+    if Listener::bind(&[loopback], None).is_err() {
         eprintln!("skipped: this machine has no IPv6");
         return;
     }

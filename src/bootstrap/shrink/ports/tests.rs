@@ -30,7 +30,7 @@ struct TestWorld {
 impl TestWorld {
     /// A communicator of this process, whose ranks are not served yet.
     fn join(ip: Ipv4Addr, name: &str, ranks: usize) -> (Self, Vec<ShrinkListener>) {
-        let bind = |_| ShrinkListener::bind(&[ip.into()]).expect("a port");
+        let bind = |_| ShrinkListener::bind(&[ip.into()], None).expect("a port");
         let listeners: Vec<ShrinkListener> = (0..ranks).map(bind).collect();
         let endpoints = listeners.iter().map(|listener| listener.endpoints()[0]).collect();
         (Self { name: name.to_owned(), endpoints }, listeners)
@@ -125,7 +125,7 @@ fn a_dropped_communicator_counts_as_gone_while_others_go_on() {
         }
     });
     // While this process joins a communicator, ranks that it does not have may come yet. Not those that it has had.
-    let joining = ShrinkListener::bind(&[ip.into()]).expect("a port");
+    let joining = ShrinkListener::bind(&[ip.into()], None).expect("a port");
     drop(first.remove(0));
     assert_eq!(shrink(&first[0]), [2]);
     assert!(begun.elapsed() < SILENCE, "a rank that is gone is not waited for");

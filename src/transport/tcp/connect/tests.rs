@@ -10,7 +10,7 @@ use std::net::TcpListener;
 use std::thread::{self, JoinHandle};
 
 fn listen() -> (Listener, SocketAddr) {
-    let listener = Listener::bind(&[LOOPBACK]).expect("a listener on loopback");
+    let listener = Listener::bind(&[LOOPBACK], None).expect("a listener on loopback");
     let endpoint = listener.endpoints()[0];
     (listener, endpoint)
 }
@@ -181,11 +181,11 @@ fn a_raised_fault_ends_connecting() {
 
 #[test]
 fn an_address_that_cannot_be_listened_on_is_named() {
-    let error = Listener::bind(&["192.0.2.1".parse().expect("an address")])
+    let error = Listener::bind(&["192.0.2.1".parse().expect("an address")], None)
         .expect_err("not an address of this machine");
     assert_eq!(error.kind(), ErrorKind::System);
     assert!(error.message().contains("192.0.2.1"), "{error}");
-    assert_eq!(Listener::bind(&[]).expect_err("no address").kind(), ErrorKind::InvalidArgument);
+    assert_eq!(Listener::bind(&[], None).expect_err("no address").kind(), ErrorKind::InvalidArgument);
 }
 
 /// The strangers know everything that is public about the job: which rank connects to which, and the settings.

@@ -9,7 +9,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
 fn listen() -> (Listener, SocketAddr) {
-    let listener = Listener::bind(&[LOOPBACK]).expect("a listener on loopback");
+    let listener = Listener::bind(&[LOOPBACK], None).expect("a listener on loopback");
     let endpoint = listener.endpoints()[0];
     (listener, endpoint)
 }
@@ -47,7 +47,7 @@ fn recorded(listener: &TcpListener, far: SocketAddr) -> JoinHandle<Vec<u8>> {
 fn a_recorded_link_shows_no_message_if_it_is_encrypted() {
     with_timeout(|| {
         for options in [plain(1), encrypted(1)] {
-            let [zero, one] = [(); 2].map(|()| Listener::bind(&[LOOPBACK]).expect("a listener"));
+            let [zero, one] = [(); 2].map(|()| Listener::bind(&[LOOPBACK], None).expect("a listener"));
             let (zero_at, one_at) = (zero.endpoints()[0], one.endpoints()[0]);
             let tap = TcpListener::bind("127.0.0.1:0").expect("a port");
             let tapped = tap.local_addr().expect("an address");
