@@ -7,6 +7,7 @@ use super::framed_stream::FramedStream;
 use super::handshake::Admission;
 use super::node_secret::NodeSecretListener;
 use super::protocol::{Bytes, FRAME_LIMIT, OPENING_LIMIT, PROOF_LIMIT, ToRank, encode};
+use super::status_socket::StatusSocket;
 use crate::descriptor_limit;
 use crate::fault_point::{FaultPoint, reach};
 use crate::process::ClosedInChild;
@@ -16,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, TcpListener};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// How long a connection may take to prove that it belongs to the job.
@@ -77,6 +79,8 @@ pub(super) struct Connections {
     listeners: Vec<TcpListener>,
     /// Hands the job's secret to the ranks of this node, if they need it.
     node_secret: Option<NodeSecretListener>,
+    /// Where processes of this user ask for the state of the ranks. `None` if the system has no such sockets.
+    status_socket: Option<StatusSocket>,
     /// Maximum number of unauthenticated connections. Beyond it some are dropped.
     max_unauthenticated: usize,
     accept_resumes: Option<Instant>,
@@ -93,6 +97,9 @@ impl Connections {
             closed_in_child: listeners.iter().map(|listener| ClosedInChild::new(listener.as_fd())).collect(),
             listeners,
             node_secret,
+            status_socket: StatusSocket::bind()
+                .inspect_err(|cause| log::debug!("flexring status cannot find this process: {cause}"))
+                .ok(),
             max_unauthenticated: descriptor_limit::unauthenticated(MAX_UNAUTHENTICATED),
             accept_resumes: None,
             clients: BTreeMap::new(),
@@ -187,6 +194,7 @@ impl Connections {
         if self.accept_resumes.is_none() {
             fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
             fds.extend(self.node_secret.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+            fds.extend(self.status_socket.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         }
         let listening = fds.len() - 1;
         fds.extend(
@@ -293,8 +301,14 @@ impl Connections {
         self.ended.clear();
     }
 
-    /// Frees the port, and the name under which the secret was handed out.
+    /// Accepts processes of this user that ask for the state of the ranks.
+    pub(super) fn accept_questions(&self) -> Vec<UnixStream> {
+        self.status_socket.as_ref().map(StatusSocket::accept).unwrap_or_default()
+    }
+
+    /// Frees the port, the name under which the secret was handed out, and that for questions.
     pub(super) fn stop_listening(&mut self) {
+        self.status_socket = None;
         drop(self.take_listeners());
     }
 

@@ -22,6 +22,14 @@ pub struct RunningJob {
     pub(super) one_node: bool,
 }
 
+impl RunningJob {
+    /// Whether its ranks meet by a unique id. Then only rank 0's process can be asked, once all ranks have joined.
+    #[must_use]
+    pub fn is_by_id(&self) -> bool {
+        self.id.is_some()
+    }
+}
+
 /// The job that the environment describes, for a process that need not be a rank of it. `address` replaces the host and port of
 /// rank 0.
 ///

@@ -13,6 +13,7 @@ use super::phase::Phase;
 use super::process::Process;
 use super::protocol::{Hello, PROOF_LIMIT, Purpose, ToCoordinator, ToRank, decode};
 use super::rendezvous::{JoinOutcome, Rendezvous};
+use super::status_socket;
 use super::worlds::{Worlds, WorldsAction};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
@@ -96,6 +97,10 @@ impl Server {
             let (incoming, ready) = self.wait();
             let now = self.clock.now();
             self.check_control();
+            let questions = if incoming { self.clients.accept_questions() } else { Vec::new() };
+            if !questions.is_empty() {
+                status_socket::answer(questions, &self.phase.status(now));
+            }
             if incoming
                 && let Some(cause) = self.clients.accept(now)
                 && let Phase::Rendezvous(rendezvous) = &mut self.phase

@@ -1,6 +1,7 @@
 //! The state of all ranks of a world, as `flexring status` prints it and as the error of a time-out carries it.
 //!
-//! Owns the table: its rows, which ranks each rank waits for, and its text. Must not know where the states come from.
+//! Owns the table: its rows, which ranks each rank waits for, its text, and its names in JSON, which docs/debugging.md documents and
+//! which do not change. Must not know where the states come from.
 
 use super::call_state::CallState;
 use super::heartbeat::seconds;
@@ -27,17 +28,23 @@ const FEWEST_WAITED_FOR: usize = 8;
 #[strum(serialize_all = "lowercase")]
 pub enum RankActivity {
     /// It has not joined the rendezvous yet.
+    #[serde(rename = "absent")]
     Absent,
     /// It has joined and waits for ranks that have not.
+    #[serde(rename = "joining")]
     Joining,
     /// It is between calls.
+    #[serde(rename = "idle")]
     Idle,
     /// It is in a call.
+    #[serde(rename = "in call")]
     #[strum(serialize = "in call")]
     InCall,
     /// It has left without an error.
+    #[serde(rename = "left")]
     Left,
     /// It has died or is considered dead.
+    #[serde(rename = "lost")]
     Lost,
 }
 
@@ -55,8 +62,10 @@ pub struct RankReport {
     /// Description of that call, if its coordinator has heard of it while the rank was in it.
     pub call: Option<String>,
     /// What it does.
+    #[serde(rename = "state")]
     pub activity: RankActivity,
-    /// How long it has been in this state, as far as its heartbeats tell. `None` if unknown.
+    /// How long it has been in this state, as far as its heartbeats tell. `None` if unknown. In JSON as seconds.
+    #[serde(rename = "seconds", with = "seconds_in_text")]
     pub since: Option<Duration>,
     /// The ranks that it waits for, because they have not made its call; only the first ones if many ranks wait for many. Empty if it waits
     /// for none, or for data.
@@ -71,8 +80,10 @@ pub struct WorldStatus {
     /// Why the world has failed, if it has.
     pub root_cause: Option<Error>,
     /// The worlds that ranks of this one have opened over its control connections.
+    #[serde(rename = "communicators")]
     pub further: Vec<FurtherWorld>,
     /// Number of such worlds that `further` leaves out.
+    #[serde(rename = "communicators_left_out")]
     pub hidden: usize,
 }
 
@@ -148,6 +159,28 @@ impl RankReport {
             self.since.map_or_else(|| "-".to_owned(), seconds),
             waits,
         ]
+    }
+}
+
+/// A time that is a number of seconds in text formats, and a [`Duration`] in the frames of the control connection.
+mod seconds_in_text {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::time::Duration;
+
+    pub(super) fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        if to.is_human_readable() {
+            return time.as_ref().map(Duration::as_secs_f64).serialize(to);
+        }
+        time.serialize(to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Option<Duration>, D::Error> {
+        if !from.is_human_readable() {
+            return Option::deserialize(from);
+        }
+        let seconds = Option::<f64>::deserialize(from)?;
+        let time = seconds.map(Duration::try_from_secs_f64).transpose();
+        time.map_err(serde::de::Error::custom)
     }
 }
 
@@ -336,6 +369,36 @@ rank  host   process  last call                           state    for     waits
 4     node1  104      all_reduce #16 (1024 x float, sum)  in call  12.5 s  rank 3
 "
         );
+    }
+
+    #[test]
+    fn the_names_in_json_are_the_documented_ones() {
+        let rows = vec![
+            row(0, RankActivity::Idle, &CallState::InCall(example_call(17))),
+            RankReport { since: None, ..row(1, RankActivity::Idle, &CallState::Idle { finished: 16 }) },
+        ];
+        let failure = Error::peer_lost("rank 1 died").with_suspect(1);
+        let status = WorldStatus::new(rows, Some(failure)).with_further([WorldStatus::default()].into_iter());
+        let json = serde_json::to_value(&status).expect("JSON");
+        let expected = serde_json::json!({
+            "ranks": [
+                {
+                    "rank": 0, "host": "node1", "pid": 100, "sequence": 17,
+                    "call": "all_reduce #17 (1024 x float, sum)", "state": "in call", "seconds": 12.5, "waits_for": [1]
+                },
+                {
+                    "rank": 1, "host": "node1", "pid": 101, "sequence": 16,
+                    "call": null, "state": "idle", "seconds": null, "waits_for": []
+                },
+            ],
+            "root_cause": { "kind": "PeerLost", "message": "rank 1 died", "suspect": 1 },
+            "communicators": [{ "ranks": [], "root_cause": null }],
+            "communicators_left_out": 0,
+        });
+        assert_eq!(json, expected);
+        assert_eq!(serde_json::from_value::<WorldStatus>(json).expect("a status"), status);
+        let frame = postcard::to_stdvec(&status).expect("a frame");
+        assert_eq!(postcard::from_bytes::<WorldStatus>(&frame).expect("a status"), status);
     }
 
     #[test]

@@ -171,11 +171,16 @@ fn a_job_that_other_hosts_can_join_is_warned_of_once() {
     });
 }
 
-/// The names of all Unix sockets of this network namespace that hand out a secret for this port.
-fn secret_sockets(port: u16) -> Vec<String> {
+/// The names of all Unix sockets of this network namespace that begin with `prefix`.
+fn sockets(prefix: &str) -> Vec<String> {
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let names = sockets.lines().filter_map(|line| line.split_once('@').map(|(_, name)| name.to_owned()));
-    names.filter(|name| name.starts_with(&format!("flexring-secret-{port}-"))).collect()
+    names.filter(|name| name.starts_with(prefix)).collect()
+}
+
+/// Those that hand out a secret for this port.
+fn secret_sockets(port: u16) -> Vec<String> {
+    sockets(&format!("flexring-secret-{port}-"))
 }
 
 /// Reads what the socket of this name sends, as this user, and returns the number of bytes.
@@ -192,7 +197,7 @@ fn bytes_from(user: u32, name: &str) -> String {
 }
 
 #[test]
-fn another_user_of_the_node_does_not_get_its_secret() {
+fn another_user_of_the_node_gets_neither_secret_nor_status() {
     let is_there = |path: &str| Path::new(path).exists();
     if !rustix::process::geteuid().is_root() || !is_there("/usr/bin/setpriv") || !is_there("/usr/bin/python3")
     {
@@ -227,6 +232,11 @@ fn another_user_of_the_node_does_not_get_its_secret() {
         };
         assert_eq!(bytes_from(0, &name), "32");
         assert_eq!(bytes_from(65_534, &name), "0");
+        let [name] = &sockets(&format!("flexring-status-0-{}-", zero.id()))[..] else {
+            panic!("one coordinator")
+        };
+        assert_eq!(bytes_from(0, name), "64", "as many as are read");
+        assert_eq!(bytes_from(65_534, name), "0");
         for rank in [zero, rank("1")] {
             let (output, text) = finish(rank);
             assert!(output.status.success(), "{text}");

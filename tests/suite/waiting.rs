@@ -346,14 +346,23 @@ fn a_running_job_can_be_asked_for_its_status() {
         let variables = job_at(&port, &file);
         let ranks = RunningRank::start_world("a_running_job_can_be_asked_for_its_status", 2, &variables);
         let until = Instant::now() + Duration::from_secs(10);
-        // By the environment of the job, and by an address.
-        for (arguments, variables) in
-            [("status".to_owned(), &variables[..2]), (format!("status --address 127.0.0.1:{port}"), &[][..])]
-        {
+        // By the environment of the job, by an address, and by either rank.
+        let pids = [0, 1].map(|rank: usize| ranks[rank].child.id());
+        for (arguments, variables) in [
+            ("status".to_owned(), &variables[..2]),
+            (format!("status --address 127.0.0.1:{port}"), &[][..]),
+            (format!("status --pid {}", pids[0]), &[][..]),
+            (format!("status --pid {}", pids[1]), &[][..]),
+        ] {
             loop {
                 let (code, stdout, stderr) = crate::command::run(&arguments, variables);
+                if arguments.contains("--pid") && code == Some(1) && Instant::now() < until {
+                    // The rank has not joined yet.
+                    continue;
+                }
                 assert_eq!(code, Some(0), "{stderr}");
-                let rows: Vec<&str> = stdout.lines().collect();
+                let is_row = |line: &&str| !line.starts_with("job of 2 ranks, coordinator in process ");
+                let rows: Vec<&str> = stdout.lines().filter(is_row).collect();
                 assert_eq!(rows.len(), 1 + 2, "{stdout}");
                 if rows[1].contains("all_reduce #1 (8 x float, sum)") {
                     assert!(rows[1].contains("in call") && rows[1].ends_with("rank 1"), "{stdout}");
@@ -363,6 +372,36 @@ fn a_running_job_can_be_asked_for_its_status() {
                 }
                 assert!(Instant::now() < until, "{stdout}");
             }
+        }
+        // Among all jobs of this user, for programs. Other tests may run jobs at the same time.
+        let (_, stdout, stderr) = crate::command::run("status --json", &[]);
+        let report: serde_json::Value = serde_json::from_str(&stdout).expect(&stderr);
+        let jobs = report["jobs"].as_array().expect("jobs");
+        let job = jobs.iter().find(|job| job["coordinator"] == pids[0]).expect(&stdout);
+        let states = [0, 1].map(|rank: usize| (&job["ranks"][rank]["pid"], &job["ranks"][rank]["state"]));
+        assert_eq!(
+            states,
+            [(&pids[0].into(), &"in call".into()), (&pids[1].into(), &"idle".into())],
+            "{stdout}"
+        );
+        assert_eq!(job["ranks"][0]["waits_for"], serde_json::json!([1]), "{stdout}");
+        // From a network namespace where the coordinator cannot be seen.
+        let mut elsewhere = std::process::Command::new("unshare");
+        elsewhere
+            .args(["--net", env!("CARGO_BIN_EXE_flexring"), "status", "--pid", &pids[1].to_string()])
+            .env_clear();
+        let output = elsewhere.output().expect("unshare starts");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        if printed.is_empty() {
+            eprintln!("skipped: no network namespace can be made here");
+        } else {
+            let reason = format!("process {}: no status: ", pids[1]);
+            assert!(
+                printed.starts_with(&reason) && printed.contains("another network namespace"),
+                "{printed}"
+            );
+            assert!(printed.contains(&format!("nsenter --net --target {}", pids[1])), "{printed}");
+            assert!(!printed.contains("firewall") && output.status.code() == Some(1), "{printed}");
         }
         // Rank 0 of a second job that wants the same port.
         let second = ("FLEXRING_RANK", "0");
@@ -384,6 +423,9 @@ fn a_running_job_can_be_asked_for_its_status() {
             crate::command::run(&format!("status --address 127.0.0.1:{port}"), &variables);
         assert_eq!(code, Some(1), "{stderr}");
         assert!(stderr.contains(&format!("127.0.0.1 port {port}")), "{stderr}");
-        assert_eq!(crate::command::run("status", &[]).0, Some(2), "no address is known");
+        let (code, _, stderr) = crate::command::run(&format!("status --pid {}", pids[1]), &[]);
+        assert!(code == Some(2) && stderr.contains("there is no process"), "{stderr}");
+        let (code, _, stderr) = crate::command::run(&format!("status --pid {}", std::process::id()), &[]);
+        assert!(code == Some(1) && stderr.contains("is no rank of a job"), "{stderr}");
     });
 }

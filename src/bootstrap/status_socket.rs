@@ -1,0 +1,143 @@
+//! A Unix socket at which a coordinator shows the state of its ranks to processes of its user on its node.
+//!
+//! Owns the names of these sockets, how they are found, and who is answered. Must not know what the states mean.
+//!
+//! The name lies in the abstract namespace, as that of `node_secret`: it belongs to the network namespace, and nothing is left behind by
+//! a process that is killed. It contains user, process and a random number, because a process may run several coordinators. The kernel tells each
+//! end the user of the other, and each refuses other users; so no secret of the job is needed.
+
+use super::world_status::WorldStatus;
+use crate::error::{Error, Result};
+use crate::process::{ClosedInChild, spawn};
+use crate::secret::random_bytes;
+use crate::transport::credentials::foreign_user;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+};
+use std::collections::BTreeSet;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::Builder;
+use std::time::Duration;
+
+/// How the names of all these sockets begin.
+const PREFIX: &str = "flexring-status-";
+/// How long either end may take to send or to read.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Callers that are answered at the same time. More are refused.
+const MOST_CALLERS: usize = 16;
+/// Length of the queue of pending connections.
+const BACKLOG: i32 = 64;
+/// Longest answer that is read. A status has at most some ten thousand rows.
+const LONGEST: u64 = 64 << 20;
+
+/// The listening socket of a coordinator.
+#[derive(Debug)]
+pub(super) struct StatusSocket {
+    _closed_in_child: ClosedInChild,
+    socket: OwnedFd,
+}
+
+impl StatusSocket {
+    /// Listens under a name of its own.
+    pub(super) fn bind() -> io::Result<Self> {
+        let number = random_bytes().map(u64::from_ne_bytes).map_err(io::Error::other)?;
+        let name = format!("{}{}-{number:016x}", prefix(), std::process::id());
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        listen(&socket, BACKLOG)?;
+        Ok(Self { _closed_in_child: ClosedInChild::new(socket.as_fd()), socket })
+    }
+
+    /// Accepts the processes of this user that have connected, and drops all others. Does not block.
+    pub(super) fn accept(&self) -> Vec<UnixStream> {
+        let accepted = (0..BACKLOG).map_while(|_| accept_with(&self.socket, SocketFlags::CLOEXEC).ok());
+        let callers = accepted.filter(|caller| foreign_user(caller).is_none());
+        callers.map(UnixStream::from).take(MOST_CALLERS).collect()
+    }
+}
+
+impl AsFd for StatusSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Sends `status` to these callers, on a thread of its own: they may be slow.
+pub(super) fn answer(callers: Vec<UnixStream>, status: &WorldStatus) {
+    static ANSWERED: AtomicUsize = AtomicUsize::new(0);
+    let count = callers.len();
+    let text = serde_json::to_vec(status).unwrap_or_default();
+    if ANSWERED.fetch_add(count, Ordering::Relaxed) + count > MOST_CALLERS {
+        ANSWERED.fetch_sub(count, Ordering::Relaxed);
+        return;
+    }
+    let send = move || {
+        for mut caller in callers {
+            // A caller that is gone needs no answer.
+            let _ = caller.set_write_timeout(Some(TIMEOUT)).and_then(|()| caller.write_all(&text));
+        }
+        ANSWERED.fetch_sub(count, Ordering::Relaxed);
+    };
+    if spawn(Builder::new().name("flexring-status".to_owned()), send).is_err() {
+        ANSWERED.fetch_sub(count, Ordering::Relaxed);
+    }
+}
+
+/// How the names of this user's sockets begin.
+fn prefix() -> String {
+    format!("{PREFIX}{}-", rustix::process::geteuid().as_raw())
+}
+
+/// What a coordinator on this node answered.
+#[derive(Debug)]
+pub struct LocalCoordinator {
+    /// Its process, by the number in its PID namespace.
+    pub pid: u32,
+    /// The state of its ranks. It has no rows before the first rank has joined, and when all have moved to another coordinator. The error
+    /// says why there is no answer.
+    pub status: Result<WorldStatus>,
+}
+
+/// Asks every coordinator of this user in this network namespace, ordered by process.
+///
+/// # Errors
+/// `System` if `/proc/net/unix` cannot be read.
+pub fn local_coordinators() -> Result<Vec<LocalCoordinator>> {
+    let table = std::fs::read_to_string("/proc/net/unix").map_err(|cause| {
+        Error::io("cannot read /proc/net/unix, which lists this node's coordinators", cause)
+    })?;
+    let prefix = prefix();
+    let pid = |name: &str| name.strip_prefix(&prefix)?.split('-').next()?.parse::<u32>().ok();
+    let names = table.lines().filter_map(|line| line.rsplit_once('@').map(|(_, name)| name));
+    // Accepted connections have the name, too.
+    let names: BTreeSet<(u32, &str)> = names.filter_map(|name| Some((pid(name)?, name))).collect();
+    Ok(names.into_iter().map(|(pid, name)| LocalCoordinator { pid, status: ask(pid, name) }).collect())
+}
+
+fn ask(pid: u32, name: &str) -> Result<WorldStatus> {
+    let failed = |cause: io::Error| {
+        let what = format!("the coordinator in process {pid} does not answer");
+        match cause.kind() {
+            io::ErrorKind::WouldBlock => Error::timeout(format!("{what} within {TIMEOUT:?}: is it stopped?")),
+            _ => Error::io(what, cause),
+        }
+    };
+    let mut stream = SocketAddr::from_abstract_name(name)
+        .and_then(|name| UnixStream::connect_addr(&name))
+        .map_err(failed)?;
+    if let Some(user) = foreign_user(&stream) {
+        return Err(Error::system(format!("the coordinator in process {pid} belongs to {user}")));
+    }
+    let mut text = Vec::new();
+    let mut read = |stream: &mut UnixStream| stream.take(LONGEST).read_to_end(&mut text);
+    stream.set_read_timeout(Some(TIMEOUT)).and_then(|()| read(&mut stream)).map_err(failed)?;
+    serde_json::from_slice(&text).map_err(|cause| {
+        let what = "is busy, or runs another release of flexring";
+        Error::system(format!("the coordinator in process {pid} gave no status ({cause}): it {what}"))
+    })
+}
