@@ -13,13 +13,14 @@ use flexring::trace::{TraceFile, TraceOrigin, TracePath};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Merge the timelines that the ranks of a job wrote because of FLEXRING_TRACE
+/// Merge the timelines that the ranks of a job wrote because of FLEXRING_TRACE, or say what a merged one contains
 ///
-/// The merged file opens in https://ui.perfetto.dev and in chrome://tracing. Times are those of rank 0's clock. Prints for each rank
+/// The merged file begins at time 0 and opens in https://ui.perfetto.dev and in chrome://tracing. Times are those of rank 0's clock. Prints for each rank
 /// how long it was in calls, and what part of that time it waited, copied and reduced.
 #[derive(Args, Debug)]
 pub struct TraceOptions {
-    /// The value of FLEXRING_TRACE. Files of ranks on other machines must have been copied next to it
+    /// The value of FLEXRING_TRACE, or a file that is merged already, such as that of perf --trace. Files of ranks on other machines must have
+    /// been copied next to it
     #[arg(value_name = "FILE")]
     trace: String,
 
@@ -31,6 +32,12 @@ pub struct TraceOptions {
 /// Runs the command.
 pub fn run(options: &TraceOptions) -> Result<(), CommandError> {
     let paths = TracePath::written(&options.trace)?;
+    if paths.is_empty() && Path::new(&options.trace).is_file() {
+        let merged = TraceFile::load(Path::new(&options.trace))?;
+        options.output.as_deref().map_or(Ok(()), |output| merged.save(output))?;
+        let path = options.output.as_deref().unwrap_or(Path::new(&options.trace));
+        return output::print(&(table(&merged) + &where_it_is(path)));
+    }
     if paths.is_empty() {
         let first = TracePath::new(&options.trace, "", 0);
         let message = format!(
@@ -46,7 +53,12 @@ pub fn run(options: &TraceOptions) -> Result<(), CommandError> {
         return Err(CommandError::Usage(message));
     }
     let merged = merge_files(&paths, &output)?;
-    output::print(&table(&merged))
+    output::print(&(table(&merged) + &where_it_is(&output)))
+}
+
+/// A line with the path of a merged timeline and how to see it.
+pub fn where_it_is(path: &Path) -> String {
+    format!("timeline: {} (open in https://ui.perfetto.dev)\n", resolved_path(path).display())
 }
 
 /// Merges files of ranks into `output`.

@@ -30,7 +30,7 @@ pub struct RankTotals {
     pub sent_bytes: u64,
 }
 
-/// Merges the files of ranks. Each rank of each communicator becomes a process of the timeline.
+/// Merges the files of ranks. Each rank of each communicator becomes a process of the timeline, which begins at time 0.
 ///
 /// # Errors
 /// `InvalidArgument` if there are no files, two are of the same rank, or they are of worlds of different sizes.
@@ -66,11 +66,21 @@ pub fn merge(files: Vec<TraceFile>) -> Result<TraceFile> {
         return Err(Error::invalid_argument("there are no files to merge"));
     }
     events.extend(arrows);
+    start_at_zero(&mut events);
     Ok(TraceFile {
         display_time_unit: TIME_UNIT.to_owned(),
         other_data: TraceSummary { ranks },
         trace_events: events,
     })
+}
+
+/// Subtracts the time of the first event from all times. Names of tracks (phase `M`) have no time.
+fn start_at_zero(events: &mut [TraceEvent]) {
+    let timed = |event: &&TraceEvent| event.ph != "M";
+    let first = events.iter().filter(timed).map(|event| event.ts).fold(f64::INFINITY, f64::min);
+    if first.is_finite() {
+        events.iter_mut().filter(|event| event.ph != "M").for_each(|event| event.ts -= first);
+    }
 }
 
 /// Files of an earlier job may still lie beside those of this one.
@@ -188,8 +198,8 @@ mod tests {
     #[test]
     fn a_message_has_an_arrow_from_its_send_to_its_receive() {
         let files = vec![
-            file(1, vec![event("receive", 3.0, 2.0, 0), event("wait", 0.0, 3.0, 0)]),
-            file(0, vec![event("send", 1.0, 6.0, 1)]),
+            file(1, vec![event("receive", 1e9 + 3.0, 2.0, 0), event("wait", 1e9, 3.0, 0)]),
+            file(0, vec![event("send", 1e9 + 1.0, 6.0, 1)]),
         ];
         let merged = merge(files).expect("two ranks");
         let arrows: Vec<(&str, u32, f64)> = merged

@@ -70,7 +70,12 @@ struct LongRun {
 
 impl LongRun {
     fn start(arguments: &str) -> Self {
+        Self::start_with(arguments, &[])
+    }
+
+    fn start_with(arguments: &str, variables: &[(&str, &str)]) -> Self {
         let mut command = flexring(&format!("perf -b 1K -e 4M -i 4 -n 200 -c 0 {arguments}"));
+        command.envs(variables.iter().copied());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the command starts");
         let out = BufReader::new(child.stdout.take().expect("its output is piped"));
@@ -386,6 +391,102 @@ fn the_report_names_rank_0_if_it_is_killed() {
     let report = read_json(&path);
     assert!(report["error"].as_str().is_some_and(|error| error.contains("rank 0 (pid")), "{report}");
     assert!(report["rows"].as_array().is_some_and(|rows| !rows.is_empty()));
+}
+
+/// The TCP ports at which a process listens.
+fn listening_ports(pid: i32) -> Vec<u16> {
+    let sockets = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
+    let sockets = sockets.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let sockets: Vec<String> = sockets.map(|link| link.to_string_lossy().into_owned()).collect();
+    let tables = ["tcp", "tcp6"].map(|name| std::fs::read_to_string(format!("/proc/{pid}/net/{name}")));
+    let lines: Vec<String> = tables
+        .into_iter()
+        .flatten()
+        .flat_map(|table| table.lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let listening = lines.iter().filter_map(|line| {
+        let cells: Vec<&str> = line.split_whitespace().collect();
+        let is_own = cells.get(3) == Some(&"0A") && sockets.contains(&format!("socket:[{}]", cells.get(9)?));
+        is_own.then(|| u16::from_str_radix(cells[1].rsplit(':').next()?, 16).ok())?
+    });
+    listening.collect()
+}
+
+#[test]
+fn all_listening_sockets_have_ports_of_the_given_range() {
+    let first = free_port();
+    let range = format!("{first}-{}", first + 30);
+    let long_run = LongRun::start_with("--ranks 2 --transport tcp", &[("FLEXRING_PORT_RANGE", &range)]);
+    for pid in long_run.pids.iter().copied() {
+        let ports = listening_ports(pid);
+        assert!(ports.len() >= 2, "links and shrinking: {ports:?}");
+        assert!(ports.iter().all(|port| (first..=first + 30).contains(port)), "{range}: {ports:?}");
+    }
+    let pids = long_run.pids.clone();
+    drop(long_run);
+    within(Duration::from_secs(10), "the end of all ranks", || !pids.iter().any(|pid| is_alive(*pid)));
+    // A range that is used up, and one that is none.
+    let listener = std::net::TcpListener::bind(("0.0.0.0", first)).expect("a free port");
+    for (range, code, message) in [
+        (format!("{first}-{first}"), 1, "are in use: allow more ports"),
+        ("30-20".to_owned(), 2, "expected two port numbers from 1 to 65535 joined by -"),
+    ] {
+        let (output, _, err) = output(flexring("perf --ranks 2 -e 8").env("FLEXRING_PORT_RANGE", &range));
+        assert_eq!(output.status.code(), Some(code), "{err}");
+        assert!(
+            err.contains("FLEXRING_PORT_RANGE=") && err.contains(&range) && err.contains(message),
+            "{err}"
+        );
+    }
+    drop(listener);
+}
+
+#[test]
+fn a_job_of_perf_is_found_by_any_of_its_processes() {
+    let long_run = LongRun::start("--ranks 2");
+    for pid in &long_run.pids {
+        let (output, out, err) = output(&mut flexring(&format!("status --pid {pid}")));
+        assert!(output.status.success(), "{err}");
+        assert!(out.starts_with("job of 2 ranks, coordinator in process "), "{out}");
+        assert!(long_run.pids.iter().all(|pid| out.contains(&format!("  {pid}  "))), "{out}");
+        assert_eq!(out.matches("job of ").count(), 1, "{out}");
+    }
+}
+
+#[test]
+fn unknown_settings_cause_one_warning_on_each_node_of_a_job() {
+    let port = free_port();
+    let rank = |rank: &str, node: &str, local_rank: &str| {
+        let mut command = flexring("perf -w 0 -n 1 -e 8");
+        command
+            .envs([
+                ("RANK", rank),
+                ("WORLD_SIZE", "3"),
+                ("MASTER_ADDR", "127.0.0.1"),
+                ("LOCAL_RANK", local_rank),
+            ])
+            .envs([("FLEXRING_NODE", node), ("FLEXRING_ALOG", "ring"), ("FLEXRING_FOO", "1")])
+            .env("MASTER_PORT", port.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command.spawn().expect("the command starts")
+    };
+    let ranks = [rank("0", "left", "0"), rank("1", "left", "1"), rank("2", "right", "0")];
+    let errors = ranks.map(|child| {
+        let output = child.wait_with_output().expect("it ends");
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{err}");
+        err
+    });
+    for err in [&errors[0], &errors[2]] {
+        assert_eq!(
+            err.matches("FLEXRING_ALOG is not a flexring setting; did you mean FLEXRING_ALGO?").count(),
+            1,
+            "{err}"
+        );
+        assert_eq!(err.matches("FLEXRING_FOO is not a flexring setting\n").count(), 1, "{err}");
+    }
+    assert!(!errors[1].contains("FLEXRING_ALOG"), "{}", errors[1]);
 }
 
 #[test]

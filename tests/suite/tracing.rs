@@ -105,7 +105,7 @@ fn check_form(file: &TraceFile) {
                     || Collective::ALL.iter().any(|collective| collective.name() == event.name);
                 assert!(known, "{event:?}");
                 let duration = event.dur.expect("a span has a duration");
-                assert!(event.ts > 0.0 && duration >= 0.0 && event.args.call.is_some(), "{event:?}");
+                assert!(event.ts >= 0.0 && duration >= 0.0 && event.args.call.is_some(), "{event:?}");
                 tracks.entry((event.pid, event.tid)).or_default().push((event.ts, event.ts + duration));
             }
             "C" => assert!(event.args.bytes.is_some() && event.dur.is_none(), "{event:?}"),
@@ -244,6 +244,20 @@ mod command {
         let ranks: Vec<usize> = merged.other_data.ranks.iter().map(|rank| rank.origin.rank).collect();
         assert_eq!(ranks, [0, 1]);
         assert_eq!(TracePath::written(&setting).expect("the folder"), Vec::<std::path::PathBuf>::new());
+        let place = format!("timeline: {setting} (open in https://ui.perfetto.dev)\n");
+        assert!(out.ends_with(&format!("# {place}")), "{out}");
+        let timed = merged.trace_events.iter().filter(|event| event.ph != "M");
+        assert_eq!(timed.map(|event| event.ts).fold(f64::INFINITY, f64::min), 0.0);
+        // The merged file is read again, and copied.
+        let copy = folder.path().join("copy.json");
+        let (code, out, err) = run(&format!("trace {setting}"), &[]);
+        assert_eq!(code, Some(0), "{out}{err}");
+        assert_eq!(out.lines().filter(|line| line.contains(" %")).count(), 2, "{out}");
+        assert!(out.ends_with(&place), "{out}");
+        let (code, out, err) = run(&format!("trace {setting} -o {}", copy.display()), &[]);
+        assert_eq!(code, Some(0), "{out}{err}");
+        assert!(out.contains(&format!("timeline: {} (open", copy.display())), "{out}");
+        assert_eq!(TraceFile::load(&copy).expect("the copy").trace_events, merged.trace_events);
     }
 
     #[test]
@@ -266,7 +280,7 @@ mod command {
         let (code, out, err) = run(&format!("trace {setting} -o {}/one.json", folder.path().display()), &[]);
         assert_eq!(code, Some(0), "{out}{err}");
         assert!(
-            out.ends_with("rank 1 of 2 has no file here: copy it next to the others, and merge again\n"),
+            out.contains("rank 1 of 2 has no file here: copy it next to the others, and merge again\n"),
             "{out}"
         );
         let merged = TraceFile::load(&output).expect("the merged file");

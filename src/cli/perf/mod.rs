@@ -24,6 +24,7 @@ pub use progress_bar::Progress;
 
 use crate::error::CommandError;
 use crate::local_ranks::no_job;
+use crate::output;
 use crate::settings::warn_about_unknown_settings;
 use flexring::bootstrap::{identity, is_alone};
 use flexring::config::{Config, environment};
@@ -36,6 +37,8 @@ pub fn run(options: &PerfOptions) -> Result<(), CommandError> {
     if let Some(contradiction) = options.contradiction() {
         return Err(CommandError::Usage(contradiction));
     }
+    // Whether this is rank 0 of a launcher's job.
+    let mut is_first = false;
     if options.rank_of.is_none() {
         if options.device == options::VectorDevice::Cuda {
             gpu::check()?;
@@ -55,11 +58,15 @@ pub fn run(options: &PerfOptions) -> Result<(), CommandError> {
         if settings.iter().any(|(name, value)| environment(name).as_ref() != Some(value)) {
             return Err(exec_again(settings));
         }
-        if identity.rank == 0 {
-            warn_about_unknown_settings();
-        }
+        is_first = identity.rank == 0;
     }
-    match rank::run(options)? {
+    let wrong = rank::run(options)?;
+    if let Some(setting) = options.trace.as_ref().filter(|_| is_first) {
+        output::print(&format!(
+            "# timelines: one file for each rank; flexring trace {setting} merges them\n"
+        ))?;
+    }
+    match wrong {
         0 => Ok(()),
         1 => Err(CommandError::Failed("1 element was wrong".to_owned())),
         wrong => Err(CommandError::Failed(format!("{wrong} elements were wrong"))),

@@ -6,7 +6,7 @@ use super::options::PerfOptions;
 use super::report::ReportFile;
 use crate::error::CommandError;
 use crate::output_file::{OutputFile, expect_two_files};
-use crate::{local_ranks, trace};
+use crate::{local_ranks, output, trace};
 use flexring::Error;
 use flexring::config::Config;
 use flexring::trace::TracePath;
@@ -56,5 +56,5 @@ fn merge_trace(setting: &str, ranks: usize, has_succeeded: bool) -> Result<(), C
         std::fs::remove_file(path)
             .map_err(|cause| Error::io(format!("cannot remove {}", path.display()), cause))?;
     }
-    Ok(())
+    output::print(&format!("# {}", trace::where_it_is(Path::new(setting))))
 }
