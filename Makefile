@@ -227,6 +227,7 @@ setup-cuda:
 install: build
 	install -Dm644 include/flexring.h $(DESTDIR)$(PREFIX)/include/flexring.h
 	install -Dm644 target/release/libflexring.a $(DESTDIR)$(PREFIX)/lib/libflexring.a
+	strip --strip-debug $(DESTDIR)$(PREFIX)/lib/libflexring.a
 	install -Dm755 target/release/libflexring.so $(DESTDIR)$(PREFIX)/lib/libflexring.so.$(ABI)
 	ln -sfn libflexring.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/libflexring.so
 	install -Dm755 target/release/libflexring_nccl.so $(DESTDIR)$(PREFIX)/lib/libflexring_nccl.so.$(NCCL_ABI)

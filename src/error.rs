@@ -63,7 +63,10 @@ impl ErrorKind {
 ///
 /// Two errors are equal if kind, message and suspect are; the source does not count, because it stays behind when
 /// an error is sent to another rank.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+///
+/// [`Debug`](fmt::Debug) prints the sentence as [`Display`](fmt::Display) does, because programs whose `main` returns an error, and `expect`,
+/// print it.
+#[derive(Clone, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Error(
     // Boxed, so that the results of successful calls are one word, which functions return in a register.
@@ -225,6 +228,12 @@ impl fmt::Display for Error {
     }
 }
 
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.0.source {
@@ -238,6 +247,13 @@ impl std::error::Error for Error {
 mod tests {
     use super::*;
     use std::error::Error as _;
+
+    #[test]
+    fn debug_prints_the_sentence_that_a_user_reads() {
+        let error = Error::peer_lost("rank 2 died").with_suspect(2);
+        assert_eq!(format!("{error:?}"), "peer lost: rank 2 died");
+        assert_eq!(format!("{:?}", Err::<(), _>(error)), "Err(peer lost: rank 2 died)");
+    }
 
     #[test]
     fn results_without_a_value_are_one_word() {

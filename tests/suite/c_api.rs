@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The command in README.md that links the static library.
-const LINK_LINE: &str = "cc program.c -Iinclude target/release/libflexring.a -lpthread -ldl -lm -o program";
+const LINK_LINE: &str =
+    "cc program.c -Iinclude target/release/libflexring.a -lpthread -ldl -lm -Wl,--gc-sections -s -o program";
 
 /// Timeout of one program; none of them takes that long, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(150);
@@ -281,6 +282,42 @@ fn pkg_config_gives_the_compiler_and_linker_flags() {
     }
     std::fs::copy(libraries().archive, at("lib/libflexring.a")).expect("a file");
     runs(&["--static", "--cflags", "--libs"]);
+}
+
+/// The text of the first block of this language in the section "A complete program" of docs/c-api.md.
+fn documented(language: &str) -> String {
+    let document = std::fs::read_to_string(root().join("docs/c-api.md")).expect("docs/c-api.md can be read");
+    let (_, section) = document.split_once("## A complete program").expect("the section exists");
+    let (_, block) = section.split_once(&format!("```{language}\n")).expect("the section has this block");
+    block.split_once("```").expect("the block ends").0.to_owned()
+}
+
+#[test]
+fn the_documented_program_is_compiled_linked_and_run_as_documented() {
+    if !can_compile() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let prefix = folder.path().join("prefix");
+    for part in ["include", "lib"] {
+        std::fs::create_dir_all(prefix.join(part)).expect("a folder");
+    }
+    std::fs::copy(root().join("include/flexring.h"), prefix.join("include/flexring.h")).expect("a file");
+    std::fs::copy(libraries().archive, prefix.join("lib/libflexring.a")).expect("a file");
+    install_shared(&prefix.join("lib"));
+    std::fs::write(folder.path().join("mean.c"), documented("c")).expect("a file");
+    let commands = documented("sh");
+    let commands: Vec<&str> = commands.lines().filter(|line| line.starts_with("cc ")).collect();
+    assert_eq!(commands.len(), 2, "with the static library, and with the shared one");
+    for command in commands {
+        let mut shell = program("sh");
+        shell.args(["-c", command]).current_dir(folder.path()).env("PREFIX", &prefix);
+        succeed(&mut shell, LIMIT);
+        let mut mean = program(folder.path().join("mean"));
+        let text = succeed(mean.envs([("FLEXRING_RANK", "0"), ("FLEXRING_WORLD_SIZE", "1")]), LIMIT);
+        assert_eq!(text, "rank 0 of 1: the mean is 0\n", "{command}");
+        std::fs::remove_file(folder.path().join("mean")).expect("the program");
+    }
 }
 
 #[test]
