@@ -154,7 +154,7 @@ fn time(sockets: usize, work: impl Fn(&mut End, usize) -> Result<()> + Sync) -> 
     let mut listeners = Vec::new();
     let mut endpoints = Vec::new();
     for _ in 0..2 {
-        let listener = Listener::bind(&[IpAddr::V4(Ipv4Addr::LOCALHOST)])?;
+        let listener = Listener::bind(&[IpAddr::V4(Ipv4Addr::LOCALHOST)], None)?;
         endpoints.push(listener.endpoints()[0]);
         listeners.push(listener);
     }

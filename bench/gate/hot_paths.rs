@@ -242,7 +242,8 @@ struct TcpPair {
 
 impl TcpPair {
     fn new(bytes: usize) -> Self {
-        let listeners = [(); 2].map(|()| Listener::bind(&[IpAddr::V4(Ipv4Addr::LOCALHOST)]).expect("a port"));
+        let listeners =
+            [(); 2].map(|()| Listener::bind(&[IpAddr::V4(Ipv4Addr::LOCALHOST)], None).expect("a port"));
         let [first, second] = [0, 1].map(|rank: usize| listeners[rank].endpoints()[0]);
         let connect = |me: usize, listener, address| {
             let key = SecretKey::from_parts("benchmark", &[]);
