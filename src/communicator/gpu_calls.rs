@@ -19,6 +19,7 @@ use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::interrupt;
 use crate::memory::Piece;
+use crate::process::DefaultFloatEnvironment;
 use crate::rank::Rank;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -75,6 +76,7 @@ impl Communicator {
         stream: CallerStream,
         other: Option<CallerStream>,
     ) -> Result<Arc<CallOutcome>> {
+        let _default = DefaultFloatEnvironment::enter();
         self.check_for_stream(&checked)?;
         if checked.is_empty() {
             // An empty call has no memory, so it needs no stream.

@@ -31,6 +31,7 @@ use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::plan::topology::Topology;
 use crate::plan::tuning::{ClusterIdentity, TuningProfile};
+use crate::process::DefaultFloatEnvironment;
 use crate::rank::Rank;
 use crate::secret::random_bytes;
 use crate::transport::shm::{Mailbox, NodeMemory, OwnMemory, Region, RegionAddress, RegionOfRank, Shm};
@@ -47,6 +48,7 @@ impl Communicator {
     /// # Errors
     /// As for [`from_env`](Self::from_env).
     pub fn with_config(config: &Config, identity: &Identity) -> Result<Self> {
+        let _default = DefaultFloatEnvironment::enter();
         crate::logging::init(config.log);
         warn_of_unknown_variables(identity.rank);
         descriptor_limit::raise();
@@ -272,6 +274,7 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` for a world without ranks; `System` if there is too little memory.
     pub fn local_with(config: &Config, world: usize) -> Result<Vec<Self>> {
+        let _default = DefaultFloatEnvironment::enter();
         crate::logging::init(config.log);
         let ranks = Self::local_ranks(&WorldSpec::new(config), world)?;
         Ok(ranks.into_iter().map(|rank| Self::new(rank.runner, rank.blueprint)).collect())

@@ -62,7 +62,7 @@ use crate::memory::Piece;
 use crate::plan::topology::Topology;
 use crate::plan::tuning::ClusterIdentity;
 use crate::plan::verifier::VerifiedPlan;
-use crate::process::CreatorProcess;
+use crate::process::{CreatorProcess, DefaultFloatEnvironment};
 use crate::rank::Rank;
 use crate::transport::verbs::RailCounters;
 use blueprint::Blueprint;
@@ -100,6 +100,7 @@ impl Communicator {
     /// `InvalidSetting` for an environment variable whose value is not accepted; `Rendezvous` if the ranks do not find each other
     /// in time; `Disagreement` if they differ in version or settings.
     pub fn from_env() -> Result<Self> {
+        let _default = DefaultFloatEnvironment::enter();
         let (config, identity) = Self::settings(|config| identity(config, environment))?;
         Self::with_config(&config, &identity)
     }
@@ -110,6 +111,7 @@ impl Communicator {
     /// # Errors
     /// As for [`from_env`](Self::from_env), and `InvalidArgument` if `rank` is not in the world.
     pub fn from_unique_id(world: usize, id: &UniqueId, rank: Rank) -> Result<Self> {
+        let _default = DefaultFloatEnvironment::enter();
         let (config, identity) = Self::settings(|_| Identity::from_unique_id(world, id, rank))?;
         Self::with_config(&config, &identity)
     }
@@ -208,6 +210,7 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` if the plan is for another number of ranks.
     pub fn use_plan(&self, plan: &VerifiedPlan) -> Result<()> {
+        let _default = DefaultFloatEnvironment::enter();
         self.check_process()?;
         let (planned, world) = (plan.plan().schedule().world(), self.runner.world);
         if planned != world {
@@ -274,6 +277,7 @@ impl Communicator {
 
     /// Runs a checked call to its end. The pieces are not used afterwards.
     pub(crate) fn run(&self, checked: &CheckedCall) -> Result<()> {
+        let _default = DefaultFloatEnvironment::enter();
         self.check_process()?;
         let ticket = QueueTicket::take(&*self.runner.queue);
         self.pass_launch(checked.is_collective());

@@ -10,6 +10,7 @@ use super::local_gathering::{GatheringRequest, LocalGathering};
 use crate::bootstrap::{AgreedWorld, CallsMade, Identity, ShrinkService, excluded_by};
 use crate::error::{Error, Result};
 use crate::interrupt::InterruptWatch;
+use crate::process::DefaultFloatEnvironment;
 use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ impl Communicator {
     /// `Timeout`, naming the ranks, if ranks that are alive do not call it within FLEXRING_CONNECT_TIMEOUT_MS; `Aborted` if
     /// the program interrupts it; the errors of [`from_env`](Self::from_env).
     pub fn shrink(&self, exclude: &[Rank]) -> Result<Self> {
+        let _default = DefaultFloatEnvironment::enter();
         self.check_process()?;
         let exclude = self.excluded(exclude)?;
         // Calls that are running or queued end first. Whether they failed does not matter, unless the program interrupted

@@ -11,6 +11,7 @@ use super::shrink::distribute;
 use crate::bootstrap::{ControlConnection, Coordinator, Identity, UniqueId};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::process::DefaultFloatEnvironment;
 use crate::rank::{Rank, RankList};
 use crate::secret::random_bytes;
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ impl Communicator {
     /// `InvalidArgument` for another negative color, before any other rank is affected; `PeerLost` if a rank has left; the
     /// error that ended this communicator, if it has failed; the errors of [`from_env`](Self::from_env).
     pub fn split(&self, color: i32, key: i32) -> Result<Option<Self>> {
+        let _default = DefaultFloatEnvironment::enter();
         if color < 0 && color != Self::NO_COLOR {
             let message = format!("the color is {color}, neither NO_COLOR nor a number from 0");
             return Err(Error::invalid_argument(message));

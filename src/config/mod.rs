@@ -290,7 +290,7 @@ settings! {
     spin_us: usize = "FLEXRING_SPIN_US", 200, AnyValue,
         "Time in microseconds that a wait spins before it sleeps. While other programs compute on its core, it sleeps at once.";
     threads: usize = "FLEXRING_THREADS", 1, 1..=64,
-        "Number of threads that add and copy vectors on the host in a call of this rank, the calling thread included. Sums have the same bits for every number, unless the calling thread treats denormal numbers as zero. Each communicator starts its own. More than one helps where NICs are faster than one core adds, and costs cores that the program may need: at most the cores of the node divided by its ranks.";
+        "Number of threads that add and copy vectors on the host in a call of this rank, the calling thread included. Sums have the same bits for every number. Each communicator starts its own. More than one helps where NICs are faster than one core adds, and costs cores that the program may need: at most the cores of the node divided by its ranks.";
     simd: Simd = "FLEXRING_SIMD", Simd::Auto, AnyValue,
         "Instruction set of reductions on the host.";
     #[shared yes]

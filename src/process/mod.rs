@@ -1,13 +1,15 @@
-//! What a library must respect in a process that is not its own: forks, and signals.
+//! What a library must respect in a process that is not its own: forks, signals, and the floating-point environment.
 //!
 //! Owns the detection of forked children, the sockets that they must not keep, those that a killed process must lose at once, and how
-//! the library's threads are started. Must not know what the threads and sockets are for.
+//! the library's threads are started and compute. Must not know what the threads and sockets are for.
 
+mod float_environment;
 mod fork;
 mod per_process;
 mod relay;
 mod thread;
 
+pub use float_environment::DefaultFloatEnvironment;
 #[cfg(test)]
 pub(crate) use fork::in_forked_child;
 pub(crate) use fork::{ClosedInChild, CreatorProcess};

@@ -1,8 +1,9 @@
 //! The library's own threads.
 //!
 //! Owns how they are started: with signals blocked, so that the kernel delivers a signal of the process to a thread of
-//! the program. Must not know what the threads do.
+//! the program, and in the default floating-point environment. Must not know what the threads do.
 
+use super::DefaultFloatEnvironment;
 use std::io;
 use std::mem::MaybeUninit;
 use std::thread::{Builder, JoinHandle};
@@ -11,7 +12,7 @@ use std::thread::{Builder, JoinHandle};
 const SYNCHRONOUS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT];
 
-/// Starts a thread of the library, in which signals are blocked.
+/// Starts a thread of the library, in which signals are blocked and the floating-point environment is the default one.
 ///
 /// # Errors
 /// Those of [`Builder::spawn`].
@@ -20,9 +21,12 @@ pub fn spawn<T: Send + 'static>(
     builder: Builder,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    // A new thread inherits the mask of the thread that starts it.
+    // A new thread inherits the mask and the floating-point environment of the thread that starts it.
     let _blocked = BlockedSignals::new();
-    builder.spawn(body)
+    builder.spawn(|| {
+        let _default = DefaultFloatEnvironment::enter();
+        body()
+    })
 }
 
 /// Blocks signals in this thread until it is dropped.

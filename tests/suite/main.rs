@@ -22,6 +22,7 @@ mod encryption;
 mod exchanges;
 mod failures;
 mod fault_matrix;
+mod float_environment;
 mod groups;
 mod header;
 mod imports;
