@@ -17,7 +17,7 @@ use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 /// The rank of this process, and where its world rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,7 +180,7 @@ pub(super) struct LauncherInfo {
 
 impl LauncherInfo {
     pub(super) fn token(&self) -> u128 {
-        self.job.as_ref().map_or(0, |job| xxh3_128(format!("{}/{job}", self.launcher).as_bytes()))
+        self.job.as_ref().map_or(0, |job| XxHash3_128::oneshot(format!("{}/{job}", self.launcher).as_bytes()))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::secret::SecretKey;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 use zerocopy::little_endian::{U16, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
@@ -166,7 +166,7 @@ impl UniqueId {
 impl Layout {
     fn expected_checksum(&self) -> U64 {
         let bytes = self.as_bytes();
-        xxh3_64(&bytes[..bytes.len() - size_of::<U64>()]).into()
+        XxHash3_64::oneshot(&bytes[..bytes.len() - size_of::<U64>()]).into()
     }
 }
 
@@ -268,7 +268,7 @@ mod tests {
             // Forged bytes with a correct checksum.
             let mut forged = *id().as_bytes();
             forged[at] = byte;
-            let checksum = xxh3_64(&forged[..120]).to_le_bytes();
+            let checksum = XxHash3_64::oneshot(&forged[..120]).to_le_bytes();
             forged[120..].copy_from_slice(&checksum);
             if let Ok(id) = UniqueId::from_bytes(&forged) {
                 prop_assert!(!id.addresses().is_empty());

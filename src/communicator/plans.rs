@@ -26,7 +26,7 @@ use crate::rank::Rank;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Times are predicted for at most this many ranks, because every rank counts what the programs of all ranks send.
 const MOST_PREDICTED_RANKS: usize = 256;
@@ -344,7 +344,7 @@ impl Plans {
             // Hash the two digests instead of combining them by XOR: each depends on the plan's digest, which
             // would cancel out.
             let both = u128::from(*digest) << 64 | u128::from(program.digest);
-            LoweredProgram { program, digest: xxh3_64(&both.to_le_bytes()), number: None }
+            LoweredProgram { program, digest: XxHash3_64::oneshot(&both.to_le_bytes()), number: None }
         })
     }
 
@@ -396,7 +396,8 @@ fn untuned(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>, Algo
 fn digest_of(plans: &[SizedPlan], one_node: bool) -> u64 {
     let combine = |digest: u64, sized: &SizedPlan| {
         let bounds = [sized.longest as u64, sized.subchunk as u64];
-        let bounds = bounds.iter().fold(0, |digest: u64, bound| xxh3_64(&(digest ^ bound).to_le_bytes()));
+        let bounds =
+            bounds.iter().fold(0, |digest: u64, bound| XxHash3_64::oneshot(&(digest ^ bound).to_le_bytes()));
         (digest ^ sized.plan.digest() ^ bounds).rotate_left(1)
     };
     plans.iter().fold(u64::from(one_node), combine)

@@ -74,7 +74,7 @@ impl FuzzTarget {
             assert!(begun.elapsed() < LONGEST_INPUT, "an input took {:?}", begun.elapsed());
         }));
         let Err(panic) = outcome else { return };
-        let path = self.folder("failures").join(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(input)));
+        let path = self.folder("failures").join(format!("{:016x}", twox_hash::XxHash3_64::oneshot(input)));
         let kept = path.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok())
             && std::fs::write(&path, input).is_ok();
         let place = if kept { path.display().to_string() } else { "that follows".to_owned() };

@@ -8,7 +8,8 @@
 use super::Rank;
 use super::fraction::Span;
 use super::topology::Topology;
-use xxhash_rust::xxh3::Xxh3;
+use std::hash::Hasher;
+use twox_hash::XxHash3_64;
 
 /// The blocks of an all-to-all, as a vector with one place for each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,9 +126,9 @@ impl BlockOrder {
     /// Equal for equal orders.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let mut hash = Xxh3::new();
-        self.place.iter().for_each(|(node, _)| hash.update(&(*node as u64).to_le_bytes()));
-        hash.digest()
+        let mut hash = XxHash3_64::new();
+        self.place.iter().for_each(|(node, _)| hash.write(&(*node as u64).to_le_bytes()));
+        hash.finish()
     }
 
     fn position(&self, from: Rank, to: Rank) -> usize {

@@ -6,9 +6,10 @@
 
 use super::Rank;
 use super::fraction::{Fraction, Span};
+use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 /// The ranks that take part in a group. Many groups share one set, so the size of a schedule grows with the number of
 /// groups and not with the number of their participants.
@@ -321,16 +322,16 @@ impl Schedule {
     /// A hash of world and levels (XXH3). The name does not count.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let mut hash = Xxh3::new();
-        hash.update(&(self.world as u64).to_le_bytes());
+        let mut hash = XxHash3_64::new();
+        hash.write(&(self.world as u64).to_le_bytes());
         // A set that several groups share is hashed once for each block.
         for (number, level) in self.levels.iter().enumerate() {
             for (set, block) in level.blocks() {
-                hash.update(&(number as u64).to_le_bytes());
-                hash.update(&[matches!(set.members, Membership::Holders(_)).into()]);
+                hash.write(&(number as u64).to_le_bytes());
+                hash.write(&[matches!(set.members, Membership::Holders(_)).into()]);
                 match &set.members {
                     Membership::All(ranks) => {
-                        ranks.iter().for_each(|rank| hash.update(&(*rank as u64).to_le_bytes()));
+                        ranks.iter().for_each(|rank| hash.write(&(*rank as u64).to_le_bytes()));
                     }
                     Membership::Holders(lists) => {
                         for (place, held) in lists
@@ -338,28 +339,28 @@ impl Schedule {
                             .enumerate()
                             .flat_map(|(place, list)| list.iter().map(move |held| (place, held)))
                         {
-                            hash.update(&(place as u64).to_le_bytes());
-                            hash.update(&(held.rank as u64).to_le_bytes());
+                            hash.write(&(place as u64).to_le_bytes());
+                            hash.write(&(held.rank as u64).to_le_bytes());
                             hash_span(&mut hash, held.span);
                         }
                     }
                 }
                 for group in &level.groups[block] {
                     hash_span(&mut hash, group.span);
-                    hash.update(&(group.root as u64).to_le_bytes());
-                    hash.update(&(group.first as u64).to_le_bytes());
+                    hash.write(&(group.root as u64).to_le_bytes());
+                    hash.write(&(group.first as u64).to_le_bytes());
                 }
             }
         }
-        hash.digest()
+        hash.finish()
     }
 }
 
-fn hash_span(hash: &mut Xxh3, span: Span) {
+fn hash_span(hash: &mut XxHash3_64, span: Span) {
     for end in [span.start, span.end] {
         let (numerator, denominator) = end.parts();
-        hash.update(&numerator.to_le_bytes());
-        hash.update(&denominator.to_le_bytes());
+        hash.write(&numerator.to_le_bytes());
+        hash.write(&denominator.to_le_bytes());
     }
 }
 

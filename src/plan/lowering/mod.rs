@@ -44,7 +44,7 @@ use segment::{Segment, group_starts, segments};
 use std::sync::Arc;
 use step_builder::StepBuilder;
 use transfers::{RankLowering, Transfer, TransferOp};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Sub-chunks of the whole vector, summed over all shards, by which each hop of a program in waves is ahead of the
 /// next. The lead hides the round trip to a peer, queues in switches included, but sums that come late cost a tail at
@@ -82,7 +82,7 @@ impl Plan {
             let mut longest = 0;
             for (group, pattern) in level.groups().iter().zip(&of_level).filter(|(group, _)| group.moves()) {
                 // A hash, so that equal patterns of two groups do not cancel each other.
-                digest = xxh3_64(&(digest ^ (*pattern as u64 + 1)).to_le_bytes());
+                digest = XxHash3_64::oneshot(&(digest ^ (*pattern as u64 + 1)).to_le_bytes());
                 longest = longest.max(match pattern {
                     ExchangePattern::Direct => 1,
                     ExchangePattern::Chain => chain_len(group) - 1,

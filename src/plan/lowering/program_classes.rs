@@ -15,7 +15,7 @@ use crate::plan::pipeline::Binding;
 use crate::plan::schedule::Group;
 use std::collections::HashMap;
 use std::ops::Range;
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 use zerocopy::IntoBytes;
 
 /// The program of a rank, without its steps: its size, and what it has in common with those of other ranks, if its elements are
@@ -207,7 +207,7 @@ impl<'a> ProgramClasses<'a> {
         let written = |(cell, _): &(usize, &(u32, bool))| self.cells[*cell].1;
         let written = self.cells.iter().enumerate().filter(written);
         let all: u64 = written.map(|(cell, _)| self.ends[cell + 1] - self.ends[cell]).sum();
-        let key = xxh3_128(text.as_bytes());
+        let key = XxHash3_128::oneshot(text.as_bytes());
         self.text = text;
         ProgramClass { key: (all == self.count).then_some(key), peers, steps, parts, messages }
     }

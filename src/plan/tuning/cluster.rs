@@ -5,7 +5,7 @@
 use crate::error::{Error, Result};
 use crate::plan::topology::{Topology, TopologyBuilder, Uplink, VertexId, VertexKind};
 use crate::rank::{Rank, RankList};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Longest name of a host, in characters; longer ones are cut.
 const LONGEST_NAME: usize = 255;
@@ -104,7 +104,7 @@ impl ClusterIdentity {
         for node in &self.nodes {
             text += &format!("{}\n{:?}\n", node.host, node.ranks);
         }
-        format!("{:016x}", xxh3_64(text.as_bytes()))
+        format!("{:016x}", XxHash3_64::oneshot(text.as_bytes()))
     }
 
     /// The first difference to the cluster of a job, as a clause; `None` if there is none. Does not compare transports, which

@@ -26,7 +26,7 @@ pub(super) const PROOF: usize = MAC_BYTES;
 pub(super) const ACCEPTED: [u8; 1] = *b"!";
 
 /// Version of the protocol. Changes with every change of what travels on a connection.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// In the byte order of the sender, because vectors travel in it.
 const BYTE_ORDER_MARK: u32 = 0x0102_0304;
 
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(bytes[8..12], 0x0102_0304u32.to_ne_bytes());
         assert_eq!(
             bytes[12..],
-            *b"\x03\0\0\0\x09\0\0\0\x0a\0\0\0\x0b\0\0\0\x0c\0\0\0\x01\0\0\x000123456789abcdef"
+            *b"\x04\0\0\0\x09\0\0\0\x0a\0\0\0\x0b\0\0\0\x0c\0\0\0\x01\0\0\x000123456789abcdef"
         );
         assert_eq!((HELLO, CHALLENGE, PROOF), (52, 64, 32));
     }

@@ -3,7 +3,7 @@
 //! Owns the order of a link's messages, and the decision whether a lost connection fails the running call. Must not know
 //! other links, nor how readiness is detected.
 
-use super::frame::{Frame, FrameHeader, FrameProgress};
+use super::frame::{Frame, FrameError, FrameHeader, FrameProgress};
 use super::socket::{LinkSocket, is_within_machine};
 use super::stream::{FrameStream, ReadOutcome};
 use crate::call::Call;
@@ -212,8 +212,7 @@ impl Link {
     /// Removes the frames that are complete and due from the queue, and checks the header of the next one.
     fn take_received(&mut self, at: usize, events: &mut Events) -> Result<()> {
         while let Some(frame) = self.streams[at].incoming.front() {
-            let received =
-                frame.received().map_err(|(header, expected)| self.mismatch(&header, &expected))?;
+            let received = frame.received().map_err(|error| self.refuse(error))?;
             match received {
                 FrameProgress::Partial => break,
                 FrameProgress::Data => self.streams[at].received += 1,
@@ -266,11 +265,25 @@ impl Link {
         format!("broke its connection: {cause}")
     }
 
-    fn mismatch(&mut self, received: &FrameHeader, expected: &FrameHeader) -> Error {
-        let expected = if expected.is_call() { "its next call".to_owned() } else { expected.to_string() };
-        self.disagree(&format!(
-            "sent {received} where {expected} was expected: do all ranks run the same version with the same settings?"
-        ))
+    fn refuse(&mut self, error: FrameError) -> Error {
+        let name = |expected: FrameHeader| {
+            if expected.is_call() { "its next call".to_owned() } else { expected.to_string() }
+        };
+        match error {
+            FrameError::Unexpected(received, expected) => self.disagree(&format!(
+                "sent {received} where {} was expected: do all ranks run the same version with the same settings?",
+                name(expected)
+            )),
+            // No failure of a rank would explain it.
+            FrameError::Damaged(expected) => self.break_by(Error::system(format!(
+                "what rank {} ({}) sent was changed on the way: {} has a wrong checksum (fix: replace the network adapter, cable or router that \
+                 changes data, or the memory; `ethtool -S` counts errors, and without offloads, `ethtool -K <interface> rx off tx off`, the \
+                 kernel checks packets itself)",
+                self.peer,
+                self.address,
+                name(expected)
+            ))),
+        }
     }
 
     fn disagree(&mut self, what: &str) -> Error {
@@ -282,8 +295,11 @@ impl Link {
     }
 
     fn fail(&mut self, kind: ErrorKind, what: &str) -> Error {
-        let error =
-            Error::new(kind, format!("rank {} ({}) {what}", self.peer, self.address)).with_suspect(self.peer);
+        let message = format!("rank {} ({}) {what}", self.peer, self.address);
+        self.break_by(Error::new(kind, message).with_suspect(self.peer))
+    }
+
+    fn break_by(&mut self, error: Error) -> Error {
         self.broken.get_or_insert(error).clone()
     }
 

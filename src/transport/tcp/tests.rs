@@ -1,5 +1,6 @@
 //! The `Transport` and `PostedTransport` contracts over TCP on loopback.
 
+mod damage;
 mod encryption;
 mod lost;
 
@@ -59,6 +60,13 @@ fn linked_at(address: IpAddr, ranks: usize, options: LinkOptions) -> Vec<Tcp> {
         })
         .collect();
     connecting.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+}
+
+/// A listener on loopback, and its address.
+pub(super) fn listen() -> (Listener, SocketAddr) {
+    let listener = Listener::bind(&[LOOPBACK], None).expect("a listener on loopback");
+    let endpoint = listener.endpoints()[0];
+    (listener, endpoint)
 }
 
 /// Links of so many sockets that are not encrypted.

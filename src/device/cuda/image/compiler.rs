@@ -9,7 +9,7 @@ use crate::process;
 use std::ffi::{OsString, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+use twox_hash::XxHash3_128;
 
 /// The oldest architecture that the source can be compiled for: older ones cannot order memory accesses between CTAs.
 const OLDEST: u32 = 70;
@@ -89,13 +89,13 @@ pub(super) fn compiled(
             ),
         );
     };
-    let mut key = Xxh3Default::new();
+    let mut key = XxHash3_128::new();
     let words = files.iter().flat_map(|(name, text)| [*name, *text]).chain(OPTIONS.iter().copied());
     for word in words.chain([target.as_str(), &compiler]) {
-        key.update(word.as_bytes());
-        key.update(&[0]);
+        key.write(word.as_bytes());
+        key.write(&[0]);
     }
-    let entry = cache.map(|cache| cache.join(format!("kernels-{target}-{:032x}", key.digest128())));
+    let entry = cache.map(|cache| cache.join(format!("kernels-{target}-{:032x}", key.finish_128())));
     if let Some(image) = entry.as_deref().and_then(read) {
         return Ok(image);
     }
@@ -119,7 +119,7 @@ pub(super) fn read(entry: &Path) -> Option<Vec<u8>> {
     let mut bytes = std::fs::read(entry).ok()?;
     let len = bytes.len().checked_sub(DIGEST)?;
     let digest = bytes.split_off(len);
-    let whole = digest == xxh3_128(&bytes).to_le_bytes();
+    let whole = digest == XxHash3_128::oneshot(&bytes).to_le_bytes();
     if !whole {
         log::info!("{} is damaged and will be replaced", entry.display());
     }
@@ -130,7 +130,7 @@ pub(super) fn read(entry: &Path) -> Option<Vec<u8>> {
 pub(super) fn write(entry: &Path, image: &[u8]) -> std::io::Result<()> {
     std::fs::create_dir_all(entry.parent().unwrap_or(entry))?;
     let unfinished = entry.with_extension(format!("{}", std::process::id()));
-    let written = std::fs::write(&unfinished, [image, &xxh3_128(image).to_le_bytes()].concat())
+    let written = std::fs::write(&unfinished, [image, &XxHash3_128::oneshot(image).to_le_bytes()].concat())
         .and_then(|()| std::fs::rename(&unfinished, entry));
     if written.is_err() {
         let _ = std::fs::remove_file(&unfinished);

@@ -2,18 +2,12 @@
 
 use super::super::Tcp;
 use super::super::handshake::PROOF;
-use super::super::tests::{LOOPBACK, deadline, key, plain, with_timeout};
+use super::super::tests::{LOOPBACK, deadline, key, listen, plain, with_timeout};
 use super::acceptance::HANDSHAKE_TIMEOUT;
 use super::*;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread::{self, JoinHandle};
-
-fn listen() -> (Listener, SocketAddr) {
-    let listener = Listener::bind(&[LOOPBACK], None).expect("a listener on loopback");
-    let endpoint = listener.endpoints()[0];
-    (listener, endpoint)
-}
 
 /// A thread that connects a rank to one peer.
 fn connecting(

@@ -8,12 +8,6 @@ use std::io::{ErrorKind as Io, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
-fn listen() -> (Listener, SocketAddr) {
-    let listener = Listener::bind(&[LOOPBACK], None).expect("a listener on loopback");
-    let endpoint = listener.endpoints()[0];
-    (listener, endpoint)
-}
-
 #[test]
 fn encrypted_links_exchange_messages_of_all_sizes() {
     with_timeout(|| {
