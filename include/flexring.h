@@ -97,7 +97,8 @@ typedef struct {
     uint64_t reconnections;
 } flexring_rail_statistics;
 
-// How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum.
+// How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum. Floats of 16 and 8 bits are added
+// as 32-bit floats, and each partial sum that travels is rounded: docs/schedules.md, "How sums are rounded".
 typedef uint64_t flexring_op;
 
 // The type of one element: FLEXRING_INT8 and so on. The numbers below 12 are those of ncclDataType_t.
@@ -161,7 +162,8 @@ typedef int flexring_dtype;
 // The smallest element; NaN if any is NaN.
 #define FLEXRING_MIN 3
 
-// The sum divided by the number of ranks; integers truncate toward zero.
+// The sum divided by the number of ranks. For floats only: the sum of integers may wrap around, and the quotient would be wrong. Sum
+// them in a type with room for it, and divide.
 #define FLEXRING_AVG 4
 
 // The bits that all elements have; for integers and FLEXRING_BOOL, as the following two.
@@ -172,6 +174,9 @@ typedef int flexring_dtype;
 
 // The bits that an odd number of elements have.
 #define FLEXRING_BXOR 8
+
+// The sum, which wraps around, divided by the number of ranks, toward zero: what ncclAvg is for integers. For integers only.
+#define FLEXRING_WRAPPING_AVG 9
 
 #ifdef __cplusplus
 extern "C" {

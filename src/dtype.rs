@@ -136,8 +136,8 @@ impl DType {
 ///
 /// Integer arithmetic wraps. Of booleans, a sum, a maximum and an `Or` are true if any element is, a product, a minimum and an
 /// `And` if all are. `Min` and `Max` of floats are IEEE 754-2019 `minimum` and `maximum`: a NaN on
-/// any rank gives NaN, and -0 is less than +0. 16-bit and 8-bit floats accumulate in f32 within a pass and
-/// are rounded once per pass.
+/// any rank gives NaN, and -0 is less than +0. 16-bit and 8-bit floats are added in f32, and each partial sum that travels is rounded: for long
+/// vectors once on one node, and once more for each hop between nodes (docs/schedules.md, "How sums are rounded").
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReduceOp {
     /// The sum over all ranks.
@@ -148,7 +148,8 @@ pub enum ReduceOp {
     Max,
     /// The smallest element.
     Min,
-    /// The sum divided by the number of ranks. Integers truncate toward zero. Not for booleans.
+    /// The sum divided by the number of ranks. For floats only: the sum of integers may wrap around, and the quotient would be wrong. Sum them
+    /// in a type with room for it, and divide.
     Avg,
     /// The sum of each rank's elements times that rank's factor, which may differ between ranks. For integer
     /// types the factor must be an integer that the type can represent. Not for booleans.
@@ -159,6 +160,8 @@ pub enum ReduceOp {
     BitOr,
     /// The bits that an odd number of elements have.
     BitXor,
+    /// The sum, which wraps around, divided by the number of ranks, toward zero: what NCCL's average of integers is. For integers only.
+    WrappingAvg,
 }
 
 impl ReduceOp {
@@ -175,6 +178,7 @@ impl ReduceOp {
             Self::BitAnd => 6,
             Self::BitOr => 7,
             Self::BitXor => 8,
+            Self::WrappingAvg => 9,
         }
     }
 
@@ -187,7 +191,8 @@ impl ReduceOp {
     /// The name of the operation with this number; `unknown` if there is none.
     #[must_use]
     pub fn name_of(code: u8) -> &'static str {
-        const NAMES: [&str; 9] = ["sum", "prod", "max", "min", "avg", "premulsum", "band", "bor", "bxor"];
+        const NAMES: [&str; 10] =
+            ["sum", "prod", "max", "min", "avg", "premulsum", "band", "bor", "bxor", "wrapping avg"];
         NAMES.get(usize::from(code)).copied().unwrap_or("unknown")
     }
 
@@ -200,18 +205,27 @@ impl ReduceOp {
     /// Checks that this operation is defined for `dtype`.
     ///
     /// # Errors
-    /// `InvalidArgument` for a factor that an integer type cannot represent exactly, for bits of floats, and for an average or
-    /// a pre-multiplied sum of booleans.
+    /// `InvalidArgument` for a factor that an integer type cannot represent exactly, for bits of floats, for an average of integers, and for a
+    /// pre-multiplied sum of booleans.
     #[inline]
     pub fn check(self, dtype: DType) -> Result<()> {
         let is_defined = match self {
             Self::BitAnd | Self::BitOr | Self::BitXor => !dtype.is_float(),
-            Self::Avg | Self::PreMulSum(_) => dtype != DType::Bool,
+            Self::Avg => dtype.is_float(),
+            Self::WrappingAvg => !dtype.is_float() && dtype != DType::Bool,
+            Self::PreMulSum(_) => dtype != DType::Bool,
             Self::Sum | Self::Prod | Self::Max | Self::Min => true,
         };
         if !is_defined {
+            let why = if self == Self::Avg && dtype != DType::Bool {
+                ", as their sum may wrap around (fix: sum them in a type with room for the sum, and divide)"
+            } else {
+                ""
+            };
             let (name, dtype) = (self.name(), dtype.name());
-            return Err(Error::invalid_argument(format!("there is no {name} of elements of type {dtype}")));
+            return Err(Error::invalid_argument(format!(
+                "there is no {name} of elements of type {dtype}{why}"
+            )));
         }
         let Self::PreMulSum(factor) = self else {
             return Ok(());
@@ -343,14 +357,21 @@ mod tests {
 
     #[test]
     fn operations_are_defined_for_types_that_have_them() {
-        use ReduceOp::{Avg, BitAnd, BitOr, BitXor, Max, PreMulSum, Sum};
+        use ReduceOp::{Avg, BitAnd, BitOr, BitXor, Max, PreMulSum, Sum, WrappingAvg};
         for op in [BitAnd, BitOr, BitXor] {
             assert!(op.check(DType::Bool).is_ok() && op.check(DType::U64).is_ok());
             let error = op.check(DType::BF16).expect_err("floats have no such operation");
             assert!(error.message().contains("of elements of type bfloat16"), "{error}");
         }
         assert!([Sum, Max].iter().all(|op| op.check(DType::Bool).is_ok()));
-        assert!([Avg, PreMulSum(1.0)].iter().all(|op| op.check(DType::Bool).is_err()));
+        assert!([Avg, WrappingAvg, PreMulSum(1.0)].iter().all(|op| op.check(DType::Bool).is_err()));
+        assert!(Avg.check(DType::F8E5M2).is_ok() && WrappingAvg.check(DType::F8E5M2).is_err());
+        assert!(WrappingAvg.check(DType::U8).is_ok());
+        let error = Avg.check(DType::U8).expect_err("the sum may wrap around");
+        assert!(
+            error.message().contains("no avg of elements of type uint8, as their sum may wrap"),
+            "{error}"
+        );
         assert!(Boolean::from_byte(2) == true.into() && Boolean::default() < Boolean::from_byte(7));
     }
 

@@ -9,9 +9,10 @@ use crate::types::{
     ncclResult_t, ncclScalarResidence_t,
 };
 use flexring::c_api::types::{
-    FLEXRING_BFLOAT16, FLEXRING_FLOAT8E4M3, FLEXRING_FLOAT8E5M2, FLEXRING_FLOAT16, FLEXRING_FLOAT32,
-    FLEXRING_FLOAT64, FLEXRING_INT8, FLEXRING_INT32, FLEXRING_INT64, FLEXRING_UINT8, FLEXRING_UINT32,
-    FLEXRING_UINT64, flexring_dtype, flexring_op, flexring_op_create_premul_sum,
+    FLEXRING_AVG, FLEXRING_BFLOAT16, FLEXRING_FLOAT8E4M3, FLEXRING_FLOAT8E5M2, FLEXRING_FLOAT16,
+    FLEXRING_FLOAT32, FLEXRING_FLOAT64, FLEXRING_INT8, FLEXRING_INT32, FLEXRING_INT64, FLEXRING_UINT8,
+    FLEXRING_UINT32, FLEXRING_UINT64, FLEXRING_WRAPPING_AVG, flexring_dtype, flexring_op,
+    flexring_op_create_premul_sum,
 };
 use flexring::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
@@ -45,8 +46,13 @@ impl RedOps {
     /// flexring's operation for NCCL's number, on elements of this type.
     pub(crate) fn flexring_op(&self, op: ncclRedOp_t, dtype: flexring_dtype) -> Outcome<flexring_op> {
         if (0..NCCL_NUM_OPS).contains(&op) {
-            // Both have the same numbers.
-            return Ok(op as flexring_op);
+            // Both have the same numbers. NCCL's average of integers wraps, as nccl-tests expects.
+            let op = op as flexring_op;
+            return Ok(if op == FLEXRING_AVG && dtype < FLEXRING_FLOAT16 {
+                FLEXRING_WRAPPING_AVG
+            } else {
+                op
+            });
         }
         match self.created.get(&op) {
             Some((expected, created)) if *expected == dtype => Ok(*created),
@@ -189,7 +195,8 @@ mod tests {
         let op = ops.insert(FLEXRING_FLOAT32, 77).expect("a number");
         assert_eq!(op, NCCL_NUM_OPS);
         assert_eq!(ops.flexring_op(op, FLEXRING_FLOAT32).expect("an operation"), 77);
-        assert_eq!(ops.flexring_op(4, FLEXRING_FLOAT32).expect("an operation"), 4);
+        assert_eq!(ops.flexring_op(4, FLEXRING_FLOAT32).expect("an operation"), FLEXRING_AVG);
+        assert_eq!(ops.flexring_op(4, FLEXRING_UINT64).expect("an operation"), FLEXRING_WRAPPING_AVG);
         assert!(ops.flexring_op(op, FLEXRING_FLOAT64).is_err());
         ops.created.remove(&op);
         assert!(

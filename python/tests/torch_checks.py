@@ -160,6 +160,12 @@ def all_reduce(rank):
     vector = rank.data(rank.number)
     dist.all_reduce(vector, dist.ReduceOp.AVG)
     rank.equal(vector, torch.stack(rank.all_data()).sum(0) / rank.size, "AVG")
+    try:
+        dist.all_reduce(torch.full((3,), 200, dtype=torch.uint8), dist.ReduceOp.AVG)
+    except RuntimeError as error:
+        assert "their sum may wrap around" in str(error), error
+    else:
+        raise AssertionError("no error for AVG of integers")
     flags = torch.tensor([rank.number == 0, True, False])
     dist.all_reduce(flags, dist.ReduceOp.MAX)
     rank.equal(flags, torch.tensor([True, True, False]), "MAX of bool")

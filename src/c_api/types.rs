@@ -8,7 +8,8 @@ use std::ffi::c_int;
 /// The type of one element: FLEXRING_INT8 and so on. The numbers below 12 are those of ncclDataType_t.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub type flexring_dtype = c_int;
-/// How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum.
+/// How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum. Floats of 16 and 8 bits are added
+/// as 32-bit floats, and each partial sum that travels is rounded: docs/schedules.md, "How sums are rounded".
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub type flexring_op = u64;
 
@@ -52,7 +53,8 @@ pub const FLEXRING_PROD: flexring_op = 1;
 pub const FLEXRING_MAX: flexring_op = 2;
 /// The smallest element; NaN if any is NaN.
 pub const FLEXRING_MIN: flexring_op = 3;
-/// The sum divided by the number of ranks; integers truncate toward zero.
+/// The sum divided by the number of ranks. For floats only: the sum of integers may wrap around, and the quotient would be wrong. Sum
+/// them in a type with room for it, and divide.
 pub const FLEXRING_AVG: flexring_op = 4;
 /// The bits that all elements have; for integers and FLEXRING_BOOL, as the following two.
 pub const FLEXRING_BAND: flexring_op = 6;
@@ -60,6 +62,8 @@ pub const FLEXRING_BAND: flexring_op = 6;
 pub const FLEXRING_BOR: flexring_op = 7;
 /// The bits that an odd number of elements have.
 pub const FLEXRING_BXOR: flexring_op = 8;
+/// The sum, which wraps around, divided by the number of ranks, toward zero: what ncclAvg is for integers. For integers only.
+pub const FLEXRING_WRAPPING_AVG: flexring_op = 9;
 
 #[inline]
 pub(super) fn dtype_of(code: flexring_dtype) -> Result<DType> {
@@ -80,8 +84,9 @@ pub(super) fn op_of(code: flexring_op) -> Result<ReduceOp> {
         FLEXRING_BAND => ReduceOp::BitAnd,
         FLEXRING_BOR => ReduceOp::BitOr,
         FLEXRING_BXOR => ReduceOp::BitXor,
+        FLEXRING_WRAPPING_AVG => ReduceOp::WrappingAvg,
         _ => ReduceOp::PreMulSum(factor_of(code).ok_or_else(|| {
-            Error::invalid_argument(format!("{code} is no flexring_op: expected 0 (sum) to 4 (avg), 6 (band) to 8 (bxor), or an operation of flexring_op_create_premul_sum"))
+            Error::invalid_argument(format!("{code} is no flexring_op: expected 0 (sum) to 4 (avg), 6 (band) to 9 (wrapping avg), or an operation of flexring_op_create_premul_sum"))
         })?),
     })
 }

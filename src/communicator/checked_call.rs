@@ -51,7 +51,7 @@ impl CheckedCall {
     /// How elements are combined.
     pub(super) fn arithmetic(&self) -> Arithmetic {
         match self.op {
-            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => Arithmetic::Sum,
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::WrappingAvg | ReduceOp::PreMulSum(_) => Arithmetic::Sum,
             ReduceOp::Prod => Arithmetic::Prod,
             ReduceOp::Max => Arithmetic::Max,
             ReduceOp::Min => Arithmetic::Min,

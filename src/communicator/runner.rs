@@ -291,7 +291,7 @@ impl CallRunner {
             scratch: self.scratch(checked, scratch_bytes, state).map_err(fail)?,
             in_place: checked.in_place,
             arithmetic: checked.arithmetic(),
-            average: checked.op == ReduceOp::Avg,
+            average: matches!(checked.op, ReduceOp::Avg | ReduceOp::WrappingAvg),
             prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
             blocks: checked.blocks.clone(),
         };

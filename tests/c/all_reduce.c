@@ -79,6 +79,7 @@ static double expected(int dtype, int op, size_t i) {
 
 static flexring_op operation(int op, int rank, int dtype) {
     static const flexring_op plain[] = {FLEXRING_SUM, FLEXRING_PROD, FLEXRING_MAX, FLEXRING_MIN, FLEXRING_AVG};
+    if (op == 4 && !is_float(dtype)) return FLEXRING_WRAPPING_AVG;
     if (op < 5) return plain[op];
     flexring_op weighted;
     WORKS(flexring_op_create_premul_sum((float)factor(rank, dtype), &weighted));

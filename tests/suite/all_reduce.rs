@@ -7,7 +7,7 @@ use flexring::{Boolean, DType, ErrorKind, ReduceOp};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-const OPS: [ReduceOp; 9] = [
+const OPS: [ReduceOp; 10] = [
     ReduceOp::Sum,
     ReduceOp::Prod,
     ReduceOp::Max,
@@ -17,6 +17,7 @@ const OPS: [ReduceOp; 9] = [
     ReduceOp::BitAnd,
     ReduceOp::BitOr,
     ReduceOp::BitXor,
+    ReduceOp::WrappingAvg,
 ];
 
 /// The contribution of `rank` at element `at`. Products stay small because most factors are 1. Floats of
@@ -32,7 +33,7 @@ fn contribution(dtype: DType, op: ReduceOp, world: usize, rank: usize, at: usize
         ReduceOp::Sum | ReduceOp::PreMulSum(_) if narrow => 1 + (at / world % 2) as i64,
         ReduceOp::Prod => 1 + i64::from((at + rank).is_multiple_of(5)),
         // Equal on all ranks, so that the division is exact in every type.
-        ReduceOp::Avg => (at % 11) as i64,
+        ReduceOp::Avg | ReduceOp::WrappingAvg => (at % 11) as i64,
         _ => ((at * 7 + rank * 3) % 11) as i64,
     }
 }
@@ -44,7 +45,7 @@ fn expected(dtype: DType, op: ReduceOp, world: usize, at: usize) -> i64 {
         ReduceOp::Prod => all.product(),
         ReduceOp::Max => all.max().unwrap_or(0),
         ReduceOp::Min => all.min().unwrap_or(0),
-        ReduceOp::Avg => all.sum::<i64>() / world as i64,
+        ReduceOp::Avg | ReduceOp::WrappingAvg => all.sum::<i64>() / world as i64,
         ReduceOp::BitAnd => all.reduce(|left, right| left & right).unwrap_or(0),
         ReduceOp::BitOr => all.fold(0, |left, right| left | right),
         ReduceOp::BitXor => all.fold(0, |left, right| left ^ right),
@@ -181,6 +182,26 @@ fn operations_that_a_type_does_not_have_are_refused() {
                 assert!(error.message().contains("of elements of type bool"), "{error}");
             }
             check::<Boolean>(&comm, 70, ReduceOp::BitXor, true, Memory::Heap);
+        });
+    }
+}
+
+#[test]
+fn averages_of_integers_are_refused_as_their_sums_may_wrap() {
+    for &world in World::enabled() {
+        spawn(&Setup::new(world, 4), |comm| {
+            let mut vector = [200u8; 3];
+            let error = comm.all_reduce(&mut vector, ReduceOp::Avg).expect_err("the sum is 800");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            assert!(error.message().contains("sum them in a type with room for the sum"), "{error}");
+            assert_eq!(vector, [200; 3]);
+            comm.all_reduce(&mut [1i64 << 62; 3], ReduceOp::Avg).expect_err("the sum is 2^64");
+            // As NCCL's average: (800 mod 256) / 4.
+            comm.all_reduce(&mut vector, ReduceOp::WrappingAvg).expect("a wrapping average");
+            assert_eq!(vector, [8; 3]);
+            let mut vector = [200.0f32; 3];
+            comm.all_reduce(&mut vector, ReduceOp::Avg).expect("an average of floats");
+            assert_eq!(vector, [200.0; 3]);
         });
     }
 }

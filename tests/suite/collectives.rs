@@ -47,7 +47,7 @@ fn contribution<T: TestElement>(op: ReduceOp, rank: usize, world: usize, at: usi
     match op {
         ReduceOp::Sum | ReduceOp::PreMulSum(_) => T::of(digit),
         // A multiple of the divisor, so that the average is exact.
-        ReduceOp::Avg => T::of(digit * world as i64),
+        ReduceOp::Avg | ReduceOp::WrappingAvg => T::of(digit * world as i64),
         ReduceOp::Prod => T::power(base::<T>(), digit as u32),
         ReduceOp::Max | ReduceOp::Min => T::of(digit + at as i64 % 7),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => T::of(digit),
@@ -58,7 +58,7 @@ fn contribution<T: TestElement>(op: ReduceOp, rank: usize, world: usize, at: usi
 fn reduction<T: TestElement>(op: ReduceOp, world: usize, at: usize) -> T {
     let digits = (0..world).map(|rank| digit(op, rank, world, at));
     match op {
-        ReduceOp::Sum | ReduceOp::Avg => T::of(digits.sum()),
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::WrappingAvg => T::of(digits.sum()),
         ReduceOp::PreMulSum(_) => T::of(digits.zip(0..).map(|(digit, rank)| digit * factor(rank)).sum()),
         ReduceOp::Prod => T::power(base::<T>(), digits.sum::<i64>() as u32),
         ReduceOp::Max => T::of(digits.max().unwrap_or(0) + at as i64 % 7),
@@ -106,6 +106,7 @@ impl Case {
         let reduced = |at| reduction::<T>(op, world, at);
         let called = match op {
             ReduceOp::PreMulSum(_) => ReduceOp::PreMulSum(factor(rank) as f64),
+            ReduceOp::Avg if !T::DTYPE.is_float() => ReduceOp::WrappingAvg,
             op => op,
         };
         match self.collective {

@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-const OPS: [ReduceOp; 9] = [
+const OPS: [ReduceOp; 10] = [
     ReduceOp::Sum,
     ReduceOp::Prod,
     ReduceOp::Max,
@@ -23,6 +23,7 @@ const OPS: [ReduceOp; 9] = [
     ReduceOp::BitAnd,
     ReduceOp::BitOr,
     ReduceOp::BitXor,
+    ReduceOp::WrappingAvg,
 ];
 
 /// Whether the GPU is a simulated one, which is slow.

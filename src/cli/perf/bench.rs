@@ -121,7 +121,7 @@ impl<'a, T: ExactElement> Bench<'a, T> {
     }
 
     fn call(&mut self, op: RedOp, extent: Extent, placement: Placement) -> Result<()> {
-        let op = op.with_factor(T::factor(self.comm.rank()));
+        let op = op.of(T::DTYPE, T::factor(self.comm.rank()));
         let PerfOptions { collective, root, .. } = *self.options;
         if let Some(on_gpu) = &mut self.on_gpu {
             return on_gpu.call(self.comm, collective, op, root, extent, placement);

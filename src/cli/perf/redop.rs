@@ -58,7 +58,7 @@ impl RedOp {
 
     /// Whether elements of this type can be reduced by the operation.
     pub fn is_defined_for(self, dtype: DType) -> bool {
-        self.with_factor(1.0).check(dtype).is_ok()
+        self.of(dtype, 1.0).check(dtype).is_ok()
     }
 
     /// Whether it is an operation on bits, or on truth values.
@@ -66,14 +66,15 @@ impl RedOp {
         matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor)
     }
 
-    /// The library's operation; `factor` is used by `PreMulSum` only.
-    pub fn with_factor(self, factor: f64) -> ReduceOp {
+    /// The library's operation for elements of this type; `factor` is used by `PreMulSum` only. Averages of integers wrap, as in nccl-tests.
+    pub fn of(self, dtype: DType, factor: f64) -> ReduceOp {
         match self {
             Self::Sum => ReduceOp::Sum,
             Self::Prod => ReduceOp::Prod,
             Self::Min => ReduceOp::Min,
             Self::Max => ReduceOp::Max,
-            Self::Avg => ReduceOp::Avg,
+            Self::Avg if dtype.is_float() => ReduceOp::Avg,
+            Self::Avg => ReduceOp::WrappingAvg,
             Self::PreMulSum => ReduceOp::PreMulSum(factor),
             Self::BitAnd => ReduceOp::BitAnd,
             Self::BitOr => ReduceOp::BitOr,

@@ -57,7 +57,7 @@ impl<'a, T: ExactElement, B: Owned<Item = T>> StepBench<'a, B> {
         // A step is long, and takes the least numbers of calls.
         let (warmup, bytes) = (options.warmup().least, gradients.elements() * size_of::<T>());
         let check = CallCheck::<T>::new(Collective::AllReduce, op, 0, comm.rank(), comm.world_size());
-        let call_op = op.with_factor(T::factor(comm.rank()));
+        let call_op = op.of(T::DTYPE, T::factor(comm.rank()));
         for vectors in [&mut self.buckets, &mut self.fused] {
             fill(&check, 0, vectors);
         }
