@@ -112,7 +112,8 @@ class Communicator:
     def all_reduce(self, vector: V, op: Op = "sum", out: V | None = None, stream: object = None) -> V:
         """Reduces the vectors of all ranks, element by element, in place or into ``out``. Returns the vector with the
         result. ``op`` is "sum", "prod", "max", "min", "avg", "band", "bor", "bxor" or a :func:`premul_sum`; for complex numbers "sum",
-        "avg" or a :func:`premul_sum`."""
+        "avg" or a :func:`premul_sum`. Integers have no "avg", as their sum may wrap around. Sums of 16-bit floats are added as float32 and
+        rounded once on a node, and once or more between nodes (docs/schedules.md, "How sums are rounded")."""
         handle = self._open_handle()
         vector = in_place(vector) if out is None else vector
         source, target = source_and_target(vector, out)

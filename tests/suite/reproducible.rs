@@ -97,6 +97,44 @@ product! {
     F8E5M2: f32, F8E5M2::to_f32, F8E5M2::from_f32;
 }
 
+/// What docs/schedules.md says in "How sums are rounded".
+#[test]
+fn narrow_floats_are_rounded_once_on_a_node_and_once_more_between_two() {
+    // The sum over all ranks, with the sums over each of these numbers of ranks rounded before.
+    fn check_nodes<T: Float>(setup: &Setup, nodes: &[usize]) {
+        const COUNT: usize = 5000;
+        let columns: Vec<Vec<T>> = (0..setup.ranks)
+            .map(|rank| contributions(rank, COUNT).into_iter().map(T::of).collect())
+            .collect();
+        let expected: Vec<u64> = (0..COUNT)
+            .map(|at| {
+                let column: Vec<T> = columns.iter().map(|column| column[at]).collect();
+                let mut rest = column.as_slice();
+                let sums = nodes.iter().map(|ranks| {
+                    let node;
+                    (node, rest) = rest.split_at(*ranks);
+                    T::sum(node, false)
+                });
+                T::sum(&sums.collect::<Vec<_>>(), false).bits()
+            })
+            .collect();
+        let found = spawn(setup, |comm| {
+            let mut vector = columns[comm.rank()].clone();
+            comm.all_reduce(&mut vector, ReduceOp::Sum).expect("a sum");
+            vector.iter().map(|value| value.bits()).collect::<Vec<_>>()
+        });
+        assert!(found.iter().all(|found| *found == expected), "{:?} on {nodes:?}", T::DTYPE);
+    }
+    for (world, nodes) in [(World::Shm, [4].as_slice()), (World::Mixed, [2, 4].as_slice())] {
+        if world.is_enabled() {
+            let setup = Setup::new(world, nodes.iter().sum());
+            check_nodes::<bf16>(&setup, nodes);
+            check_nodes::<f16>(&setup, nodes);
+            check_nodes::<F8E5M2>(&setup, nodes);
+        }
+    }
+}
+
 #[test]
 fn sums_that_a_leader_adds_for_ranks_that_share_a_core_have_the_bits_of_rank_order() {
     share_a_core();
