@@ -255,6 +255,11 @@ impl FailureDetector {
             self.on_silent(&silent);
             self.actions.extend(silent.into_iter().map(|(rank, time)| DetectorAction::GiveUp(rank, time)));
         }
+        if let Some((ranks, text)) = self.gather.as_mut().and_then(|gather| gather.report(&self.members, now))
+        {
+            let notice = |rank| DetectorAction::Send(rank, ToRank::Notice(text.clone()));
+            self.actions.extend(ranks.into_iter().map(notice));
+        }
         if let Some(gather) = self.gather.take_if(|gather| now >= gather.deadline()) {
             self.fail(gather.timeout(self.members.len()));
         }

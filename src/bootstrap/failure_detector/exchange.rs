@@ -6,6 +6,7 @@
 use super::member::{Member, RankStatus};
 use crate::bootstrap::heartbeat::seconds;
 use crate::bootstrap::protocol::PARTS_LIMIT;
+use crate::bootstrap::rendezvous::FIRST_REPORT;
 use crate::error::{Error, Result};
 use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
@@ -19,12 +20,31 @@ pub(in crate::bootstrap) struct PendingGather {
     parts: BTreeMap<Rank, Vec<u8>>,
     deadline: Instant,
     timeout: Duration,
+    /// When ranks say next for which others they wait, and the time since they have said it before.
+    report: (Instant, Duration),
 }
 
 impl PendingGather {
     /// Begins exchange `number`, for a rank that waits for `timeout`.
     pub(super) fn new(number: u64, label: String, timeout: Duration, now: Instant) -> Self {
-        Self { number, label, parts: BTreeMap::new(), deadline: now + timeout, timeout }
+        let report = (now + FIRST_REPORT, FIRST_REPORT);
+        Self { number, label, parts: BTreeMap::new(), deadline: now + timeout, timeout, report }
+    }
+
+    /// What ranks are to log because they have waited for long, if they have: one of each node that has given its part.
+    pub(super) fn report(&mut self, members: &[Member], now: Instant) -> Option<(Vec<Rank>, String)> {
+        let (at, since) = self.report;
+        if now < at {
+            return None;
+        }
+        self.report = (now + 2 * since, 2 * since);
+        let missing: Vec<Rank> = (0..members.len()).filter(|rank| !self.parts.contains_key(rank)).collect();
+        let (who, label, given, world) =
+            (RankList::new(&missing), &self.label, self.parts.len(), members.len());
+        let hosts: BTreeMap<&str, Rank> =
+            self.parts.keys().rev().map(|rank| (&*members[*rank].process.host, *rank)).collect();
+        let text = format!("waiting for {who} to exchange {label} ({given} of {world} have)");
+        Some((hosts.into_values().collect(), text))
     }
 
     /// Adds a rank's part. The rank waits for `timeout`.

@@ -161,6 +161,32 @@ fn ranks_that_go_silent_together_are_named_together_with_their_node() {
 }
 
 #[test]
+fn one_rank_of_each_node_says_for_whose_part_of_an_exchange_it_waits() {
+    let mut world = World::of(4);
+    world.detector.members[3].process.host = "z".to_owned();
+    for rank in [3, 2, 1] {
+        world.receive(
+            rank,
+            ToCoordinator::Gather { number: 1, label: "addresses".to_owned(), part: Vec::new() },
+        );
+    }
+    let text = "waiting for rank 0 to exchange addresses (3 of 4 have)".to_owned();
+    for (time, expected) in [(4, vec![]), (1, vec![1, 3]), (4, vec![]), (6, vec![1, 3])] {
+        world.advance(Duration::from_secs(time));
+        let notices: Vec<Rank> = world
+            .detector
+            .actions()
+            .into_iter()
+            .map(|action| match action {
+                DetectorAction::Send(rank, ToRank::Notice(said)) if said == text => rank,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(notices, expected);
+    }
+}
+
+#[test]
 fn a_report_names_its_rank_once() {
     for (message, expected) in [
         (

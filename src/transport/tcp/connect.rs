@@ -37,6 +37,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// of the process's descriptors.
 const UNAUTHENTICATED: usize = 64;
 
+/// How long a rank waits before it says which link is missing. From then on it says it after twice the time each.
+const FIRST_REPORT: Duration = Duration::from_secs(5);
+
 /// What to check when ranks cannot reach each other.
 const ADVICE: &str = "check that no firewall is in between and that FLEXRING_SOCKET_IFNAME names an interface that all ranks can reach";
 
@@ -117,6 +120,7 @@ pub(super) fn connect_all(
         accept_resumes: None,
         lacking_since: None,
         began: Instant::now(),
+        report: (Instant::now() + FIRST_REPORT, FIRST_REPORT),
         deadline,
     };
     connector.run(fault)
@@ -135,6 +139,8 @@ struct Connector {
     /// Since when no connection could be accepted for lack of descriptors.
     lacking_since: Option<Instant>,
     began: Instant,
+    /// When this rank says next which link is missing, and the time since it has said it before.
+    report: (Instant, Duration),
     deadline: Instant,
 }
 
@@ -146,6 +152,12 @@ impl Connector {
             let now = Instant::now();
             if now >= self.deadline {
                 return Err(self.timed_out());
+            }
+            if let (at, since) = self.report
+                && now >= at
+            {
+                self.report = (now + 2 * since, 2 * since);
+                log::warn!("rank {}: {}", self.me, self.timed_out().message());
             }
             for index in 0..self.pending.len() {
                 if matches!(self.pending[index].state, ConnectState::Paused(until) if until <= now) {
@@ -183,7 +195,7 @@ impl Connector {
         let watch = fault.watch().ok();
         let mut fds: Vec<PollFd<'_>> = watch.iter().map(|watch| PollFd::new(watch, PollFlags::IN)).collect();
         let mut polled = vec![Polled::Fault; fds.len()];
-        let mut until = self.deadline;
+        let mut until = self.deadline.min(self.report.0);
         let listening = if self.accept_resumes.is_none() { self.listener.sockets.as_slice() } else { &[] };
         until = self.accept_resumes.map_or(until, |at| until.min(at));
         for (index, socket) in listening.iter().enumerate() {
