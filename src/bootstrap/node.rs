@@ -5,8 +5,9 @@ use crate::config::Config;
 /// The name of this process's node: `FLEXRING_NODE` if it is set, else an identifier of kernel, network
 /// namespace and user.
 ///
-/// Two containers on one machine have their own network namespaces and mostly cannot open each other's
-/// memory, so they count as two nodes. So do two users.
+/// Ranks with equal names share memory, which the kernel allows if both have the same user. Two containers on one machine mostly have their own
+/// network namespaces, or user namespaces that stand for different users of the machine. Then they count as two nodes, as two users do.
+/// Containers that have these in common, and differ in their PID namespaces for example, share memory.
 #[must_use]
 pub fn node_name(config: &Config) -> String {
     if let Some(name) = &config.node {
@@ -15,9 +16,27 @@ pub fn node_name(config: &Config) -> String {
     // Some sandboxes hide the boot id; the host name replaces it.
     let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_or_else(|_| host_name(), |id| id.trim().to_owned());
-    let network = rustix::fs::stat("/proc/self/ns/net").map_or(0, |namespace| namespace.st_ino);
+    let namespace =
+        |kind| rustix::fs::stat(format!("/proc/self/ns/{kind}")).map_or(0, |namespace| namespace.st_ino);
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let user = rustix::process::geteuid().as_raw();
-    format!("{kernel}/net:{network}/uid:{user}")
+    let user = match user_outside(&map, user) {
+        Some(outside) => outside.to_string(),
+        // It is one of several that the namespace does not map.
+        None => format!("{user}@{}", namespace("user")),
+    };
+    format!("{kernel}/net:{}/uid:{user}", namespace("net"))
+}
+
+/// The number outside of this user namespace of a user, by the namespace's `map`. Those of the first namespaces of containers are the
+/// machine's.
+fn user_outside(map: &str, user: u32) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let mut numbers = line.split_whitespace().map(|number| number.parse::<u32>().ok());
+        let (inside, outside, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        let offset = user.checked_sub(inside).filter(|offset| *offset < count)?;
+        outside.checked_add(offset)
+    })
 }
 
 /// The host's name, as `uname -n` prints it.
@@ -29,6 +48,24 @@ pub fn host_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_namespace_is_seen_through() {
+        let container = "         0     100000      65536\n     70000       1000          1\n";
+        for (map, user, outside) in [
+            ("         0          0 4294967295\n", 1000, Some(1000)),
+            (container, 0, Some(100_000)),
+            (container, 65_535, Some(165_535)),
+            (container, 70_000, Some(1000)),
+            // As of the overflow uid, which stands for several users.
+            (container, 65_536, None),
+            ("", 0, None),
+            ("0 4294967295 2", 1, None),
+            ("0 0 4294967295 and more\nno numbers", 5, Some(5)),
+        ] {
+            assert_eq!(user_outside(map, user), outside, "{map:?}: {user}");
+        }
+    }
 
     #[test]
     fn node_name_is_stable_and_can_be_set() {
