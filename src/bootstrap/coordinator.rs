@@ -47,7 +47,7 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Listens on free ports of the chosen interface and the loopback, and creates the id that contains these addresses. The
+    /// Listens on free ports of the chosen interfaces and the loopback, and creates the id that contains these addresses. The
     /// coordinator starts with the first connection.
     ///
     /// # Errors
@@ -133,18 +133,22 @@ fn location_of(addresses: &[SocketAddr]) -> String {
     addresses.first().map_or_else(|| "an unknown address".to_owned(), ToString::to_string)
 }
 
-/// Listens on the chosen interface and the loopback, on ports of the settings' range, or on ports that the system chooses.
+/// Listens on the chosen interfaces and the loopback, on ports of the settings' range, or on ports that the system chooses.
 fn listen_on_free_ports(config: &Config) -> Result<Vec<TcpListener>> {
-    let chosen = interfaces::choose_address(config.socket_ifname.as_deref(), config.socket_family)?;
-    let loopback = match chosen {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    let mut ips = interfaces::choose_addresses(config.socket_ifname.as_deref(), config.socket_family, None)?;
+    // It is not known which of them the ranks reach.
+    ips.truncate(UniqueId::MAX_ADDRESSES - 1);
+    let loopback = match ips.first() {
+        Some(IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
     };
-    // The loopback comes second: on other nodes it leads to unrelated processes.
-    let ips = [Some(chosen), (chosen != loopback).then_some(loopback)];
+    if !ips.contains(&loopback) {
+        // The loopback comes last: on other nodes it leads to unrelated processes.
+        ips.push(loopback);
+    }
     let listen = |ip| {
         listen_at_free_port(ip, config.port_range, listen::listen_at)
             .map_err(|cause| Error::io(format!("cannot listen on {ip}"), cause))
     };
-    ips.into_iter().flatten().map(listen).collect()
+    ips.into_iter().map(listen).collect()
 }

@@ -15,7 +15,7 @@ use crate::tls::{SessionBinding, TlsRole, TlsSession};
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// Bytes that one call of the socket reads at most.
@@ -32,6 +32,15 @@ enum Encryption {
     Required { allowance: usize },
     /// They are encrypted, but for the first frames. The binding is known after the handshake.
     Begun { session: Box<TlsSession>, binding: Option<SessionBinding> },
+}
+
+/// The addresses of both ends of a control connection, which are known to reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlRoute {
+    /// The one of this process.
+    pub own: IpAddr,
+    /// The one of the coordinator, which is in rank 0's process mostly.
+    pub coordinator: IpAddr,
 }
 
 /// One end of a control connection.
@@ -84,6 +93,12 @@ impl FramedStream {
             trusted: false,
             relay: None,
         })
+    }
+
+    /// The addresses of both ends, before the relay starts.
+    pub(super) fn route(&self) -> Option<ControlRoute> {
+        let (own, coordinator) = (self.stream.local_addr().ok()?, self.stream.peer_addr().ok()?);
+        Some(ControlRoute { own: own.ip(), coordinator: coordinator.ip() })
     }
 
     /// Lets another thread hold the socket, so that the other end soon learns that this process was killed.

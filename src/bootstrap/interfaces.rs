@@ -1,10 +1,14 @@
-//! Network interfaces, and the choice of the address that other ranks connect to.
+//! Network interfaces, and the choice of the addresses that other ranks connect to.
 //!
-//! Owns the meaning of `FLEXRING_SOCKET_IFNAME`. Must not know what the address is used for.
+//! Owns the meaning of `FLEXRING_SOCKET_IFNAME`. Must not know what the addresses are used for.
 
 use crate::config::Family;
 use crate::error::{Error, Result};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::path::Path;
+
+/// Addresses that a rank listens on, at most.
+const MOST_ADDRESSES: usize = 8;
 
 /// One address of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +19,28 @@ pub struct Interface {
     pub address: IpAddr,
     /// Whether the interface is up and has a carrier.
     pub up: bool,
+}
+
+impl Interface {
+    /// Its speed in Mbit/s, if its driver says so.
+    #[must_use]
+    pub fn speed(&self) -> Option<u32> {
+        let text = std::fs::read_to_string(self.file("speed")).ok()?;
+        // Drivers that cannot say write -1.
+        text.trim().parse().ok().filter(|speed| *speed > 0)
+    }
+
+    /// Whether it is a bridge, as container engines and hypervisors make them.
+    #[must_use]
+    pub fn is_bridge(&self) -> bool {
+        const PREFIXES: [&str; 5] = ["docker", "virbr", "veth", "br-", "podman"];
+        PREFIXES.iter().any(|prefix| self.name.starts_with(prefix))
+            || Path::new(&self.file("bridge")).exists()
+    }
+
+    fn file(&self, name: &str) -> String {
+        format!("/sys/class/net/{}/{name}", self.name)
+    }
 }
 
 /// Lists the addresses of all interfaces, in the system's order.
@@ -34,38 +60,77 @@ pub fn list_interfaces() -> Result<Vec<Interface>> {
         .collect())
 }
 
-/// Chooses the address that other ranks connect to.
+/// Chooses the address that other ranks connect to, if nothing is known about them: the first of [`choose_addresses`].
+///
+/// # Errors
+/// As [`choose_addresses`].
+pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
+    let chosen = choose_addresses(ifname, family, None)?;
+    chosen.first().copied().ok_or_else(|| Error::internal("no address was chosen"))
+}
+
+/// Chooses the addresses that other ranks may connect to, the best one first. `known` is an address of this machine that others
+/// reach, if one is known.
 ///
 /// `ifname` has the syntax of `NCCL_SOCKET_IFNAME`: a comma-separated list of prefixes of which any may
-/// match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching interfaces. The
-/// first remaining interface that is up wins. Bridges of container engines and the loopback are chosen only
-/// if nothing else remains, and link-local addresses only after those.
+/// match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching interfaces. Of the remaining interfaces
+/// that are up, the one with the known address is the best, then the one with the default route, then the first. Link-local addresses,
+/// bridges, which mostly are those of container engines, and the loopback are chosen only if they are known, or one if nothing else remains.
 ///
 /// # Errors
 /// `InvalidSetting`, listing the existing interfaces, if none qualifies; `System` if they cannot be listed.
-pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
-    choose_from(&list_interfaces()?, ifname, family)
+pub fn choose_addresses(ifname: Option<&str>, family: Family, known: Option<IpAddr>) -> Result<Vec<IpAddr>> {
+    // Addresses of the documentation, which no interface has.
+    let outside: [IpAddr; 2] =
+        [Ipv4Addr::new(192, 0, 2, 1).into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()];
+    let defaults = outside.map(route_source);
+    choose_from(&list_interfaces()?, ifname, family, known, &defaults)
 }
 
-fn choose_from(interfaces: &[Interface], ifname: Option<&str>, family: Family) -> Result<IpAddr> {
+/// The address of this machine from which it would connect to `to`. `None` if there is no route.
+#[must_use]
+pub fn route_source(to: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    // Connecting a UDP socket sends nothing. It selects the route, and with it the local address. The port means nothing.
+    let socket =
+        UdpSocket::bind((any, 0)).and_then(|socket| socket.connect((to, 9)).map(|()| socket)).ok()?;
+    let local = socket.local_addr().ok()?.ip();
+    (!local.is_unspecified()).then_some(local)
+}
+
+fn choose_from(
+    interfaces: &[Interface],
+    ifname: Option<&str>,
+    family: Family,
+    known: Option<IpAddr>,
+    defaults: &[Option<IpAddr>],
+) -> Result<Vec<IpAddr>> {
     let pattern = ifname.map(Pattern::parse);
-    interfaces
+    let mut usable: Vec<&Interface> = interfaces
         .iter()
         .filter(|interface| interface.up && is_in_family(interface.address, family))
         .filter(|interface| pattern.as_ref().is_none_or(|pattern| pattern.matches(&interface.name)))
-        .min_by_key(|interface| {
-            // The system lists all IPv4 addresses before all IPv6 ones, so the position of an interface is
-            // that of its first address.
-            let position = interfaces.iter().position(|other| other.name == interface.name);
-            (
-                is_link_local(interface.address),
-                reachability_penalty(interface),
-                position,
-                interface.address.is_ipv6(),
-            )
-        })
-        .map(|interface| interface.address)
-        .ok_or_else(|| no_interface(interfaces, ifname, family))
+        .collect();
+    let is_known = |interface: &Interface| known == Some(interface.address);
+    let penalty = |interface: &Interface| (is_link_local(interface.address), reachability_penalty(interface));
+    usable.sort_by_key(|interface| {
+        // The system lists all IPv4 addresses before all IPv6 ones, so the position of an interface is
+        // that of its first address.
+        let position = interfaces.iter().position(|other| other.name == interface.name);
+        let is_default = defaults.contains(&Some(interface.address));
+        (!is_known(interface), penalty(interface), !is_default, position, interface.address.is_ipv6())
+    });
+    if usable.is_empty() {
+        return Err(no_interface(interfaces, ifname, family));
+    }
+    let mut chosen: Vec<IpAddr> = usable
+        .iter()
+        .enumerate()
+        .filter(|(index, interface)| *index == 0 || penalty(interface) == (false, 0))
+        .map(|(_, interface)| interface.address)
+        .collect();
+    chosen.truncate(MOST_ADDRESSES);
+    Ok(chosen)
 }
 
 fn no_interface(interfaces: &[Interface], ifname: Option<&str>, family: Family) -> Error {
@@ -104,12 +169,7 @@ fn is_link_local(address: IpAddr) -> bool {
 
 /// How unlikely it is that other nodes can reach the interface: 0 is best, 2 worst.
 fn reachability_penalty(interface: &Interface) -> u8 {
-    const BRIDGES: [&str; 5] = ["docker", "virbr", "veth", "br-", "podman"];
-    if interface.address.is_loopback() {
-        2
-    } else {
-        u8::from(BRIDGES.iter().any(|bridge| interface.name.starts_with(bridge)))
-    }
+    if interface.address.is_loopback() { 2 } else { u8::from(interface.is_bridge()) }
 }
 
 /// A parsed `FLEXRING_SOCKET_IFNAME`.
@@ -164,7 +224,43 @@ mod tests {
     }
 
     fn chosen(ifname: Option<&str>, family: Family) -> String {
-        choose_from(&machine(), ifname, family).map_or_else(|e| e.to_string(), |a| a.to_string())
+        all_chosen(ifname, family, None, None).map_or_else(|e| e.to_string(), |a| a[0].clone())
+    }
+
+    fn all_chosen(
+        ifname: Option<&str>,
+        family: Family,
+        known: Option<&str>,
+        default: Option<&str>,
+    ) -> Result<Vec<String>> {
+        let parse = |text: &str| text.parse().expect("an address");
+        let defaults = [default.map(parse), None];
+        let chosen = choose_from(&machine(), ifname, family, known.map(parse), &defaults)?;
+        Ok(chosen.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn the_address_that_is_known_to_work_comes_first() {
+        let all = ["10.0.1.1", "10.0.10.1", "192.168.0.1", "fd00::1", "fd00::9"].map(str::to_owned);
+        let first = |known, default| {
+            let chosen = all_chosen(None, Family::Auto, known, default).expect("interfaces");
+            assert!(all.iter().all(|address| chosen.contains(address)), "{chosen:?}");
+            (chosen[0].clone(), chosen.len())
+        };
+        for (known, default, expected) in [
+            (None, None, ("10.0.1.1", 5)),
+            (None, Some("192.168.0.1"), ("192.168.0.1", 5)),
+            (Some("10.0.10.1"), Some("192.168.0.1"), ("10.0.10.1", 5)),
+            // A bridge, a loopback and a link-local address are others only if they are known.
+            (Some("172.17.0.1"), None, ("172.17.0.1", 6)),
+            (Some("fe80::1"), None, ("fe80::1", 6)),
+            // One that no interface has, as behind address translation.
+            (Some("203.0.113.5"), None, ("10.0.1.1", 5)),
+        ] {
+            assert_eq!(first(known, default), (expected.0.to_owned(), expected.1), "{known:?} {default:?}");
+        }
+        let named = all_chosen(Some("ib,eth1"), Family::Ipv4, Some("172.17.0.1"), None).expect("interfaces");
+        assert_eq!(named, ["10.0.1.1", "10.0.10.1", "192.168.0.1"], "the setting excludes the known one");
     }
 
     #[test]
@@ -192,7 +288,7 @@ mod tests {
         assert_eq!(chosen(Some("=lo"), Family::Ipv6), "::1");
         let only_link_local: Vec<Interface> =
             machine().into_iter().filter(|interface| interface.address.to_string() == "fe80::1").collect();
-        assert!(choose_from(&only_link_local, None, Family::Auto).is_ok());
+        assert!(choose_from(&only_link_local, None, Family::Auto, None, &[]).is_ok());
     }
 
     #[test]
@@ -203,7 +299,7 @@ mod tests {
             (Some("eth0"), Family::Auto),
             (Some("ib0"), Family::Ipv6),
         ] {
-            let error = choose_from(&machine(), ifname, family).expect_err("no interface qualifies");
+            let error = all_chosen(ifname, family, None, None).expect_err("no interface qualifies");
             assert_eq!(error.kind(), ErrorKind::InvalidSetting);
             assert!(error.message().contains(ifname.unwrap_or_default()), "{error}");
             assert!(error.message().contains("eth0 (10.0.0.1, down), eth1 (10.0.1.1)"), "{error}");

@@ -1,6 +1,7 @@
 //! Fuzz target: what a member publishes before links are made.
 
 use super::cores::Cores;
+use super::endpoints;
 use super::peer_info::{PeerInfo, RailOffer};
 use crate::fuzzing::{FuzzTarget, InputReader, block};
 use crate::transport::verbs::inventory::{GidKind, LinkLayer, PciDistance};
@@ -35,7 +36,7 @@ fn info(rails: Vec<Rail>) -> Vec<u8> {
         host: "h".to_owned(),
         topology_name: "h".to_owned(),
         descriptors: None,
-        endpoints: vec!["127.0.0.1:1".parse().expect("an address")],
+        endpoints: endpoints::described(&["127.0.0.1:1".parse().expect("an address")], None),
         shrink_endpoints: vec![],
         nonce: [1; 16],
         process: 7,

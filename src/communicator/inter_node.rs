@@ -4,10 +4,11 @@
 //! Owns that choice, and the steps that all ranks take together to make the links. Must not know how links
 //! within a node are made, nor what is sent over links.
 
+use super::endpoints::PeerAddresses;
 use super::peer_info::{PeerInfo, RailOffer};
 #[cfg(feature = "verbs")]
 use crate::bootstrap::PeerMessages;
-use crate::bootstrap::{self, ControlConnection, JobSecret};
+use crate::bootstrap::{ControlConnection, JobSecret};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -22,7 +23,6 @@ use crate::transport::verbs::RailCounters;
 use crate::transport::verbs::port_selection::{
     Offer, Rail, describe_mismatch, first_unreachable, rails_of_world,
 };
-use std::net::{IpAddr, SocketAddr};
 #[cfg(feature = "verbs")]
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -152,9 +152,15 @@ impl InterNodeSetup<'_> {
 
     fn tcp(&self, listener: Listener) -> Result<Tcp> {
         let Self { config, infos, same_node, .. } = *self;
-        let peers =
-            self.peers.iter().map(|rank| tcp_endpoint(config, &infos[*rank], *rank, same_node[*rank]));
-        let peers = peers.collect::<Result<Vec<_>>>()?;
+        let addresses = PeerAddresses::new(config, self.connection.route());
+        let peer = |rank: &Rank| match addresses.ordered(&infos[*rank].endpoints, same_node[*rank]) {
+            none if none.is_empty() => Err(Error::disagreement(format!(
+                "rank {rank} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
+                infos[*rank].host
+            ))),
+            addresses => Ok((*rank, addresses)),
+        };
+        let peers = self.peers.iter().map(peer).collect::<Result<Vec<_>>>()?;
         let keys = self.link_keys();
         let key = |peer| keys.of_link(peer);
         let options = LinkOptions {
@@ -437,60 +443,6 @@ fn fall_back(choice: TransportChoice, offering: Option<(Rank, &str)>, why_not: &
         // Nothing that works is left unused.
         (_, None) => Ok(log::Level::Debug),
     }
-}
-
-/// The addresses that this rank listens on for TCP links: the interface that other nodes reach, and loopback
-/// for its own node.
-pub(super) fn listen_addresses(config: &Config) -> Result<Vec<IpAddr>> {
-    let chosen = bootstrap::choose_address(config.socket_ifname.as_deref(), config.socket_family)?;
-    let loopback: IpAddr = match chosen {
-        IpAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
-    };
-    // An interface that the user named is used within the node, too.
-    let named = config.socket_ifname.is_some();
-    Ok(if named || chosen.is_loopback() { vec![chosen] } else { vec![chosen, loopback] })
-}
-
-/// The addresses at which this rank answers ranks that shrink the communicator.
-pub(super) fn shrink_addresses(config: &Config) -> Result<Vec<IpAddr>> {
-    if config.transport == TransportChoice::Shm {
-        // All ranks are on this node.
-        return Ok(vec![std::net::Ipv4Addr::LOCALHOST.into()]);
-    }
-    listen_addresses(config)
-}
-
-/// By rank, the address by which this rank asks it whether it shrinks.
-pub(super) fn shrink_endpoints(
-    config: &Config,
-    infos: &[PeerInfo],
-    same_node: &[bool],
-) -> Result<Vec<SocketAddr>> {
-    let ranks = infos.iter().zip(same_node).enumerate();
-    let endpoint = |(rank, (info, same_node)): (Rank, (&PeerInfo, &bool))| {
-        let endpoint = reachable(config, &info.shrink_endpoints, *same_node);
-        endpoint.ok_or_else(|| Error::internal(format!("rank {rank} has no address for a shrink")))
-    };
-    ranks.map(endpoint).collect()
-}
-
-/// The one of a rank's addresses by which this rank reaches it.
-fn reachable(config: &Config, endpoints: &[SocketAddr], same_node: bool) -> Option<SocketAddr> {
-    let loopback = same_node && config.socket_ifname.is_none();
-    let endpoint = endpoints.iter().find(|endpoint| endpoint.ip().is_loopback() == loopback);
-    endpoint.or(endpoints.first()).copied()
-}
-
-/// The address by which this rank reaches a peer.
-fn tcp_endpoint(config: &Config, info: &PeerInfo, peer: Rank, same_node: bool) -> Result<(Rank, SocketAddr)> {
-    reachable(config, &info.endpoints, same_node).map(|endpoint| (peer, endpoint)).ok_or_else(|| {
-        let message = format!(
-            "rank {peer} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
-            info.host
-        );
-        Error::disagreement(message)
-    })
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 use super::carriers::{self, CarrierOffer};
 use super::cores::Cores;
+use super::endpoints;
 use super::gpu;
 use super::inter_node;
 use super::node_memories::MemoryOffer;
@@ -61,9 +62,10 @@ impl Introduction {
         let shares = config.transport.shares_memory() && world > 1;
         let descriptors = shares.then(DescriptorExchange::new).transpose()?;
         let listens = config.transport.admits_tcp() && world > 1;
-        let bind = || Listener::bind(&inter_node::listen_addresses(config)?, config.port_range);
+        let route = connection.route();
+        let bind = || Listener::bind(&endpoints::listen_addresses(config, route)?, config.port_range);
         let listener = listens.then(bind).transpose()?;
-        let bind = || ShrinkListener::bind(&inter_node::shrink_addresses(config)?, config.port_range);
+        let bind = || ShrinkListener::bind(&endpoints::shrink_addresses(config, route)?, config.port_range);
         let shrink_listener = (world > 1).then(bind).transpose()?;
         reach(FaultPoint::JoinOpenedSockets);
         let memories = MemoryOffer::of_this_process();
@@ -82,7 +84,10 @@ impl Introduction {
             topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),
             descriptors: descriptors.as_ref().map(DescriptorExchange::address),
             shrink_endpoints: shrink_listener.as_ref().map(|it| it.endpoints().to_vec()).unwrap_or_default(),
-            endpoints: listener.as_ref().map(Listener::endpoints).unwrap_or_default(),
+            endpoints: listener
+                .as_ref()
+                .map(|it| endpoints::described(&it.endpoints(), route))
+                .unwrap_or_default(),
             cores: Cores::of_this_process(),
             rails: inter_node::offer(config, world),
         };

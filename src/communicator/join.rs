@@ -7,6 +7,7 @@ use super::Communicator;
 use super::blueprint::{Blueprint, LocalRank, WorldSpec};
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
 use super::cores::Cores;
+use super::endpoints;
 use super::gpu;
 use super::inter_node::{self, InterNodeSetup};
 use super::introduction::{ConnectionOrigin, Introduction};
@@ -224,7 +225,8 @@ impl Communicator {
         };
         let service = match shrink_listener {
             Some(listener) => {
-                let endpoints = inter_node::shrink_endpoints(config, &infos, &same_node)?;
+                let listening = infos.iter().map(|info| info.shrink_endpoints.as_slice());
+                let endpoints = endpoints::shrink_endpoints(config, listening, &same_node)?;
                 // Random numbers of all ranks, so that no other communicator has this key.
                 let nonces: Vec<&[u8]> = infos.iter().map(|info| info.nonce.as_slice()).collect();
                 let key = connection.secret().derive("shrink", &nonces);

@@ -14,6 +14,7 @@ mod checked_wait;
 mod collectives;
 mod control_plane;
 mod cores;
+mod endpoints;
 #[cfg(test)]
 mod fuzz;
 mod gpu;

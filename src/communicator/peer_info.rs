@@ -3,6 +3,7 @@
 //! Owns its contents and exchange. Must not know how links are made from it.
 
 use super::cores::Cores;
+use super::endpoints::LinkEndpoint;
 use super::offers::Offered;
 use crate::bootstrap::ControlConnection;
 use crate::error::{Error, Result};
@@ -25,7 +26,7 @@ pub(super) struct PeerInfo {
     /// The control connections that it can open a world over. Only of ranks that have met by a unique id.
     pub carriers: Offered,
     /// Where this rank listens for TCP links.
-    pub endpoints: Vec<SocketAddr>,
+    pub endpoints: Vec<LinkEndpoint>,
     /// Where this rank answers ranks that shrink the communicator.
     pub shrink_endpoints: Vec<SocketAddr>,
     /// Random. The keys of links are derived from the job's secret and those of both ranks.

@@ -52,7 +52,7 @@ impl SocketReport {
         match &config.socket_ifname {
             Some(text) => format!("the first that is up and that FLEXRING_SOCKET_IFNAME=\"{text}\" admits"),
             None if chosen.is_loopback() => "nothing else is up".to_owned(),
-            None => "the first that is up".to_owned(),
+            None => "by the route to other networks; jobs prefer the one to rank 0".to_owned(),
         }
     }
 }

@@ -33,6 +33,14 @@ use std::time::{Duration, Instant};
 /// How long the initiator waits before it tries again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
+/// How long the first attempt at one of several addresses of a peer may take. Each further round takes twice as long, for peers that are
+/// busy.
+const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
+
+/// When it is clear that no address of a peer leads there: the kernel answers for a peer that is busy or stopped, and repeats lost
+/// packets after 1, 3 and 7 s. At most a quarter of the time that joining may take.
+const UNREACHABLE_AFTER: Duration = Duration::from_secs(15);
+
 /// Accepted connections that may wait for their handshake, in addition to the expected ones. All together have at most a quarter
 /// of the process's descriptors.
 const UNAUTHENTICATED: usize = 64;
@@ -47,7 +55,17 @@ const ADVICE: &str = "check that no firewall is in between and that FLEXRING_SOC
 #[derive(Debug)]
 struct PendingSocket {
     peer: Rank,
-    address: SocketAddr,
+    /// The addresses at which the peer listens, the best one first.
+    addresses: Vec<SocketAddr>,
+    /// Number of attempts to connect that have failed. They go through the addresses.
+    failures: usize,
+    /// How many of the last ones have failed because there is no way to the address.
+    dead_ends: usize,
+    attempt_began: Instant,
+    /// When the current attempt ends, if there are other addresses.
+    attempt_ends: Option<Instant>,
+    /// Whether a process has accepted a connection at one of them.
+    is_reached: bool,
     /// Key of the link to this peer.
     key: SecretKey,
     /// Index of the socket in its link.
@@ -55,6 +73,19 @@ struct PendingSocket {
     state: ConnectState,
     /// Why it is not connected yet.
     cause: String,
+}
+
+impl PendingSocket {
+    /// The address that this rank connects to now.
+    fn address(&self) -> SocketAddr {
+        self.addresses[self.failures % self.addresses.len()]
+    }
+
+    /// The addresses, for messages.
+    fn places(&self) -> String {
+        let places: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
+        places.join(" or ")
+    }
 }
 
 #[derive(Debug)]
@@ -87,22 +118,30 @@ enum Polled {
 pub(super) fn connect_all(
     listener: Listener,
     me: Rank,
-    peers: &[(Rank, SocketAddr)],
+    peers: &[(Rank, Vec<SocketAddr>)],
     key: &dyn Fn(Rank) -> SecretKey,
     options: LinkOptions,
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Vec<Vec<LinkSocket>>> {
+    if let Some((peer, _)) = peers.iter().find(|(_, addresses)| addresses.is_empty()) {
+        return Err(Error::invalid_argument(format!("rank {peer} has no address to connect to")));
+    }
     let LinkOptions { sockets_per_link: sockets, is_encrypted } = options;
     let pending = peers
         .iter()
-        .flat_map(|&(peer, address)| {
-            let key = key(peer);
-            (0..sockets).map(move |socket| (peer, address, key.clone(), socket))
+        .flat_map(|(peer, addresses)| {
+            let key = key(*peer);
+            (0..sockets).map(move |socket| (*peer, addresses.clone(), key.clone(), socket))
         })
-        .map(|(peer, address, key, socket)| PendingSocket {
+        .map(|(peer, addresses, key, socket)| PendingSocket {
             peer,
-            address,
+            addresses,
+            failures: 0,
+            dead_ends: 0,
+            attempt_began: Instant::now(),
+            attempt_ends: None,
+            is_reached: false,
             key,
             socket,
             state: if peer < me { ConnectState::Paused(Instant::now()) } else { ConnectState::Awaited },
@@ -160,6 +199,10 @@ impl Connector {
                 log::warn!("rank {}: {}", self.me, self.timed_out().message());
             }
             for index in 0..self.pending.len() {
+                let pending = &mut self.pending[index];
+                if pending.attempt_ends.take_if(|ends| *ends <= now).is_some() {
+                    self.retry_later(index, &io::ErrorKind::TimedOut.into())?;
+                }
                 if matches!(self.pending[index].state, ConnectState::Paused(until) if until <= now) {
                     self.start_connecting(index)?;
                 }
@@ -176,6 +219,11 @@ impl Connector {
                     Polled::Pending(index) => self.proceed(index)?,
                 }
             }
+            // The states are those of a later time than `now`.
+            let is_late = |pending: &&PendingSocket| self.gives_up(pending).is_some_and(|at| at <= now);
+            if let Some(pending) = self.pending.iter().find(is_late) {
+                return Err(self.unreachable(pending));
+            }
         }
         let mut links = Vec::new();
         for pending in self.pending {
@@ -189,6 +237,16 @@ impl Connector {
         Ok(links)
     }
 
+    /// When it is clear that no address leads to a peer that this rank has not reached yet. `None` if the peer connects, or is reached.
+    fn gives_up(&self, pending: &PendingSocket) -> Option<Instant> {
+        let limit = UNREACHABLE_AFTER.min((self.deadline - self.began) / 4);
+        // The current attempt may have begun late.
+        let has_tried_all = pending.failures >= pending.addresses.len();
+        let since = if has_tried_all { self.began } else { pending.attempt_began };
+        let connects = matches!(pending.state, ConnectState::Paused(_) | ConnectState::Connecting(_));
+        (connects && !pending.is_reached).then(|| since + limit)
+    }
+
     /// Sleeps until a descriptor is ready or a timeout is due. What is ready, in ascending order.
     fn wait(&self, fault: &Fault, now: Instant) -> Result<Vec<Polled>> {
         // If the process lacks a descriptor for it, the fault does not end the sleep, which is short then.
@@ -196,6 +254,10 @@ impl Connector {
         let mut fds: Vec<PollFd<'_>> = watch.iter().map(|watch| PollFd::new(watch, PollFlags::IN)).collect();
         let mut polled = vec![Polled::Fault; fds.len()];
         let mut until = self.deadline.min(self.report.0);
+        for pending in &self.pending {
+            let times = [pending.attempt_ends, self.gives_up(pending)];
+            until = times.into_iter().flatten().min().map_or(until, |time| until.min(time));
+        }
         let listening = if self.accept_resumes.is_none() { self.listener.sockets.as_slice() } else { &[] };
         until = self.accept_resumes.map_or(until, |at| until.min(at));
         for (index, socket) in listening.iter().enumerate() {
@@ -239,8 +301,14 @@ impl Connector {
     /// Starts to connect to a peer.
     fn start_connecting(&mut self, index: usize) -> Result<()> {
         reach(FaultPoint::TcpConnects);
-        match start_connecting(self.pending[index].address) {
-            Ok(socket) => self.pending[index].state = ConnectState::Connecting(socket),
+        let pending = &mut self.pending[index];
+        pending.attempt_began = Instant::now();
+        if pending.addresses.len() > 1 {
+            let rounds = (pending.failures / pending.addresses.len()).min(8) as u32;
+            pending.attempt_ends = Some(pending.attempt_began + FIRST_ATTEMPT * 2_u32.pow(rounds));
+        }
+        match start_connecting(pending.address()) {
+            Ok(socket) => pending.state = ConnectState::Connecting(socket),
             Err(cause) => self.retry_later(index, &cause)?,
         }
         Ok(())
@@ -268,7 +336,10 @@ impl Connector {
                     socket.advance()
                 });
                 match outcome {
-                    Ok(_) => pending.state = ConnectState::Handshaking(socket, hello, HandshakeBuffer::EMPTY),
+                    Ok(_) => {
+                        pending.is_reached = true;
+                        pending.state = ConnectState::Handshaking(socket, hello, HandshakeBuffer::EMPTY);
+                    }
                     Err(cause) => self.retry_later(index, &cause)?,
                 }
             }
@@ -301,6 +372,7 @@ impl Connector {
                 let mut buffer = HandshakeBuffer::EMPTY;
                 match buffer.read(&mut socket) {
                     Ok(Some(handshake::ACCEPTED)) => {
+                        pending.attempt_ends = None;
                         pending.state = ConnectState::Established(set_options(socket)?);
                     }
                     Ok(Some(_)) => {
@@ -319,9 +391,14 @@ impl Connector {
     /// Schedules another attempt to connect. An error if another attempt cannot succeed.
     fn retry_later(&mut self, index: usize, cause: &io::Error) -> Result<()> {
         let pending = &mut self.pending[index];
+        let (peer, address) = (pending.peer, pending.address());
         pending.cause = cause.to_string();
-        pending.state = ConnectState::Paused(Instant::now() + RETRY_INTERVAL);
-        let PendingSocket { peer, address, .. } = *pending;
+        pending.failures += 1;
+        pending.attempt_ends = None;
+        // Each further address is tried at once.
+        let is_last = pending.failures % pending.addresses.len() == 0;
+        let pause = if is_last { RETRY_INTERVAL } else { Duration::ZERO };
+        pending.state = ConnectState::Paused(Instant::now() + pause);
         let permanent = [
             Errno::NETUNREACH,
             Errno::AFNOSUPPORT,
@@ -331,15 +408,28 @@ impl Connector {
             Errno::MFILE,
             Errno::NFILE,
         ];
-        if permanent.iter().any(|errno| cause.raw_os_error() == Some(errno.raw_os_error())) {
+        let is_dead_end = permanent.iter().any(|errno| cause.raw_os_error() == Some(errno.raw_os_error()));
+        pending.dead_ends = if is_dead_end { pending.dead_ends + 1 } else { 0 };
+        if pending.dead_ends >= pending.addresses.len() || lacks_descriptors(cause) {
             let kind = if lacks_descriptors(cause) { ErrorKind::System } else { ErrorKind::Rendezvous };
             return Err(Error::new(
                 kind,
-                format!("cannot connect to rank {peer} at {address}: {cause}; {}", advice(cause)),
+                format!("cannot connect to rank {peer} at {}: {cause}; {}", pending.places(), advice(cause)),
             ));
         }
         log::trace!("tcp: rank {peer} at {address}: {cause}; trying again");
         Ok(())
+    }
+
+    /// The error if no address of a peer leads there.
+    fn unreachable(&self, pending: &PendingSocket) -> Error {
+        let PendingSocket { peer, cause, .. } = pending;
+        let seconds = self.began.elapsed().as_secs_f64();
+        let places = pending.places();
+        Error::rendezvous(format!(
+            "rank {peer} listens at {places}, but rank {} gets no answer from there within {seconds:.1} s: {cause}; {ADVICE}",
+            self.me
+        ))
     }
 
     /// The error for the peers that are not connected at the deadline.
@@ -351,7 +441,9 @@ impl Connector {
             .collect();
         missing.dedup_by_key(|pending| pending.peer);
         let mut message = String::new();
-        if let Some(PendingSocket { peer, address, cause, .. }) = missing.first() {
+        if let Some(pending) = missing.first() {
+            let PendingSocket { peer, cause, .. } = pending;
+            let address = pending.places();
             let seconds = self.began.elapsed().as_secs_f64();
             let others = match missing.len() - 1 {
                 0 => String::new(),

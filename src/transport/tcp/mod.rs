@@ -110,18 +110,18 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Connects to `peers`, each given with an address that it listens on. The higher of two ranks connects to the lower
+    /// Connects to `peers`, each given with the addresses that it listens on, which are tried in this order. The higher of two ranks connects to the lower
     /// one, as often as the options say; all links are established concurrently. `key` gives the key of the link to a peer: only
     /// the two ranks may know it, and no two communicators may use one.
     ///
     /// # Errors
-    /// `Rendezvous`, naming peer, address and cause, if a link is not established by `deadline`; `Disagreement` if a
+    /// `Rendezvous`, naming peer, addresses and cause, if a link is not established by `deadline`, or if no address leads to the peer; `Disagreement` if a
     /// peer has another number of sockets per link; `System` if the process has no descriptor left; or the error
     /// of `fault` if it is raised meanwhile.
     pub fn connect(
         listener: Listener,
         me: Rank,
-        peers: &[(Rank, SocketAddr)],
+        peers: &[(Rank, Vec<SocketAddr>)],
         key: &dyn Fn(Rank) -> SecretKey,
         options: LinkOptions,
         deadline: Instant,
@@ -131,9 +131,14 @@ impl Tcp {
         let LinkOptions { sockets_per_link, is_encrypted } = options;
         let mut links = Vec::with_capacity(peers.len());
         let mut link_of_rank = vec![None; peers.iter().map(|(peer, _)| peer + 1).max().unwrap_or(0)];
-        for (&(peer, address), sockets) in peers.iter().zip(sockets) {
-            link_of_rank[peer] = Some(links.len());
-            links.push(Link::new(peer, address, sockets, WINDOW));
+        for ((peer, addresses), sockets) in peers.iter().zip(sockets) {
+            let address = match sockets.first().map(|socket| socket.get().peer_addr()) {
+                // The one that was reached.
+                Some(Ok(address)) if *peer < me => address,
+                _ => addresses[0],
+            };
+            link_of_rank[*peer] = Some(links.len());
+            links.push(Link::new(*peer, address, sockets, WINDOW));
         }
         let epoll =
             Self::register(&links).map_err(|cause| Error::io("cannot add sockets to epoll", cause))?;

@@ -52,7 +52,7 @@ fn linked_at(address: IpAddr, ranks: usize, options: LinkOptions) -> Vec<Tcp> {
         .enumerate()
         .map(|(me, listener)| {
             let peers: Vec<_> =
-                endpoints.iter().copied().enumerate().filter(|(peer, _)| *peer != me).collect();
+                endpoints.iter().map(|at| vec![*at]).enumerate().filter(|(peer, _)| *peer != me).collect();
             thread::spawn(move || {
                 let fault = Fault::new();
                 Tcp::connect(listener, me, &peers, &key(99), options, deadline(), &fault).expect("all links")

@@ -20,7 +20,7 @@ fn connecting(
 ) -> JoinHandle<Result<Tcp>> {
     thread::spawn(move || {
         let fault = Fault::new();
-        Tcp::connect(listener, me, &[peer], &key(number), plain(sockets), deadline, &fault)
+        Tcp::connect(listener, me, &[(peer.0, vec![peer.1])], &key(number), plain(sockets), deadline, &fault)
     })
 }
 
@@ -94,7 +94,8 @@ fn a_peer_missing_at_the_deadline_is_named_with_address_and_cause() {
         for (me, peer, cause) in [(3, 1, "Connection refused"), (1, 3, "it did not connect")] {
             let error = failure(connecting(listen().0, me, (peer, closed), 7, 2, soon()));
             assert_eq!(error.kind(), ErrorKind::Rendezvous);
-            for expected in [&format!("rank {peer} at {closed}"), cause, "firewall", "FLEXRING_SOCKET_IFNAME"]
+            for expected in
+                [&format!("rank {peer} "), &closed.to_string(), cause, "firewall", "FLEXRING_SOCKET_IFNAME"]
             {
                 assert!(error.message().contains(expected), "{error}");
             }
@@ -153,6 +154,54 @@ fn both_ends_report_different_numbers_of_sockets_per_link() {
     });
 }
 
+/// As a rank whose best addresses are those of a bridge that is on both nodes, of a service there, and of no machine.
+#[test]
+fn addresses_that_do_not_lead_to_the_peer_are_passed_over() {
+    with_timeout(|| {
+        let (zero, zero_at) = listen();
+        let (one, one_at) = listen();
+        let (_, closed) = listen();
+        let foreign = TcpListener::bind((LOOPBACK, 0)).expect("a listener on loopback");
+        let foreign_at = foreign.local_addr().expect("bound");
+        let silent = TcpListener::bind((LOOPBACK, 0)).expect("a listener on loopback");
+        let silent_at = silent.local_addr().expect("bound");
+        let answering = thread::spawn(move || {
+            let (mut socket, _) = foreign.accept().expect("a connection");
+            let _ = socket.write_all(&[b'?'; 100]);
+        });
+        let unroutable: SocketAddr = "[2001:db8::1]:9".parse().expect("an address");
+        let addresses = vec![closed, foreign_at, unroutable, silent_at, zero_at];
+        let zero = connecting(zero, 0, (1, one_at), 7, 2, deadline());
+        let one = thread::spawn(move || {
+            let fault = Fault::new();
+            Tcp::connect(one, 1, &[(0, addresses)], &key(7), plain(2), deadline(), &fault)
+        });
+        for rank in [zero, one] {
+            rank.join().expect("no panic").expect("linked");
+        }
+        answering.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_peer_that_no_address_leads_to_is_named_before_the_deadline() {
+    with_timeout(|| {
+        let ((_, closed), (_, other)) = (listen(), listen());
+        let one = thread::spawn(move || {
+            let until = Instant::now() + Duration::from_secs(12);
+            let fault = Fault::new();
+            let listener = listen().0;
+            let linked =
+                Tcp::connect(listener, 1, &[(0, vec![closed, other])], &key(7), plain(1), until, &fault);
+            (linked.map(drop).expect_err("no link"), Instant::now() < until)
+        });
+        let (error, is_early) = one.join().expect("no panic");
+        let expected = format!("rank 0 listens at {closed} or {other}, but rank 1 gets no answer from there");
+        assert!(error.message().starts_with(&expected) && error.message().contains("refused"), "{error}");
+        assert!(is_early, "waited for the deadline: {error}");
+    });
+}
+
 #[test]
 fn a_raised_fault_ends_connecting() {
     with_timeout(|| {
@@ -165,7 +214,7 @@ fn a_raised_fault_ends_connecting() {
             raising.raise(Error::aborted("called off"));
         });
         let began = Instant::now();
-        let error = Tcp::connect(zero, 0, &[(1, closed)], &key(7), plain(1), deadline(), &fault)
+        let error = Tcp::connect(zero, 0, &[(1, vec![closed])], &key(7), plain(1), deadline(), &fault)
             .expect_err("aborted");
         assert_eq!(error.message(), "called off");
         assert!(began.elapsed() < Duration::from_secs(10));

@@ -48,8 +48,16 @@ fn a_recorded_link_shows_no_message_if_it_is_encrypted() {
             let [zero, one] = [(zero, 0, (1, one_at)), (one, 1, (0, tapped))].map(|(listener, me, peer)| {
                 thread::spawn(move || {
                     let fault = Fault::new();
-                    Tcp::connect(listener, me, &[peer], &key(99), options, deadline(), &fault)
-                        .expect("a link")
+                    Tcp::connect(
+                        listener,
+                        me,
+                        &[(peer.0, vec![peer.1])],
+                        &key(99),
+                        options,
+                        deadline(),
+                        &fault,
+                    )
+                    .expect("a link")
                 })
             });
             let wire = recorded(&tap, zero_at);
@@ -100,7 +108,15 @@ fn strangers_delay_no_ranks_that_encrypt() {
         }
         let ranks = [(zero, 0, (1, one_at)), (one, 1, (0, zero_at))].map(|(listener, me, peer)| {
             thread::spawn(move || {
-                Tcp::connect(listener, me, &[peer], &key(7), encrypted(2), deadline(), &Fault::new())
+                Tcp::connect(
+                    listener,
+                    me,
+                    &[(peer.0, vec![peer.1])],
+                    &key(7),
+                    encrypted(2),
+                    deadline(),
+                    &Fault::new(),
+                )
             })
         });
         for rank in ranks {
@@ -139,7 +155,7 @@ fn linked_through(
     let ranks = [(zero, 0, (1, one_at)), (one, 1, (0, attacker_at))].map(|(listener, me, peer)| {
         thread::spawn(move || {
             let until = Instant::now() + Duration::from_secs(2);
-            Tcp::connect(listener, me, &[peer], &key(7), encrypted(1), until, &Fault::new())
+            Tcp::connect(listener, me, &[(peer.0, vec![peer.1])], &key(7), encrypted(1), until, &Fault::new())
         })
     });
     let (mut to_one, _) = attacker.accept().expect("rank 1");

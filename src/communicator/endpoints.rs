@@ -1,0 +1,233 @@
+//! The addresses of a rank that its peers connect to.
+//!
+//! Owns which addresses it listens on, and in which order a peer tries them. Must not know how links are made.
+//!
+//! The address over which a rank reaches the coordinator is known to work, and so is the coordinator's. A peer tries another one first only if it is on a faster
+//! network by what the drivers of both ends say: management networks are slow. Bridges of container engines have the same address on
+//! many nodes. A peer that has such an address itself tries it last.
+
+use crate::bootstrap::{self, ControlRoute, Interface};
+use crate::config::{Config, TransportChoice};
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use std::cmp::Reverse;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Where a rank listens for TCP links.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct LinkEndpoint {
+    pub address: SocketAddr,
+    /// Mbit/s of its interface, if known.
+    speed: Option<u32>,
+    /// Whether the rank reaches the coordinator from this address.
+    is_known: bool,
+}
+
+/// The addresses that this rank listens on for TCP links: those that other nodes may reach, the best one first, and loopback
+/// for its own node. `route` is that of its control connection.
+pub(super) fn listen_addresses(config: &Config, route: Option<ControlRoute>) -> Result<Vec<IpAddr>> {
+    let (ifname, family) = (config.socket_ifname.as_deref(), config.socket_family);
+    let mut chosen = bootstrap::choose_addresses(ifname, family, route.map(|route| route.own))?;
+    let loopback: IpAddr = match chosen.first() {
+        Some(IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
+        _ => Ipv4Addr::LOCALHOST.into(),
+    };
+    // An interface that the user named is used within the node, too.
+    if ifname.is_none() && !chosen.iter().any(IpAddr::is_loopback) {
+        chosen.push(loopback);
+    }
+    Ok(chosen)
+}
+
+/// The addresses at which this rank answers ranks that shrink the communicator.
+pub(super) fn shrink_addresses(config: &Config, route: Option<ControlRoute>) -> Result<Vec<IpAddr>> {
+    if config.transport == TransportChoice::Shm {
+        // All ranks are on this node.
+        return Ok(vec![Ipv4Addr::LOCALHOST.into()]);
+    }
+    // Each has a socket for as long as there is a communicator, so there is one for each kind.
+    let addresses = listen_addresses(config, route)?;
+    let of_kind = |loopback| addresses.iter().find(|address| address.is_loopback() == loopback).copied();
+    Ok([false, true].into_iter().filter_map(of_kind).collect())
+}
+
+/// What peers learn about the addresses at which this rank listens.
+pub(super) fn described(listening: &[SocketAddr], route: Option<ControlRoute>) -> Vec<LinkEndpoint> {
+    let interfaces = bootstrap::list_interfaces().unwrap_or_default();
+    let describe = |address: &SocketAddr| LinkEndpoint {
+        address: *address,
+        speed: interface_of(&interfaces, address.ip()).and_then(Interface::speed),
+        is_known: route.is_some_and(|route| route.own == address.ip()),
+    };
+    listening.iter().map(describe).collect()
+}
+
+fn interface_of(interfaces: &[Interface], address: IpAddr) -> Option<&Interface> {
+    interfaces.iter().find(|interface| interface.address == address)
+}
+
+/// By what a rank orders the addresses of its peers.
+pub(super) struct PeerAddresses {
+    /// Whether the settings name interfaces, which are then used within a node, too.
+    is_named: bool,
+    route: Option<ControlRoute>,
+    interfaces: Vec<Interface>,
+}
+
+impl PeerAddresses {
+    pub(super) fn new(config: &Config, route: Option<ControlRoute>) -> Self {
+        let interfaces = bootstrap::list_interfaces().unwrap_or_default();
+        Self { is_named: config.socket_ifname.is_some(), route, interfaces }
+    }
+
+    /// The addresses of a peer in the order in which this rank tries them.
+    pub(super) fn ordered(&self, endpoints: &[LinkEndpoint], same_node: bool) -> Vec<SocketAddr> {
+        let is_inside = same_node && !self.is_named;
+        let matching: Vec<&LinkEndpoint> =
+            endpoints.iter().filter(|endpoint| endpoint.address.ip().is_loopback() == is_inside).collect();
+        if is_inside && !matching.is_empty() {
+            return matching.iter().map(|endpoint| endpoint.address).collect();
+        }
+        // On other nodes the loopback leads to unrelated processes.
+        let usable = if matching.is_empty() { endpoints.iter().collect() } else { matching };
+        let paths = usable.into_iter().map(|endpoint| Path {
+            address: endpoint.address,
+            speed: endpoint.speed,
+            is_known: endpoint.is_known
+                || self.route.is_some_and(|route| route.coordinator == endpoint.address.ip()),
+            from: bootstrap::route_source(endpoint.address.ip())
+                .and_then(|from| interface_of(&self.interfaces, from))
+                .map(|from| Source {
+                    speed: from.speed(),
+                    is_suspicious: from.address == endpoint.address.ip() || from.is_bridge(),
+                }),
+        });
+        in_order(paths.collect())
+    }
+}
+
+/// A way to a peer.
+struct Path {
+    address: SocketAddr,
+    speed: Option<u32>,
+    is_known: bool,
+    /// The interface of this rank that leads there, if one does.
+    from: Option<Source>,
+}
+
+struct Source {
+    speed: Option<u32>,
+    /// Whether it may not lead to another machine.
+    is_suspicious: bool,
+}
+
+impl Path {
+    fn speed(&self) -> Option<u32> {
+        Some(self.speed?.min(self.from.as_ref()?.speed?))
+    }
+
+    fn is_suspicious(&self) -> bool {
+        self.from.as_ref().is_none_or(|from| from.is_suspicious)
+    }
+}
+
+fn in_order(mut paths: Vec<Path>) -> Vec<SocketAddr> {
+    let known = paths.iter().filter(|path| path.is_known).map(Path::speed).max().flatten();
+    paths.sort_by_key(|path| {
+        let is_faster = known.is_some_and(|known| path.speed() > Some(known));
+        let place = match (path.is_known, path.is_suspicious()) {
+            (false, false) if is_faster => 0,
+            (true, _) => 1,
+            (false, false) => 2,
+            (false, true) => 3,
+        };
+        (place, Reverse(path.speed()))
+    });
+    paths.into_iter().map(|path| path.address).collect()
+}
+
+/// By rank, the one of its addresses, `endpoints`, by which this rank asks it whether it shrinks.
+pub(super) fn shrink_endpoints<'a>(
+    config: &Config,
+    endpoints: impl Iterator<Item = &'a [SocketAddr]>,
+    same_node: &[bool],
+) -> Result<Vec<SocketAddr>> {
+    let endpoint = |(rank, (endpoints, same_node)): (Rank, (&[SocketAddr], &bool))| {
+        let loopback = *same_node && config.socket_ifname.is_none();
+        let endpoint = endpoints.iter().find(|endpoint| endpoint.ip().is_loopback() == loopback);
+        let missing = || Error::internal(format!("rank {rank} has no address for a shrink"));
+        endpoint.or(endpoints.first()).copied().ok_or_else(missing)
+    };
+    endpoints.zip(same_node).enumerate().map(endpoint).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(number: u8, speeds: [u32; 2], is_known: bool, is_suspicious: bool) -> Path {
+        let [speed, own] = speeds.map(|speed| (speed > 0).then_some(speed));
+        let address = SocketAddr::from(([10, 0, 0, number], 1));
+        Path { address, speed, is_known, from: Some(Source { speed: own, is_suspicious }) }
+    }
+
+    fn order(paths: Vec<Path>) -> Vec<u8> {
+        let last = |address: &SocketAddr| match address.ip() {
+            IpAddr::V4(address) => address.octets()[3],
+            IpAddr::V6(_) => 0,
+        };
+        in_order(paths).iter().map(last).collect()
+    }
+
+    #[test]
+    fn the_known_address_comes_before_all_but_faster_networks() {
+        let (known, not_known) = (true, false);
+        let usual = |number, speeds, is_known| path(number, speeds, is_known, false);
+        // A network is as fast as its slower end.
+        let paths = vec![
+            usual(1, [10_000, 1_000], not_known),
+            usual(2, [1_000, 1_000], known),
+            usual(3, [100_000, 10_000], not_known),
+            usual(4, [100, 100], not_known),
+        ];
+        assert_eq!(order(paths), [3, 2, 1, 4]);
+        // If a speed is not known, the known address is the better choice.
+        for speeds in [[0, 100_000], [100_000, 0], [0, 0]] {
+            assert_eq!(order(vec![usual(1, speeds, not_known), usual(2, [1_000, 1_000], known)]), [2, 1]);
+        }
+        assert_eq!(order(vec![usual(1, [100_000; 2], not_known), usual(2, [0, 0], known)]), [2, 1]);
+        // Without a known address, as behind address translation.
+        assert_eq!(order(vec![usual(1, [0, 0], not_known), usual(2, [1_000; 2], not_known)]), [2, 1]);
+    }
+
+    #[test]
+    fn bridges_and_addresses_of_this_machine_come_last() {
+        let paths = vec![
+            path(1, [10_000; 2], false, true),
+            path(2, [1_000; 2], true, false),
+            path(3, [100; 2], false, false),
+        ];
+        assert_eq!(order(paths), [2, 3, 1]);
+        // Two containers of one machine: all their addresses are those of the machine.
+        assert_eq!(order(vec![path(1, [0; 2], false, true), path(2, [0; 2], true, true)]), [2, 1]);
+        let no_route = Path { from: None, ..path(1, [100_000; 2], false, false) };
+        assert_eq!(order(vec![no_route, path(2, [1_000; 2], false, false)]), [2, 1]);
+    }
+
+    #[test]
+    fn the_loopback_is_for_the_ranks_of_a_node() {
+        let addresses = PeerAddresses { is_named: false, route: None, interfaces: Vec::new() };
+        let endpoint = |text: &str| LinkEndpoint {
+            address: text.parse().expect("an address"),
+            speed: None,
+            is_known: false,
+        };
+        let both = [endpoint("192.0.2.1:1"), endpoint("127.0.0.1:2")];
+        assert_eq!(addresses.ordered(&both, true), [both[1].address]);
+        assert_eq!(addresses.ordered(&both, false), [both[0].address]);
+        assert_eq!(addresses.ordered(&both[1..], false), [both[1].address]);
+        let named = Config { socket_ifname: Some("=lo".to_owned()), ..Config::default() };
+        let named = PeerAddresses::new(&named, None);
+        assert_eq!(named.ordered(&both[..1], true), [both[0].address]);
+    }
+}
