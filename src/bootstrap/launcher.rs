@@ -4,20 +4,27 @@
 //!
 //! | launcher | recognised by | rendezvous point |
 //! |---|---|---|
-//! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` + 1 (its own store listens on `MASTER_PORT`) |
+//! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR` (its own store listens on `MASTER_PORT`, which is part of the job's name) |
 //! | Open MPI | `OMPI_COMM_WORLD_RANK` | this node, if all ranks are on it |
 //! | MPICH, Intel MPI | `PMI_RANK` or `PMI_ID` | this node, if all ranks are on it |
 //! | Slurm | `SLURM_PROCID` within a step | the step's first node |
 //!
 //! `FLEXRING_RANK`, `FLEXRING_WORLD_SIZE`, `FLEXRING_MASTER_ADDR` and `FLEXRING_MASTER_PORT` each take
 //! precedence over the launcher's value; no launcher is needed if they are complete. `FLEXRING_UNIQUE_ID`
-//! replaces address and port. If no port is given, it is derived from the job's name.
+//! replaces address and port. If no port is given, it is derived from the job's name. `cross_check` decides if the variables of several
+//! launchers are set. `MASTER_ADDR` is the rendezvous point if the launcher gives none.
+
+mod cross_check;
+mod variables;
 
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-use twox_hash::XxHash3_128;
+pub(super) use cross_check::detect_launcher;
+use cross_check::{alone_among_several, complete_launchers};
+use variables::NumericVariable;
+pub(super) use variables::{Environment, LauncherInfo, invalid};
 
 /// The rank of this process, and where its world rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +62,7 @@ impl Identity {
     #[must_use]
     pub fn alone() -> Self {
         // No other rank has to connect.
-        let rendezvous = RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port: 0 };
+        let rendezvous = RendezvousPoint::at("127.0.0.1".to_owned(), 0);
         Self { rank: 0, world: 1, rendezvous, token: 0, one_node: false, launcher: "a world of one rank" }
     }
 }
@@ -69,9 +76,28 @@ pub enum RendezvousPoint {
         host: String,
         /// TCP port; 0 (any) for a world of one.
         port: u16,
+        /// The ports that rank 0 tries next if another job has `port`.
+        further_ports: Vec<u16>,
     },
     /// The process that created this id already listens.
     Id(UniqueId),
+}
+
+impl RendezvousPoint {
+    /// Rank 0 listens at exactly this address.
+    #[must_use]
+    pub fn at(host: String, port: u16) -> Self {
+        Self::Address { host, port, further_ports: Vec::new() }
+    }
+
+    /// Rank 0 of the job with this token listens at ports that follow from it, from 20000 to 30000, below Linux's range of ephemeral
+    /// ports. Jobs recognize each other by their tokens; one without a name has a single port.
+    pub(super) fn derived(host: String, token: u128) -> Self {
+        let port = |shift: u32| 20_000 + ((token >> shift) % 10_001) as u16;
+        let mut further_ports = if token == 0 { Vec::new() } else { vec![port(40), port(80)] };
+        further_ports.retain(|further| *further != port(0));
+        Self::Address { host, port: port(0), further_ports }
+    }
 }
 
 /// Determines the identity of this process. `lookup` returns the text of an environment variable, if it is
@@ -86,12 +112,21 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
         && config.world_size.is_some()
         && (environment.text(UNIQUE_ID).is_some()
             || (config.master_addr.is_some() && config.master_port.is_some()));
-    // If every value of the launcher is overridden, its variables may be invalid.
-    let launcher_info = if complete { None } else { detect_launcher(&environment)? };
+    let launcher_info = match (complete, config.rank, config.world_size) {
+        // If every value of the launcher is overridden, its variables may be invalid.
+        (true, ..) => None,
+        // If these are, launchers may contradict each other in them.
+        (false, Some(_), Some(_)) => complete_launchers(&environment)?.into_iter().next(),
+        (false, ..) => detect_launcher(&environment)?,
+    };
     let (rank, world) = rank_and_world(config, launcher_info.as_ref())?;
     check(&rank, &world)?;
 
     let launcher = launcher_info.as_ref().map_or("FLEXRING_RANK", |launcher_info| launcher_info.launcher);
+    if let Some(warning) = alone_among_several(&environment, world) {
+        crate::logging::init(config.log);
+        log::warn!("{warning}");
+    }
     let (rank, world) = (rank.value, world.value);
     if let Some((name, text)) = environment.text(UNIQUE_ID) {
         // The text is not quoted, because it is secret.
@@ -109,18 +144,17 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     let token = launcher_info.as_ref().map_or(0, LauncherInfo::token);
     let rendezvous = if world == 1 {
         // No other rank has to connect.
-        RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port: 0 }
+        RendezvousPoint::at("127.0.0.1".to_owned(), 0)
     } else {
         let host = config
             .master_addr
             .clone()
             .or_else(|| launcher_info.as_ref().and_then(|launcher_info| launcher_info.host.clone()))
             .ok_or_else(|| no_address(launcher_info.as_ref()))?;
-        let port = config
-            .master_port
-            .or_else(|| launcher_info.as_ref().and_then(|launcher_info| launcher_info.port))
-            .unwrap_or_else(|| derived_port(token));
-        RendezvousPoint::Address { host, port }
+        match config.master_port {
+            Some(port) => RendezvousPoint::at(host, port),
+            None => RendezvousPoint::derived(host, token),
+        }
     };
     let one_node = launcher_info.is_some_and(|info| info.one_node && info.world.value == world);
     Ok(Identity { rank, world, rendezvous, token, one_node, launcher })
@@ -129,277 +163,25 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
 /// Whether no launcher and no setting makes this process a rank of a world.
 ///
 /// # Errors
-/// As for [`identity`], if the launcher's variables contradict each other.
+/// `InvalidSetting` if the only launcher's variables are incomplete.
 pub fn is_alone(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Result<bool> {
     let is_set = config.rank.is_some() || config.world_size.is_some();
-    Ok(!is_set && detect_launcher(&Environment(&lookup))?.is_none())
+    Ok(!is_set && complete_launchers(&Environment(&lookup))?.is_empty())
 }
 
 /// This process's number among the ranks of its node, if its launcher sets one.
 ///
 /// # Errors
-/// As for [`identity`], if the launcher's variables contradict each other.
+/// As for [`is_alone`].
 pub fn local_rank(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Rank>> {
     let environment = Environment(&lookup);
-    let Some(launcher_info) = detect_launcher(&environment)? else { return Ok(None) };
+    let launchers = complete_launchers(&environment)?;
+    let Some(launcher_info) = launchers.first() else { return Ok(None) };
     Ok(environment.number(launcher_info.local)?.map(|local| local.value))
 }
 
 /// The variable that contains a unique id.
 pub(super) const UNIQUE_ID: &str = "FLEXRING_UNIQUE_ID";
-
-/// A port from 20000 to 30000, below Linux's range of ephemeral ports. Two jobs with the same port detect it
-/// by their tokens.
-pub(super) fn derived_port(token: u128) -> u16 {
-    20_000 + (token % 10_001) as u16
-}
-
-/// A number and the environment variable that contains it.
-#[derive(Clone, Copy, Debug)]
-struct NumericVariable {
-    name: &'static str,
-    value: usize,
-}
-
-/// The values that a launcher set.
-pub(super) struct LauncherInfo {
-    launcher: &'static str,
-    rank: NumericVariable,
-    world: NumericVariable,
-    pub(super) host: Option<String>,
-    pub(super) port: Option<u16>,
-    /// Whether all ranks are on this node.
-    pub(super) one_node: bool,
-    /// The variables that may contain the rank's number on its node.
-    local: &'static [&'static str],
-    /// A name that all ranks of the job share, and that no other job has.
-    job: Option<String>,
-    /// How to pass a variable to all ranks, for messages.
-    export: &'static str,
-}
-
-impl LauncherInfo {
-    pub(super) fn token(&self) -> u128 {
-        self.job.as_ref().map_or(0, |job| XxHash3_128::oneshot(format!("{}/{job}", self.launcher).as_bytes()))
-    }
-}
-
-/// Reads environment variables through a lookup function.
-pub(super) struct Environment<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
-
-impl Environment<'_> {
-    /// The first of these variables that is set and not empty.
-    fn first(&self, names: &[&'static str]) -> Option<(&'static str, String)> {
-        names.iter().find_map(|name| self.text(name))
-    }
-
-    pub(super) fn text(&self, name: &'static str) -> Option<(&'static str, String)> {
-        (self.0)(name).filter(|text| !text.trim().is_empty()).map(|text| (name, text))
-    }
-
-    /// The first of these variables that is set, as an integer.
-    fn number(&self, names: &[&'static str]) -> Result<Option<NumericVariable>> {
-        let Some((name, text)) = self.first(names) else {
-            return Ok(None);
-        };
-        match text.trim().parse() {
-            Ok(value) => Ok(Some(NumericVariable { name, value })),
-            Err(_) => Err(invalid(format!("{name}=\"{text}\" cannot be used: expected a whole number"))),
-        }
-    }
-
-    /// Rank and world size. `None` if neither is set.
-    fn pair(
-        &self,
-        launcher: &str,
-        ranks: &[&'static str],
-        worlds: &[&'static str],
-    ) -> Result<Option<(NumericVariable, NumericVariable)>> {
-        match (self.number(ranks)?, self.number(worlds)?) {
-            (Some(rank), Some(world)) => Ok(Some((rank, world))),
-            (None, None) => Ok(None),
-            (Some(NumericVariable { name, value }), None) => Err(half_set(launcher, name, value, worlds)),
-            (None, Some(NumericVariable { name, value })) => Err(half_set(launcher, name, value, ranks)),
-        }
-    }
-
-    /// A name that all ranks of a job share, joined from all of these variables that are set.
-    fn job(&self, names: &[&'static str]) -> Option<String> {
-        let parts: Vec<String> =
-            names.iter().filter_map(|name| self.text(name)).map(|(_, text)| text).collect();
-        (!parts.is_empty()).then(|| parts.join("/"))
-    }
-}
-
-fn half_set(launcher: &str, name: &str, value: usize, missing: &[&str]) -> Error {
-    invalid(format!(
-        "{name}=\"{value}\" is set, as {launcher} does, but {} is not: set both, or unset {name} if it means something else",
-        missing.first().copied().unwrap_or_default()
-    ))
-}
-
-pub(super) fn invalid(message: String) -> Error {
-    Error::invalid_setting(message)
-}
-
-/// The launcher that started this process, if it is a known one.
-pub(super) fn detect_launcher(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
-    for launcher in [torchrun, open_mpi, mpich, slurm] {
-        if let Some(launcher_info) = launcher(environment)? {
-            return Ok(Some(launcher_info));
-        }
-    }
-    Ok(None)
-}
-
-fn torchrun(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
-    let Some((rank, world)) = environment.pair("torchrun", &["RANK"], &["WORLD_SIZE"])? else {
-        return Ok(None);
-    };
-    let port = match environment.text("MASTER_PORT") {
-        None => None,
-        Some((name, text)) => {
-            // Port `MASTER_PORT` itself is torchrun's store.
-            let next = text.trim().parse::<u16>().ok().filter(|port| *port > 0);
-            Some(next.and_then(|port| port.checked_add(1)).ok_or_else(|| {
-                invalid(format!(
-                    "{name}=\"{text}\" cannot be used: expected a port number from 1 to 65534, because flexring uses \
-                     the one above it; or set FLEXRING_MASTER_PORT"
-                ))
-            })?)
-        }
-    };
-    let loopback = on_one_node(environment, &["LOCAL_WORLD_SIZE"], world)?;
-    Ok(Some(LauncherInfo {
-        launcher: "torchrun",
-        rank,
-        world,
-        one_node: loopback.is_some(),
-        host: environment.text("MASTER_ADDR").map(|(_, text)| text.trim().to_owned()).or(loopback),
-        port,
-        local: &["LOCAL_RANK"],
-        job: environment.job(&["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]),
-        export: "MASTER_ADDR=<host of rank 0> in front of each process",
-    }))
-}
-
-fn open_mpi(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
-    let numbers = environment.pair("Open MPI", &["OMPI_COMM_WORLD_RANK"], &["OMPI_COMM_WORLD_SIZE"])?;
-    let Some((rank, world)) = numbers else {
-        return Ok(None);
-    };
-    let host = on_one_node(environment, &["OMPI_COMM_WORLD_LOCAL_SIZE"], world)?;
-    Ok(Some(LauncherInfo {
-        launcher: "Open MPI",
-        rank,
-        world,
-        one_node: host.is_some(),
-        host,
-        port: None,
-        local: &["OMPI_COMM_WORLD_LOCAL_RANK"],
-        job: environment
-            .first(&["PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "OMPI_MCA_ess_base_jobid"])
-            .map(|(_, text)| text),
-        export: "mpirun -x FLEXRING_MASTER_ADDR=<host of rank 0>",
-    }))
-}
-
-fn mpich(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
-    let numbers = environment.pair("MPICH", &["PMI_RANK", "PMI_ID"], &["PMI_SIZE"])?;
-    let Some((rank, world)) = numbers else {
-        return Ok(None);
-    };
-    let host = on_one_node(environment, &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"], world)?;
-    let job = environment
-        .job(&["PMI_JOBID", "PALS_APID", "HYDRA_JOBID"])
-        // Hydra does not name its jobs, but all ranks of a node descend from the same proxy.
-        .or_else(|| host.is_some().then(hydra_proxy).flatten());
-    Ok(Some(LauncherInfo {
-        launcher: "MPICH",
-        rank,
-        world,
-        one_node: host.is_some(),
-        host,
-        port: None,
-        local: &["MPI_LOCALRANKID", "PALS_LOCAL_RANKID"],
-        job,
-        export: "mpiexec -genv FLEXRING_MASTER_ADDR <host of rank 0>",
-    }))
-}
-
-fn slurm(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
-    // The shell of a batch script also has a SLURM_PROCID but is not a rank: only steps are.
-    if environment.first(&["SLURM_STEP_ID", "SLURM_STEPID"]).is_none() {
-        return Ok(None);
-    }
-    let worlds = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"];
-    let Some((rank, world)) = environment.pair("Slurm", &["SLURM_PROCID"], &worlds)? else {
-        return Ok(None);
-    };
-    let nodes = environment.number(&["SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"])?;
-    let one_node = nodes.is_some_and(|nodes| nodes.value == 1);
-    let host = if one_node {
-        Some("127.0.0.1".to_owned())
-    } else {
-        environment
-            .first(&["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"])
-            .and_then(|(_, list)| first_host(&list))
-    };
-    Ok(Some(LauncherInfo {
-        launcher: "Slurm",
-        rank,
-        world,
-        one_node,
-        host,
-        port: None,
-        local: &["SLURM_LOCALID"],
-        job: environment.job(&["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEPID"]),
-        export: "srun --export=ALL,FLEXRING_MASTER_ADDR=<host of rank 0>",
-    }))
-}
-
-/// The loopback, if all ranks are on this node.
-fn on_one_node(
-    environment: &Environment<'_>,
-    local: &[&'static str],
-    world: NumericVariable,
-) -> Result<Option<String>> {
-    let local = environment.number(local)?;
-    Ok(local.filter(|local| local.value == world.value).map(|_| "127.0.0.1".to_owned()))
-}
-
-/// The process id of the Hydra proxy (or mpiexec) that this process descends from.
-fn hydra_proxy() -> Option<String> {
-    let mut pid = std::process::id();
-    for _generation in 0..16 {
-        // "pid (name) state parent …", where the name itself may contain blanks and parentheses.
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (head, tail) = stat.rsplit_once(')')?;
-        let name = head.split_once('(')?.1;
-        if ["hydra_", "pmi_proxy", "mpiexec"].iter().any(|proxy| name.starts_with(proxy)) {
-            return Some(format!("proxy {pid}"));
-        }
-        pid = tail.split_whitespace().nth(1)?.parse().ok()?;
-    }
-    None
-}
-
-/// The first host of a Slurm node list such as `node[03-07,9],other`.
-fn first_host(list: &str) -> Option<String> {
-    let mut host = String::new();
-    let mut rest = list.trim().chars();
-    while let Some(letter) = rest.next() {
-        match letter {
-            ',' => break,
-            '[' => {
-                let inside: String = rest.by_ref().take_while(|letter| *letter != ']').collect();
-                host.push_str(inside.split([',', '-']).next()?);
-            }
-            _ => host.push(letter),
-        }
-    }
-    (!host.is_empty()).then_some(host)
-}
 
 fn rank_and_world(
     config: &Config,

@@ -1,5 +1,6 @@
 //! Table-driven tests of each launcher's environment.
 
+use super::variables::first_host;
 use super::*;
 use crate::error::ErrorKind;
 
@@ -21,10 +22,12 @@ fn identify(environment: &str) -> Result<Identity> {
 fn summary(environment: &str) -> String {
     let identity = identify(environment).unwrap_or_else(|error| panic!("{environment}: {error}"));
     let place = match &identity.rendezvous {
-        RendezvousPoint::Address { host, port } if *port == derived_port(identity.token) && *port > 0 => {
+        derived @ RendezvousPoint::Address { host, .. }
+            if *derived == RendezvousPoint::derived(host.clone(), identity.token) =>
+        {
             format!("{host}:derived")
         }
-        RendezvousPoint::Address { host, port } => format!("{host}:{port}"),
+        RendezvousPoint::Address { host, port, .. } => format!("{host}:{port}"),
         RendezvousPoint::Id(_) => "id".to_owned(),
     };
     let known = if identity.token == 0 { "anonymous" } else { "named" };
@@ -53,7 +56,7 @@ fn reads_every_launcher() {
         (
             "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 MASTER_ADDR=h MASTER_PORT=29500 TORCHELASTIC_RUN_ID=x"
                 .to_owned(),
-            "3 of 4 at h:29501, named, by torchrun",
+            "3 of 4 at h:derived, named, by torchrun",
         ),
         (
             "RANK=3 WORLD_SIZE=4 LOCAL_WORLD_SIZE=4".to_owned(),
@@ -62,7 +65,7 @@ fn reads_every_launcher() {
         (
             "RANK=3 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=29500 FLEXRING_MASTER_PORT=9 FLEXRING_RANK=2"
                 .to_owned(),
-            "2 of 4 at h:9, anonymous, by torchrun",
+            "2 of 4 at h:9, named, by torchrun",
         ),
         (format!("{OMPI}=4"), "1 of 4 at 127.0.0.1:derived, named, by Open MPI"),
         (format!("{OMPI}=2 FLEXRING_MASTER_ADDR=n0"), "1 of 4 at n0:derived, named, by Open MPI"),
@@ -127,9 +130,28 @@ fn token_is_equal_within_a_job_and_differs_between_jobs() {
     };
     assert_eq!(token(0, "a"), token(1, "a"));
     assert_ne!(token(0, "a"), token(0, "b"));
-    for token in [0, 1, u128::MAX, 10_000] {
-        assert!((20_000..=30_000).contains(&derived_port(token)));
+}
+
+#[test]
+fn jobs_of_torchrun_have_ports_that_no_other_job_needs() {
+    let ports = |environment: &str| match identify(environment).expect("valid").rendezvous {
+        RendezvousPoint::Address { port, further_ports, .. } => [vec![port], further_ports].concat(),
+        RendezvousPoint::Id(_) => panic!("no id is set"),
+    };
+    let job =
+        |rank: usize, port: u16| ports(&format!("RANK={rank} WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT={port}"));
+    for port in [29_500, 65_535] {
+        let ports = job(0, port);
+        assert_eq!(ports, job(1, port), "all ranks derive them");
+        assert_eq!(ports.len(), 3);
+        // Not those of torchrun's stores, of this job and of one at the next port.
+        assert!(
+            ports.iter().all(|port| (20_000..=30_000).contains(port) && !(29_500..29_502).contains(port))
+        );
+        assert_ne!(ports[0], job(0, port - 1)[0]);
     }
+    assert_eq!(ports("FLEXRING_RANK=0 FLEXRING_WORLD_SIZE=2 FLEXRING_MASTER_ADDR=h"), [20_000], "no name");
+    assert_eq!(ports("RANK=0 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=29500 FLEXRING_MASTER_PORT=9"), [9]);
 }
 
 #[test]
@@ -146,7 +168,6 @@ fn quotes_incomplete_settings() {
             "FLEXRING_RANK=9 RANK=1 WORLD_SIZE=4 MASTER_ADDR=a",
             vec!["FLEXRING_RANK=\"9\"", "WORLD_SIZE=\"4\""],
         ),
-        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65535", vec!["MASTER_PORT=\"65535\""]),
         ("OMPI_COMM_WORLD_RANK=0", vec!["OMPI_COMM_WORLD_RANK=\"0\"", "OMPI_COMM_WORLD_SIZE"]),
         ("PMI_SIZE=2", vec!["PMI_SIZE=\"2\"", "PMI_RANK"]),
         ("SLURM_PROCID=0 SLURM_STEP_ID=0", vec!["SLURM_PROCID=\"0\"", "SLURM_STEP_NUM_TASKS"]),
