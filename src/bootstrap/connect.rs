@@ -96,13 +96,16 @@ impl Joiner<'_> {
         }
     }
 
-    /// Asks once which process listens there. `None` if that is no coordinator, or one of another wire version.
-    pub(super) fn listening_process(&self) -> Option<String> {
+    /// Asks once which process listens there, and whether it serves the job that this one belongs to. `None` if that is no coordinator, or
+    /// one of another wire version.
+    pub(super) fn listening_process(&self) -> Option<(String, bool)> {
         let mut resolver = ResolverCache::default();
         match self.attempt(&mut resolver, Instant::now(), &mut None, &mut FormerCoordinator::none()) {
-            Err(ConnectError::Refused(error)) if error.kind() == ErrorKind::Rendezvous => {
-                Some(error.message().to_owned())
-            }
+            Err(ConnectError::Refused(error)) => match error.kind() {
+                ErrorKind::Rendezvous => Some((error.message().to_owned(), true)),
+                ErrorKind::Disagreement => Some((error.message().to_owned(), false)),
+                _ => None,
+            },
             _ => None,
         }
     }

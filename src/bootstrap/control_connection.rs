@@ -13,10 +13,11 @@ use super::control_state::Shared;
 use super::control_thread::ControlThread;
 use super::coordinator::Coordinator;
 use super::coordinator_target::CoordinatorTarget;
+use super::framed_stream::ControlRoute;
 use super::heartbeat::seconds;
 use super::join_attempt::report_failure;
 use super::launcher::{Identity, RendezvousPoint};
-use super::listen;
+use super::listen::{self, ListenAddress};
 use super::open_ports::{self, CoordinatorControl};
 use super::port_owner::port_owner;
 use super::process::Process;
@@ -71,6 +72,7 @@ pub(super) struct ControlService {
     /// This rank in the world that the connection was made for, the secret of that world, and its ranks whose process runs the
     /// coordinator.
     pub(super) first: FirstWorld,
+    route: Option<ControlRoute>,
     thread: Option<JoinHandle<()>>,
     /// The coordinator, if this is rank 0 of a rendezvous at an address, or has taken the world over from the process that
     /// created the unique id. Dropped last, because the other ranks may still need it.
@@ -129,7 +131,7 @@ impl ControlConnection {
     ) -> Result<Self> {
         let deadline = Instant::now() + config.connect_timeout;
         reach(FaultPoint::BootstrapBegins);
-        let started = start_coordinator(identity, config, &fault).map_err(|error| {
+        let started = start_coordinator(identity, config, deadline, &fault).map_err(|error| {
             // A secret that cannot be read. Without it this rank is refused, of which the others hear.
             if failure.is_some() || error.kind() != ErrorKind::InvalidSetting {
                 return error;
@@ -185,6 +187,7 @@ impl ControlConnection {
         let shared =
             Shared::new(identity.rank, fault).inspect_err(|error| report_failure(&mut stream, error))?;
         let shared = Arc::new(shared);
+        let route = stream.route();
         // A coordinator in this process ends with it.
         if !host_ranks.contains(&identity.rank)
             && let Err(cause) = stream.start_relay()
@@ -207,6 +210,7 @@ impl ControlConnection {
             service: Arc::new(ControlService {
                 creator: CreatorProcess::current(),
                 first: FirstWorld { rank: identity.rank, secret, host_ranks },
+                route,
                 thread: Some(thread),
                 _coordinator: coordinator,
             }),
@@ -223,6 +227,12 @@ impl ControlConnection {
     #[must_use]
     pub fn world(&self) -> usize {
         self.world
+    }
+
+    /// The addresses of the connection that this one uses, if they are known.
+    #[must_use]
+    pub fn route(&self) -> Option<ControlRoute> {
+        self.service.route
     }
 
     /// The secret that the ranks of this world share, for deriving the keys of links.
@@ -382,6 +392,7 @@ fn linger(control: &CoordinatorControl, error: &Error, fault: &Fault) {
 fn start_coordinator(
     identity: &Identity,
     config: &Config,
+    deadline: Instant,
     fault: &Fault,
 ) -> Result<(SecretSource, Option<Coordinator>)> {
     let Identity { rank, world, rendezvous, token, one_node, .. } = identity;
@@ -391,14 +402,18 @@ fn start_coordinator(
     };
     let coordinator = match rendezvous {
         _ if *rank != 0 => None,
-        RendezvousPoint::Address { host, port } => {
+        RendezvousPoint::Address { host, port, further_ports } => {
             let owner = |addresses: &[SocketAddr]| port_owner(addresses, &source, config, fault);
             let (listeners, node_secret) = match open_ports::take_over(host, *port) {
                 Some(listeners) => (listeners, listen::hand_out(host, *port, node_secret, fault, || None)?),
-                None => listen::listen(host, *port, config, node_secret, fault, owner)?,
+                None => {
+                    let at = ListenAddress { host, port: *port, further_ports };
+                    listen::listen(at, config, node_secret, deadline, fault, owner)?
+                }
             };
             listen::warn_of_strangers(&listeners, &source);
-            let location = format!("{host} port {port}");
+            let listening = listen::addresses_of(&listeners)?;
+            let location = format!("{host} port {}", listening.first().map_or(*port, SocketAddr::port));
             let coordinator = Coordinator::start(&source, listeners, node_secret, location)?;
             if *port != 0 {
                 open_ports::register(host, *port, coordinator.control());

@@ -26,6 +26,11 @@ pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
+/// These addresses with another port.
+pub(super) fn with_port(addresses: &[SocketAddr], port: u16) -> impl Iterator<Item = SocketAddr> {
+    addresses.iter().map(move |address| SocketAddr::new(address.ip(), port))
+}
+
 /// Where a rank looks for its coordinator.
 #[derive(Debug)]
 pub(super) enum CoordinatorTarget<'a> {
@@ -40,7 +45,11 @@ pub(super) enum CoordinatorTarget<'a> {
 impl CoordinatorTarget<'_> {
     fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         match self {
-            Self::Remote(RendezvousPoint::Address { host, port }) => resolve(host, *port),
+            Self::Remote(RendezvousPoint::Address { host, port, further_ports }) => {
+                let first = resolve(host, *port)?;
+                let further = further_ports.iter().flat_map(|port| with_port(&first, *port));
+                Ok(first.iter().copied().chain(further).collect())
+            }
             Self::Remote(RendezvousPoint::Id(id)) => Ok(id.addresses()),
             Self::Local(addresses) | Self::Successor(addresses) => Ok(addresses.to_vec()),
         }
@@ -49,7 +58,9 @@ impl CoordinatorTarget<'_> {
     /// Names the target.
     pub(super) fn name(&self) -> String {
         match self {
-            Self::Remote(RendezvousPoint::Address { host, port }) => format!("rank 0 at {host} port {port}"),
+            Self::Remote(RendezvousPoint::Address { host, port, further_ports }) => further_ports
+                .iter()
+                .fold(format!("rank 0 at {host} port {port}"), |text, port| format!("{text} or {port}")),
             Self::Remote(RendezvousPoint::Id(id)) => {
                 format!("the process that created the unique id, at {:?}", id.addresses())
             }
@@ -107,7 +118,7 @@ mod tests {
 
     #[test]
     fn firewalls_are_named_only_where_nothing_answers() {
-        let rendezvous = RendezvousPoint::Address { host: "here".to_owned(), port: 1 };
+        let rendezvous = RendezvousPoint::at("here".to_owned(), 1);
         let successor = ["192.0.2.1:1".parse().expect("an address")];
         for target in [CoordinatorTarget::Remote(&rendezvous), CoordinatorTarget::Successor(&successor)] {
             assert!(target.advice(true).contains("firewall") && !target.advice(false).contains("firewall"));

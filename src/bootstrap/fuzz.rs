@@ -195,7 +195,7 @@ fn handshakes_of_strangers_and_ranks() {
         let AdmissionStep::Continue(admission, ToRank::Challenge(nonce)) = step else {
             let is_final = matches!(
                 step,
-                AdmissionStep::Refused(..) | AdmissionStep::WhoListens(_) | AdmissionStep::Malformed
+                AdmissionStep::Refused(..) | AdmissionStep::WhoListens { .. } | AdmissionStep::Malformed
             );
             assert!(is_final, "{step:?}");
             return;

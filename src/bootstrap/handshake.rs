@@ -65,7 +65,7 @@ pub(super) enum AdmissionStep {
     /// The caller is not admitted. It gets the error; the text describes it to the ranks that wait.
     Refused(Error, String),
     /// The caller asks which process listens, and wants no more. The text describes it to the ranks that wait.
-    WhoListens(String),
+    WhoListens { claim: String, is_of_this_job: bool },
     /// The caller does not speak the protocol.
     Malformed,
 }
@@ -90,7 +90,7 @@ fn on_opening(gate: &Gate, frame: Vec<u8>) -> AdmissionStep {
     let HelloHeader { purpose, .. } = opening.header;
     let (sender, claim) = (opening.header.sender(), opening.header.claim());
     if purpose == Purpose::WhoListens {
-        return AdmissionStep::WhoListens(claim);
+        return AdmissionStep::WhoListens { claim, is_of_this_job: opening.job == gate.job };
     }
     let is_rank = purpose == Purpose::Join;
     if opening.job != gate.job {

@@ -10,9 +10,11 @@
 //!
 //! It never listens at all addresses: a process that reaches it can join a job without a secret.
 
-use super::coordinator_target::resolve;
-use super::interfaces::choose_address;
+use super::coordinator_target::{resolve, with_port};
+use super::heartbeat::seconds;
+use super::interfaces::{choose_address, route_source};
 use super::node_secret::{NodeSecret, NodeSecretListener};
+use super::port_owner::PortOwner;
 use super::secret::SecretSource;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -22,15 +24,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
 /// How long rank 0 retries a port that is in use. A rank that connects before rank 0 listens can hold the
 /// port briefly.
 const BIND_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pause between these attempts.
-const BIND_PAUSE: Duration = Duration::from_millis(200);
+/// Pause between attempts to listen, and to resolve a name.
+const PAUSE: Duration = Duration::from_millis(200);
 /// Length of the queue of pending connections; the system may impose a lower limit.
 const BACKLOG: i32 = 4096;
 
@@ -43,32 +45,54 @@ pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Listens as rank 0 where the other ranks look for `host`, and hands out `node_secret` at its name. `owner` describes the process
-/// that listens at one of these addresses, as a sentence, if it can.
+/// Where the other ranks look for rank 0.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ListenAddress<'a> {
+    pub(super) host: &'a str,
+    pub(super) port: u16,
+    /// The ports for the case that another process has `port`.
+    pub(super) further_ports: &'a [u16],
+}
+
+/// Listens as rank 0 where the other ranks look for it, and hands out `node_secret` at its name. Until `deadline` the host's name need not
+/// be known. `owner` finds out which process listens at one of these addresses, if it can.
 ///
 /// # Errors
-/// `Rendezvous` if the port is in use, or if there is no address to listen at; the fault, if it is raised meanwhile.
+/// `Rendezvous` if the port is in use, and there is no further one or this job's own coordinator has it; if the name is not known by the
+/// deadline; or if there is no address to listen at. The fault, if it is raised meanwhile.
 pub(super) fn listen(
-    host: &str,
-    port: u16,
+    ListenAddress { host, port, further_ports }: ListenAddress<'_>,
     config: &Config,
     node_secret: Option<NodeSecret>,
+    deadline: Instant,
     fault: &Fault,
-    owner: impl Fn(&[SocketAddr]) -> Option<String>,
+    owner: impl Fn(&[SocketAddr]) -> Option<PortOwner>,
 ) -> Result<(Vec<TcpListener>, Option<NodeSecretListener>)> {
-    let addresses = resolve(host, port).map_err(|cause| {
-        Error::rendezvous(format!("rank 0 cannot resolve the master address {host}: {cause}"))
-            .with_source(cause)
-    })?;
-    let owner = || owner(&addresses);
+    let mut addresses = resolve_until(deadline, host, fault, || resolve(host, port))?;
     // The secret first: a rank that reaches the port must find it.
-    let node_secret = hand_out(host, port, node_secret, fault, owner)?;
+    let node_secret = hand_out(host, port, node_secret, fault, || owner(&addresses))?;
     let interface = |to: SocketAddr| interface_for(to, config);
-    let listeners = match retry(fault, || bind(host, &addresses, &interface))? {
-        Ok(listeners) => listeners,
-        Err(cause) => return Err(cannot_listen(host, port, cause, fault, owner)),
-    };
-    Ok((listeners, node_secret))
+    for further in further_ports {
+        match bind(host, &addresses, &interface) {
+            Err(cause) if cause.kind() == io::ErrorKind::AddrInUse => {}
+            outcome => {
+                let at = addresses[0];
+                let failed = |cause| cannot_listen(host, at.port(), cause, fault, || None);
+                return Ok((outcome.map_err(failed)?, node_secret));
+            }
+        }
+        // The other ranks find the next port, but a second rank 0 of this job is an error.
+        if owner(&addresses).is_some_and(|owner| owner.is_of_this_job) {
+            break;
+        }
+        fault.check_waiting()?;
+        addresses = with_port(&addresses, *further).collect();
+        log::debug!("rank 0 uses port {further}, because another process has the one before");
+    }
+    match retry_in_use(fault, || bind(host, &addresses, &interface))? {
+        Ok(listeners) => Ok((listeners, node_secret)),
+        Err(cause) => Err(cannot_listen(host, addresses[0].port(), cause, fault, || owner(&addresses))),
+    }
 }
 
 /// Hands out `node_secret` at its name, for the ranks that look for rank 0 at this host and port. `owner` as for [`listen`].
@@ -80,12 +104,12 @@ pub(super) fn hand_out(
     port: u16,
     node_secret: Option<NodeSecret>,
     fault: &Fault,
-    owner: impl Fn() -> Option<String>,
+    owner: impl Fn() -> Option<PortOwner>,
 ) -> Result<Option<NodeSecretListener>> {
     let Some(secret) = node_secret else {
         return Ok(None);
     };
-    let bound = retry(fault, || NodeSecretListener::bind(&secret))?;
+    let bound = retry_in_use(fault, || NodeSecretListener::bind(&secret))?;
     bound.map(Some).map_err(|cause| cannot_listen(host, port, cause, fault, owner))
 }
 
@@ -94,14 +118,14 @@ fn cannot_listen(
     port: u16,
     cause: io::Error,
     fault: &Fault,
-    owner: impl Fn() -> Option<String>,
+    owner: impl Fn() -> Option<PortOwner>,
 ) -> Error {
     let owner = if cause.kind() == io::ErrorKind::AddrInUse { owner() } else { None };
     // Asking for the owner takes a while.
     if let Err(error) = fault.check_waiting() {
         return error;
     }
-    let why = owner.map_or_else(|| cause.to_string(), |owner| format!("the port is in use: {owner}"));
+    let why = owner.map_or_else(|| cause.to_string(), |owner| format!("the port is in use: {}", owner.text));
     Error::rendezvous(format!(
         "rank 0 cannot listen on {host} port {port}: {why}; set FLEXRING_MASTER_PORT to a port that is free \
          on its node, the same on all ranks"
@@ -109,17 +133,51 @@ fn cannot_listen(
     .with_source(cause)
 }
 
+/// The addresses of `host`, by `resolve`. Kubernetes publishes the names of pods, and Slurm those of nodes that start, after the pods and nodes run.
+///
+/// # Errors
+/// `Rendezvous` if there are none by the deadline; the fault, if it is raised meanwhile.
+fn resolve_until(
+    deadline: Instant,
+    host: &str,
+    fault: &Fault,
+    resolve: impl FnMut() -> io::Result<Vec<SocketAddr>>,
+) -> Result<Vec<SocketAddr>> {
+    let begun = Instant::now();
+    retry(fault, deadline, |_| true, resolve)?.map_err(|cause| {
+        Error::rendezvous(format!(
+            "rank 0 cannot resolve the master address {host} within {}: {cause}; check that FLEXRING_MASTER_ADDR, or the launcher's \
+             address, is a name that its node knows",
+            seconds(begun.elapsed())
+        ))
+        .with_source(cause)
+    })
+}
+
 /// Repeats `bind` for a while if the address is in use.
 ///
 /// # Errors
 /// The fault, if it is raised meanwhile.
-fn retry<T>(fault: &Fault, mut bind: impl FnMut() -> io::Result<T>) -> Result<io::Result<T>> {
-    let until = Instant::now() + BIND_TIMEOUT;
+fn retry_in_use<T>(fault: &Fault, bind: impl FnMut() -> io::Result<T>) -> Result<io::Result<T>> {
+    let is_in_use = |cause: &io::Error| cause.kind() == io::ErrorKind::AddrInUse;
+    retry(fault, Instant::now() + BIND_TIMEOUT, is_in_use, bind)
+}
+
+/// Repeats `action` until a time as long as it fails with a cause that may pass.
+///
+/// # Errors
+/// The fault, if it is raised meanwhile.
+fn retry<T>(
+    fault: &Fault,
+    until: Instant,
+    may_pass: impl Fn(&io::Error) -> bool,
+    mut action: impl FnMut() -> io::Result<T>,
+) -> Result<io::Result<T>> {
     let watch = fault.watch()?;
     loop {
-        match bind() {
-            Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
-                let pause = Timespec::try_from(BIND_PAUSE.min(longest_sleep())).ok();
+        match action() {
+            Err(cause) if may_pass(&cause) && Instant::now() < until => {
+                let pause = Timespec::try_from(PAUSE.min(longest_sleep())).ok();
                 // An early wake-up is harmless.
                 let _ = poll(&mut [PollFd::new(&watch, PollFlags::IN)], pause.as_ref());
                 fault.check_waiting()?;
@@ -173,14 +231,7 @@ fn specific(mut address: SocketAddr) -> SocketAddr {
 
 /// The address of the interface for ranks that look for rank 0 at `to`, which is no address of this node that others reach.
 fn interface_for(to: SocketAddr, config: &Config) -> io::Result<IpAddr> {
-    let route = || {
-        let any: IpAddr =
-            if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        // Connecting a UDP socket sends nothing. It selects the route, and with it the local address.
-        let socket = UdpSocket::bind((any, 0)).and_then(|socket| socket.connect(to).map(|()| socket)).ok()?;
-        let local = socket.local_addr().ok()?.ip();
-        (!local.is_loopback() && !local.is_unspecified()).then_some(local)
-    };
+    let route = || route_source(to.ip()).filter(|local| !local.is_loopback());
     let chosen =
         || choose_address(config.socket_ifname.as_deref(), config.socket_family).map_err(io::Error::other);
     if config.socket_ifname.is_some() { chosen() } else { route().map_or_else(chosen, Ok) }
@@ -244,6 +295,27 @@ mod tests {
         ] {
             assert_eq!(listening(host, &resolved, "127.0.0.7"), expected, "{host} at {resolved:?}");
         }
+    }
+
+    #[test]
+    fn a_name_that_is_known_later_is_waited_for() {
+        let soon = || Instant::now() + Duration::from_secs(20);
+        let unknown = || Err(io::Error::other("failed to lookup address information"));
+        let fault = Fault::new();
+        let mut attempts = 0;
+        let address: SocketAddr = "127.0.0.1:9".parse().expect("an address");
+        let resolved = resolve_until(soon(), "rank-0.job", &fault, || {
+            attempts += 1;
+            if attempts < 3 { unknown() } else { Ok(vec![address]) }
+        });
+        assert_eq!(resolved.expect("known at the third attempt"), [address]);
+        let error = resolve_until(Instant::now(), "rank-0.job", &fault, unknown).expect_err("never known");
+        let message = error.message();
+        assert!(message.contains("cannot resolve the master address rank-0.job within"), "{error}");
+        assert!(message.contains("failed to lookup") && message.contains("FLEXRING_MASTER_ADDR"), "{error}");
+        fault.raise(Error::aborted("called off"));
+        let error = resolve_until(soon(), "rank-0.job", &fault, unknown).expect_err("aborted");
+        assert_eq!(error.message(), "called off");
     }
 
     #[test]

@@ -16,14 +16,23 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
 /// The longest answer that is shown. It comes from a process that has proved nothing.
 const LONGEST: usize = 200;
 
-/// Describes the process that listens at one of `addresses`, as a sentence, if it is a coordinator. Takes about two seconds for
+/// A process that listens at a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PortOwner {
+    /// Describes it, as a sentence.
+    pub(super) text: String,
+    /// Whether it is a coordinator of the job that asks.
+    pub(super) is_of_this_job: bool,
+}
+
+/// The process that listens at one of `addresses`, if it is a coordinator. Takes about two seconds for
 /// each that does not answer.
 pub(super) fn port_owner(
     addresses: &[SocketAddr],
     source: &SecretSource,
     config: &Config,
     fault: &Fault,
-) -> Option<String> {
+) -> Option<PortOwner> {
     let header = HelloHeader::of_no_rank(Purpose::WhoListens);
     let params = HelloParams::of_no_rank(CONNECT_TIMEOUT, config.heartbeat);
     let ask = |address: &SocketAddr| {
@@ -33,6 +42,7 @@ pub(super) fn port_owner(
         let joiner = Joiner { target: &target, source, header: &header, params: &params, deadline, fault };
         joiner.listening_process()
     };
-    let answer = addresses.iter().find_map(ask)?;
-    Some(answer.chars().filter(|letter| !letter.is_control()).take(LONGEST).collect())
+    let (answer, is_of_this_job) = addresses.iter().find_map(ask)?;
+    let text = answer.chars().filter(|letter| !letter.is_control()).take(LONGEST).collect();
+    Some(PortOwner { text, is_of_this_job })
 }

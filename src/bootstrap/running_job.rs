@@ -2,9 +2,7 @@
 //!
 //! Owns which variables identify it. Must not know what is asked.
 
-use super::launcher::{
-    Environment, LauncherInfo, RendezvousPoint, UNIQUE_ID, derived_port, detect_launcher, invalid,
-};
+use super::launcher::{Environment, LauncherInfo, RendezvousPoint, UNIQUE_ID, detect_launcher, invalid};
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::Result;
@@ -41,7 +39,7 @@ pub fn job(
     lookup: impl Fn(&str) -> Option<String>,
 ) -> Result<RunningJob> {
     let environment = Environment(&lookup);
-    let at = |(host, port)| RendezvousPoint::Address { host, port };
+    let at = |(host, port)| RendezvousPoint::at(host, port);
     if let Some((name, text)) = environment.text(UNIQUE_ID) {
         let id =
             UniqueId::from_hex(&text).map_err(|error| invalid(format!("{name}: {}", error.message())))?;
@@ -65,12 +63,12 @@ pub fn job(
                     .to_owned(),
             )
         })?;
-    let port = own_port
-        .or(config.master_port)
-        .or_else(|| launcher_info.as_ref().and_then(|info| info.port))
-        .unwrap_or_else(|| derived_port(token));
     let one_node = launcher_info.is_some_and(|info| info.one_node);
-    Ok(RunningJob { address: at((host, port)), id: None, token, one_node })
+    let address = match own_port.or(config.master_port) {
+        Some(port) => at((host, port)),
+        None => RendezvousPoint::derived(host, token),
+    };
+    Ok(RunningJob { address, id: None, token, one_node })
 }
 
 #[cfg(test)]
@@ -88,7 +86,7 @@ mod tests {
             job(&config, address, lookup(environment))
                 .map(|job| (job.address, job.token != 0 || job.id.is_some()))
         };
-        let at = |host: &str, port| RendezvousPoint::Address { host: host.to_owned(), port };
+        let at = |host: &str, port| RendezvousPoint::at(host.to_owned(), port);
         let ours = "FLEXRING_MASTER_ADDR=a FLEXRING_MASTER_PORT=7";
         assert_eq!(find(ours, None), Ok((at("a", 7), false)));
         assert_eq!(find(ours, Some(("b", 8))), Ok((at("b", 8), false)));

@@ -274,12 +274,14 @@ impl Server {
                 self.on_hello(id, hello, now);
             }
             AdmissionStep::Refused(error, what) => self.refuse(id, error, &what, now),
-            AdmissionStep::WhoListens(what) if client.is_on_this_node => {
+            AdmissionStep::WhoListens { claim, is_of_this_job } if client.is_on_this_node => {
                 let message = format!("a flexring coordinator ({}) listens there", Process::current());
-                self.refuse(id, Error::rendezvous(message), &what, now);
+                let answer =
+                    if is_of_this_job { Error::rendezvous(message) } else { Error::disagreement(message) };
+                self.refuse(id, answer, &claim, now);
             }
             // Other nodes learn nothing about this process.
-            AdmissionStep::WhoListens(_) | AdmissionStep::Malformed => {
+            AdmissionStep::WhoListens { .. } | AdmissionStep::Malformed => {
                 self.clients.remove(id);
             }
         }

@@ -154,7 +154,7 @@ settings! {
     master_addr: Option<String> = "FLEXRING_MASTER_ADDR", None, AnyValue,
         "Host name or address of rank 0, where the ranks find each other.";
     master_port: Option<u16> = "FLEXRING_MASTER_PORT", None, AnyValue,
-        "TCP port of rank 0, where the ranks find each other. Unset: MASTER_PORT + 1 under torchrun, else one from 20000 to 30000 that follows from the name of the job.";
+        "TCP port of rank 0, where the ranks find each other. Unset: one from 20000 to 30000 that follows from the name of the job (under torchrun, its run id and MASTER_PORT), or one of two further ones if another process has it.";
     secret: Option<SecretText> = "FLEXRING_SECRET", None, AnyValue,
         "Secret of the job, the same on all ranks: only processes that know it can join. At least 16 bytes, for example from `openssl rand -hex 32`. Unset: jobs that a launcher starts on one node, and unique ids, have a random one; other jobs trust all that can reach rank 0.";
     secret_file: Option<String> = "FLEXRING_SECRET_FILE", None, AnyValue,
@@ -163,7 +163,7 @@ settings! {
     tls: Switch = "FLEXRING_TLS", Switch(false), AnyValue,
         "Whether connections between ranks are encrypted by TLS 1.3: those with the coordinator, TCP links, and those for shrinking. Needs a secret of the job. RDMA devices cannot encrypt and are not used; memory that ranks of a node share is not encrypted.";
     node: Option<String> = "FLEXRING_NODE", None, AnyValue,
-        "Name of this rank's node; ranks with equal names share memory. Unset: derived from the machine and its network namespace.";
+        "Name of this rank's node; ranks with equal names share memory. Unset: derived from the machine, its network namespace and the user.";
     #[shared yes]
     algo: Algorithm = "FLEXRING_ALGO", Algorithm::Auto, AnyValue,
         "Planner that makes the schedule. `flexring plan --explain` prints which one auto selects, and why.";
@@ -220,7 +220,7 @@ settings! {
     socket_buffer: Size = "FLEXRING_SOCKET_BUFFER", Size(64 << 10), AnyValue,
         "Bytes that the kernel may hold for one TCP connection until the peer acknowledges them, as a mean over the connections of a node: each gets a part by what plans send over it, and at least half of this; links that the topology or the tuning profile knows to be slower than 250 Mbit/s get less in proportion. Connections within a machine get at least 128K. More than the connection's bandwidth times its delay only fills queues. 0: the kernel decides.";
     socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, AnyValue,
-        "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes.";
+        "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes. Unset: all but bridges and link-local ones. Ranks prefer the one over which they reach rank 0, unless their drivers say that another one is faster, and try the others if it does not lead to a peer.";
     port_range: Option<ListeningPorts> = "FLEXRING_PORT_RANGE", None, AnyValue,
         "Ports of this node's listening sockets, apart from FLEXRING_MASTER_PORT: a rank listens for links and for shrinking, and the process that creates a unique id for the ranks. Firewalls between the nodes must allow them. A rank needs up to four ports, and up to two more for each communicator that it has beside others. Unset: the kernel chooses.";
     socket_family: Family = "FLEXRING_SOCKET_FAMILY", Family::Auto, AnyValue,

@@ -61,7 +61,7 @@ fn connect_to(port: u16) -> TcpStream {
 const JOB: u128 = 7;
 
 fn address_of(port: u16) -> RendezvousPoint {
-    RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port }
+    RendezvousPoint::at("127.0.0.1".to_owned(), port)
 }
 
 fn identity(rank: Rank, world: usize, rendezvous: &RendezvousPoint) -> Identity {

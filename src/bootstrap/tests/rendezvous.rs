@@ -204,6 +204,39 @@ fn only_the_rank_of_another_job_is_rejected() {
     });
 }
 
+/// Their names lead to one port.
+#[test]
+fn two_jobs_at_one_port_find_another_one() {
+    watched(|| {
+        let [port, further] = [(); 2].map(|()| free_port());
+        let host = "127.0.0.1".to_owned();
+        let rendezvous = RendezvousPoint::Address { host, port, further_ports: vec![further] };
+        let of_job = |token, rank| Identity { token, ..identity(rank, 2, &rendezvous) };
+        let join = |token, rank| ControlConnection::join(&of_job(token, rank), &config(), fault());
+        thread::scope(|scope| {
+            let jobs = [7, 8].map(|token| [1, 0].map(|rank| scope.spawn(move || join(token, rank))));
+            let joined = jobs.map(|job| job.map(|rank| rank.join().expect("no panic").expect("joined")));
+            // A second rank 0 of one of the jobs does not become a job of its own.
+            let second = scope.spawn(move || {
+                let config = Config { connect_timeout: Duration::from_secs(1), ..config() };
+                let mut identity = of_job(7, 0);
+                // As in another process, which does not know the listeners of this one.
+                if let RendezvousPoint::Address { host, .. } = &mut identity.rendezvous {
+                    *host = "localhost".to_owned();
+                }
+                ControlConnection::join(&identity, &config, fault()).map(drop)
+            });
+            let error = second.join().expect("no panic").expect_err("there is a rank 0");
+            assert!(error.message().contains("the port is in use: a flexring coordinator (pid "), "{error}");
+            thread::scope(|scope| {
+                for connection in joined.into_iter().flatten() {
+                    scope.spawn(move || connection.leave());
+                }
+            });
+        });
+    });
+}
+
 #[test]
 fn an_unreachable_coordinator_is_named_with_its_port() {
     watched(|| {

@@ -309,7 +309,7 @@ fn the_coordinator_listens_on_one_interface() {
     watched(|| {
         let port = free_port();
         // An address of the documentation, as of a gateway that translates addresses.
-        let outside = RendezvousPoint::Address { host: "192.0.2.1".to_owned(), port };
+        let outside = RendezvousPoint::at("192.0.2.1".to_owned(), port);
         let config = Config { socket_ifname: Some("=lo".to_owned()), ..with_secret(SECRET) };
         thread::scope(|scope| {
             let first = scope.spawn(|| join(0, 2, &outside, &config).map(drop));
