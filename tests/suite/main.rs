@@ -28,6 +28,7 @@ mod header;
 mod imports;
 mod joining;
 mod launchers;
+mod namespaces;
 mod pipeline;
 mod planners;
 mod python;

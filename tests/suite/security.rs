@@ -93,7 +93,7 @@ fn member(rank: usize, port: u16) -> (Config, Identity) {
         timeout: Duration::from_secs(20),
         ..Config::default()
     };
-    let rendezvous = RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port };
+    let rendezvous = RendezvousPoint::at("127.0.0.1".to_owned(), port);
     (config, Identity { rank, world: 2, rendezvous, token: 7, one_node: false, launcher: "a test" })
 }
 

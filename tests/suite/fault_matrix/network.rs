@@ -58,10 +58,18 @@ impl Network {
 
     /// A network for this number of ranks. Each `number` is used once at a time.
     pub fn new(number: usize, ranks: usize) -> Self {
+        Self::with_interfaces(number, ranks, &[])
+    }
+
+    /// A network whose nodes have other interfaces, too, which these lines of `ip` make before.
+    pub fn with_interfaces(number: usize, ranks: usize, interfaces: &[&str]) -> Self {
         let network = Self { number, ranks };
         let (switch, nodes) = (network.switch(), (0..ranks).map(|rank| network.node(rank)));
         let all: Vec<String> = nodes.chain([switch.clone()]).collect();
         ip(&[], all.iter().map(|name| format!("netns add {name}")));
+        for rank in 0..ranks {
+            ip(&["-n", &network.node(rank)], interfaces.iter().map(|line| (*line).to_owned()));
+        }
         let ports = (0..ranks).flat_map(|rank| {
             let node = network.node(rank);
             [
@@ -116,6 +124,18 @@ impl Network {
     /// From now on the second network drops the packets from and to this rank.
     pub fn cut_data(&self, rank: usize) {
         ip(&["-n", &self.switch()], [format!("link set data{rank} down")]);
+    }
+
+    /// Takes a rank off the second network, which it does not notice.
+    pub fn separate_data(&self, rank: usize) {
+        ip(&["-n", &self.switch()], [format!("link set data{rank} nomaster")]);
+    }
+
+    /// Loses everything that one rank sends to another.
+    pub fn drop_packets(&self, from: usize, to: usize) {
+        let (to, interface) = (Self::address(to), Self::INTERFACE);
+        let line = format!("neigh replace {to} lladdr 02:00:00:00:00:99 dev {interface} nud permanent");
+        ip(&["-n", &self.node(from)], [line]);
     }
 
     fn node(&self, rank: usize) -> String {

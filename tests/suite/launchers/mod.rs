@@ -95,6 +95,65 @@ fn open_mpi_starts_ranks() {
     });
 }
 
+/// A script exports variables of torchrun for other programs, or they are left over in a shell.
+#[test]
+fn open_mpi_starts_ranks_despite_half_of_torchruns_variables_and_not_despite_others() {
+    if !present("mpirun.openmpi", "Open MPI (openmpi-bin)") {
+        return;
+    }
+    let mpirun = || {
+        let mut mpirun = program("mpirun.openmpi");
+        mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        mpirun.args(["--oversubscribe", "-np"]).arg(RANKS.to_string());
+        mpirun.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")]);
+        mpirun
+    };
+    starts_ranks_that_reduce_and_name_a_killed_rank(&[false], || {
+        let mut mpirun = mpirun();
+        mpirun.env("WORLD_SIZE", "8");
+        mpirun
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut mpirun = mpirun();
+    mpirun.arg(std::env::current_exe().expect("this binary"));
+    mpirun.args([&test_name(module_path!(), "a_rank_of_a_launcher"), "--exact", "--nocapture"]);
+    let ended = run(mpirun.envs([("RANK", "0"), ("WORLD_SIZE", "1")]).env(FOLDER, folder.path()), LIMIT);
+    assert!(!ended.status.success(), "{}", ended.text);
+    assert!(ended.text.contains("as torchrun sets them, contradict OMPI_COMM_WORLD_RANK="), "{}", ended.text);
+    assert!(ended.text.contains("unset RANK WORLD_SIZE"), "{}", ended.text);
+}
+
+/// torchrun's store of each job listens at its MASTER_PORT.
+#[test]
+fn jobs_at_neighbouring_ports_of_torchrun_meet() {
+    let stores = std::iter::repeat_with(|| {
+        let one = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let next = one.local_addr().expect("bound").port().checked_add(1)?;
+        Some((next - 1, one, std::net::TcpListener::bind(("127.0.0.1", next)).ok()?))
+    });
+    let stores = stores.take(100).flatten().next().expect("two ports");
+    let port = stores.0;
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let mut ranks = Vec::new();
+    for (job, folder) in folders.iter().enumerate() {
+        for rank in 0..RANKS {
+            let mut command = program(std::env::current_exe().expect("this binary"));
+            command.args([&test_name(module_path!(), "a_rank_of_a_launcher"), "--exact", "--nocapture"]);
+            command
+                .envs([("RANK", rank), ("WORLD_SIZE", RANKS)].map(|(name, value)| (name, value.to_string())));
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", (usize::from(port) + job).to_string());
+            command.env("TORCHELASTIC_RUN_ID", "none").env(FOLDER, folder.path());
+            command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+            ranks.push(command.spawn().expect("started"));
+        }
+    }
+    for rank in ranks {
+        let output = rank.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    drop(stores);
+}
+
 #[test]
 fn mpich_starts_ranks() {
     if !present("mpiexec.hydra", "MPICH (mpich)") {
