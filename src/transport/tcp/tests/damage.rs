@@ -46,7 +46,15 @@ fn received_with_damage(len: usize, offset: usize, bit: u8) -> Result<Vec<u8>> {
     let [mut zero, mut one] = [(zero, 0, (1, one_at)), (one, 1, (0, middle_at))]
         .map(|(listener, me, peer)| {
             thread::spawn(move || {
-                Tcp::connect(listener, me, &[peer], &key(7), plain(1), deadline(), &Fault::new())
+                Tcp::connect(
+                    listener,
+                    me,
+                    &[(peer.0, vec![peer.1])],
+                    &key(7),
+                    plain(1),
+                    deadline(),
+                    &Fault::new(),
+                )
             })
         })
         .map(|rank| rank.join().expect("no panic").expect("a link"));
