@@ -343,6 +343,17 @@ pub(crate) fn in_use() -> Option<&'static Driver> {
     None
 }
 
+/// Whether GPUs may be used in this process. The driver is not initialised for that: a process that forks first would lose it.
+pub(crate) fn may_have_gpus() -> bool {
+    // The driver's devices on a usual machine, on Jetson and in WSL.
+    const DEVICES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvmap", "/dev/dxg"];
+    let paths = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let is_in = |folder: std::path::PathBuf| folder.join("libcuda.so.1").exists();
+    in_use().is_some()
+        || DEVICES.iter().any(|path| std::path::Path::new(path).exists())
+        || std::env::split_paths(&paths).any(is_in)
+}
+
 /// How many libraries this process has loaded so far, including those that it closed.
 fn libraries_added() -> u64 {
     extern "C" fn first(library: *mut libc::dl_phdr_info, _len: usize, added: *mut c_void) -> c_int {

@@ -41,6 +41,7 @@ fn info(rails: Vec<Rail>) -> Vec<u8> {
         nonce: [1; 16],
         process: 7,
         has_gpu: false,
+        may_have_gpus: false,
         cores: Cores::of_this_process(),
         rails: RailOffer { ports: Offer { rails, most: 4, is_near_gpu: false }, why_not: None },
     };

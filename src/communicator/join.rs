@@ -138,7 +138,8 @@ impl Communicator {
         let timeline = Timeline::of(config, spec.is_derived, &infos[0].nonce);
         let trace = Timeline::trace(timeline.as_ref(), me, world)?;
         let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
-        let layout = region_layout(config, intra_node.len(), world, ranks_per_core);
+        let may_have_gpus = intra_node.iter().any(|rank| infos[*rank].may_have_gpus);
+        let layout = region_layout(config, intra_node.len(), world, ranks_per_core, may_have_gpus);
         let mut region = own.region(layout, gpu::numa_node(config.gpu))?;
         reach(FaultPoint::JoinHasArena);
         let (memory, places) = match (common, descriptors) {
@@ -310,7 +311,7 @@ impl Communicator {
         let config =
             &profile.as_ref().map_or_else(|| spec.config.clone(), |profile| profile.configure(&spec.config));
         let ranks_per_core = Cores::ranks_per_core(std::iter::repeat_n(&Cores::of_this_process(), world));
-        let layout = region_layout(config, world, world, ranks_per_core);
+        let layout = region_layout(config, world, world, ranks_per_core, gpu::may_exist(config.gpu));
         let key: [u8; 16] = random_bytes()?;
         let timeline = Timeline::of(config, spec.is_derived, &key);
         let launch_group = LaunchGroup::new((0..world).collect());
@@ -466,7 +467,7 @@ fn exchange_regions(connection: &ControlConnection, mine: RegionAddress) -> Resu
 
 fn not_shared(rank: Rank) -> Error {
     Error::disagreement(format!(
-        "rank {rank} does not share its memory: does it have FLEXRING_TRANSPORT=tcp?"
+        "rank {rank} does not share its memory: does it have FLEXRING_TRANSPORT=tcp, or refuses its container memfd_create?"
     ))
 }
 

@@ -35,6 +35,8 @@ pub(super) struct PeerInfo {
     pub process: u64,
     /// Whether this rank already has a GPU, whose memory it may share.
     pub has_gpu: bool,
+    /// Whether it may use a GPU later.
+    pub may_have_gpus: bool,
     pub cores: Cores,
     pub rails: RailOffer,
 }

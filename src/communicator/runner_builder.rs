@@ -27,20 +27,22 @@ use crate::transport::verbs::RailCounters;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-/// The layout of a rank's region. `local_ranks` is the number of ranks that share memory, this rank included.
-/// `ranks_per_core` is as in [`ExecutorParts`].
+/// The layout of a rank's region. `local_ranks` is the number of ranks that share memory, this rank included, and `has_gpus` whether one of
+/// them may use a GPU. `ranks_per_core` is as in [`ExecutorParts`].
 pub(super) fn region_layout(
     config: &Config,
     local_ranks: usize,
     world: usize,
     ranks_per_core: usize,
+    has_gpus: bool,
 ) -> ArenaLayout {
     // The executor uses one more slot for itself.
     let slots = config.slots_for(local_ranks, world) + 1;
     let [on_host, on_gpu] = small_limits(config, world, ranks_per_core);
     // Mailboxes are for nodes that have all ranks.
     let small = if local_ranks == world && world > 1 { on_host.max(on_gpu) } else { 0 };
-    ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, config.gpu_slot_bytes())
+    let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, config.gpu_slot_bytes());
+    if has_gpus { layout } else { layout.without_gpus() }
 }
 
 /// Longest vectors, in bytes, that take the path for small messages on a node with all ranks: on the host, and on GPUs.

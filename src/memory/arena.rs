@@ -1,46 +1,68 @@
 //! The arena: all memory of a rank that its peers on the node may read.
 //!
-//! An arena is one anonymous file (memfd) per process and set of peers, sparse, mapped once by its owner for writing and in windows
-//! by each peer for reading (see `peer_arena`). It holds a region for each communicator, with the control words of the
-//! shared-memory transport and the slots of the pools, and the buffers that users allocate. Peers find something in it by its
-//! offset. Its length is sealed, so no access within it can fail because the file became shorter. The file has no name in any file
-//! system, so nothing is left behind, however the ranks end. Must not know what is written where.
+//! An arena is one file without a name (`arena_file`) per process and set of peers, sparse. Its owner maps it for writing in segments, a
+//! further one when the others are used up, and each peer maps it in windows for reading (see `peer_arena`). It holds a region for each
+//! communicator, with the control words of the shared-memory transport and the slots of the pools, and the buffers that users allocate. Peers find
+//! something in it by its offset. Its length is sealed, so no access within it can fail because the file became shorter.
+//! Nothing is left behind, however the ranks end. Where the system has no such file the memory belongs to this process alone. Must not
+//! know what is written where.
 
+use super::arena_file::ArenaFile;
 use super::free_list::FreeList;
+use super::machine::available_memory;
 use super::piece::Piece;
-use crate::error::{Error, Result};
-use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use super::reservation::{HUGE, PAGE, Reservation, advise};
+use crate::error::{Error, ErrorKind, Result};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, mmap, mremap_fixed, munmap};
 use rustix::process::{Resource, getrlimit};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Most bytes for users' buffers. Each rank maps the arenas of all ranks of its node, for which processes have 128 TiB of addresses.
+/// Most bytes for users' buffers.
 const LONGEST: usize = 512 << 30;
 
-/// Bytes besides, for what communicators [reserve](Arena::reserve): about 140 MiB each, most of which are slots for vectors on GPUs that no page exists of where
-/// there is no GPU.
-const RESERVED: usize = 16 << 30;
+/// Bytes besides, for what communicators [reserve](Arena::reserve): about 140 MiB each where there are GPUs, else 9 MiB.
+const RESERVED: usize = 256 << 30;
 
-/// Bytes of a huge page. Allocations of this size and more are aligned to it, so that the kernel can use huge pages.
-pub(super) const HUGE: usize = 2 << 20;
-/// Alignment of all other allocations, in bytes: the smallest page size.
-pub(super) const PAGE: usize = 4096;
-/// Where address space is limited (`ulimit -v`), an arena takes at most this part of it.
-const PART_OF_ADDRESS_SPACE: usize = 4;
+/// Bytes of the first segment. Each further one doubles the arena.
+const SEGMENT: usize = 1 << 30;
+
+/// Most segments of an arena. Where address space is limited (`ulimit -v`), each takes this part of it, or what is needed.
+const SEGMENTS: usize = 64;
 
 /// A rank's own arena.
 #[derive(Debug)]
 pub struct Arena {
-    file: OwnedFd,
-    map: MmapRaw,
-    free: Mutex<FreeList>,
+    /// `None` if the system has no file for shared memory.
+    file: Option<ArenaFile>,
+    /// Bytes of the file, for most of which there are no pages, nor addresses.
+    len: usize,
+    /// What is mapped, in the order of offsets.
+    segments: [OnceLock<ArenaSegment>; SEGMENTS],
+    space: Mutex<Space>,
     /// Bytes that [`alloc`](Self::alloc) has handed out, and how many it may.
     allocated: AtomicUsize,
     most_allocated: usize,
+}
+
+/// A part of an arena that is mapped, from the offset `start` on.
+#[derive(Debug)]
+struct ArenaSegment {
+    start: usize,
+    map: Reservation,
+}
+
+/// What of an arena is free.
+#[derive(Debug)]
+struct Space {
+    /// In the segments.
+    free: FreeList,
+    segments: usize,
+    /// Bytes of all segments.
+    mapped: usize,
+    /// Where the next segment starts. There is a gap between segments, so that no range spans two.
+    next: usize,
 }
 
 impl Arena {
@@ -51,10 +73,16 @@ impl Arena {
     /// # Errors
     /// `System` if the memory cannot be allocated or mapped, or if `ulimit -f` is too low.
     pub fn new(fixed: usize) -> Result<Self> {
-        let failed = |cause| Error::io("cannot create shared memory", cause);
+        let file = match ArenaFile::new() {
+            Ok(file) => Some(file),
+            Err(error) if error.kind() == ErrorKind::Unsupported => None,
+            Err(error) => return Err(error),
+        };
+        Self::with_file(file, fixed)
+    }
+
+    fn with_file(file: Option<ArenaFile>, fixed: usize) -> Result<Self> {
         let fixed = fixed.next_multiple_of(HUGE);
-        let file =
-            memfd_create("flexring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
         let longest = longest_file() / HUGE * HUGE;
         if longest < fixed + HUGE {
             return Err(Error::system(format!(
@@ -62,22 +90,23 @@ impl Arena {
                 fixed + HUGE
             )));
         }
-        // This reserves address space only; pages are allocated when they are touched. Where address space is limited,
-        // try again with half.
-        let most_allocated = buffer_space();
-        let reserved = if address_space().is_none() { RESERVED.min(most_allocated) } else { 0 };
-        let mut len = (fixed + most_allocated + reserved).next_multiple_of(HUGE).min(longest);
-        let map = loop {
-            match Self::map(&file, len) {
-                Ok(map) => break map,
-                Err(_) if len / 2 >= fixed + HUGE => len = (len / 2).next_multiple_of(HUGE),
-                Err(error) => return Err(error),
-            }
+        let most_allocated = available_memory().min(LONGEST);
+        let len = (fixed + most_allocated + RESERVED).next_multiple_of(HUGE).min(longest);
+        if let Some(file) = &file {
+            file.seal(len).map_err(|cause| Error::io("cannot create shared memory", cause))?;
+        }
+        let segments = [const { OnceLock::new() }; SEGMENTS];
+        let space = Space { free: FreeList::default(), segments: 0, mapped: 0, next: 0 };
+        let arena = Self {
+            file,
+            len,
+            segments,
+            space: Mutex::new(space),
+            allocated: AtomicUsize::new(0),
+            most_allocated,
         };
-        // Peers fault on pages beyond the end of a file that was shortened, so they refuse memory that can be.
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed)?;
-        let free = Mutex::new(FreeList::new(fixed, len));
-        Ok(Self { file, map, free, allocated: AtomicUsize::new(0), most_allocated })
+        arena.take(fixed, HUGE)?;
+        Ok(arena)
     }
 
     /// Sets the NUMA node from which the pages of a range, none of which exists yet, are allocated as far as it has free memory.
@@ -107,13 +136,57 @@ impl Arena {
         }
     }
 
-    fn map(file: &OwnedFd, len: usize) -> Result<MmapRaw> {
-        let failed =
-            |cause: std::io::Error| Error::io(format_args!("cannot map {len} bytes of shared memory"), cause);
-        ftruncate(file, len as u64).map_err(|cause| failed(cause.into()))?;
-        let map = MmapOptions::new().len(len).no_reserve_swap().map_raw(file).map_err(failed)?;
-        advise(&map);
-        Ok(map)
+    /// Maps a further segment, with room for `len` bytes at a multiple of a huge page.
+    fn add_segment(&self, space: &mut Space, len: usize) -> Result<()> {
+        let needed = len.checked_next_multiple_of(HUGE).ok_or_else(|| out_of_memory(len))?;
+        let start = space.next;
+        let room = self.len.saturating_sub(start);
+        let segment = self.segments.get(space.segments).filter(|_| needed <= room);
+        let segment = segment.ok_or_else(|| out_of_memory(len))?;
+        let usual = address_space().map_or(space.mapped.max(SEGMENT), |limit| limit / SEGMENTS / HUGE * HUGE);
+        let mut bytes = usual.clamp(needed, room);
+        // This reserves address space only; pages are allocated when they are touched. Where it is short, try again with half.
+        let map = loop {
+            match Reservation::new(self.file.as_ref().map(AsFd::as_fd), start, bytes, true) {
+                Ok(map) => break map,
+                Err(_) if bytes > needed => bytes = (bytes / 2).next_multiple_of(HUGE).max(needed),
+                Err(cause) => return Err(not_mapped(bytes, cause)),
+            }
+        };
+        space.free.free(start, bytes);
+        (space.segments, space.mapped) = (space.segments + 1, space.mapped + bytes);
+        space.next = start + bytes + HUGE;
+        // Only this function sets it, under the lock.
+        let _ = segment.set(ArenaSegment { start, map });
+        Ok(())
+    }
+
+    /// Takes `len` bytes at a multiple of `align`, and makes them accessible. Returns their offset.
+    fn take(&self, len: usize, align: usize) -> Result<usize> {
+        let mut space = self.space();
+        let offset = match space.free.alloc(len, align) {
+            Some(offset) => offset,
+            None => {
+                self.add_segment(&mut space, len)?;
+                space.free.alloc(len, align).ok_or_else(|| out_of_memory(len))?
+            }
+        };
+        drop(space);
+        let accessible = (|| {
+            let segment = self.segment(offset).ok_or_else(|| Error::internal("a range in no segment"))?;
+            segment.map.grow(offset - segment.start + len).map_err(|cause| no_memory(len, cause))?;
+            self.file.as_ref().map_or(Ok(()), |file| file.provide(offset, len))
+        })();
+        accessible.inspect_err(|_| self.release(offset, len)).map(|()| offset)
+    }
+
+    /// The segment that contains an offset.
+    fn segment(&self, offset: usize) -> Option<&ArenaSegment> {
+        self.segments().find(|segment| (segment.start..segment.start + segment.map.len()).contains(&offset))
+    }
+
+    fn segments(&self) -> impl Iterator<Item = &ArenaSegment> {
+        self.segments.iter().map_while(OnceLock::get)
     }
 
     /// Allocates the pages of a range, which starts on a page, so that touching them later neither fails nor faults. Their
@@ -131,13 +204,11 @@ impl Arena {
         match populated {
             Ok(()) => Ok(()),
             // Kernels before 5.14 do not have this advice. Reserve the space; the first touch still faults.
-            Err(rustix::io::Errno::INVAL) => rustix::fs::fallocate(
-                &self.file,
-                rustix::fs::FallocateFlags::empty(),
-                offset as u64,
-                len as u64,
-            )
-            .map_err(|cause| no_memory(len, cause)),
+            Err(rustix::io::Errno::INVAL) => self
+                .file
+                .as_ref()
+                .map_or(Ok(()), |file| file.allocate(offset, len))
+                .map_err(|cause| no_memory(len, cause)),
             Err(cause) => Err(no_memory(len, cause)),
         }
     }
@@ -151,51 +222,47 @@ impl Arena {
     /// # Errors
     /// `System` if it cannot be mapped; `Internal` if the range exceeds the arena.
     pub(super) unsafe fn map_at(&self, offset: usize, at: *mut u8, len: usize) -> Result<()> {
-        if self.piece(offset, len).is_none() {
-            return Err(Error::internal("a range to map exceeds the arena"));
-        }
+        let file = self.file.as_ref().filter(|_| self.piece(offset, len).is_some());
+        let file = file.ok_or_else(|| Error::internal("a range to map exceeds the arena, or has no file"))?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         let failed = |cause| Error::io(format_args!("cannot map {len} bytes of shared memory"), cause);
         // SAFETY: the mapping is new, at an address that the kernel chooses, and the range lies within the file.
-        let map = unsafe { mmap(std::ptr::null_mut(), len, access, flags, &self.file, offset as u64) }
-            .map_err(failed)?;
+        let map =
+            unsafe { mmap(std::ptr::null_mut(), len, access, flags, file, offset as u64) }.map_err(failed)?;
         // A child that is forked meanwhile never has these pages at `at`.
-        advise_range(map.cast(), len);
+        for advice in [Advice::LinuxHugepage, Advice::LinuxDontFork] {
+            // SAFETY: the mapping was made above.
+            unsafe { advise(map.cast(), len, advice) };
+        }
         // SAFETY: the mapping was made above, and the caller may replace the pages at `at`.
         unsafe { move_mapping(map.cast(), len, at) }.map_err(failed)
     }
 
     /// Device (major and minor number) and inode of the file, as the kernel lists mappings of it.
     pub(super) fn file_id(&self) -> Option<((u32, u32), u64)> {
-        let stat = rustix::fs::fstat(&self.file).ok()?;
+        let stat = rustix::fs::fstat(self.file.as_ref()?).ok()?;
         Some(((rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)), stat.st_ino))
     }
 
     /// A new descriptor for peers, which can map the arena through it for reading only.
     ///
     /// # Errors
-    /// `System` if the process has no descriptor left.
+    /// `System` if the process has no descriptor left; `Unsupported` if the arena has no file.
     pub fn read_only_file(&self) -> Result<OwnedFd> {
-        // Opening it again through /proc is the only way to another access mode. A seal against writing would also keep
-        // the owner from returning pages to the system.
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        match rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(file) => Ok(file),
-            // Without /proc. Peers map it for reading in any case.
-            Err(rustix::io::Errno::NOENT) => {
-                log::debug!(
-                    "neighbours get a writable descriptor of this rank's memory: /proc is not mounted"
-                );
-                self.file.try_clone().map_err(|cause| Error::io("cannot duplicate a descriptor", cause))
-            }
-            Err(cause) => Err(Error::io("cannot open shared memory for reading", cause)),
-        }
+        let file = self.file.as_ref();
+        file.ok_or_else(|| Error::unsupported("this process cannot share memory"))?.read_only()
+    }
+
+    /// Whether the memory belongs to this process alone, because the system has no file for shared memory.
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        self.file.is_none()
     }
 
     /// Bytes of the whole arena, most of which are not allocated.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.map.len()
+        self.len
     }
 
     /// Whether it has no bytes; never true.
@@ -204,10 +271,11 @@ impl Arena {
         self.len() == 0
     }
 
-    /// A range of the arena; `None` if it exceeds the arena.
+    /// A range of the arena; `None` if it is not within the first bytes, which the caller lays out, or what is allocated or reserved.
     #[must_use]
     pub fn piece(&self, offset: usize, len: usize) -> Option<Piece> {
-        piece_of(&self.map, offset, len)
+        let segment = self.segment(offset)?;
+        segment.map.piece(offset - segment.start, len)
     }
 
     /// The offset of `piece`; `None` if it is not wholly in the arena.
@@ -223,8 +291,10 @@ impl Arena {
     }
 
     fn offset(&self, start: *const u8, len: usize) -> Option<usize> {
-        let offset = (start as usize).checked_sub(self.map.as_ptr() as usize)?;
-        (offset.checked_add(len)? <= self.len()).then_some(offset)
+        self.segments().find_map(|segment| {
+            let offset = (start as usize).checked_sub(segment.map.start() as usize)?;
+            (offset.checked_add(len)? <= segment.map.accessible()).then_some(segment.start + offset)
+        })
     }
 
     /// Allocates `len` zeroed bytes, aligned to a page at least, and returns their offset. Their pages exist.
@@ -236,9 +306,13 @@ impl Arena {
         let len = len.max(1).checked_next_multiple_of(align).ok_or_else(|| out_of_memory(len))?;
         // Before the pages exist: the kernel would end a process for want of memory.
         let allocated = self.allocated.fetch_add(len, Ordering::Relaxed).saturating_add(len);
-        let offset = if allocated > self.most_allocated { None } else { self.free_list().alloc(len, align) };
-        let populated = offset.ok_or_else(|| out_of_memory(len)).and_then(|offset| {
-            self.populate(offset, len).inspect_err(|_| self.release(offset, len)).map(|()| offset)
+        let offset =
+            if allocated > self.most_allocated { Err(out_of_memory(len)) } else { self.take(len, align) };
+        let populated = offset.and_then(|offset| {
+            self.populate(offset, len).inspect_err(|_| self.release(offset, len))?;
+            // Vectors of the user belong into a core dump.
+            self.advise(offset, len, Advice::LinuxDoDump);
+            Ok(offset)
         });
         if populated.is_err() {
             self.allocated.fetch_sub(len, Ordering::Relaxed);
@@ -250,6 +324,7 @@ impl Arena {
     pub fn free(&self, offset: usize, len: usize) {
         let align = if len >= HUGE { HUGE } else { PAGE };
         let len = len.max(1).next_multiple_of(align);
+        self.advise(offset, len, Advice::LinuxDontDump);
         self.release(offset, len);
         self.allocated.fetch_sub(len, Ordering::Relaxed);
     }
@@ -261,7 +336,7 @@ impl Arena {
     /// `System` if the arena has no such range left.
     pub fn reserve(&self, len: usize) -> Result<usize> {
         let len = len.checked_next_multiple_of(PAGE).ok_or_else(|| out_of_memory(len))?;
-        self.free_list().alloc(len, PAGE).ok_or_else(|| out_of_memory(len))
+        self.take(len, PAGE)
     }
 
     /// Frees the `len` bytes that [`reserve`](Self::reserve) returned as `offset`. Their pages return to the system.
@@ -270,28 +345,34 @@ impl Arena {
     }
 
     fn release(&self, offset: usize, len: usize) {
-        use rustix::fs::FallocateFlags;
         // A hole reads as zeros, as `alloc` guarantees.
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if let Err(cause) = rustix::fs::fallocate(&self.file, flags, offset as u64, len as u64) {
+        let punched = match (&self.file, self.piece(offset, len)) {
+            (Some(file), _) => file.punch(offset, len),
+            // SAFETY: the range lies within private memory of this arena, and its user has freed it.
+            (None, Some(range)) => unsafe {
+                rustix::mm::madvise(range.as_ptr().cast(), len, Advice::LinuxDontNeed)
+            },
+            (None, None) => Ok(()),
+        };
+        if let Err(cause) = punched {
             log::warn!(
                 "cannot return {len} bytes of shared memory to the system, they stay allocated: {cause}"
             );
             return;
         }
-        self.free_list().free(offset, len);
+        self.space().free.free(offset, len);
     }
 
-    fn free_list(&self) -> std::sync::MutexGuard<'_, FreeList> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn advise(&self, offset: usize, len: usize, advice: Advice) {
+        if let Some(range) = self.piece(offset, len) {
+            // SAFETY: the range lies within this arena, and the advice concerns core dumps.
+            unsafe { advise(range.as_ptr(), len, advice) };
+        }
     }
-}
 
-/// Bytes for users' buffers: as many as the machine has, up to [`LONGEST`], or a part of the address space if that is limited.
-fn buffer_space() -> usize {
-    let info = rustix::system::sysinfo();
-    let machine = (info.totalram as usize).saturating_mul(info.mem_unit as usize).min(LONGEST);
-    address_space().map_or(machine, |limit| machine.min(limit / PART_OF_ADDRESS_SPACE))
+    fn space(&self) -> MutexGuard<'_, Space> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The limit of this process's address space in bytes (`ulimit -v`), if it has one.
@@ -321,38 +402,15 @@ pub(super) unsafe fn move_mapping(map: *mut u8, len: usize, at: *mut u8) -> rust
     moved.map(drop)
 }
 
-/// Advises the kernel about a new mapping of shared memory. Best effort.
-pub(super) fn advise(map: &MmapRaw) {
-    advise_range(map.as_mut_ptr(), map.len());
-}
-
-/// Advises the kernel on `len` bytes at `start`, which are mappings of an arena.
-fn advise_range(start: *mut u8, len: usize) {
-    let advice = [
-        // Huge pages mean fewer page faults and fewer TLB misses. Where the kernel refuses them for shared memory, small
-        // pages work too.
-        Advice::LinuxHugepage,
-        // It would not be copied in a forked child: what the child wrote to a vector in it would change the parent's
-        // vector, and change sums. A child that uses such a vector ends by SIGSEGV.
-        Advice::LinuxDontFork,
-    ];
-    for advice in advice {
-        // SAFETY: neither advice changes contents.
-        let advised = unsafe { rustix::mm::madvise(start.cast(), len, advice) };
-        if let Err(cause) = advised {
-            log::debug!("the kernel refuses {advice:?} for shared memory: {cause}");
+/// What failed, and how to raise the limit if there is one.
+fn not_mapped(len: usize, cause: rustix::io::Errno) -> Error {
+    let fix = match address_space() {
+        Some(limit) => {
+            format!(" (fix: raise the limit of address space, `ulimit -v`, which is {} KiB)", limit / 1024)
         }
-    }
-}
-
-pub(super) fn piece_of(map: &MmapRaw, offset: usize, len: usize) -> Option<Piece> {
-    if offset.checked_add(len)? > map.len() {
-        return None;
-    }
-    let start = NonNull::new(map.as_mut_ptr())?;
-    // SAFETY: the range lies within the mapping, which outlives every operation: transports and executor keep the
-    // arena for as long as they may hold a piece of it.
-    Some(unsafe { Piece::new(start.add(offset), len) })
+        None => String::new(),
+    };
+    Error::io(format_args!("cannot map {len} bytes of shared memory{fix}"), cause)
 }
 
 fn out_of_memory(len: usize) -> Error {
@@ -367,6 +425,8 @@ fn no_memory(len: usize, cause: rustix::io::Errno) -> Error {
 mod tests {
     use super::*;
     use crate::memory::PeerArena;
+    use rustix::fs::{fstat, ftruncate};
+    use std::sync::Arc;
 
     fn fill(piece: Piece, byte: u8) {
         // SAFETY: the piece is a range of a live arena that only this test accesses.
@@ -410,20 +470,86 @@ mod tests {
         assert_eq!(arena.offset_of(Piece::EMPTY), None);
     }
 
-    #[cfg(feature = "verbs")]
+    /// The file of an arena, as the system has memfds here.
+    fn file(arena: &Arena) -> &ArenaFile {
+        arena.file.as_ref().expect("memory that can be shared")
+    }
+
+    /// The flags of the mapping at an offset of an arena, as `/proc/self/smaps` lists them.
+    #[cfg(any(feature = "cuda", feature = "verbs"))]
+    fn flags(arena: &Arena, offset: usize) -> Vec<String> {
+        let segment = arena.segment(offset).expect("mapped");
+        let at = segment.map.start() as u64 + (offset - segment.start) as u64;
+        crate::memory::mapping_flags(at).expect("mapped")
+    }
+
+    #[cfg(any(feature = "cuda", feature = "verbs"))]
     #[test]
-    fn forked_children_do_not_have_an_arena() {
+    fn forked_children_do_not_have_an_arena_and_dumps_have_only_what_users_allocated() {
         let arena = Arena::new(1).expect("memory");
-        for offset in [0, arena.len() - 1] {
-            let at = arena.piece(offset, 1).expect("within").as_ptr() as u64;
-            assert!(crate::memory::is_unforked(at), "offset {offset}");
+        let has = |offset, flag: &str| flags(&arena, offset).iter().any(|one| one == flag);
+        let [short, long] = [5, 5 << 20].map(|len| arena.alloc(len).expect("memory"));
+        let slots = arena.reserve(SEGMENT).expect("addresses");
+        for offset in [0, short, long, SEGMENT - 1, slots, slots + SEGMENT - 1] {
+            assert!(has(offset, "dc"), "offset {offset} is copied in a forked child");
+            let is_users = [short, long].contains(&offset);
+            assert_eq!(has(offset, "dd"), !is_users, "offset {offset}");
         }
+        arena.free(long, 5 << 20);
+        assert!(has(long, "dd"));
+    }
+
+    #[test]
+    fn only_what_was_used_is_accessible_and_little_is_mapped() {
+        let arena = Arena::new(1).expect("memory");
+        assert_eq!(arena.segments().map(|segment| segment.map.len()).sum::<usize>(), SEGMENT);
+        assert_eq!((arena.piece(HUGE - 1, 1).is_some(), arena.piece(HUGE, 1)), (true, None));
+        let offset = arena.reserve(3 * HUGE).expect("addresses");
+        assert!(arena.piece(offset, 3 * HUGE).is_some());
+        assert_eq!(arena.piece(offset + 3 * HUGE, 1), None);
+        // In another segment, as the first is too short.
+        let long = arena.reserve(SEGMENT).expect("addresses");
+        let end = arena.piece(long + SEGMENT - 1, 1).expect("accessible");
+        fill(end, 3);
+        assert_eq!(arena.offset_of(end), Some(long + SEGMENT - 1));
+        let peer = PeerArena::new(arena.read_only_file().expect("a descriptor"), 1, 1).expect("an arena");
+        assert_eq!(first(peer.piece(long + SEGMENT - 1, 1).expect("a mapping").expect("within")), 3);
+        arena.end_reservation(long, SEGMENT);
+        assert_eq!(arena.reserve(SEGMENT).expect("addresses"), long);
+    }
+
+    /// With `overcommit_memory=2` the kernel refuses memory beyond the machine's, whether it is used or not.
+    #[test]
+    fn addresses_do_not_count_as_memory_that_is_committed() {
+        let committed = || {
+            let text = std::fs::read_to_string("/proc/meminfo").expect("the kernel sums it up");
+            let line = text.lines().find_map(|line| line.strip_prefix("Committed_AS:")).expect("a sum");
+            line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10
+        };
+        let before = committed();
+        let arenas = [0; 8].map(|_| Arena::new(1).expect("memory"));
+        let reserved = arenas.iter().map(|arena| arena.reserve(64 << 30).expect("addresses")).count();
+        // Other processes allocate, too, but not that much.
+        assert!(committed() < before + (reserved << 36), "{before} bytes before");
+    }
+
+    #[test]
+    fn memory_without_a_file_is_used_as_other_memory_is() {
+        let arena = Arc::new(Arena::with_file(None, 1).expect("memory"));
+        assert!(arena.is_private() && arena.read_only_file().is_err());
+        let offset = arena.alloc(3 * HUGE).expect("memory");
+        fill(arena.piece(offset, 3 * HUGE).expect("within"), 9);
+        let peer = PeerArena::of_this_process(&arena, 2, 1).expect("an arena");
+        assert_eq!(first(peer.piece(offset, 1).expect("a mapping").expect("within")), 9);
+        arena.free(offset, 3 * HUGE);
+        assert_eq!(arena.alloc(3 * HUGE).expect("memory"), offset);
+        assert_eq!(first(arena.piece(offset, 1).expect("within")), 0);
     }
 
     #[test]
     fn no_page_exists_before_it_is_populated_or_touched() {
         let arena = Arena::new(64 << 20).expect("memory");
-        let blocks = || rustix::fs::fstat(&arena.file).expect("an open file").st_blocks as usize * 512;
+        let blocks = || fstat(file(&arena)).expect("an open file").st_blocks as usize * 512;
         assert_eq!(blocks(), 0);
         arena.populate(4096, 8192).expect("memory");
         assert!((8192..=HUGE).contains(&blocks()), "{} bytes exist", blocks());
@@ -434,14 +560,14 @@ mod tests {
     fn the_length_of_an_arena_is_sealed() {
         let arena = Arena::new(1).expect("memory");
         for len in [0, 2 * arena.len() as u64] {
-            assert_eq!(ftruncate(&arena.file, len), Err(rustix::io::Errno::PERM), "{len} bytes");
+            assert_eq!(ftruncate(file(&arena), len), Err(rustix::io::Errno::PERM), "{len} bytes");
         }
     }
 
     #[test]
     fn an_unavailable_numa_node_is_no_error() {
         for node in [0, 700, 100_000] {
-            let arena = Arena::new(1).expect("memory");
+            let arena = Arena::new(2 * HUGE).expect("memory");
             arena.prefer(node, HUGE, HUGE);
             assert_eq!(first(arena.piece(HUGE, 1).expect("within")), 0);
         }

@@ -3,15 +3,10 @@
 use std::collections::BTreeMap;
 
 /// Free ranges by offset, with their lengths. Adjacent ranges are always merged.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct FreeList(BTreeMap<usize, usize>);
 
 impl FreeList {
-    /// The one free range from `start` to `end`.
-    pub(super) fn new(start: usize, end: usize) -> Self {
-        Self(BTreeMap::from([(start, end - start)]))
-    }
-
     /// Allocates `len` bytes at a multiple of `align`: the first fit.
     pub(super) fn alloc(&mut self, len: usize, align: usize) -> Option<usize> {
         let (start, size, at) = self.0.iter().find_map(|(start, size)| {
@@ -28,7 +23,7 @@ impl FreeList {
         Some(at)
     }
 
-    /// Frees a range that [`alloc`](Self::alloc) returned.
+    /// Frees a range, which [`alloc`](Self::alloc) returned or which is new.
     pub(super) fn free(&mut self, mut start: usize, mut len: usize) {
         let before = self.0.range(..start).next_back().map(|(start, size)| (*start, *size));
         if let Some((before, size)) = before.filter(|(before, size)| before + size == start) {
@@ -50,7 +45,8 @@ mod tests {
     proptest! {
         #[test]
         fn allocations_are_disjoint_and_merge_when_freed(sizes in proptest::collection::vec(1usize..9, 1..30)) {
-            let mut list = FreeList::new(3, 1000);
+            let mut list = FreeList::default();
+            list.free(3, 997);
             let allocated: Vec<(usize, usize)> =
                 sizes.iter().map(|len| (list.alloc(*len, 4).expect("free space"), *len)).collect();
             for (index, (start, len)) in allocated.iter().enumerate() {

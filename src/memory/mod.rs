@@ -8,10 +8,13 @@
 //! |---|---|
 //! | `piece` | pointers with a checked length |
 //! | `arena` | a rank's shared memory |
+//! | `arena_file` | the files of arenas |
+//! | `reservation` | addresses of which only the front is accessible |
 //! | `peer_arena` | the shared memory of a neighbour |
 //! | `free_list` | which ranges of an arena are free |
 //! | `buffer` | vectors that users allocate |
 //! | `shared_range` | memory of users whose pages lie in an arena |
+//! | `machine` | how much memory this process may have |
 //! | `mappings` | the kernel's list of mappings |
 //! | `registrar` | registering memory with devices |
 //! | `gpu_sharing` | access to the GPU memory of other ranks on the node |
@@ -19,19 +22,23 @@
 //! | `probe` | whether memory can be read |
 
 mod arena;
+mod arena_file;
 mod buffer;
 mod free_list;
 mod gpu_sharing;
+mod machine;
 mod mappings;
 mod peer_arena;
 mod piece;
 mod probe;
 mod registrar;
+mod reservation;
 mod shared_range;
-#[cfg(feature = "verbs")]
+#[cfg(any(feature = "cuda", feature = "verbs"))]
 mod unforked_map;
 
 pub use arena::Arena;
+pub use arena_file::{memfd_failure, why_not_shared};
 pub use buffer::Buffer;
 pub use gpu_sharing::{Export, Sharing};
 pub use peer_arena::PeerArena;
@@ -42,5 +49,7 @@ pub use registrar::Registrar;
 pub use shared_range::SharedRange;
 #[cfg(all(test, feature = "verbs"))]
 pub(crate) use unforked_map::is_unforked;
-#[cfg(feature = "verbs")]
+#[cfg(any(feature = "cuda", feature = "verbs"))]
 pub(crate) use unforked_map::map_unforked;
+#[cfg(all(test, any(feature = "cuda", feature = "verbs")))]
+pub(crate) use unforked_map::mapping_flags;

@@ -1,6 +1,6 @@
 //! Whether memory can be read, found out without reading it.
 
-use super::arena::PAGE;
+use super::reservation::PAGE;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Pages that are remembered: the ends of the vectors of several calls.

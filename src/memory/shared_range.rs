@@ -7,9 +7,10 @@
 //! Owns the replacement, which ends when the range is dropped: the bytes are then private again. Must not know who registers
 //! memory, nor for what.
 
-use super::arena::{Arena, HUGE, move_mapping};
+use super::arena::{Arena, move_mapping};
 use super::mappings::mappings;
 use super::piece::{Piece, populate};
+use super::reservation::HUGE;
 use crate::error::{Error, Result};
 use crate::process::CreatorProcess;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};

@@ -26,7 +26,7 @@ pub(crate) fn is_unforked(address: u64) -> bool {
 /// The flags of the mapping that contains the page at `address`, as `/proc/self/smaps` lists them. `None` if nothing is mapped
 /// there.
 #[cfg(test)]
-fn mapping_flags(address: u64) -> Option<Vec<String>> {
+pub(crate) fn mapping_flags(address: u64) -> Option<Vec<String>> {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("the kernel lists mappings");
     let mut contains = false;
     for line in maps.lines() {

@@ -9,6 +9,8 @@
 mod effort;
 mod harness;
 mod programs;
+#[cfg(feature = "cli")]
+mod rank_processes;
 mod trees;
 
 mod all_reduce;
@@ -56,6 +58,8 @@ mod cuda_perf;
 mod doctor;
 #[cfg(feature = "cli")]
 mod first_command;
+#[cfg(feature = "cli")]
+mod limits;
 #[cfg(feature = "cli")]
 mod many_communicators;
 mod many_ranks;

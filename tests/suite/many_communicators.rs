@@ -1,16 +1,14 @@
 //! Many communicators of one process: each further one among the same processes takes little memory, and no thread or
 //! descriptor.
 
-use crate::harness::{free_port, test_name, with_watchdog};
-use crate::programs::program;
+use crate::harness::test_name;
+use crate::rank_processes::check_ranks;
 use flexring::bootstrap::{UniqueId, create_unique_id};
 use flexring::config::Config;
 use flexring::{Communicator, ReduceOp};
-use std::process::Stdio;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use std::time::{Duration, Instant};
 
-/// The variable by which a process knows that it is a rank.
-const RANK: &str = "FLEXRING_RANK";
 const RANKS: usize = 4;
 /// Communicators that are measured.
 const MANY: usize = 100;
@@ -52,26 +50,7 @@ fn settled(before: Resources) -> Resources {
 
 /// Runs `body` in `RANKS` processes, and checks that all of them succeed. `test` is the name of the calling test.
 fn in_processes(test: &str, body: impl FnOnce(Communicator)) {
-    if std::env::var_os(RANK).is_some() {
-        return body(Communicator::from_env().expect("a communicator"));
-    }
-    with_watchdog(Duration::from_secs(100), || {
-        let port = free_port().to_string();
-        let rank = |rank: usize| {
-            let mut rank_program = program(std::env::current_exe().expect("this binary"));
-            rank_program.args([test, "--exact", "--nocapture"]).stdout(Stdio::piped()).stderr(Stdio::piped());
-            rank_program.envs([(RANK, rank.to_string()), ("FLEXRING_WORLD_SIZE", RANKS.to_string())]);
-            rank_program.envs([("FLEXRING_MASTER_ADDR", "127.0.0.1"), ("FLEXRING_MASTER_PORT", &port)]);
-            rank_program.env("FLEXRING_TIMEOUT_MS", "20000").spawn().expect("it starts")
-        };
-        let ranks: Vec<_> = (0..RANKS).map(rank).collect();
-        for rank in ranks {
-            let output = rank.wait_with_output().expect("it ends");
-            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success() && text.contains("1 passed"), "{text}");
-            eprint!("{}", text.lines().filter(|line| line.starts_with('#')).collect::<Vec<_>>().join("\n"));
-        }
-    });
+    check_ranks(test, RANKS, || body(Communicator::from_env().expect("a communicator")));
 }
 
 /// Sums vectors that go through mailboxes and through the pool, and one in the background.
@@ -112,6 +91,42 @@ fn a_further_communicator_takes_little_memory_and_no_thread_or_descriptor() {
         drop(many);
         check_sums(&first);
         check_sums(&base);
+    });
+}
+
+#[test]
+fn a_process_has_1024_communicators() {
+    let test = test_name(module_path!(), "a_process_has_1024_communicators");
+    check_ranks(&test, 2, || {
+        let base = Communicator::from_env().expect("a communicator");
+        let many: Vec<Communicator> = (1..1024)
+            .map(|number| match base.split(0, 0) {
+                Ok(part) => part.expect("a color"),
+                Err(error) => panic!("communicator {number}: {error}"),
+            })
+            .collect();
+        let error = base.split(0, 0).expect_err("that many share memory");
+        assert!(error.message().contains("1024 communicators that share memory"), "{error}");
+        many.iter().rev().step_by(64).for_each(check_sums);
+    });
+}
+
+#[test]
+fn a_process_with_4_gib_of_addresses_has_100_communicators() {
+    let test = test_name(module_path!(), "a_process_with_4_gib_of_addresses_has_100_communicators");
+    check_ranks(&test, 2, || {
+        let limit = Some(4 << 30);
+        setrlimit(Resource::As, Rlimit { current: limit, maximum: limit }).expect("a lower limit");
+        let base = Communicator::from_env().expect("a communicator");
+        let mut vector = base.alloc::<u32>(64 << 20).expect("a sixteenth of the addresses");
+        let many: Vec<Communicator> =
+            (0..100).map(|_| base.split(0, 0).expect("all ranks split").expect("a color")).collect();
+        many.iter().for_each(check_sums);
+        vector[0] = base.rank() as u32;
+        base.all_reduce(&mut vector[..1000], ReduceOp::Sum).expect("a sum");
+        assert_eq!(vector[0], 1);
+        let error = base.alloc::<u8>(4 << 30).expect_err("more than there are addresses");
+        assert!(error.message().contains("ulimit -v"), "{error}");
     });
 }
 

@@ -18,6 +18,10 @@ pub(in crate::communicator) fn known(_requested: Option<usize>) -> Option<u32> {
     None
 }
 
+pub(in crate::communicator) fn may_exist(_requested: Option<usize>) -> bool {
+    false
+}
+
 pub(in crate::communicator) fn numa_node(_requested: Option<usize>) -> Option<u32> {
     None
 }

@@ -26,6 +26,11 @@ pub(in crate::communicator) fn known(requested: Option<usize>) -> Option<u32> {
     requested.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX)).or_else(Gpu::current)
 }
 
+/// Whether this rank may use a GPU, now or later.
+pub(in crate::communicator) fn may_exist(requested: Option<usize>) -> bool {
+    requested.is_some() || crate::cuda_driver::may_have_gpus()
+}
+
 /// The NUMA node of the known GPU, if there is one and the system reports it.
 pub(in crate::communicator) fn numa_node(requested: Option<usize>) -> Option<u32> {
     Gpu::node(known(requested)?)
@@ -147,8 +152,13 @@ impl GpuState {
 
     fn open(&self, gpu: u32, shares: bool, executor: &mut Executor) -> Result<()> {
         self.check_launches()?;
-        let gpu = Gpu::open(gpu)?;
         let pool = self.layout.gpu_pool();
+        if pool.slots().0 == 0 {
+            return Err(Error::unsupported(
+                "there was no GPU when this communicator was created (fix: create it when there is one, or set FLEXRING_GPU)",
+            ));
+        }
+        let gpu = Gpu::open(gpu)?;
         let on_host = pool.piece(&self.arena);
         pool.populate(&self.arena)?;
         let engine = GpuEngine::new(&gpu, EngineParts { ctas: self.ctas, small: self.small, alone: false })?;

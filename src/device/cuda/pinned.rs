@@ -6,12 +6,12 @@
 use super::objects::{Gpu, log_failure};
 use crate::cuda_driver::Address;
 use crate::error::{Error, Result};
-use crate::memory::Piece;
+use crate::memory::{Piece, map_unforked};
 use cudarc::driver::sys::{
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY,
     CUdevice_attribute as Attribute,
 };
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapRaw;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -31,13 +31,7 @@ impl PinnedMemory {
     /// `System` if they cannot be allocated or page-locked.
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
         let _entered = gpu.enter()?;
-        // Shared, so that no fork makes the GPU and the host see different pages.
-        let failed =
-            |cause: std::io::Error| Error::io(format_args!("cannot map {len} bytes of memory"), cause);
-        let file = rustix::fs::memfd_create("flexring-pinned", rustix::fs::MemfdFlags::CLOEXEC)
-            .map_err(|cause| failed(cause.into()))?;
-        rustix::fs::ftruncate(&file, len as u64).map_err(|cause| failed(cause.into()))?;
-        let map = MmapOptions::new().len(len).map_raw(&file).map_err(failed)?;
+        let map = MmapRaw::from(map_unforked(len)?);
         let start =
             NonNull::new(map.as_mut_ptr()).ok_or_else(|| Error::internal("a mapping begins at zero"))?;
         // SAFETY: the mapping has this length, and lives longer than its registration.

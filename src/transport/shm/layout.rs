@@ -24,6 +24,7 @@ pub struct ArenaLayout {
     small: usize,
     slots: usize,
     slot_bytes: usize,
+    gpu_slots: usize,
     gpu_slot_bytes: usize,
 }
 
@@ -83,7 +84,13 @@ impl ArenaLayout {
         slot_bytes: usize,
         gpu_slot_bytes: usize,
     ) -> Self {
-        Self { start: 0, neighbours, small, slots, slot_bytes, gpu_slot_bytes }
+        Self { start: 0, neighbours, small, slots, slot_bytes, gpu_slots: slots, gpu_slot_bytes }
+    }
+
+    /// The same layout for a node without GPUs.
+    #[must_use]
+    pub const fn without_gpus(self) -> Self {
+        Self { gpu_slots: 0, ..self }
     }
 
     /// The same layout for a region that starts at this offset, the start of a page.
@@ -122,13 +129,13 @@ impl ArenaLayout {
         PoolLayout { offset, slots: self.slots, slot_bytes: self.slot_bytes }
     }
 
-    /// The pool for vectors on GPUs. It takes no memory until a GPU is opened.
+    /// The pool for vectors on GPUs, which has no slots on a node without GPUs. It takes no memory until a GPU is opened.
     #[must_use]
     pub fn gpu_pool(self) -> PoolLayout {
         let before = self.pool();
         PoolLayout {
             offset: before.offset + before.bytes(),
-            slots: self.slots,
+            slots: self.gpu_slots,
             slot_bytes: self.gpu_slot_bytes,
         }
     }

@@ -223,7 +223,11 @@ impl PeerMemory {
         prefault: Option<WakeFd>,
         neighbours: usize,
     ) -> Result<Self> {
-        let arena = Arc::new(PeerArena::new(arena, neighbours, size_of::<NodePage>())?);
+        Self::of_arena(PeerArena::new(arena, neighbours, size_of::<NodePage>())?, wakes, prefault)
+    }
+
+    fn of_arena(arena: PeerArena, wakes: Vec<WakeFd>, prefault: Option<WakeFd>) -> Result<Self> {
+        let arena = Arc::new(arena);
         let page = arena.piece(0, size_of::<NodePage>())?;
         let page = Arc::new(ArenaRef::new(page, Arc::clone(&arena) as ArenaOwner)?);
         Ok(Self { arena, page, wakes: wakes.into(), prefault: prefault.map(Arc::new) })
@@ -237,7 +241,8 @@ impl PeerMemory {
         let eventfds = own.lanes.eventfds().iter();
         let wakes = eventfds.map(|eventfd| eventfd.try_clone()).collect::<Result<_>>()?;
         let prefault = own.prefault.as_ref().map(|eventfd| eventfd.try_clone()).transpose()?;
-        Self::new(own.arena.read_only_file()?, wakes, prefault, neighbours)
+        let arena = PeerArena::of_this_process(&own.arena, neighbours, size_of::<NodePage>())?;
+        Self::of_arena(arena, wakes, prefault)
     }
 
     fn prefaulted(&self) -> Prefaulted {

@@ -1,0 +1,144 @@
+//! The files that arenas lie in.
+//!
+//! Owns how they are made: without a name in any file system, and sealed where the kernel allows it. Must not know how they are mapped.
+
+use crate::error::{Error, Result};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fstatfs, ftruncate,
+    memfd_create, open,
+};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// A file for shared memory, mostly a memfd. Where a seccomp profile refuses `memfd_create`, it is a nameless file in `/dev/shm`.
+#[derive(Debug)]
+pub(super) struct ArenaFile {
+    file: OwnedFd,
+    /// Whether it is in `/dev/shm`, whose size is limited: the first access to a page would end the process if there is no room, so
+    /// pages are allocated before.
+    is_limited: bool,
+}
+
+impl ArenaFile {
+    /// An empty file. Its peers may rely on its length if it is a memfd, see [`seal`](Self::seal).
+    ///
+    /// # Errors
+    /// `Unsupported` if the system has no file for shared memory; `System` if the process has no descriptor or memory left.
+    pub(super) fn new() -> Result<Self> {
+        let refused = match new_memfd() {
+            Ok(file) => return Ok(Self { file, is_limited: false }),
+            Err(cause) if is_refusal(cause) => std::io::Error::from(cause),
+            Err(cause) => return Err(Error::io("cannot create shared memory", cause)),
+        };
+        let file = new_file().map_err(|cause| {
+            Error::unsupported(format!(
+                "this process cannot share memory: memfd_create is refused ({refused}), and /dev/shm cannot be used ({}) (fix: allow \
+                 memfd_create in the seccomp profile, or mount a tmpfs at /dev/shm)",
+                std::io::Error::from(cause)
+            ))
+        })?;
+        log::debug!("shared memory is in /dev/shm, because memfd_create is refused: {refused}");
+        Ok(Self { file, is_limited: true })
+    }
+
+    /// Sets its length, for ever if it is a memfd. Peers fault on pages beyond the end of a file that was shortened.
+    pub(super) fn seal(&self, len: usize) -> rustix::io::Result<()> {
+        ftruncate(&self.file, len as u64)?;
+        if self.is_limited {
+            return Ok(());
+        }
+        fcntl_add_seals(&self.file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+    }
+
+    /// Makes sure that the pages of a range can be touched.
+    ///
+    /// # Errors
+    /// `System` if there is no room.
+    pub(super) fn provide(&self, offset: usize, len: usize) -> Result<()> {
+        if !self.is_limited {
+            return Ok(());
+        }
+        self.allocate(offset, len).map_err(|cause| {
+            let message = format!(
+                "cannot allocate {len} bytes in /dev/shm, which is used because memfd_create is refused (fix: allow memfd_create in the \
+                 seccomp profile, or enlarge /dev/shm, in Docker with --shm-size)"
+            );
+            Error::io(message, cause)
+        })
+    }
+
+    /// Allocates the pages of a range. Their contents stay.
+    pub(super) fn allocate(&self, offset: usize, len: usize) -> rustix::io::Result<()> {
+        fallocate(&self.file, FallocateFlags::empty(), offset as u64, len as u64)
+    }
+
+    /// Returns the pages of a range to the system. They read as zeros then.
+    pub(super) fn punch(&self, offset: usize, len: usize) -> rustix::io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, flags, offset as u64, len as u64)
+    }
+
+    /// A new descriptor for peers, which can map the file through it for reading only. This protects from mistakes: a process of the same user
+    /// can open the file again for writing.
+    ///
+    /// # Errors
+    /// `System` if the process has no descriptor left.
+    pub(super) fn read_only(&self) -> Result<OwnedFd> {
+        // Opening it again through /proc is the only way to another access mode. A seal against writing would also keep
+        // the owner from returning pages to the system.
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        match open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(file) => Ok(file),
+            // Without /proc. Peers map it for reading in any case.
+            Err(Errno::NOENT) => {
+                log::debug!(
+                    "neighbours get a writable descriptor of this rank's memory: /proc is not mounted"
+                );
+                self.file.try_clone().map_err(|cause| Error::io("cannot duplicate a descriptor", cause))
+            }
+            Err(cause) => Err(Error::io("cannot open shared memory for reading", cause)),
+        }
+    }
+}
+
+impl AsFd for ArenaFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Why this process cannot share memory with others; `None` if it can.
+#[must_use]
+pub fn why_not_shared() -> Option<Error> {
+    ArenaFile::new().err()
+}
+
+/// Why `memfd_create` is refused; `None` if it works.
+#[must_use]
+pub fn memfd_failure() -> Option<std::io::Error> {
+    new_memfd().err().filter(|cause| is_refusal(*cause)).map(Into::into)
+}
+
+/// Whether the system refuses a call whatever this process has left.
+fn is_refusal(cause: Errno) -> bool {
+    !matches!(cause, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
+}
+
+/// A file without a name in any file system.
+fn new_memfd() -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // `vm.memfd_noexec=2` refuses files that could be executed. Kernels before 6.3 do not have the flag.
+    match memfd_create("flexring", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create("flexring", flags),
+        outcome => outcome,
+    }
+}
+
+/// A file in `/dev/shm` that never gets a name there.
+fn new_file() -> rustix::io::Result<OwnedFd> {
+    const TMPFS: i64 = 0x0102_1994;
+    let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = open("/dev/shm", flags, Mode::RUSR | Mode::WUSR)?;
+    // Pages of a file on a disk would be written to it.
+    if fstatfs(&file)?.f_type as i64 == TMPFS { Ok(file) } else { Err(Errno::OPNOTSUPP) }
+}
