@@ -12,10 +12,11 @@ use super::node_memories::MemoryOffer;
 use super::offers::{OfferKey, Offered};
 use super::peer_info::PeerInfo;
 use crate::bootstrap::{self, ControlConnection, ShrinkListener};
-use crate::config::Config;
-use crate::error::Result;
+use crate::config::{Config, TransportChoice};
+use crate::error::{ErrorKind, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
+use crate::memory::why_not_shared;
 use crate::process_number::process_number;
 use crate::secret::random_bytes;
 use crate::transport::shm::DescriptorExchange;
@@ -59,7 +60,7 @@ impl Introduction {
     ) -> Result<Self> {
         let deadline = Instant::now() + config.connect_timeout;
         let world = connection.world();
-        let shares = config.transport.shares_memory() && world > 1;
+        let shares = config.transport.shares_memory() && world > 1 && can_share(config.transport)?;
         let descriptors = shares.then(DescriptorExchange::new).transpose()?;
         let listens = config.transport.admits_tcp() && world > 1;
         let route = connection.route();
@@ -79,6 +80,7 @@ impl Introduction {
             nonce: random_bytes()?,
             process: process_number()?,
             has_gpu: gpu::known(config.gpu).is_some(),
+            may_have_gpus: gpu::may_exist(config.gpu),
             node: bootstrap::node_name(config),
             host: bootstrap::host_name(),
             topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),
@@ -121,5 +123,18 @@ impl Introduction {
         let connection = Arc::new(connection);
         carriers::keep(key, &connection);
         Ok((key, connection))
+    }
+}
+
+/// Whether this process can share memory with other ranks of its node. If not, they use TCP if the settings allow it.
+fn can_share(choice: TransportChoice) -> Result<bool> {
+    match why_not_shared() {
+        None => Ok(true),
+        Some(error) if error.kind() != ErrorKind::Unsupported => Err(error),
+        Some(error) if choice == TransportChoice::Shm => Err(error.context("FLEXRING_TRANSPORT=shm")),
+        Some(error) => {
+            log::warn!("the ranks of a node use TCP, which is slower: {}", error.message());
+            Ok(false)
+        }
     }
 }

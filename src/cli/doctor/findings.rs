@@ -77,6 +77,11 @@ fn processor(facts: &Facts, findings: &mut Findings) {
 fn transports(facts: &Facts, reports: &[TransportReport], findings: &mut Findings) {
     let required = facts.required_transports();
     for transport in reports.iter().filter(|one| !one.usable && required.contains(&one.name)) {
+        if transport.name == "shm" && facts.settings.transport != TransportChoice::Shm {
+            let message = format!("the ranks of a node use TCP, which is slower: {}", transport.why);
+            findings.add(Severity::Problem, message, None);
+            continue;
+        }
         let setting = facts.settings.transport.name();
         let message = format!("FLEXRING_TRANSPORT={setting} needs {}, but {}", transport.name, transport.why);
         let fix = match transport.name {
@@ -217,9 +222,17 @@ fn carries_rail(facts: &Facts, netdev: &str) -> bool {
     })
 }
 
-/// The memlock limit, which applies to registered memory.
+/// The memory of communicators, and the memlock limit, which applies to registered memory.
 fn memory(facts: &Facts, findings: &mut Findings) {
     let memory = &facts.memory;
+    if let Some(failure) = &memory.failure {
+        findings.add(Severity::Error, failure, None);
+    }
+    if memory.memfd_failure.is_some() && memory.sharing_failure.is_none() {
+        let message = "memfd_create is refused here: ranks of a node share no more memory than /dev/shm has";
+        let fix = "allow memfd_create in the seccomp profile, or enlarge /dev/shm, in Docker with --shm-size";
+        findings.add(Severity::Note, message, Some(fix));
+    }
     let Some(limit) = memory.memlock_bytes.filter(|limit| *limit < memory.needed_bytes) else {
         return;
     };

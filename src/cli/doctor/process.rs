@@ -7,6 +7,7 @@ use flexring::bootstrap;
 use flexring::config::{Config, Origin, TransportChoice};
 use flexring::description;
 use flexring::device::host::Host;
+use flexring::memory::{self, Arena};
 use flexring::plan::tuning;
 use flexring::transport::verbs::inventory::{Affinity, NumaNode};
 use rustix::process::{Resource, getrlimit};
@@ -56,6 +57,10 @@ pub struct MemoryReport {
     pub gpu_slot_bytes: Option<u64>,
     /// Why the kernel refuses to create anonymous files, if it does.
     pub memfd_failure: Option<String>,
+    /// Why this process cannot share memory, if it cannot.
+    pub sharing_failure: Option<String>,
+    /// Why this process cannot have the memory that every communicator needs, if it cannot.
+    pub failure: Option<String>,
 }
 
 impl MemoryReport {
@@ -64,7 +69,6 @@ impl MemoryReport {
 
     /// The limits and needs of a rank in a world of `world` ranks, on a machine with GPUs or without.
     pub fn read(root: &Path, config: &Config, world: usize, gpus: bool) -> Self {
-        let memfd = rustix::fs::memfd_create("flexring-doctor", rustix::fs::MemfdFlags::CLOEXEC);
         let slots = config.slots_for(1, world) as u64;
         let slot_bytes = config.subchunk.0 as u64;
         let gpu_slot_bytes = gpus.then(|| config.gpu_slot_bytes() as u64);
@@ -76,7 +80,9 @@ impl MemoryReport {
             slots,
             slot_bytes,
             gpu_slot_bytes,
-            memfd_failure: memfd.err().map(|cause| std::io::Error::from(cause).to_string()),
+            memfd_failure: memory::memfd_failure().map(|cause| cause.to_string()),
+            sharing_failure: memory::why_not_shared().map(|error| error.message().to_owned()),
+            failure: Arena::new(1).err().map(|error| error.message().to_owned()),
         }
     }
 }

@@ -5,8 +5,9 @@
 use flexring::bootstrap::{self, Interface};
 use flexring::config::Config;
 use serde::Serialize;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::time::Duration;
 
 /// The interfaces of this machine, and the address that TCP uses.
 #[derive(Clone, Debug, Serialize)]
@@ -40,7 +41,10 @@ impl SocketReport {
             bootstrap::list_interfaces().unwrap_or_default().into_iter().map(report).collect();
         let (chosen, why) =
             match bootstrap::choose_address(config.socket_ifname.as_deref(), config.socket_family) {
-                Ok(address) => (Some(address), Self::reason(config, address)),
+                Ok(address) => match connect(address) {
+                    Ok(()) => (Some(address), Self::reason(config, address)),
+                    Err(cause) => (None, format!("a connection at {address} fails: {cause}")),
+                },
                 Err(error) => (None, error.message().to_owned()),
             };
         let slow_start = std::fs::read_to_string(root.join("proc/sys/net/ipv4/tcp_slow_start_after_idle"));
@@ -55,4 +59,11 @@ impl SocketReport {
             None => "by the route to other networks; jobs prefer the one to rank 0".to_owned(),
         }
     }
+}
+
+/// Tries a TCP connection of this process to itself.
+fn connect(address: IpAddr) -> std::io::Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let listener = TcpListener::bind((address, 0))?;
+    TcpStream::connect_timeout(&listener.local_addr()?, PATIENCE).map(drop)
 }

@@ -21,11 +21,13 @@ impl TransportReport {
     }
 
     fn shm(facts: &Facts) -> Self {
-        let why = match &facts.memory.memfd_failure {
-            None => "memfd works; /dev/shm is not needed".to_owned(),
-            Some(cause) => format!("the kernel refuses memfd_create: {cause}"),
+        let memory = &facts.memory;
+        let why = match (&memory.memfd_failure, &memory.sharing_failure) {
+            (_, Some(failure)) => failure.clone(),
+            (Some(cause), None) => format!("in /dev/shm, because memfd_create is refused: {cause}"),
+            (None, None) => "memfd works; /dev/shm is not needed".to_owned(),
         };
-        Self { name: "shm", usable: facts.memory.memfd_failure.is_none(), why }
+        Self { name: "shm", usable: memory.sharing_failure.is_none(), why }
     }
 
     fn tcp(facts: &Facts) -> Self {
