@@ -283,6 +283,16 @@ flexring_result flexring_comm_status(const flexring_comm *comm);
 // `comm` is NULL or a live handle.
 flexring_result flexring_comm_abort(flexring_comm *comm);
 
+// Ends the communicator on all ranks because this process is about to exit. `cause` completes a sentence that begins with the
+// rank, such as "raised ValueError: no data (train.py:20)"; the errors of the other ranks contain it. Ranks on this machine get
+// them when this process has exited, or 5 seconds later, so that a launcher sees which process failed first. Otherwise
+// as flexring_comm_abort.
+//
+// The caller promises:
+// `comm` is NULL or a live handle. `cause` is NULL or a string that ends with a NUL.
+flexring_result flexring_comm_abort_on_exit(flexring_comm *comm,
+                                            const char *cause);
+
 // Frees a communicator. Always succeeds, also after errors; NULL is allowed. Waits for asynchronous calls.
 // Memory of flexring_alloc must have been freed by flexring_free. In a forked child it only frees the handle.
 //

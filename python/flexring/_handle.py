@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from . import _interrupt
+from . import _exit, _interrupt
 from ._gpu import stream_for
 from ._group import keep
 from ._library import FlexringError, UniqueId, check, library
@@ -40,6 +40,7 @@ class Handle:
         self.pointer = pointer
         # In a forked child it frees the child's copy of the handle only.
         weakref.finalize(self, library.flexring_comm_free, pointer)
+        _exit.watch(self)
 
     def read_number(self, function: Callable[..., int]) -> int:
         """The number that ``function`` writes for this communicator."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from . import _exit
 from ._library import FlexringError
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ os.register_at_fork(after_in_child=_lines.clear)
 
 def _abort_calls() -> None:
     """Aborts all calls that are not over. Threads that run them use communicators, which are freed next."""
+    _exit.report()
     lines = [reference() for reference in _lines.keyrefs()]
     aborted = [line for line in lines if line is not None and line.abort()]
     limit = time.monotonic() + _EXIT_LIMIT

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, SupportsIndex
 
-from . import _interrupt
+from . import _exit, _interrupt
 from ._array import array_in, in_place
 from ._gpu import stream_for
 from ._handle import Exchange, Handle, Message, Prepared, Request, V, create
@@ -23,7 +23,8 @@ class Communicator:
     """A group of ranks that reduce vectors together. Every rank must make the same calls in the same order.
 
     Calls may come from any thread. A communicator is a context manager. At the end of the block it is closed; if the block
-    ends with an exception it is aborted first, so that no other rank waits for this one.
+    ends with an exception it is aborted first, so that no other rank waits for this one, and the errors of the others name the
+    exception. So do those when an exception ends the process.
 
     A vector is a tensor, a numpy or CuPy array, or another object with the buffer protocol, the CUDA array interface or DLPack.
     It must be contiguous. Arrays that must not be written, such as JAX's, are inputs: a call without ``out`` copies them to a
@@ -413,8 +414,9 @@ class Communicator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is not None and self._handle is not None:
-                self.abort()
+            handle = self._handle
+            if error is not None and handle is not None:
+                check(library.flexring_comm_abort_on_exit(handle.pointer, _exit.described(error).encode()))
         finally:
             self.close()
 

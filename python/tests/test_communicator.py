@@ -150,13 +150,16 @@ class Communicators(WorldTest):
 
     def test_a_disagreement_is_reported_on_every_rank(self):
         def body(comm):
+            with self.assertRaisesRegex(FlexringError, "no band of elements of type float32"):
+                comm.all_reduce(floats(1), op="band")
             with self.assertRaises(FlexringError) as caught:
                 comm.all_reduce(array.array("f", bytes(4 * (100 + comm.rank))))
             return caught.exception
 
         for error in self.world(2, body):
             self.assertEqual(error.code, FlexringError.DISAGREEMENT)
-            self.assertIn("101 x float", str(error))
+            # C calls this type float.
+            self.assertIn("101 x float32, sum", str(error))
 
     def test_a_closed_communicator_refuses_calls(self):
         def body(comm):
@@ -180,7 +183,8 @@ class Communicators(WorldTest):
                 return error
 
         ours, theirs = self.world(2, body)
-        self.assertEqual(ours.code, FlexringError.ABORTED)
+        self.assertEqual(ours.code, FlexringError.PEER_LOST)
+        self.assertRegex(str(ours), r"^peer lost: rank 1 \(.*\) raised KeyError: 'something else' \(test_communicator.py:\d+\)$")
         self.assertIsInstance(theirs, KeyError)
 
 

@@ -21,6 +21,7 @@ use super::listen::{self, ListenAddress};
 use super::open_ports::{self, CoordinatorControl};
 use super::port_owner::port_owner;
 use super::process::Process;
+use super::process_exit::EXIT_LIMIT;
 use super::protocol::{
     HelloHeader, HelloParams, PART_ALLOWANCE, PARTS_LIMIT, Purpose, ToCoordinator, VERSION,
 };
@@ -323,10 +324,18 @@ impl ControlConnection {
             state: state.unwrap_or(CallState::Idle { finished: 0 }),
         });
         let mut root_cause = None;
+        let mut is_held = false;
         self.shared.wait(ROOT_CAUSE_TIMEOUT, |state| {
             root_cause.clone_from(&state.root_cause);
-            root_cause.is_some() || state.ended
+            is_held = state.is_held;
+            is_held || root_cause.is_some() || state.ended
         });
+        if is_held && root_cause.is_none() {
+            self.shared.wait(EXIT_LIMIT + ROOT_CAUSE_TIMEOUT, |state| {
+                root_cause.clone_from(&state.root_cause);
+                root_cause.is_some() || state.ended
+            });
+        }
         let own = || error.of_rank(self.rank);
         self.shared.fault.raise(root_cause.unwrap_or_else(own))
     }
@@ -345,6 +354,17 @@ impl ControlConnection {
     pub fn abort(&self, reason: &str) {
         self.shared.fault.raise(Error::aborted(reason).of_rank(self.rank));
         self.shared.send(ToCoordinator::Abort { reason: reason.to_owned() });
+    }
+
+    /// Aborts this world because this process is about to end. `cause` is a verb phrase, which the errors of the other ranks contain.
+    /// Returns when the coordinator has the message, after a second at most.
+    pub fn abort_on_exit(&self, cause: &str) {
+        if self.shared.fault.check().is_err() {
+            return;
+        }
+        self.shared.send(ToCoordinator::Exit { cause: cause.to_owned() });
+        self.shared.wait(ROOT_CAUSE_TIMEOUT, |state| state.root_cause.is_some() || state.ended);
+        self.shared.fault.raise(Error::aborted(format!("rank {} {cause}", self.rank)));
     }
 
     /// Tells the other ranks that this one makes no more calls, without waiting: dropping does the rest. Links are closed afterwards, so

@@ -155,6 +155,8 @@ pub(super) struct SharedState {
     pub(super) gathered: Option<(u64, Vec<Vec<u8>>)>,
     pub(super) peer_messages: PeerMessageQueue,
     pub(super) root_cause: Option<Error>,
+    /// The world has failed, and shows it when a process has ended.
+    pub(super) is_held: bool,
     /// This rank has left, or the thread has ended: no message is sent or received any more.
     pub(super) ended: bool,
 }

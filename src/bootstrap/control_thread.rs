@@ -24,6 +24,8 @@ const GOODBYE_TIMEOUT: Duration = Duration::from_millis(800);
 /// Maximum interval between heartbeats once a rank has left, so that the coordinator soon hears of a call that the
 /// leaver does not make.
 const DEPARTED_HEARTBEAT: Duration = Duration::from_millis(250);
+/// How often a rank looks whether a process has ended.
+const EXIT_CHECK: Duration = Duration::from_millis(10);
 /// How long a call that was entered while a rank left may take to become visible to the control connection's thread.
 const CALL_VISIBLE: Duration = Duration::from_millis(20);
 
@@ -62,6 +64,10 @@ impl ControlThread {
     /// The body of the thread.
     pub(super) fn run(mut self) {
         let outcome = self.run_until_leaving();
+        if let Err(ConnectionLost(cause)) = &outcome {
+            self.on_connection_lost(cause);
+            self.show_held_failures();
+        }
         // A world that begins now is lost as well.
         for request in self.connection.end() {
             if let ConnectionRequest::Begin(shared, _) = request {
@@ -69,7 +75,10 @@ impl ControlThread {
             }
         }
         if let Err(ConnectionLost(cause)) = outcome {
-            self.on_connection_lost(&cause);
+            self.worlds
+                .values_mut()
+                .filter(|world| !world.is_open)
+                .for_each(|world| world.on_coordinator_lost(&cause));
         }
         self.worlds.values().for_each(ServedWorld::end);
     }
@@ -104,8 +113,10 @@ impl ControlThread {
                 while self.receive()? {}
                 return Err(lost);
             }
+            let next_look = self.show_failures(now);
             let leaving = self.worlds.values().filter_map(|world| world.leaving);
-            self.wait(leaving.chain([last_heartbeat.unwrap_or(now) + interval]).min().unwrap_or(now));
+            let next_heartbeat = last_heartbeat.unwrap_or(now) + interval;
+            self.wait(leaving.chain(next_look).chain([next_heartbeat]).min().unwrap_or(now));
             if self.receive()? {
                 monitor.reset();
             }
@@ -243,7 +254,7 @@ impl ControlThread {
         match message {
             ToRank::RootCause(error) => {
                 log::debug!("root cause: {error}");
-                world.fail(error);
+                world.on_root_cause(error);
                 if !world.is_open {
                     self.end(key);
                 }
@@ -252,7 +263,8 @@ impl ControlThread {
                 world.shared.change(|state| state.add_gathered(number, parts));
             }
             ToRank::RequestState => self.send_state(key),
-            ToRank::Closing => world.is_closing = true,
+            ToRank::AwaitExit(process) => world.on_await_exit(process),
+            ToRank::Closing => world.on_closing(),
             ToRank::Left { rank, finished } => {
                 world.shared.departure.record(rank, finished);
                 self.send_state(key);
@@ -276,6 +288,26 @@ impl ControlThread {
             | ToRank::TryAgain(_)
             | ToRank::Status(_)
             | ToRank::InWorld { .. } => {}
+        }
+    }
+
+    /// Shows the failures whose time has come. Returns when to look again, if there are others.
+    fn show_failures(&mut self, now: Instant) -> Option<Instant> {
+        self.worlds.values_mut().for_each(|world| world.show_failure(now));
+        self.worlds.values().any(ServedWorld::is_held).then(|| now + EXIT_CHECK)
+    }
+
+    /// Waits, without a connection, until all failures are shown, or this rank leaves.
+    fn show_held_failures(&mut self) {
+        while let Some(next_look) = self.show_failures(Instant::now()) {
+            let left = next_look.saturating_duration_since(Instant::now());
+            let mut fds = [PollFd::new(&self.connection.wake, PollFlags::IN)];
+            let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+            self.connection.wake.drain();
+            self.handle_requests(Instant::now());
+            let left = |(key, world): (&WorldKey, &ServedWorld)| world.leaving.map(|_| *key);
+            let left: Vec<WorldKey> = self.worlds.iter().filter_map(left).collect();
+            left.into_iter().for_each(|key| self.end(key));
         }
     }
 

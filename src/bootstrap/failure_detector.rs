@@ -158,6 +158,10 @@ impl FailureDetector {
             ToCoordinator::Abort { reason } => {
                 self.fail(Error::aborted(reason).of_rank(rank));
             }
+            ToCoordinator::Exit { cause } => {
+                let message = format!("rank {rank} ({}) {cause}", member.process);
+                self.fail_after_exit(rank, Error::peer_lost(message));
+            }
             ToCoordinator::Goodbye(state) => {
                 reach(FaultPoint::CoordinatorReceivedGoodbye);
                 self.update_state(rank, state, now);
@@ -294,6 +298,19 @@ impl FailureDetector {
         self.actions.push(DetectorAction::Broadcast(ToRank::RootCause(error)));
     }
 
+    /// Settles on the root cause, unless there is one already: that of a rank whose process probably ends. It ends before those of its
+    /// machine that fail with it, so that a launcher sees which process failed first.
+    fn fail_after_exit(&mut self, rank: Rank, error: Error) {
+        if self.root_cause.is_none() {
+            self.actions.push(self.await_exit(rank));
+            self.fail(error);
+        }
+    }
+
+    fn await_exit(&self, rank: Rank) -> DetectorAction {
+        DetectorAction::Broadcast(ToRank::AwaitExit(self.members[rank].process.clone()))
+    }
+
     /// Records a rank's call state, and compares its call with those of the other ranks.
     fn update_state(&mut self, rank: Rank, state: CallState, now: Instant) {
         let Some(member) = self.members.get_mut(rank) else {
@@ -335,7 +352,7 @@ impl FailureDetector {
             Some(departed_before_call(&format!("rank {leaver} ({})", left.process), finished, rank, call))
         });
         if let Some(message) = beyond {
-            self.fail(Error::peer_lost(message));
+            self.fail_after_exit(leaver, Error::peer_lost(message));
         }
     }
 
@@ -390,8 +407,8 @@ impl FailureDetector {
     /// Fails the exchange if a rank that is missing from it has left.
     fn check_exchange(&mut self) {
         let departure = self.gather.as_ref().and_then(|gather| gather.departure(&self.members));
-        if let Some(error) = departure {
-            self.fail(error);
+        if let Some((rank, error)) = departure {
+            self.fail_after_exit(rank, error);
         }
     }
 
@@ -417,6 +434,7 @@ impl FailureDetector {
             && !self.active().any(|(_, member)| in_host_process(member))
         {
             self.closing = true;
+            self.actions.push(self.await_exit(rank));
             self.actions.push(DetectorAction::Broadcast(ToRank::Closing));
         }
         self.actions.push(DetectorAction::Close(rank));
@@ -495,7 +513,10 @@ impl FailureDetector {
             message = format!("{message}\n{}", self.status(now).table(ROWS_IN_ERROR).trim_end());
         }
         let error = Error::new(report.error.kind(), message);
-        self.fail(error);
+        match report.suspect.filter(|suspect| self.members[*suspect].status == RankStatus::Left) {
+            Some(suspect) => self.fail_after_exit(suspect, error),
+            None => self.fail(error),
+        }
     }
 }
 

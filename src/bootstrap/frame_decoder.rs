@@ -217,21 +217,19 @@ mod tests {
         let native = Preamble::BYTE_ORDER_MARK.to_ne_bytes();
         let swapped = Preamble::BYTE_ORDER_MARK.swap_bytes().to_ne_bytes();
         let theirs = if cfg!(target_endian = "little") { "is big-endian" } else { "is little-endian" };
+        let ours = format!(", and this coordinator speaks {WIRE_VERSION}");
         for (mark, version, expected) in [
-            (native, 2, Some("speaks wire version 2, and this coordinator speaks 8")),
-            (native, 2 << 24, Some("speaks wire version 33554432, and this coordinator speaks 8")),
+            (native, 2, format!("speaks wire version 2{ours}")),
+            (native, 2 << 24, format!("speaks wire version 33554432{ours}")),
             // The version of a big-endian build is little-endian, too; its mark is not.
-            (swapped, WIRE_VERSION, Some(theirs)),
+            (swapped, WIRE_VERSION, theirs.to_owned()),
             // The first frame of a release before wire version 2.
-            ([96, 0, 0, 0], 5, Some("speaks a wire version before 2, and this coordinator speaks 8")),
+            ([96, 0, 0, 0], 5, format!("speaks a wire version before 2{ours}")),
         ] {
             let mut decoder = FrameDecoder::new(true);
             decoder.append(&Preamble::with(mark, version));
             let text = decoder.next(OPENING_LIMIT).expect_err("refused").describe();
-            match (&text, expected) {
-                (Some(text), Some(expected)) => assert!(text.starts_with(expected), "{text}"),
-                _ => panic!("{text:?} instead of {expected:?}"),
-            }
+            assert!(text.as_ref().is_some_and(|text| text.starts_with(&expected)), "{text:?}");
         }
     }
 

@@ -66,6 +66,7 @@ fn rank_messages() -> Vec<ToCoordinator> {
         ToCoordinator::Report { error: Error::peer_lost("gone"), suspect: Some(1), state: in_call },
         ToCoordinator::Report { error: Error::timeout("late"), suspect: None, state: in_call },
         ToCoordinator::Abort { reason: "enough".to_owned() },
+        ToCoordinator::Exit { cause: "raised an exception".to_owned() },
         ToCoordinator::Goodbye(CallState::Idle { finished: 2 }),
         ToCoordinator::GaveUp { silent: Duration::from_secs(10) },
         ToCoordinator::Moved,
@@ -99,6 +100,7 @@ fn coordinator_messages() -> Vec<ToRank> {
         ToRank::Gathered { number: 1, parts: vec![vec![1], vec![], vec![2, 3]] },
         ToRank::HeartbeatAck,
         ToRank::RequestState,
+        ToRank::AwaitExit(Process::example(1)),
         ToRank::Closing,
         ToRank::Attempt(9),
         ToRank::Moved(vec![

@@ -306,6 +306,10 @@ impl HostedWorlds {
             (HostedPhase::Opening(_), ToCoordinator::Abort { reason }) => {
                 self.fail_opening(world, Error::aborted(reason).of_rank(own));
             }
+            (HostedPhase::Opening(_), ToCoordinator::Exit { cause }) => {
+                let error = WorldOpening::lost(own, &self.ranks[rank].process, &cause);
+                self.fail_opening(world, error);
+            }
             (HostedPhase::Opening(_), ToCoordinator::Goodbye(_)) => {
                 let error = WorldOpening::lost(own, &self.ranks[rank].process, "gave up");
                 self.fail_opening(world, error);

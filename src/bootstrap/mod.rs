@@ -39,6 +39,7 @@ mod peer_messages;
 mod phase;
 mod port_owner;
 mod process;
+mod process_exit;
 mod protocol;
 mod rendezvous;
 mod running_job;

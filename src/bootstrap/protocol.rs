@@ -188,6 +188,8 @@ pub(super) enum ToCoordinator {
     Report { error: Error, suspect: Option<Rank>, state: CallState },
     /// The rank aborts the communicator.
     Abort { reason: String },
+    /// The rank's process is about to end, for this reason: a verb phrase such as `raised an exception`.
+    Exit { cause: String },
     /// The rank leaves without an error.
     Goodbye(CallState),
     /// The rank leaves because it heard nothing from the coordinator for this time.
@@ -234,6 +236,9 @@ pub(super) enum ToRank {
     HeartbeatAck,
     /// Requests a heartbeat at once.
     RequestState,
+    /// This process causes the failure that the next message names or, before [`ToRank::Closing`], the one that the end of the
+    /// coordinator may become. Ranks of its machine wait for its end before they show the failure.
+    AwaitExit(Process),
     /// From now on the coordinator may close the connection at any time, which is not a failure.
     Closing,
     /// Number of the attempt at a rendezvous that this coordinator serves. Precedes its other answers to a rank.

@@ -5,6 +5,8 @@
 
 use super::call_state::CallState;
 use super::control_state::Shared;
+use super::process::Process;
+use super::process_exit::ProcessExit;
 use crate::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,6 +24,12 @@ pub(super) struct ServedWorld {
     sent: u64,
     /// Whether the coordinator announced that it may close the connection.
     pub(super) is_closing: bool,
+    /// The process that causes the failure of the next message.
+    failing: Option<Process>,
+    /// The process of the coordinator, if that may close the connection.
+    closing: Option<Process>,
+    /// The failure of the world, and the process whose end comes first.
+    held: Option<(Error, ProcessExit)>,
     /// Until when to wait for the answer to the goodbye, after which this rank sends no more.
     pub(super) leaving: Option<Instant>,
 }
@@ -30,7 +38,18 @@ impl ServedWorld {
     /// The world that the connection was made for. `host_process` describes the coordinator's process.
     pub(super) fn first(shared: Arc<Shared>, host_process: String) -> Self {
         let state = CallState::Idle { finished: 0 };
-        Self { shared, host_process, is_open: true, state, sent: 0, is_closing: false, leaving: None }
+        Self {
+            shared,
+            host_process,
+            is_open: true,
+            state,
+            sent: 0,
+            is_closing: false,
+            failing: None,
+            closing: None,
+            held: None,
+            leaving: None,
+        }
     }
 
     /// A further world, which not all ranks have opened yet.
@@ -66,7 +85,48 @@ impl ServedWorld {
         self.state
     }
 
+    /// The next message concerns a failure that this process causes.
+    pub(super) fn on_await_exit(&mut self, process: Process) {
+        self.failing = Some(process);
+    }
+
+    /// The coordinator may close the connection from now on.
+    pub(super) fn on_closing(&mut self) {
+        self.is_closing = true;
+        self.closing = self.failing.take();
+    }
+
     /// The world has failed.
+    pub(super) fn on_root_cause(&mut self, error: Error) {
+        let process = self.failing.take();
+        self.fail_after_exit(process, error);
+    }
+
+    /// Fails once this process has ended, if that is to be waited for.
+    fn fail_after_exit(&mut self, process: Option<Process>, error: Error) {
+        match process.and_then(|process| ProcessExit::of(&process, Instant::now())) {
+            Some(exit) if self.leaving.is_none() => {
+                self.held.get_or_insert((error, exit));
+                self.shared.change(|state| state.is_held = true);
+            }
+            _ => self.fail(error),
+        }
+    }
+
+    /// Whether the world has failed, but this rank does not show it yet.
+    pub(super) fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Shows a failure whose time has come.
+    pub(super) fn show_failure(&mut self, now: Instant) {
+        let leaves = self.leaving.is_some();
+        if let Some((error, _)) = self.held.take_if(|(_, exit)| leaves || exit.is_over(now)) {
+            self.fail(error);
+        }
+    }
+
+    /// The world fails now.
     pub(super) fn fail(&self, error: Error) {
         // Raise the fault first: threads that wait for the shared state check the fault next.
         self.shared.fault.raise(error.clone());
@@ -77,7 +137,7 @@ impl ServedWorld {
 
     /// The coordinator is gone, and with it the process it ran in.
     pub(super) fn on_coordinator_lost(&mut self, cause: &str) {
-        if self.shared.state().root_cause.is_some() {
+        if self.is_held() || self.shared.state().root_cause.is_some() {
             return;
         }
         let activity = match self.state() {
@@ -92,10 +152,12 @@ impl ServedWorld {
     /// The coordinator's process has ended after it had announced that. A call that this rank is in, and that another rank has
     /// left without, fails now: the coordinator did not hear of it.
     pub(super) fn on_coordinator_closed(&mut self) {
-        if let CallState::InCall(call) = self.state()
+        if !self.is_held()
+            && let CallState::InCall(call) = self.state()
             && let Err(error) = self.shared.departure.check(self.shared.rank, &call)
         {
-            self.fail(error);
+            let process = self.closing.take();
+            self.fail_after_exit(process, error);
         }
     }
 

@@ -5,7 +5,7 @@ use super::unique_id::flexring_unique_id;
 use crate::bootstrap::{Identity, UniqueId};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
 /// A group of ranks that reduce vectors together. Made by flexring_comm_init_*, freed by flexring_comm_free.
@@ -292,6 +292,29 @@ pub unsafe extern "C" fn flexring_comm_abort(comm: *mut flexring_comm) -> flexri
     guarded(|| {
         // SAFETY: the caller guarantees the handle.
         unsafe { borrow(comm, "flexring_comm_abort")? }.communicator.abort();
+        Ok(())
+    })
+}
+
+/// Ends the communicator on all ranks because this process is about to exit. `cause` completes a sentence that begins with the
+/// rank, such as "raised ValueError: no data (train.py:20)"; the errors of the other ranks contain it. Ranks on this machine get
+/// them when this process has exited, or 5 seconds later, so that a launcher sees which process failed first. Otherwise
+/// as flexring_comm_abort.
+///
+/// # Safety
+/// `comm` is NULL or a live handle. `cause` is NULL or a string that ends with a NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_comm_abort_on_exit(
+    comm: *mut flexring_comm,
+    cause: *const c_char,
+) -> flexring_result {
+    guarded(|| {
+        // SAFETY: the caller guarantees the handle.
+        let comm = unsafe { borrow(comm, "flexring_comm_abort_on_exit")? };
+        check_pointer(cause, "flexring_comm_abort_on_exit", "cause")?;
+        // SAFETY: `cause` is not NULL, and the caller guarantees that it ends with a NUL.
+        let cause = unsafe { CStr::from_ptr(cause) };
+        comm.communicator.abort_on_exit(&cause.to_string_lossy());
         Ok(())
     })
 }

@@ -164,7 +164,10 @@ fn calls_with_any_arguments() {
                         ));
                     }
                     17 => drop(check(flexring_comm_split(comm, -2 - (root & 0xff), dtype, out.cast()))),
-                    18 => drop(check(flexring_comm_abort(null_mut()))),
+                    18 => {
+                        check(flexring_comm_abort(null_mut()));
+                        check(flexring_comm_abort_on_exit(null_mut(), std::ptr::null()));
+                    }
                     // There are no rails.
                     19 => {
                         let (rails, capacity) = (recv.cast(), root as usize);

@@ -70,6 +70,16 @@ impl ControlPlane {
             }
         }
     }
+
+    /// Ends the communicator on all ranks because this process is about to end, for this reason: a verb phrase.
+    pub(super) fn abort_on_exit(&self, fault: &Fault, rank: Rank, cause: &str) {
+        match self {
+            Self::Processes(connection) => connection.abort_on_exit(cause),
+            Self::Threads(_) => {
+                fault.raise(Error::peer_lost(format!("rank {rank} {cause}")));
+            }
+        }
+    }
 }
 
 /// The shared state of ranks that are threads of one process: one fault, and the progress of each rank.

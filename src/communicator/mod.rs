@@ -258,6 +258,16 @@ impl Communicator {
         }
     }
 
+    /// Ends the communicator on all ranks because this process is about to end. `cause` is a verb phrase such as
+    /// `raised ValueError: no data (train.py:20)`, which the errors of the other ranks contain after this rank. Those on this machine
+    /// get their errors when this process has ended, or 5 s later, so that a launcher sees which one failed first. Otherwise as
+    /// [`abort`](Self::abort).
+    pub fn abort_on_exit(&self, cause: &str) {
+        if self.is_in_creator() {
+            self.runner.abort_on_exit(cause);
+        }
+    }
+
     /// Whether this process has created the communicator, and is not a forked child.
     pub(crate) fn is_in_creator(&self) -> bool {
         self.creator.is_current()

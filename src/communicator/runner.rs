@@ -31,6 +31,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Longest reason why a process is about to end, in characters.
+const LONGEST_CAUSE: usize = 500;
+
 /// Runs calls. Shared by the threads that make blocking calls and the worker that runs asynchronous ones.
 pub(super) struct CallRunner {
     pub rank: Rank,
@@ -177,6 +180,13 @@ impl CallRunner {
     /// Ends the communicator on all ranks, for this reason.
     pub(super) fn abort(&self, reason: &str) {
         self.control.abort(&self.fault, self.rank, reason);
+    }
+
+    /// Ends the communicator on all ranks because this process is about to end, for this reason.
+    pub(super) fn abort_on_exit(&self, cause: &str) {
+        let printable = |letter: char| if letter.is_control() { ' ' } else { letter };
+        let cause: String = cause.chars().map(printable).take(LONGEST_CAUSE).collect();
+        self.control.abort_on_exit(&self.fault, self.rank, &cause);
     }
 
     /// Locks the state. After a panic the executor has given up its links and refuses to run, so a poisoned lock is safe

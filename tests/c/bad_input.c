@@ -46,6 +46,7 @@ static void communicators_are_checked(void) {
     WORKS(flexring_comm_rail_statistics(comm, sizeof rail, NULL, 0, &rails));
     CHECK(rails == 0);
     EXPECT(INVALID, "communicator is NULL", flexring_comm_abort(NULL));
+    EXPECT(INVALID, "communicator is NULL", flexring_comm_abort_on_exit(NULL, "failed"));
     WORKS(flexring_comm_free(NULL));
     CHECK(number == 77);
 }

@@ -98,15 +98,15 @@ impl PendingGather {
         (self.number, groups)
     }
 
-    /// Why it fails because a rank that is missing from it is gone, if one is.
-    pub(super) fn departure(&self, members: &[Member]) -> Option<Error> {
+    /// A rank that is missing from it and gone, if there is one, and the failure of the exchange.
+    pub(super) fn departure(&self, members: &[Member]) -> Option<(Rank, Error)> {
         let (rank, member) = members
             .iter()
             .enumerate()
             .find(|(rank, member)| member.status != RankStatus::Active && !self.parts.contains_key(rank))?;
         let message =
             format!("rank {rank} ({}) has left while other ranks exchange {}", member.process, self.label);
-        Some(Error::peer_lost(message))
+        Some((rank, Error::peer_lost(message)))
     }
 
     /// Why it fails if its time is over in a world of this size.

@@ -316,6 +316,27 @@ fn a_rank_that_left_without_a_call_ends_it_at_once() {
 }
 
 #[test]
+fn ranks_await_the_end_of_a_process_that_leaves_or_fails_but_not_of_one_that_died() {
+    let leaves = |world: &mut World| world.leave(2, 16);
+    let fails =
+        |world: &mut World| world.receive(2, ToCoordinator::Exit { cause: "raised an exception".to_owned() });
+    let dies = |world: &mut World| world.disconnect(2);
+    let events: [(fn(&mut World), bool); 3] = [(leaves, true), (fails, true), (dies, false)];
+    for (event, awaits) in events {
+        let mut world = World::of(3);
+        world.set_in_call(0, example_call(17));
+        world.detector.actions();
+        event(&mut world);
+        let actions = world.detector.actions();
+        let is_root_cause =
+            |action: &DetectorAction| matches!(action, DetectorAction::Broadcast(ToRank::RootCause(_)));
+        let at = actions.iter().position(is_root_cause).expect("a root cause");
+        let awaited = DetectorAction::Broadcast(ToRank::AwaitExit(Process::example(2)));
+        assert_eq!(at > 0 && actions[at - 1] == awaited, awaits, "{actions:?}");
+    }
+}
+
+#[test]
 fn a_rank_may_leave_after_the_call_that_others_are_in() {
     let mut world = World::of(3);
     world.leave(2, 17);
@@ -391,6 +412,7 @@ fn the_host_process_announces_that_it_may_end() {
         world.detector.actions(),
         [
             DetectorAction::Broadcast(ToRank::Left { rank: 0, finished: 0 }),
+            DetectorAction::Broadcast(ToRank::AwaitExit(Process::example(0))),
             DetectorAction::Broadcast(ToRank::Closing),
             DetectorAction::Close(0)
         ]

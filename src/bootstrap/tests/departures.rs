@@ -4,6 +4,7 @@ use super::super::call_state::example_call;
 use super::super::protocol::ToRank;
 use super::failures::{member_of_fake_coordinator, send_all};
 use super::*;
+use std::process::{Command, Stdio};
 
 /// A heartbeat interval that is too long for any test: what it finds out in time does not depend on heartbeats.
 fn rare_heartbeats() -> Config {
@@ -95,6 +96,55 @@ fn a_departure_counts_even_if_the_coordinator_has_ended() {
                 let error = member.control.enter_call(&example_call(17)).expect_err("rank 0 has left");
                 assert_blames_the_leaver(&error, 0);
             }
+        }
+    });
+}
+
+/// What the rank gets while the process runs that causes the failure, which is not itself.
+#[test]
+fn a_failure_shows_when_the_process_that_caused_it_has_ended() {
+    watched(|| {
+        for (is_departure, connection_ends) in [(false, false), (false, true), (true, true)] {
+            let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("a process");
+            let cause = Process { pid: child.id(), ..Process::current() };
+            let (member, mut coordinator) = member_of_fake_coordinator();
+            member.control.enter_call(&example_call(17)).expect("no rank has left");
+            let messages = if is_departure {
+                [ToRank::Left { rank: 0, finished: 16 }, ToRank::AwaitExit(cause), ToRank::Closing]
+            } else {
+                let root_cause = ToRank::RootCause(Error::peer_lost("rank 0 raised an exception"));
+                [ToRank::RequestState, ToRank::AwaitExit(cause), root_cause]
+            };
+            send_all(&mut coordinator, &messages);
+            if connection_ends {
+                // Give the rank time to answer what it has received.
+                thread::sleep(Duration::from_millis(50));
+                coordinator.shut_down_write();
+                drop(coordinator);
+            }
+            thread::sleep(Duration::from_millis(500));
+            assert!(member.fault.check().is_ok(), "the process still runs");
+            let begun = Instant::now();
+            drop(child.stdin.take());
+            let text = if is_departure { "left after call #16" } else { "raised an exception" };
+            // A link that broke first.
+            let error = member.control.report(Error::peer_lost("the link broke").with_suspect(0));
+            assert!(error.message().contains(text), "{error}");
+            assert!(begun.elapsed() < Duration::from_millis(1800), "it took {:?}", begun.elapsed());
+            child.wait().expect("its status");
+        }
+    });
+}
+
+#[test]
+fn a_process_that_is_about_to_end_names_the_reason() {
+    watched(|| {
+        for failing in [2, 0] {
+            let members = world_after_call_16();
+            members[failing].control.abort_on_exit("raised ValueError: no data (train.py:20)");
+            let process = Process::current();
+            let expected = format!("rank {failing} ({process}) raised ValueError: no data (train.py:20)");
+            assert_eq!(common_fault(&members), Error::peer_lost(expected));
         }
     });
 }

@@ -212,9 +212,10 @@ fn other_wire_versions_and_byte_orders_are_refused_by_name() {
     watched(|| {
         let little_endian = 0x0102_0304u32.to_ne_bytes();
         let big_endian = 0x0102_0304u32.swap_bytes().to_ne_bytes();
+        let early = format!("speaks wire version 2, and this coordinator speaks {WIRE_VERSION}");
         let attack = |port| {
             for (mark, version, expected) in [
-                (little_endian, 2, "speaks wire version 2, and this coordinator speaks 8"),
+                (little_endian, 2, early.as_str()),
                 (little_endian, u32::MAX, "speaks wire version 4294967295"),
                 (big_endian, WIRE_VERSION, "-endian, and this coordinator is"),
                 ([60, 0, 0, 0], 0, "speaks a wire version before 2"),

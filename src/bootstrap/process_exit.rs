@@ -1,0 +1,84 @@
+//! The end of another process of this machine.
+//!
+//! Owns for how long this process waits for it. A process that fails takes a while to end: an interpreter frees its modules. Ranks
+//! that fail with it and end sooner would look like the cause to a launcher. Must not know what waits.
+
+use super::node::host_name;
+use super::process::Process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// The longest wait, for a process that does not end after all. On a busy machine an interpreter with PyTorch takes seconds.
+pub(super) const EXIT_LIMIT: Duration = Duration::from_secs(5);
+/// How long a launcher may take to see that a process has ended: torchrun looks every 100 ms.
+const LAUNCHER_LAG: Duration = Duration::from_millis(150);
+
+/// A wait for the end of a process.
+#[derive(Debug)]
+pub(super) struct ProcessExit {
+    /// Readable when the process has ended. `None` if it has.
+    running: Option<OwnedFd>,
+    until: Instant,
+}
+
+impl ProcessExit {
+    /// Waits for this process from `now` on. `None` if it is this one, or on another machine.
+    pub(super) fn of(process: &Process, now: Instant) -> Option<Self> {
+        if process.host != host_name() || process.pid == std::process::id() {
+            return None;
+        }
+        let pid = Pid::from_raw(i32::try_from(process.pid).ok()?)?;
+        let running = pidfd_open(pid, PidfdFlags::empty()).ok();
+        let wait = if running.is_some() { EXIT_LIMIT } else { LAUNCHER_LAG };
+        Some(Self { running, until: now + wait })
+    }
+
+    /// Whether the wait is over. Does not block.
+    pub(super) fn is_over(&mut self, now: Instant) -> bool {
+        if let Some(running) = &self.running {
+            let mut fds = [PollFd::new(running, PollFlags::IN)];
+            if poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
+                self.running = None;
+                self.until = self.until.min(now + LAUNCHER_LAG);
+            }
+        }
+        now >= self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    fn process(pid: u32, host: &str) -> Process {
+        Process { pid, host: host.to_owned(), ..Process::example(0) }
+    }
+
+    #[test]
+    fn waits_for_the_end_of_a_process_of_this_machine_and_no_other() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("a process");
+        let now = Instant::now();
+        assert!(ProcessExit::of(&Process::current(), now).is_none());
+        assert!(ProcessExit::of(&process(child.id(), "another-machine"), now).is_none());
+
+        let child_process = process(child.id(), &host_name());
+        let mut exit = ProcessExit::of(&child_process, now).expect("a wait");
+        assert!(!exit.is_over(now + LAUNCHER_LAG));
+        assert!(exit.is_over(now + EXIT_LIMIT), "it does not end in time");
+
+        let mut exit = ProcessExit::of(&child_process, now).expect("a wait");
+        drop(child.stdin.take());
+        // A zombie has ended, too; `wait` sees it without removing it only afterwards.
+        while !exit.is_over(now) && exit.running.is_some() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(!exit.is_over(now), "the launcher has not seen it yet");
+        assert!(exit.is_over(now + LAUNCHER_LAG));
+        child.wait().expect("its status");
+        let mut exit = ProcessExit::of(&child_process, now).expect("a wait");
+        assert!(exit.is_over(now + LAUNCHER_LAG), "there is no such process any more");
+    }
+}
