@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
+import re
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -186,9 +187,22 @@ def version() -> tuple[int, int, int]:
     return (number // 10000, number // 100 % 100, number % 100)
 
 
+# What the library calls types otherwise than Python.
+_TYPES = {
+    "half": "float16", "float": "float32", "double": "float64", "float8e4m3": "float8_e4m3fn", "float8e5m2": "float8_e5m2",
+}  # fmt: skip
+_TYPE = re.compile(rf"((?<=\d x )|(?<=type )|(?<=of a ))({'|'.join(_TYPES)})\b")
+
+
+def _last_error() -> str:
+    """The library's message, with the types of Python."""
+    message = library.flexring_last_error().decode("utf-8", "replace")
+    return _TYPE.sub(lambda found: _TYPES[found[2]], message)
+
+
 def check(result: int) -> None:
     """Raises the exception of a signal handler that ended a call, or the error of the call, unless it succeeded."""
     if _interrupt.raised is not None:
         _interrupt.raise_pending()
     if result != 0:
-        raise FlexringError(result, library.flexring_last_error().decode("utf-8", "replace"))
+        raise FlexringError(result, _last_error())
