@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.profiler import record_function
 
 from ._library import FlexringError
 from ._torch_join import Meeting
 from ._torch_memory import Blocks
 from ._torch_messages import Channel, Channels
-from ._torch_tensors import bytes_of, bytes_of_rows, numbers, reduction, split
+from ._torch_sparse import all_reduce_sparse
+from ._torch_tensors import Staging, bytes_of, bytes_of_rows, numbers, reduction, split
 from ._torch_work import CallLine, CoalescedWork, Work, WorkOnGpu
 from ._vector import Op
 from .communicator import Communicator
@@ -29,9 +32,13 @@ if TYPE_CHECKING:
     Tensors = Sequence[torch.Tensor]
     # A call of a communicator, in a stream.
     Run = Callable[[Communicator, Any], None]
+    # The vector of a tensor.
+    Stage = Callable[[torch.Tensor], torch.Tensor]
 
 NAME = "flexring"
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+# torch's settings that have its flight recorder written to a file after a time-out.
+_DUMP = ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
 
 def _unsupported(call: str) -> Callable[..., Any]:
@@ -66,6 +73,10 @@ class Collectives:
         self._line = CallLine()
         self._side_streams: dict[Any, Any] = {}
         self._blocks = Blocks()
+        # Whether torch's flight recorder is written to a file if a call times out.
+        self._dumps = VERSION >= (2, 15) and any(os.environ.get(name) in ("1", "true", "TRUE") for name in _DUMP)
+        # How many collectives and monitored barriers were called.
+        self._calls = self._barriers = 0
         # The handles of a group of calls, between start_coalescing and end_coalescing.
         self._group: list[Any] | None = None
 
@@ -93,9 +104,20 @@ class Collectives:
                 comm = self._comm
         return comm
 
-    def _call(self, opts: Any, results: Tensors, function: Run, inputs: Tensors = ()) -> Any:
+    def _call(
+        self, name: str, opts: Any, results: Tensors, staging: Staging, function: Run, inputs: Tensors = ()
+    ) -> Any:
         """Makes a call, ``function(comm, stream)``, after all earlier ones. Returns its handle. ``results`` and ``inputs`` are the
-        tensors that it uses."""
+        tensors that it uses, ``staging`` has their vectors."""
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL compares these numbers between ranks.
+        self._calls += 1
+        with _profiled(name) as record:
+            work = self._make(opts, results, staging, function, inputs)
+            if record is not None and work is not None and not work.is_completed():
+                record._call_end_callbacks_on_future(work.get_future())
+        return work
+
+    def _make(self, opts: Any, results: Tensors, staging: Staging, function: Run, inputs: Tensors) -> Any:
         first = results[0]
         if len(results) + len(inputs) > 1 and any(tensor.device != first.device for tensor in (*results, *inputs)):
             raise ValueError("the tensors are on different devices: fix: make a call for each device")
@@ -104,6 +126,11 @@ class Collectives:
             # It works with the GPU that is current when it is created.
             with torch.cuda.device(first.device) if first.is_cuda else contextlib.nullcontext():
                 comm = self._communicator()
+        stand_ins = staging.stand_ins()
+        if stand_ins:
+            function, inputs = _staged(function, staging), (*inputs, *stand_ins)
+        if self._dumps:
+            function = _dumping(function)
         in_background = getattr(opts, "asyncOp", True)
         if first.is_cuda:
             work = self._call_on_gpu(comm, in_background, results, function, inputs)
@@ -147,37 +174,44 @@ class Collectives:
         return WorkOnGpu(results, stream, event)
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
-        pairs = [self._reduced(tensor, opts) for tensor in tensors]
+        staging = Staging()
+        if any(tensor.is_sparse for tensor in tensors):
+            call = all_reduce_sparse(tensors, dist.ReduceOp.SUM if opts is None else opts.reduceOp)
+            return self._call("all_reduce", opts, tensors, staging, _copies(call))
+        pairs = [self._reduced(staging.both(tensor), opts) for tensor in tensors]
 
         def call(comm: Communicator, stream: Any) -> None:
             for vector, op in pairs:
                 comm.all_reduce(vector, op, stream=stream)
 
-        return self._call(opts, tensors, call)
+        return self._call("all_reduce", opts, tensors, staging, call)
 
-    allreduce_coalesced = allreduce
+    allreduce_coalesced = allreduce_sparse = allreduce
 
     def _reduced(self, tensor: torch.Tensor, opts: Any) -> tuple[torch.Tensor, Op]:
         op = reduction(dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensor.dtype)
         return numbers(tensor, op), op
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
-        vectors = [bytes_of(tensor) for tensor in tensors]
+        staging = Staging()
+        vectors = [bytes_of(staging.both(tensor)) for tensor in tensors]
 
         def call(comm: Communicator, stream: Any) -> None:
             for vector in vectors:
                 comm.broadcast(vector, opts.rootRank, stream=stream)
 
-        return self._call(opts, tensors, call)
+        return self._call("broadcast", opts, tensors, staging, call)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
-        pairs = [self._reduced(tensor, opts) for tensor in tensors]
+        staging = Staging()
+        use = staging.both if opts.rootRank == self._number else staging.source
+        pairs = [self._reduced(use(tensor), opts) for tensor in tensors]
 
         def call(comm: Communicator, stream: Any) -> None:
             for vector, op in pairs:
                 comm.reduce(vector, op, opts.rootRank, stream=stream)
 
-        return self._call(opts, tensors, call)
+        return self._call("reduce", opts, tensors, staging, call)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         return self.all_gather_single_coalesced([output], [input], opts)
@@ -185,26 +219,33 @@ class Collectives:
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         for output, input in zip(outputs, inputs):
             _check_types([output, input])
-        pairs = [(bytes_of(input), bytes_of(output)) for output, input in zip(outputs, inputs)]
+        staging = Staging()
+        pairs = [
+            (bytes_of(staging.source(input)), bytes_of(staging.target(output))) for output, input in zip(outputs, inputs)
+        ]
 
         def call(comm: Communicator, stream: Any) -> None:
             for part, whole in pairs:
                 comm.all_gather(part, out=whole, stream=stream)
 
-        return self._call(opts, outputs, call, inputs)
+        return self._call("all_gather", opts, outputs, staging, call, inputs)
 
     def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         for outputs, input in zip(output_lists, inputs):
             _check_types([*outputs, input])
             self._check_own_part(outputs, input)
-        jobs = [(bytes_of(input), list(map(bytes_of, outputs))) for outputs, input in zip(output_lists, inputs)]
+        staging = Staging()
+        jobs = [
+            (bytes_of(staging.source(input)), [bytes_of(staging.target(output)) for output in outputs])
+            for outputs, input in zip(output_lists, inputs)
+        ]
 
         @_copies
         def call(comm: Communicator, stream: Any) -> None:
             for part, parts in jobs:
                 self._gather_parts(comm, stream, part, parts)
 
-        return self._call(opts, _flat(output_lists), call, inputs)
+        return self._call("all_gather", opts, _flat(output_lists), staging, call, inputs)
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         # These lists are by rank, those of allgather by input.
@@ -233,19 +274,27 @@ class Collectives:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
-        jobs = [(*self._reduced(input, opts), self._reduced(output, opts)[0]) for output, input in zip(outputs, inputs)]
+        staging = Staging()
+        jobs = [
+            (*self._reduced(staging.source(input), opts), self._reduced(staging.target(output), opts)[0])
+            for output, input in zip(outputs, inputs)
+        ]
 
         def call(comm: Communicator, stream: Any) -> None:
             for whole, op, part in jobs:
                 comm.reduce_scatter(whole, op, out=part, stream=stream)
 
-        return self._call(opts, outputs, call, inputs)
+        return self._call("reduce_scatter", opts, outputs, staging, call, inputs)
 
     def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None) -> Any:
         for output, inputs in zip(outputs, input_lists):
             self._check_own_part(inputs, output)
+        staging = Staging()
         jobs = [
-            (self._reduced(output, opts), [self._reduced(input, opts)[0] for input in inputs])
+            (
+                self._reduced(staging.target(output), opts),
+                [self._reduced(staging.source(input), opts)[0] for input in inputs],
+            )
             for output, inputs in zip(outputs, input_lists)
         ]
 
@@ -254,7 +303,7 @@ class Collectives:
             for (part, op), parts in jobs:
                 self._scatter_parts(comm, stream, part, parts, op)
 
-        return self._call(opts, outputs, call, _flat(input_lists))
+        return self._call("reduce_scatter", opts, outputs, staging, call, _flat(input_lists))
 
     def _scatter_parts(self, comm: Communicator, stream: Any, part: torch.Tensor, parts: Tensors, op: Op) -> None:
         if any(other.numel() != part.numel() for other in parts):
@@ -266,10 +315,19 @@ class Collectives:
         comm.reduce_scatter(torch.cat([other.reshape(-1) for other in parts]), op, out=part, stream=stream)
 
     def barrier(self, opts: Any = None) -> Any:
-        return self._call(opts, [torch.empty(0)], lambda comm, stream: comm.barrier())
+        return self._call("barrier", opts, [torch.empty(0)], Staging(), lambda comm, stream: comm.barrier())
+
+    def monitored_barrier(self, opts: Any, _wait_all_ranks: bool = False) -> None:
+        """A barrier that leaves the group as it was if ranks are missing, and names all of them. It is the join of a
+        communicator of its own."""
+        self._barriers += 1
+        limit = opts.timeout if opts.timeout > datetime.timedelta(0) else self._limit
+        name = f"/barrier{self._barriers}"
+        self._meeting.join(name, self._number, self._count, 0, lambda: self._ended, limit).close()
 
     def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
-        jobs = self._rooted_jobs(inputs, output_lists, opts.rootRank)
+        staging = Staging()
+        jobs = self._rooted_jobs(inputs, staging.source, output_lists, staging.target, opts.rootRank)
 
         @_copies
         def call(comm: Communicator, stream: Any) -> None:
@@ -281,29 +339,30 @@ class Collectives:
 
         outputs = _flat(output_lists)
         # Ranks other than the root have no result.
-        return self._call(opts, outputs or inputs, call, inputs if outputs else ())
+        return self._call("gather", opts, outputs or inputs, staging, call, inputs if outputs else ())
 
     def scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> Any:
-        jobs = self._rooted_jobs(outputs, input_lists, opts.rootRank)
+        staging = Staging()
+        jobs = self._rooted_jobs(outputs, staging.target, input_lists, staging.source, opts.rootRank)
 
         @_copies
         def call(comm: Communicator, stream: Any) -> None:
             for part, parts in jobs:
                 comm.scatter(torch.cat(parts) if parts else None, part, opts.rootRank, stream=stream)
 
-        return self._call(opts, outputs, call, _flat(input_lists))
+        return self._call("scatter", opts, outputs, staging, call, _flat(input_lists))
 
     def _rooted_jobs(
-        self, tensors: Tensors, lists: Sequence[Tensors], root: int
+        self, tensors: Tensors, use: Stage, lists: Sequence[Tensors], use_of_root: Stage, root: int
     ) -> list[tuple[torch.Tensor, list[torch.Tensor] | None]]:
         """The bytes of each tensor, and at the root those of the list of one tensor for each rank that belongs to it. Other
         ranks have no lists."""
         if root != self._number:
-            return [(bytes_of(tensor), None) for tensor in tensors]
+            return [(bytes_of(use(tensor)), None) for tensor in tensors]
         jobs: list[tuple[torch.Tensor, list[torch.Tensor] | None]] = []
         for tensor, list_of_root in zip(tensors, lists):
             _check_types([tensor, *list_of_root])
-            part, parts = bytes_of(tensor), list(map(bytes_of, list_of_root))
+            part, parts = bytes_of(use(tensor)), [bytes_of(use_of_root(other)) for other in list_of_root]
             lengths = [other.numel() for other in parts]
             if lengths != [part.numel()] * self._count:
                 raise ValueError(
@@ -326,16 +385,19 @@ class Collectives:
                 raise ValueError(
                     f"{tensor.shape[0]} rows are not {self._count} equal blocks: fix: pass the split sizes of input and output"
                 )
-        whole, out = bytes_of(input), bytes_of(output)
+        staging = Staging()
+        whole, out = bytes_of(staging.source(input)), bytes_of(staging.target(output))
         send, receive = bytes_of_rows(input, input_rows), bytes_of_rows(output, output_rows)
 
         def call(comm: Communicator, stream: Any) -> None:
             comm.all_to_all(whole, out, send, receive, stream=stream)
 
-        return self._call(opts, [output], call, [input])
+        return self._call("all_to_all", opts, [output], staging, call, [input])
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
-        parts, blocks = list(map(bytes_of, outputs)), list(map(bytes_of, inputs))
+        staging = Staging()
+        parts = [bytes_of(staging.target(output)) for output in outputs]
+        blocks = [bytes_of(staging.source(input)) for input in inputs]
         sent, received = ([block.numel() for block in side] for side in (blocks, parts))
 
         @_copies
@@ -344,27 +406,42 @@ class Collectives:
             comm.all_to_all(torch.cat(blocks), whole, sent, received, stream=stream)
             split(whole, parts)
 
-        return self._call(opts, outputs, call, inputs)
+        return self._call("all_to_all", opts, outputs, staging, call, inputs)
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work | WorkOnGpu:
         channel = self._channels.to(peer, tag)
-        return self._message(tensors, channel, channel.send)
+        staging = Staging()
+        return self._message("send", tensors, staging.source, staging, channel, channel.send)
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work | WorkOnGpu:
         channel = self._channels.of(peer, tag)
-        return self._message(tensors, channel, channel.recv)
+        staging = Staging()
+        return self._message("recv", tensors, staging.target, staging, channel, channel.recv)
 
-    def _message(self, tensors: Tensors, channel: Channel, function: Callable[[Any, Any], None]) -> Work | WorkOnGpu:
+    def _message(
+        self,
+        name: str,
+        tensors: Tensors,
+        use: Stage,
+        staging: Staging,
+        channel: Channel,
+        function: Callable[[Any, Any], None],
+    ) -> Work | WorkOnGpu:
         """Starts a message, beside other calls and messages in other channels."""
         if self._ended is not None:
             raise self._ended
         (tensor,) = tensors
-        vector = bytes_of(tensor)
+        vector = bytes_of(use(tensor))
+        if staging.stand_ins():
+            function = _staged(function, staging)
         work: Work | WorkOnGpu
-        if tensor.is_cuda:
-            work = self._message_on_gpu(tensors, vector, channel, function)
-        else:
-            work = Work(tensors, channel.line.submit(channel.abort, function, vector, None), channel.abort)
+        with _profiled(name) as record:
+            if tensor.is_cuda:
+                work = self._message_on_gpu(tensors, vector, channel, function)
+            else:
+                work = Work(tensors, channel.line.submit(channel.abort, function, vector, None), channel.abort)
+            if record is not None:
+                record._call_end_callbacks_on_future(work.get_future())
         if self._group is not None:
             self._group.append(work)
         return work
@@ -387,8 +464,6 @@ class Collectives:
         return WorkOnGpu(tensors, stream, event, channel.line.submit(channel.abort, call), channel.abort)
 
     recv_anysource = _unsupported("recv from any rank")
-    allreduce_sparse = _unsupported("all_reduce of sparse tensors")
-    monitored_barrier = _unsupported("monitored_barrier")
 
     # The names of torch before 2.14.
     _allgather_base = all_gather_single
@@ -429,6 +504,12 @@ class Collectives:
         if comm is None or device.type != "cpu":
             return torch.empty(size, dtype=dtype, device=device)
         return self._blocks.tensor(comm, size, dtype)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Has no effect: all ranks count from 0."""
 
     def eager_connect_single_device(self, _device: Any) -> None:
         """Has no effect: the first call connects."""
@@ -496,12 +577,43 @@ class Collectives:
         self._channels.end(self._ended, abort)
 
 
-def _copies(function: Run) -> Run:
-    """A call that copies to and from temporary vectors, which must work on tensors of torch.inference_mode() and on leaves."""
+def _profiled(name: str) -> Any:
+    """A block that torch's profiler shows by this name; without a profiler one of None."""
+    return record_function(f"{NAME}:{name}") if torch.autograd._profiler_enabled() else contextlib.nullcontext()
+
+
+def _staged(function: Callable[..., None], staging: Staging) -> Callable[..., None]:
+    """A call on stand-ins for tensors."""
+
+    @_copies
+    def call(*arguments: Any) -> None:
+        staging.fill()
+        function(*arguments)
+        staging.write_back()
+
+    return call
+
+
+def _dumping(function: Run) -> Run:
+    """A call after whose time-out the flight recorder's file says which calls each rank has made."""
 
     def call(comm: Communicator, stream: Any) -> None:
-        with torch.inference_mode():
+        try:
             function(comm, stream)
+        except FlexringError as error:
+            if error.code == FlexringError.TIMEOUT:
+                torch._C._distributed_c10d._dump_fr_trace_file(dist.get_rank(), backend=NAME)
+            raise
+
+    return call
+
+
+def _copies(function: Callable[..., None]) -> Callable[..., None]:
+    """A call that copies to and from temporary vectors, which must work on tensors of torch.inference_mode() and on leaves."""
+
+    def call(*arguments: Any) -> None:
+        with torch.inference_mode():
+            function(*arguments)
 
     return call
 

@@ -35,10 +35,18 @@ class Meeting:
         self._life = 0 if store is None else store.add(f"{_ID}/rank{rank}", 1)
 
     def join(
-        self, name: str, rank: int, size: int, first: int, ended: Callable[[], Exception | None] = _never_ended
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        first: int,
+        ended: Callable[[], Exception | None] = _never_ended,
+        limit: datetime.timedelta | None = None,
     ) -> Communicator:
         """Creates the communicator ``name`` as its rank ``rank`` of ``size``. Its rank 0, which is rank ``first`` of the group,
-        creates the id and passes it through the store; the others wait for it. An error that ``ended`` returns ends that wait."""
+        creates the id and passes it through the store; the others wait for it. An error that ``ended`` returns ends that wait. The
+        limit is the group's timeout if none is given."""
+        limit = limit or self._limit
         key = f"{_ID}/{self._life}{name}"
         if rank == 0:
             try:
@@ -48,8 +56,8 @@ class Meeting:
                 raise
             self._store.set(key, b"+" + id)
         else:
-            id = self._wait_for(key, first, ended)
-        return Communicator.from_unique_id(id, rank, size, timeout=self._limit.total_seconds())
+            id = self._wait_for(key, first, ended, limit)
+        return Communicator.from_unique_id(id, rank, size, timeout=limit.total_seconds())
 
     def leave(self) -> None:
         """Tells the other ranks that this one publishes no more ids."""
@@ -62,15 +70,17 @@ class Meeting:
         """The key of a rank that has left the group."""
         return f"{_ID}/{self._life}/end{rank}"
 
-    def _wait_for(self, key: str, first: int, ended: Callable[[], Exception | None]) -> bytes:
+    def _wait_for(
+        self, key: str, first: int, ended: Callable[[], Exception | None], limit: datetime.timedelta
+    ) -> bytes:
         try:
-            self._poll(key, first, ended)
+            self._poll(key, first, ended, limit.total_seconds())
         except RuntimeError as error:
             if error is ended() or isinstance(error, FlexringError):
                 raise
             raise FlexringError(
                 FlexringError.RENDEZVOUS_FAILED,
-                f"rank {first} of the process group published no flexring id within {self._limit.total_seconds()} s: it did not make "
+                f"rank {first} of the process group published no flexring id within {limit.total_seconds()} s: it did not make "
                 f"the call in this group, or has ended ({error}): fix: look for the first error of rank {first}",
             ) from error
         message = bytes(self._store.get(key))
@@ -80,10 +90,10 @@ class Meeting:
             )
         return message[1:]
 
-    def _poll(self, key: str, first: int, ended: Callable[[], Exception | None]) -> None:
+    def _poll(self, key: str, first: int, ended: Callable[[], Exception | None], seconds: float) -> None:
         """Returns when the store has the key. A TCPStore serves one request of a rank at a time, and the wait for a key is one: it
         would keep this rank's other threads from publishing ids, for which other ranks wait."""
-        limit = time.monotonic() + self._limit.total_seconds()
+        limit = time.monotonic() + seconds
         pause = _FIRST_PAUSE
         while not self._store.check([key]):
             error = ended()
@@ -98,6 +108,6 @@ class Meeting:
                 )
             left = limit - time.monotonic()
             if left <= 0:
-                raise RuntimeError(f"timeout after {self._limit.total_seconds()} s")
+                raise RuntimeError(f"timeout after {seconds} s")
             time.sleep(min(pause, left))
             pause = min(1.25 * pause, _LONGEST_PAUSE)

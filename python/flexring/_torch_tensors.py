@@ -60,6 +60,56 @@ def reduction(op: Any, dtype: torch.dtype) -> Op:
     )
 
 
+class Staging:
+    """Stand-ins for the tensors of a call that are not vectors: those with strides, also in another memory format, and those
+    whose address is no multiple of their elements' size. Stand-ins have the elements in logical order, because ranks may use different
+    strides."""
+
+    def __init__(self) -> None:
+        # Pairs of a stand-in and its tensor.
+        self._sources: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._targets: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def source(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The vector that a call reads."""
+        return self._stand_in(tensor, reads=True, writes=False)
+
+    def target(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The vector that a call writes."""
+        return self._stand_in(tensor, reads=False, writes=True)
+
+    def both(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The vector that a call reads and writes."""
+        return self._stand_in(tensor, reads=True, writes=True)
+
+    def _stand_in(self, tensor: torch.Tensor, reads: bool, writes: bool) -> torch.Tensor:
+        if tensor.layout != torch.strided:
+            raise TypeError(f"the tensor is {tensor.layout}, but this call takes dense tensors only: fix: use its .to_dense()")
+        if tensor.is_contiguous() and tensor.data_ptr() % tensor.element_size() == 0:
+            return tensor
+        if writes and any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride())):
+            raise ValueError("elements of the tensor share memory, as those of .expand() do: fix: use its .contiguous()")
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        if reads:
+            self._sources.append((made, tensor))
+        if writes:
+            self._targets.append((made, tensor))
+        return made
+
+    def stand_ins(self) -> list[torch.Tensor]:
+        return [made for made, _ in (*self._sources, *self._targets)]
+
+    def fill(self) -> None:
+        """Before the call."""
+        for made, tensor in self._sources:
+            made.copy_(tensor)
+
+    def write_back(self) -> None:
+        """After the call."""
+        for made, tensor in self._targets:
+            tensor.copy_(made)
+
+
 def numbers(tensor: torch.Tensor, op: Op) -> torch.Tensor:
     """The tensor's elements as numbers that flexring reduces: bool as bytes."""
     if tensor.dtype == torch.bool:
@@ -70,11 +120,7 @@ def numbers(tensor: torch.Tensor, op: Op) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor that is only copied, so that every type can be."""
-    if tensor.layout != torch.strided:
-        raise TypeError(f"the tensor is {tensor.layout}, but flexring copies dense tensors only: fix: use its .to_dense()")
-    if not tensor.is_contiguous():
-        raise ValueError("the tensor is not contiguous: fix: use its .contiguous() and copy the result back")
+    """The bytes of a vector that is only copied, so that every type can be."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

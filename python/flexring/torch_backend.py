@@ -83,9 +83,16 @@ def _class() -> type[Collectives]:
     return _define_class()
 
 
+# With TORCH_DISTRIBUTED_DEBUG=DETAIL torch keeps the part of a backend that is in C++ only.
+_kept: list[Collectives] = []
+
+
 def _create(opts: Any, _options: Any = None) -> Collectives:
     """The process group for options of torch."""
-    return _class()(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+    group = _class()(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        _kept.append(group)
+    return group
 
 
 def standalone(comm: Communicator) -> Collectives:

@@ -19,6 +19,7 @@ try:
     from flexring._torch_join import Meeting
     from flexring._torch_memory import Blocks
     from flexring._torch_messages import Channels
+    from flexring._torch_tensors import Staging
     from flexring._torch_work import CallLine, Work
 except ImportError:
     torch = None
@@ -263,9 +264,12 @@ class CallsOnGpu(unittest.TestCase):
         tensor, other = mock.Mock(is_cuda=True), mock.Mock(is_cuda=True)
         other.device = tensor.device
         with mock.patch("flexring._torch_collectives.torch", mock.MagicMock()) as module:
+            module.autograd._profiler_enabled.return_value = False
             with mock.patch("flexring._torch_work.torch", module):
                 options = mock.Mock(asyncOp=in_background)
-                group._call(options, [tensor], lambda comm, stream: comm.all_reduce(stream), [other])
+                group._call(
+                    "all_reduce", options, [tensor], Staging(), lambda comm, stream: comm.all_reduce(stream), [other]
+                )
         return module, comm, tensor, other
 
     def test_a_blocking_call_takes_effect_in_the_current_stream(self):

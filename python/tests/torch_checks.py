@@ -12,14 +12,17 @@ import collections
 import contextlib
 import copy
 import datetime
+import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import warnings
 from pathlib import Path
 
 # Seconds after which a call fails, and after which the ranks of one check are killed.
@@ -723,12 +726,290 @@ def coalesced(rank):
             rank.equal(part, expected + number)
 
 
+def _other_forms(torch, values):
+    """The same numbers of 2 rows and as many columns, as tensors that are no plain vectors."""
+    columns = values.shape[1]
+    wide = torch.zeros(2, columns, 3, dtype=values.dtype)
+    yield "strided", wide[:, :, 1]
+    yield "transposed", torch.zeros(columns, 2, dtype=values.dtype).t()
+    yield "reversed by stride", torch.zeros(columns, 2, 2, dtype=values.dtype)[:, :, 1].t()
+    if values.element_size() > 1:
+        size = values.numel() * values.element_size()
+        at_odd_address = torch.zeros(size + 1, dtype=torch.uint8)[1:]
+        unaligned = torch.frombuffer(at_odd_address.numpy(), dtype=values.dtype).view(2, columns)
+        assert unaligned.data_ptr() % values.element_size()
+        yield "unaligned", unaligned
+
+
+@check
+def memory_formats(rank):
+    """Ranks use different forms, so that what counts is the place of an element in the tensor and not in memory."""
+    torch, dist = rank.torch, rank.dist
+    for dtype in ("float32", "int64", "complex64", "uint8"):
+        all_values = [values.view(2, 50) for values in rank.all_data(count=100, dtype=dtype)]
+        mine, total = all_values[rank.number], sum(all_values)
+        plain = ("plain", torch.zeros_like(mine))
+        forms = [plain, *_other_forms(torch, mine)]
+        for number in range(len(forms)):
+            name, tensor = forms[(number + rank.number) % len(forms)]
+            name = f"{name} {dtype}"
+            tensor.copy_(mine)
+            dist.all_reduce(tensor)
+            rank.equal(tensor, total, f"all_reduce {name}")
+            tensor.copy_(mine)
+            dist.all_reduce(tensor, async_op=True).wait()
+            rank.equal(tensor, total, f"asynchronous all_reduce {name}")
+            tensor.copy_(mine)
+            dist.reduce(tensor, 1)
+            rank.equal(tensor, total if rank.number == 1 else mine, f"reduce {name}")
+            tensor.copy_(mine)
+            dist.broadcast(tensor, 1)
+            rank.equal(tensor, all_values[1], f"broadcast {name}")
+            tensor.copy_(mine)
+            parts = [forms[(number + other) % len(forms)][1].clone() for other in range(rank.size)]
+            dist.all_gather(parts, tensor)
+            for part, expected in zip(parts, all_values):
+                rank.equal(part, expected, f"all_gather {name}")
+            whole = torch.zeros(4 * rank.size, 50, dtype=mine.dtype)[::2]
+            dist.all_gather_into_tensor(whole, tensor)
+            rank.equal(whole, torch.cat(all_values), f"all_gather_into_tensor {name}")
+            dist.reduce_scatter_tensor(tensor, whole)
+            rank.equal(tensor, rank.size * mine, f"reduce_scatter_tensor {name}")
+            out = [torch.zeros(50, 2, dtype=mine.dtype).t() for _ in range(rank.size)]
+            tensor.copy_(mine)
+            dist.all_to_all(out, [tensor] * rank.size)
+            for part, expected in zip(out, all_values):
+                rank.equal(part, expected, f"all_to_all {name}")
+            dist.gather(tensor, out if rank.number == 0 else None, 0)
+            dist.scatter(tensor, out if rank.number == 0 else None, 0)
+            rank.equal(tensor, mine, f"gather and scatter {name}")
+            received = torch.zeros(50, 2, dtype=mine.dtype).t()
+            sent = dist.isend(tensor, (rank.number + 1) % rank.size)
+            dist.recv(received, (rank.number - 1) % rank.size)
+            sent.wait()
+            rank.equal(received, all_values[(rank.number - 1) % rank.size], f"send and recv {name}")
+    image = torch.arange(24.0).view(1, 2, 3, 4)
+    if rank.number == 0:
+        image = image.to(memory_format=torch.channels_last)
+    dist.all_reduce(image)
+    rank.equal(image, rank.size * torch.arange(24.0).view(1, 2, 3, 4), "channels_last")
+    assert image.is_contiguous(memory_format=torch.channels_last) == (rank.number == 0)
+
+
+def _sparse(torch, length, elements, *dense):
+    """A sparse tensor of these elements, in rows of the shape ``dense``."""
+    indices = torch.tensor([list(elements)], dtype=torch.int64).view(1, -1)
+    values = torch.tensor(list(elements.values())).view(-1, *[1] * len(dense)).expand(-1, *dense)
+    return torch.sparse_coo_tensor(indices, values, (length, *dense), check_invariants=True)
+
+
+@check
+def sparse_all_reduce(rank):
+    torch, dist = rank.torch, rank.dist
+    for dense in ((), (3,)):
+        # One that all have, one of its own, and more on later ranks. Each is there twice.
+        mine = _sparse(torch, 100, {0: 1.0, 10 + rank.number: 2.0, **{50 + at: 0.5 for at in range(rank.number)}}, *dense)
+        indices, values = mine.coalesce().indices(), mine.coalesce().values()
+        mine = torch.sparse_coo_tensor(indices.repeat(1, 2), torch.cat([values, values]), mine.shape, check_invariants=True)
+        expected = mine.to_dense()
+        dist.all_reduce(expected)
+        for asynchronous in (False, True):
+            vector = mine.clone()
+            work = dist.all_reduce(vector, async_op=asynchronous)
+            if work is not None:
+                work.wait()
+            rank.equal(vector.to_dense(), expected, f"dense part {dense}")
+    nothing = _sparse(torch, 10, {})
+    dist.all_reduce(nothing)
+    assert nothing._nnz() == 0
+    embedding = torch.nn.Embedding(50, 4, sparse=True)
+    model = torch.nn.parallel.DistributedDataParallel(embedding)
+    model(torch.tensor([1, 5 + rank.number])).sum().backward()
+    gradient = embedding.weight.grad
+    assert gradient.is_sparse and gradient.to_dense()[1, 0] == 1, gradient
+    assert gradient.to_dense()[5 + rank.number, 0] == 1 / rank.size, gradient
+    # A shape that differs is an error on all ranks, which may go on.
+    try:
+        dist.all_reduce(_sparse(torch, 10 + rank.number, {0: 1.0}))
+    except ValueError as raised:
+        assert "has a sparse tensor of shape" in str(raised), raised
+    else:
+        raise AssertionError("no error for different shapes")
+    dist.barrier()
+
+
+@check
+def recv_from_any_rank(rank):
+    rank.dist.barrier()
+    if rank.number == 0:
+        rank.dist.recv(rank.torch.zeros(1), None)
+    rank.dist.group.WORLD.recv_anysource([rank.torch.zeros(1)], 0)
+
+
+@contextlib.contextmanager
+def _debug_detail(dist):
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        yield
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+@check
+def debug_detail(rank):
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares each call of the ranks before it makes it."""
+    torch, dist = rank.torch, rank.dist
+    with _debug_detail(dist):
+        group = dist.new_group()
+        for _ in range(3):
+            gc.collect()
+            vector = rank.data(rank.number)
+            dist.all_reduce(vector, group=group)
+            rank.equal(vector, sum(rank.all_data()))
+        dist.all_reduce(vector, group=group, async_op=True).wait()
+        dist.broadcast(vector, 0, group=group)
+        dist.all_gather_into_tensor(torch.zeros(rank.size * 1000), vector, group=group)
+        dist.reduce_scatter_tensor(torch.zeros(1000), torch.zeros(rank.size * 1000), group=group)
+        dist.barrier(group)
+        dist.all_gather_object([None] * rank.size, rank.number, group=group)
+        dist.all_to_all_single(torch.zeros(rank.size), torch.zeros(rank.size), group=group)
+        if rank.number == 0:
+            dist.send(vector, 1, group=group)
+        elif rank.number == 1:
+            dist.recv(vector, 0, group=group)
+        assert group._get_sequence_number_for_group() > 5
+        model = torch.nn.parallel.DistributedDataParallel(rank.model(), process_group=group)
+        model(rank.batch(0)[0]).sum().backward()
+        # Calls that differ.
+        try:
+            dist.all_reduce(torch.zeros(10 + rank.number), group=group)
+        except RuntimeError as error:
+            message = str(error)
+        else:
+            raise AssertionError("no error for different lengths")
+        wrapped = rank.torch.__version__ >= "2.14"
+        assert ("Detected mismatch between collectives" in message) == wrapped, message
+        dist.destroy_process_group(group)
+
+
+@check
+def monitored_barrier(rank):
+    torch, dist = rank.torch, rank.dist
+    if torch.__version__ < "2.14":
+        # flexring's barrier names the ranks that are missing, too.
+        dist.barrier()
+        return "torch: Gloo only"
+    for _ in range(2):
+        dist.monitored_barrier()
+    # A rank that is late.
+    begun = time.monotonic()
+    if rank.number == 1:
+        time.sleep(0.5)
+    dist.monitored_barrier(wait_all_ranks=True)
+    assert time.monotonic() - begun > 0.4
+    if rank.number != rank.size - 1:
+        try:
+            dist.monitored_barrier(timeout=datetime.timedelta(seconds=2))
+        except RuntimeError as error:
+            assert f"rank {rank.size - 1}" in str(error), error
+        else:
+            raise AssertionError("no error for a rank that is missing")
+    # The group works as before.
+    dist.all_reduce(torch.ones(1))
+
+
+@check
+def flight_recorder(rank):
+    """torch's record of calls, for analysis after a hang."""
+    dist = rank.dist
+    c10d = rank.torch._C._distributed_c10d
+    dist.barrier()
+    if not hasattr(c10d, "FlightRecorderHook"):
+        return "not in this torch"
+    dist.all_reduce(rank.data(rank.number))
+    entries = json.loads(c10d._dump_fr_trace_json(backend="flexring"))["entries"]
+    names = [entry["profiling_name"] for entry in entries]
+    assert names[-2:] == ["flexring:barrier", "flexring:all_reduce"], names
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(TORCH_FR_DUMP_ON_TIMEOUT="1", TORCH_FR_DUMP_TEMP_FILE=f"{folder}/trace")
+        group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+        del os.environ["TORCH_FR_DUMP_ON_TIMEOUT"]
+        dist.barrier(group)
+        if rank.number == 0:
+            try:
+                dist.all_reduce(rank.torch.ones(1), group=group)
+            except RuntimeError as error:
+                assert error.code == error.TIMEOUT, error
+            assert Path(folder, "trace0").exists(), list(Path(folder).iterdir())
+        dist.barrier()
+
+
+@check
+def nan_check(rank):
+    torch, dist = rank.torch, rank.dist
+    if not hasattr(torch._C._distributed_c10d, "NanCheckHook"):
+        dist.barrier()
+        return "not in this torch"
+    os.environ["TORCH_DIST_NAN_CHECK"] = "1"
+    try:
+        group = dist.new_group()
+    finally:
+        del os.environ["TORCH_DIST_NAN_CHECK"]
+    dist.all_reduce(torch.ones(3), group=group)
+    try:
+        dist.all_reduce(torch.tensor([1.0, float("nan")]), group=group)
+    except RuntimeError as error:
+        assert "nan" in str(error).lower(), error
+    else:
+        raise AssertionError("no error for a NaN")
+    dist.destroy_process_group(group)
+
+
+@check
+def anomaly_mode(rank):
+    torch = rank.torch
+    model = torch.nn.parallel.DistributedDataParallel(rank.model())
+    with warnings.catch_warnings(), torch.autograd.detect_anomaly():
+        warnings.simplefilter("ignore")
+        losses = rank.train(model)
+        try:
+            (model(rank.batch(0)[0]).sum() * torch.tensor(float("nan"))).backward()
+        except RuntimeError as error:
+            assert "returned nan values" in str(error), error
+        else:
+            raise AssertionError("no error for a NaN")
+    assert losses
+
+
+@check
+def profiler(rank):
+    """torch's profiler shows calls by name, asynchronous ones to their end."""
+    torch, dist = rank.torch, rank.dist
+    dist.barrier()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(1000))
+        late = dist.broadcast(torch.ones(1000), 0, async_op=True) if rank.number == 0 else None
+        time.sleep(0.2)
+        late = late or dist.broadcast(torch.ones(1000), 0, async_op=True)
+        late.wait()
+        late.get_future().wait()
+        if rank.number == 0:
+            dist.send(torch.ones(1), 1)
+        elif rank.number == 1:
+            dist.recv(torch.ones(1), 0)
+    times = {event.key: event.cpu_time_total for event in profile.key_averages()}
+    message = {0: ["flexring:send"], 1: ["flexring:recv"]}.get(rank.number, [])
+    for name in ("flexring:all_reduce", "flexring:broadcast", *message):
+        assert name in times, (name, list(times))
+    if rank.number == 0:
+        assert times["flexring:broadcast"] > 100_000, times["flexring:broadcast"]
+
+
 @check
 def bad_input(rank):
     torch, dist = rank.torch, rank.dist
     for error, message, tensor in [
-        ((TypeError, RuntimeError, NotImplementedError), "", torch.eye(4).to_sparse()),
-        (ValueError, "not contiguous", torch.zeros(4, 4)[:, 0]),
+        (ValueError, "share memory", torch.zeros(1).expand(4)),
         (TypeError, "float8_e4m3fnuz", torch.zeros(4, dtype=torch.float8_e4m3fnuz)),
     ]:
         try:
@@ -737,6 +1018,12 @@ def bad_input(rank):
             assert message in str(raised), raised
         else:
             raise AssertionError(f"no error for {tensor}")
+    try:
+        dist.all_reduce(_sparse(torch, 4, {0: 1.0}), dist.ReduceOp.MAX)
+    except RuntimeError as raised:
+        assert "no reduction MAX" in str(raised), raised
+    else:
+        raise AssertionError("no error for the maximum of sparse tensors")
     uneven, half = torch.zeros(rank.size + 1), torch.zeros(8, dtype=torch.bfloat16)
     for error, message, call in [
         (ValueError, "equal blocks", lambda: dist.all_to_all_single(uneven, uneven.clone())),
@@ -843,6 +1130,28 @@ def exit_with_pending_calls(rank):
     message = "rank 0 ends early" if rank.number == 0 else "FlexringError"
     assert ended.returncode == 1 and message in ended.stderr, ended
     assert took < TIMEOUT / 2, f"{took} s after all ranks had met"
+
+
+def _blamed(out):
+    """The rank that torchrun blames."""
+    return int(re.search(r"Root Cause.*?rank +: (\d+)", out, re.DOTALL)[1])
+
+
+@only_with([2])
+def failing_rank(rank):
+    """Rank 1 of another job raises an exception: torchrun blames that rank, and torch.multiprocessing.spawn shows its exception. Each
+    rank here starts half of the jobs, one after the other."""
+    rank.dist.barrier()
+    program = Path(__file__).with_name("failing_rank.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", program]
+    for style in ("calls", "communicator", "ddp", "fsdp2"):
+        command = [*torchrun, style] if rank.number == 0 else [sys.executable, program, style, "3"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=6 * TIMEOUT)
+        assert ended.returncode == 1 and "ValueError: no data" in ended.stderr, ended.stderr
+        if rank.number == 0:
+            assert _blamed(ended.stderr) == 1, f"{style}: {ended.stderr}"
+        else:
+            assert "Process 1 terminated" in ended.stderr, f"{style}: {ended.stderr}"
 
 
 def _survivors(rank, work):
