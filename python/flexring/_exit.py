@@ -59,7 +59,7 @@ def report() -> None:
     for reference in _handles.keyrefs():
         handle = reference()
         if handle is not None:
-            library.flexring_comm_abort_on_exit(handle.pointer, cause.encode())
+            library.flexring_comm_abort_on_exit(handle.pointer, cause.encode(errors="replace"))
 
 
 def _cause() -> str | None:

@@ -416,7 +416,7 @@ class Communicator:
         try:
             handle = self._handle
             if error is not None and handle is not None:
-                check(library.flexring_comm_abort_on_exit(handle.pointer, _exit.described(error).encode()))
+                check(library.flexring_comm_abort_on_exit(handle.pointer, _exit.described(error).encode(errors="replace")))
         finally:
             self.close()
 

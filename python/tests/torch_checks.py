@@ -997,6 +997,8 @@ def profiler(rank):
             dist.send(torch.ones(1), 1)
         elif rank.number == 1:
             dist.recv(torch.ones(1), 0)
+        # The thread of an asynchronous call records its end, after the wait for it has ended.
+        time.sleep(0.5)
     times = {event.key: event.cpu_time_total for event in profile.key_averages()}
     message = {0: ["flexring:send"], 1: ["flexring:recv"]}.get(rank.number, [])
     for name in ("flexring:all_reduce", "flexring:broadcast", *message):
