@@ -50,7 +50,9 @@ fn the_first_command_of_the_readme_prints_a_table_and_no_warning() {
     cargo.arg("run").args(command.split_whitespace()).args(["-e", "64K"]).current_dir(&folder);
     cargo.env_remove("FLEXRING_SOCKET_IFNAME").env("CARGO_TARGET_DIR", folder.join("target"));
     // Those of a make that runs this test.
-    ["MAKEFLAGS", "MFLAGS", "CARGO_MAKEFLAGS"].into_iter().for_each(|name| drop(cargo.env_remove(name)));
+    for name in ["MAKEFLAGS", "MFLAGS", "CARGO_MAKEFLAGS"] {
+        cargo.env_remove(name);
+    }
     // Nothing is downloaded, cargo prints only errors, and no kernel is compiled.
     cargo.envs([
         ("CARGO_NET_OFFLINE", "true"),
