@@ -254,8 +254,8 @@ impl TcpPair {
         };
         let [one, other] = listeners;
         let ends = std::thread::scope(|scope| {
-            let other = scope.spawn(move || connect(1, other, first));
-            [connect(0, one, second), other.join().expect("no panic")].map(|end| end.expect("a link"))
+            let other = scope.spawn(move || connect(1, other, vec![first]));
+            [connect(0, one, vec![second]), other.join().expect("no panic")].map(|end| end.expect("a link"))
         });
         let (sent, received) = (zeros(bytes), zeros(bytes));
         let mut pair = Self { ends, events: Events::with_capacity(64), sent, received };
