@@ -176,8 +176,8 @@ class Collectives:
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         staging = Staging()
         if any(tensor.is_sparse for tensor in tensors):
-            call = all_reduce_sparse(tensors, dist.ReduceOp.SUM if opts is None else opts.reduceOp)
-            return self._call("all_reduce", opts, tensors, staging, _copies(call))
+            whole = all_reduce_sparse(tensors, dist.ReduceOp.SUM if opts is None else opts.reduceOp)
+            return self._call("all_reduce", opts, tensors, staging, _copies(whole))
         pairs = [self._reduced(staging.both(tensor), opts) for tensor in tensors]
 
         def call(comm: Communicator, stream: Any) -> None:

@@ -321,8 +321,8 @@ fn ranks_await_the_end_of_a_process_that_leaves_or_fails_but_not_of_one_that_die
     let fails =
         |world: &mut World| world.receive(2, ToCoordinator::Exit { cause: "raised an exception".to_owned() });
     let dies = |world: &mut World| world.disconnect(2);
-    let events: [(fn(&mut World), bool); 3] = [(leaves, true), (fails, true), (dies, false)];
-    for (event, awaits) in events {
+    let events: [fn(&mut World); 3] = [leaves, fails, dies];
+    for (event, awaits) in events.into_iter().zip([true, true, false]) {
         let mut world = World::of(3);
         world.set_in_call(0, example_call(17));
         world.detector.actions();
