@@ -396,7 +396,7 @@ impl Connector {
         pending.failures += 1;
         pending.attempt_ends = None;
         // Each further address is tried at once.
-        let is_last = pending.failures % pending.addresses.len() == 0;
+        let is_last = pending.failures.is_multiple_of(pending.addresses.len());
         let pause = if is_last { RETRY_INTERVAL } else { Duration::ZERO };
         pending.state = ConnectState::Paused(Instant::now() + pause);
         let permanent = [
