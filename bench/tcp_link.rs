@@ -44,7 +44,7 @@ fn piece(bytes: &mut [u8], at: usize, len: usize) -> Piece {
 
 impl End {
     fn connect(listener: Listener, me: usize, peer: SocketAddr, sockets: usize) -> Result<Self> {
-        let peers = [(1 - me, peer)];
+        let peers = [(1 - me, vec![peer])];
         let deadline = Instant::now() + Duration::from_secs(10);
         let key = SecretKey::from_parts("benchmark", &[]);
         let options = LinkOptions {
