@@ -7,6 +7,7 @@
 //! codes newer than its enum are undefined behaviour there. It also loads `libcuda.so` first, which may be the stub that
 //! CUDA's toolkit has for linkers.
 
+use crate::descriptor::StandardHeld;
 use crate::error::{Error, ErrorKind};
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -370,6 +371,7 @@ fn libraries_added() -> u64 {
 /// The driver, initialised. The error says why it cannot be used.
 pub(crate) fn driver() -> Result<&'static Driver, String> {
     let open = || {
+        let _standard = StandardHeld::new();
         // SAFETY: loading the library runs its initialisers, which may run at any time. It is never closed.
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY) };
         let Some(library) = NonNull::new(library) else {

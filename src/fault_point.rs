@@ -171,6 +171,7 @@ mod planned {
                 let open = numbers.max().map_or(0, |last| last + 1);
                 let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(open), maximum: Some(open) });
                 // Numbers below the last one may be free.
+                #[allow(clippy::disallowed_methods, reason = "the numbers do not matter")]
                 while let Ok(file) = std::fs::File::open("/dev/null") {
                     std::mem::forget(file);
                 }
@@ -181,6 +182,7 @@ mod planned {
                 }
             }
             FaultAction::FullDisk => {
+                #[allow(clippy::disallowed_methods, reason = "it becomes standard error")]
                 let full = std::fs::File::options().write(true).open("/dev/full");
                 let _ = full.map(rustix::stdio::dup2_stderr);
             }

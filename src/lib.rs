@@ -1,11 +1,15 @@
 //! flexring: an all-reduce engine for clusters that are not symmetric.
 //!
 //! ARCHITECTURE.md explains how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
-//! `float8`, `rank`, `call`, `fault`, `interrupt`, `wake`, `logging`, `secret`, `trace`; (2) `plan`, `description`; (3) `process`, `cuda_driver`, `memory`, `device`, `transport`;
+//! `float8`, `rank`, `call`, `fault`, `interrupt`, `wake`, `logging`, `secret`, `descriptor`, `named_file`, `trace`; (2) `plan`, `description`; (3) `process`, `cuda_driver`, `memory`, `device`, `transport`;
 //! (4) `bootstrap`, `executor`; (5) `communicator`; (6) `c_api` and the `flexring` command.
 
 // The library logs through `log`. Tests print why they are skipped.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests make descriptors in processes of their own")
+)]
 
 pub mod bootstrap;
 #[allow(unsafe_code, reason = "C callers pass pointers")]
@@ -17,6 +21,7 @@ pub mod config;
 #[allow(unsafe_code, reason = "declares functions of CUDA's driver")]
 pub(crate) mod cuda_driver;
 pub mod description;
+mod descriptor;
 pub mod descriptor_limit;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod device;
@@ -34,6 +39,7 @@ mod interrupt;
 pub mod logging;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod memory;
+mod named_file;
 pub mod plan;
 #[allow(unsafe_code, reason = "calls the C library")]
 mod process;

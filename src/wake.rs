@@ -3,9 +3,18 @@
 //! Owns creating, notifying and draining it. Must not know who sleeps on it, what for, or whether a notification
 //! is needed: callers that save system calls keep a flag for that (`need_wakeup`).
 
+use crate::descriptor;
 use crate::error::{Error, Result};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// The longest time that a thread sleeps at once. A program may close all descriptors: nothing ends a sleep then.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// Pause of a thread whose descriptors were closed.
+const CLOSED_PAUSE: Duration = Duration::from_millis(10);
 
 /// An eventfd, close-on-exec and non-blocking. It is readable from [`notify`](Self::notify) to the next
 /// [`drain`](Self::drain).
@@ -18,9 +27,7 @@ impl WakeFd {
     /// # Errors
     /// `System` if the process or the system has no descriptor left.
     pub fn new() -> Result<Self> {
-        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map(Self)
-            .map_err(|cause| Error::io("cannot create an event descriptor", cause))
+        descriptor::event().map(Self).map_err(|cause| Error::io("cannot create an event descriptor", cause))
     }
 
     /// A second descriptor of the same eventfd: a notification of one makes both readable.
@@ -37,10 +44,25 @@ impl WakeFd {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor unreadable until the next notification. Whether there had been any.
+    /// Makes the descriptor unreadable until the next notification. Whether there had been any, or the program has closed the descriptor,
+    /// so that there may have been.
     pub fn drain(&self) -> bool {
-        rustix::io::read(&self.0, &mut [0; 8]).is_ok()
+        rustix::io::read(&self.0, &mut [0; 8]) != Err(Errno::AGAIN)
     }
+}
+
+/// Sleeps until one of `fds`, among them a [`WakeFd`], is ready or `limit` has passed; but at most a second. Whatever ended the sleep, the
+/// caller checks everything again.
+///
+/// # Errors
+/// That of the system call: no descriptor is ready then.
+pub(crate) fn sleep(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> rustix::io::Result<()> {
+    let limit = Timespec::try_from(limit.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)).ok();
+    poll(fds, limit.as_ref())?;
+    if fds.iter().any(|fd| fd.revents().contains(PollFlags::NVAL)) {
+        std::thread::sleep(CLOSED_PAUSE);
+    }
+    Ok(())
 }
 
 impl AsFd for WakeFd {

@@ -1,6 +1,7 @@
 //! `libflexring_nccl.so` as C programs that were written for NCCL use it, and its symbols.
 
 #![allow(clippy::print_stderr, reason = "a test reports what it skips")]
+#![allow(clippy::disallowed_methods, reason = "Rust opens the standard descriptors of its programs")]
 
 #[allow(dead_code, reason = "the suite uses all of it")]
 #[path = "../../tests/suite/programs/mod.rs"]

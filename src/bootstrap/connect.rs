@@ -16,6 +16,7 @@ use super::protocol::{HelloHeader, HelloParams, Purpose};
 use super::rendezvous::FIRST_REPORT;
 use super::secret::{JobSecret, SecretSource};
 use super::world_status::WorldStatus;
+use crate::descriptor;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::{Fault, UNWATCHED_SLEEP};
 use crate::fault_point::{FaultPoint, reach};
@@ -24,7 +25,7 @@ use crate::rank::Rank;
 use crate::transport::tcp::{check_connected, start_connecting};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Time-out of one connection attempt.
@@ -362,5 +363,5 @@ impl Joiner<'_> {
 
 /// Whether an address is one of this node, so that no network is on the way to it.
 fn is_on_this_node(ip: IpAddr) -> bool {
-    UdpSocket::bind((ip, 0)).is_ok()
+    descriptor::udp_socket((ip, 0).into()).is_ok()
 }

@@ -8,12 +8,13 @@ use super::handshake::Admission;
 use super::node_secret::NodeSecretListener;
 use super::protocol::{Bytes, FRAME_LIMIT, OPENING_LIMIT, PROOF_LIMIT, ToRank, encode};
 use super::status_socket::StatusSocket;
+use crate::descriptor;
 use crate::descriptor_limit;
 use crate::fault_point::{FaultPoint, reach};
 use crate::process::ClosedInChild;
 use crate::rank::Rank;
-use crate::wake::WakeFd;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::wake::{self, WakeFd};
+use rustix::event::{PollFd, PollFlags};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, TcpListener};
 use std::os::fd::AsFd;
@@ -200,9 +201,8 @@ impl Connections {
         fds.extend(
             self.clients.values().map(|client| PollFd::new(&client.stream, client.stream.poll_flags())),
         );
-        let timeout = sleep.and_then(|sleep| Timespec::try_from(sleep).ok());
         // An interrupted wait ends early, and the next one makes up for it.
-        if poll(&mut fds, timeout.as_ref()).is_err() {
+        if wake::sleep(&mut fds, sleep).is_err() {
             return (false, Vec::new());
         }
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
@@ -218,7 +218,7 @@ impl Connections {
         let mut failure = self.node_secret.as_ref().and_then(|listener| listener.serve().err());
         for index in 0..self.listeners.len() {
             for _ in 0..ACCEPT_BATCH {
-                let (stream, address) = match self.listeners[index].accept() {
+                let (stream, address) = match descriptor::accept_tcp(&self.listeners[index]) {
                     Ok(accepted) => accepted,
                     Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => break,
                     Err(cause) => {

@@ -3,8 +3,9 @@
 //! Owns the meaning of `FLEXRING_SOCKET_IFNAME`. Must not know what the addresses are used for.
 
 use crate::config::Family;
+use crate::descriptor;
 use crate::error::{Error, Result};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 /// Addresses that a rank listens on, at most.
@@ -92,8 +93,8 @@ pub fn choose_addresses(ifname: Option<&str>, family: Family, known: Option<IpAd
 pub fn route_source(to: IpAddr) -> Option<IpAddr> {
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     // Connecting a UDP socket sends nothing. It selects the route, and with it the local address. The port means nothing.
-    let socket =
-        UdpSocket::bind((any, 0)).and_then(|socket| socket.connect((to, 9)).map(|()| socket)).ok()?;
+    let socket = descriptor::udp_socket((any, 0).into()).ok()?;
+    socket.connect((to, 9)).ok()?;
     let local = socket.local_addr().ok()?.ip();
     (!local.is_unspecified()).then_some(local)
 }

@@ -17,12 +17,12 @@ use super::node_secret::{NodeSecret, NodeSecretListener};
 use super::port_owner::PortOwner;
 use super::secret::SecretSource;
 use crate::config::Config;
+use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::interrupt::longest_sleep;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Once;
@@ -38,7 +38,7 @@ const BACKLOG: i32 = 4096;
 
 /// Listens at exactly this address, even if a previous coordinator closed the port a moment ago.
 pub(super) fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = descriptor::tcp_socket(address)?;
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;

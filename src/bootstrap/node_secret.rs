@@ -6,15 +6,13 @@
 //! name lies in the abstract namespace, which belongs to the network namespace as the loopback interface does. So every process
 //! that reaches rank 0 over loopback reaches the socket, in whatever container it runs, and no file is left behind.
 
+use crate::descriptor;
 use crate::process::ClosedInChild;
 use crate::secret::SecretKey;
 use crate::transport::credentials::foreign_user;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recv, send,
-    socket_with,
-};
 use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{SocketAddrUnix, SocketType, bind, connect, listen, recv, send};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Once;
@@ -51,7 +49,7 @@ pub(super) struct NodeSecretListener {
 impl NodeSecretListener {
     /// Listens under the secret's name.
     pub(super) fn bind(secret: &NodeSecret) -> io::Result<Self> {
-        let socket = unix_socket()?;
+        let socket = descriptor::unix_socket(SocketType::STREAM)?;
         bind(&socket, &SocketAddrUnix::new_abstract_name(secret.name.as_bytes())?)?;
         listen(&socket, BACKLOG)?;
         let _closed_in_child = ClosedInChild::new(socket.as_fd());
@@ -64,7 +62,7 @@ impl NodeSecretListener {
     /// That of accepting, mostly that there is no descriptor left. The connection then waits.
     pub(super) fn serve(&self) -> io::Result<()> {
         for _ in 0..BATCH {
-            let caller = match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            let caller = match descriptor::accept_unix(&self.socket) {
                 Ok(caller) => caller,
                 Err(cause) if io::Error::from(cause).kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(cause) => return Err(cause.into()),
@@ -98,7 +96,7 @@ pub(super) fn ask(name: &str) -> Result<SecretKey, String> {
         )
     };
     let ask = || -> io::Result<Result<SecretKey, String>> {
-        let socket = unix_socket()?;
+        let socket = descriptor::unix_socket(SocketType::STREAM)?;
         connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         if let Some(user) = foreign_user(&socket) {
             return Ok(Err(format!("the job's secret is offered by a process of {user}")));
@@ -128,12 +126,6 @@ fn wait(socket: &OwnedFd, until: Instant) -> io::Result<()> {
     // An interrupted wait ends early, and the next one makes up for it.
     let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Timespec::try_from(left).ok().as_ref());
     Ok(())
-}
-
-/// It does not block: not even connecting, which waits if the queue of the other end is full.
-fn unix_socket() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
 #[cfg(test)]

@@ -7,13 +7,12 @@
 //! end the user of the other, and each refuses other users; so no secret of the job is needed.
 
 use super::world_status::WorldStatus;
+use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::process::{ClosedInChild, spawn};
 use crate::secret::random_bytes;
 use crate::transport::credentials::foreign_user;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
-};
+use rustix::net::{SocketAddrUnix, SocketType, bind, listen};
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -46,8 +45,7 @@ impl StatusSocket {
     pub(super) fn bind() -> io::Result<Self> {
         let number = random_bytes().map(u64::from_ne_bytes).map_err(io::Error::other)?;
         let name = format!("{}{}-{number:016x}", prefix(), std::process::id());
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let socket = descriptor::unix_socket(SocketType::STREAM)?;
         bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         listen(&socket, BACKLOG)?;
         Ok(Self { _closed_in_child: ClosedInChild::new(socket.as_fd()), socket })
@@ -55,7 +53,7 @@ impl StatusSocket {
 
     /// Accepts the processes of this user that have connected, and drops all others. Does not block.
     pub(super) fn accept(&self) -> Vec<UnixStream> {
-        let accepted = (0..BACKLOG).map_while(|_| accept_with(&self.socket, SocketFlags::CLOEXEC).ok());
+        let accepted = (0..BACKLOG).map_while(|_| descriptor::accept_unix(&self.socket).ok());
         let callers = accepted.filter(|caller| foreign_user(caller).is_none());
         callers.map(UnixStream::from).take(MOST_CALLERS).collect()
     }
@@ -78,8 +76,9 @@ pub(super) fn answer(callers: Vec<UnixStream>, status: &WorldStatus) {
     }
     let send = move || {
         for mut caller in callers {
+            let waits = caller.set_nonblocking(false).and_then(|()| caller.set_write_timeout(Some(TIMEOUT)));
             // A caller that is gone needs no answer.
-            let _ = caller.set_write_timeout(Some(TIMEOUT)).and_then(|()| caller.write_all(&text));
+            let _ = waits.and_then(|()| caller.write_all(&text));
         }
         ANSWERED.fetch_sub(count, Ordering::Relaxed);
     };
@@ -128,7 +127,11 @@ fn ask(pid: u32, name: &str) -> Result<WorldStatus> {
         }
     };
     let mut stream = SocketAddr::from_abstract_name(name)
-        .and_then(|name| UnixStream::connect_addr(&name))
+        .and_then(|name| {
+            #[allow(clippy::disallowed_methods, reason = "the number is checked")]
+            let stream = UnixStream::connect_addr(&name)?;
+            Ok(descriptor::above_standard(stream)?)
+        })
         .map_err(failed)?;
     if let Some(user) = foreign_user(&stream) {
         return Err(Error::system(format!("the coordinator in process {pid} belongs to {user}")));

@@ -2,10 +2,10 @@
 //!
 //! Owns how they are made: without a name in any file system, and sealed where the kernel allows it. Must not know how they are mapped.
 
+use crate::descriptor;
 use crate::error::{Error, Result};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fstatfs, ftruncate,
-    memfd_create, open,
 };
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -87,7 +87,7 @@ impl ArenaFile {
         // Opening it again through /proc is the only way to another access mode. A seal against writing would also keep
         // the owner from returning pages to the system.
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        match open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        match descriptor::file(path, OFlags::RDONLY, Mode::empty()) {
             Ok(file) => Ok(file),
             // Without /proc. Peers map it for reading in any case.
             Err(Errno::NOENT) => {
@@ -126,10 +126,10 @@ fn is_refusal(cause: Errno) -> bool {
 
 /// A file without a name in any file system.
 fn new_memfd() -> rustix::io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let flags = MemfdFlags::ALLOW_SEALING;
     // `vm.memfd_noexec=2` refuses files that could be executed. Kernels before 6.3 do not have the flag.
-    match memfd_create("flexring", flags | MemfdFlags::NOEXEC_SEAL) {
-        Err(Errno::INVAL) => memfd_create("flexring", flags),
+    match descriptor::memory("flexring", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => descriptor::memory("flexring", flags),
         outcome => outcome,
     }
 }
@@ -137,8 +137,8 @@ fn new_memfd() -> rustix::io::Result<OwnedFd> {
 /// A file in `/dev/shm` that never gets a name there.
 fn new_file() -> rustix::io::Result<OwnedFd> {
     const TMPFS: i64 = 0x0102_1994;
-    let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = open("/dev/shm", flags, Mode::RUSR | Mode::WUSR)?;
+    let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR;
+    let file = descriptor::file("/dev/shm", flags, Mode::RUSR | Mode::WUSR)?;
     // Pages of a file on a disk would be written to it.
     if fstatfs(&file)?.f_type as i64 == TMPFS { Ok(file) } else { Err(Errno::OPNOTSUPP) }
 }

@@ -8,8 +8,8 @@
 //! sockets that they close. Must not know what the sockets are for. A child that `clone` makes without the C library
 //! is not detected.
 
+use crate::descriptor;
 use crate::error::{Error, Result};
-use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::ptr::null_mut;
 use std::sync::Once;
@@ -182,7 +182,7 @@ impl Drop for ClosedInChild {
 /// Makes the replacement, once. Whether there is one.
 fn has_replacement() -> bool {
     static MADE: Once = Once::new();
-    MADE.call_once(|| match eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
+    MADE.call_once(|| match descriptor::event() {
         Ok(replacement) => REPLACEMENT.store(replacement.into_raw_fd(), Ordering::Release),
         Err(cause) => log::warn!("forked children keep the sockets of communicators: {cause}"),
     });

@@ -8,9 +8,10 @@
 //! socket carries.
 
 use super::spawn;
+use crate::descriptor;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, read};
-use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -36,8 +37,7 @@ impl Relay {
     /// # Errors
     /// Those of the kernel. Linux before 5.9 lacks a system call that this needs.
     pub(crate) fn start(socket: BorrowedFd<'_>) -> io::Result<(Self, OwnedFd)> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (near, far) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let (near, far) = descriptor::unix_stream_pair()?;
         let numbers = [socket.as_raw_fd(), far.as_raw_fd()];
         let (report, reported) = mpsc::channel();
         let broken = Arc::new(AtomicI32::new(0));

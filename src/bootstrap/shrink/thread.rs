@@ -7,8 +7,10 @@ use super::frame::{ServiceNumber, frame_limit};
 use super::ports_shared::{PortsShared, ShrinkSocket};
 use super::served_rank::ServedRank;
 use super::unrouted::{Routing, UnroutedConnections};
+use crate::descriptor;
 use crate::descriptor_limit;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::wake::sleep;
+use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -128,9 +130,8 @@ impl ShrinkThread {
             .chain(self.accept_resumes)
             .chain(self.unrouted.deadline())
             .min();
-        let timeout = until.and_then(|at| Timespec::try_from(at.saturating_duration_since(now)).ok());
         // An interrupted wait ends early, and the next one makes up for it.
-        if poll(&mut fds, timeout.as_ref()).is_err() {
+        if sleep(&mut fds, until.map(|at| at.saturating_duration_since(now))).is_err() {
             return ReadyIo::default();
         }
         let mut ready = fds[1..].iter().map(|fd| !fd.revents().is_empty());
@@ -145,7 +146,8 @@ impl ShrinkThread {
     fn accept(&mut self, now: Instant) {
         for index in 0..self.sockets.len() {
             for _ in 0..ACCEPT_BATCH {
-                match self.sockets[index].socket.accept().map(|(stream, _)| self.unrouted.add(stream, now)) {
+                let accepted = descriptor::accept_tcp(&self.sockets[index].socket);
+                match accepted.map(|(stream, _)| self.unrouted.add(stream, now)) {
                     Ok(Ok(())) => self.limit_unauthenticated(),
                     Ok(Err(cause)) => {
                         log::debug!("cannot use a connection between ranks that shrink: {cause}");

@@ -7,6 +7,7 @@ use super::inventory::{GpuInfo, gpu_info};
 use crate::cuda_driver::{
     Address, CONTEXT_IS_DESTROYED, Driver, DriverError, DriverHandle, DriverResult, NOT_READY, driver, in_use,
 };
+use crate::descriptor::StandardHeld;
 use crate::error::{Error, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::{CUevent_flags, CUstream_flags, CUstreamCaptureMode};
@@ -48,6 +49,7 @@ impl Gpu {
     /// # Errors
     /// `InvalidArgument` if there is no such GPU; `System` if it cannot be used; `Unsupported` without a driver.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>> {
+        let _standard = StandardHeld::new();
         let GpuInfo { name, capability, .. } = gpu_info(ordinal as usize)?;
         let driver = driver().map_err(Error::unsupported)?;
         let (mut device, mut context) = (0, null_mut());

@@ -9,8 +9,8 @@ use super::node_page::NodePage;
 use crate::error::{Error, Result};
 use crate::memory::PeerArena;
 use crate::process;
-use crate::wake::WakeFd;
-use rustix::event::{PollFd, PollFlags, poll};
+use crate::wake::{WakeFd, sleep};
+use rustix::event::{PollFd, PollFlags};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -95,9 +95,7 @@ impl PrefaultThread {
                     arena.prefault(offset, len);
                 }
             }
-            let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
-            // The loop checks everything again, whatever ended the wait.
-            let _ = poll(&mut fds, None);
+            let _ = sleep(&mut [PollFd::new(&self.wake, PollFlags::IN)], None);
             self.wake.drain();
         }
     }

@@ -13,6 +13,7 @@ use super::handshake::{self, CHALLENGE, HELLO, LinkHello};
 use super::listener::Listener;
 use super::socket::{LinkOptions, LinkSocket, is_within_machine};
 use super::unauthenticated::{HandshakeBuffer, Unauthenticated};
+use crate::descriptor;
 use crate::descriptor_limit;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::{Fault, UNWATCHED_SLEEP};
@@ -23,7 +24,7 @@ use crate::tls::{INTERCEPTOR, TlsRole};
 use crate::transport::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{SockRef, TcpKeepalive};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -469,7 +470,7 @@ fn differing_sockets(me: Rank, mine: usize, peer: Rank, theirs: usize) -> Error 
 /// # Errors
 /// That of the system call.
 pub(crate) fn start_connecting(address: SocketAddr) -> io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    let socket = descriptor::tcp_socket(address)?;
     socket.set_nonblocking(true)?;
     // The messages of a handshake are short, and each waits for the one before.
     socket.set_tcp_nodelay(true)?;

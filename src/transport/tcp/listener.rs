@@ -3,9 +3,9 @@
 //! Owns binding them. Must not know which peers connect.
 
 use crate::config::ListeningPorts;
+use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::transport::free_port::listen_at_free_port;
-use socket2::{Domain, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 
@@ -36,7 +36,7 @@ impl Listener {
     }
 
     pub(super) fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        let socket = descriptor::tcp_socket(address)?;
         if address.is_ipv6() {
             // A dual-stack socket would accept IPv4 peers under mapped addresses, which no rank announces.
             socket.set_only_v6(true)?;

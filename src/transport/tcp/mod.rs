@@ -36,6 +36,7 @@ pub use listener::Listener;
 pub use socket::LinkOptions;
 
 use crate::call::Call;
+use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
@@ -185,7 +186,7 @@ impl Tcp {
     /// An epoll instance with all sockets.
     fn register(links: &[Link]) -> rustix::io::Result<OwnedFd> {
         use epoll::EventFlags as On;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = descriptor::poll_set()?;
         for (index, link) in links.iter().enumerate() {
             for (socket, stream) in link.streams.iter().enumerate() {
                 let data = epoll::EventData::new_u64((index as u64) << 32 | socket as u64);

@@ -17,13 +17,14 @@ use super::rail_counters::RailCounters;
 use super::registry::MemoryRegistry;
 use super::wire::{MAX_RAILS, WINDOW};
 use crate::call::Call;
+use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::fault::{Fault, FaultWatch};
 use crate::memory::Piece;
 use crate::transport::{Events, PostedTransport, Rank, Transport};
 use on_demand::{LinkSet, OnDemand};
 use port_states::PortStates;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -419,7 +420,7 @@ impl Verbs {
 
 /// One descriptor for the events of all devices and completion queues.
 fn open_epoll(devices: &[RailDevice]) -> rustix::io::Result<OwnedFd> {
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let epoll = descriptor::poll_set()?;
     for device in devices {
         let queues = device.queues.iter().filter_map(|queue| queue.event_fd());
         queues.chain(device.context.async_fd()).try_for_each(|fd| watch(&epoll, fd))?;

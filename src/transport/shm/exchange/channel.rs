@@ -4,13 +4,13 @@
 //! Owns the sockets, their names, and the check that both ends belong to one user. Names are public: /proc/net/unix lists
 //! them. Must not know what a packet means, nor who may send one.
 
+use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::transport::credentials::foreign_user;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    listen, recvmsg, sendmsg, socket_with,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, bind, connect, listen, recvmsg, sendmsg,
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,8 +25,6 @@ pub(super) const PACKET_DESCRIPTORS: usize = if cfg!(test) { 12 } else { MAX_DES
 /// Connections that wait to be accepted; the kernel may lower it.
 const BACKLOG: i32 = 4096;
 
-const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
-
 /// The random part of an abstract socket's name.
 pub(super) type SocketName = [u8; 16];
 
@@ -40,7 +38,7 @@ impl ChannelListener {
     /// `System` if no socket can be created.
     pub(super) fn new(name: &SocketName) -> Result<Self> {
         let open = || {
-            let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+            let socket = descriptor::unix_socket(SocketType::SEQPACKET)?;
             bind(&socket, &address(name)?)?;
             listen(&socket, BACKLOG)?;
             Ok(Self(socket))
@@ -56,7 +54,7 @@ impl ChannelListener {
     /// `System` if the process has no descriptor left.
     pub(super) fn accept(&self) -> Result<Option<DescriptorChannel>> {
         loop {
-            match accept_with(&self.0, FLAGS) {
+            match descriptor::accept_unix(&self.0) {
                 Ok(socket) => match foreign_user(&socket) {
                     None => return Ok(Some(DescriptorChannel(socket))),
                     Some(user) => log::warn!(
@@ -98,7 +96,7 @@ pub(super) struct DescriptorChannel(OwnedFd);
 impl DescriptorChannel {
     /// Connects to the listener with this name.
     pub(super) fn connect(name: &SocketName) -> rustix::io::Result<Self> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        let socket = descriptor::unix_socket(SocketType::SEQPACKET)?;
         connect(&socket, &address(name)?)?;
         Ok(Self(socket))
     }
@@ -138,6 +136,9 @@ impl DescriptorChannel {
                 descriptors.extend(rights);
             }
         }
+        let moved: rustix::io::Result<Vec<OwnedFd>> =
+            descriptors.into_iter().map(descriptor::above_standard).collect();
+        let Ok(descriptors) = moved else { return Ok(Received::OutOfDescriptors) };
         // The buffer has room for all descriptors of a packet, so only the limit of this process can be the reason.
         if received.flags.contains(ReturnFlags::CTRUNC) {
             return Ok(Received::OutOfDescriptors);

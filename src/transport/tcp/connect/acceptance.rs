@@ -5,6 +5,7 @@
 use super::{
     ConnectState, Connector, PendingSocket, advice, differing_sockets, lacks_descriptors, set_options,
 };
+use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::secret::random_bytes;
@@ -31,7 +32,7 @@ impl Connector {
     /// Accepts connections that wait at a listener.
     pub(super) fn accept(&mut self, index: usize) -> Result<()> {
         for _ in 0..ACCEPT_BATCH {
-            let (socket, address) = match self.listener.sockets[index].accept() {
+            let (socket, address) = match descriptor::accept_tcp(&self.listener.sockets[index]) {
                 Ok(accepted) => accepted,
                 Err(cause) if cause.kind() == Io::WouldBlock => return Ok(()),
                 Err(cause) if lacks_descriptors(&cause) => return self.lack_descriptors(index, cause),

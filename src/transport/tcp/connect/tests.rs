@@ -327,7 +327,7 @@ fn a_connection_that_is_lost_after_the_proof_is_made_again() {
 
 #[test]
 fn a_socket_that_has_connected_to_itself_was_refused() {
-    let own = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    let own = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     own.bind(&SocketAddr::new(LOOPBACK, 0).into()).expect("a port");
     own.connect(&own.local_addr().expect("an address")).expect("the kernel allows it");
     let cause = check_connected(&own.into()).expect_err("no process listens");

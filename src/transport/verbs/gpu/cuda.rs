@@ -126,7 +126,8 @@ impl GpuDriver for CudaQueries {
             return Err("cuMemGetHandleForAddressRange returned no descriptor".to_owned());
         }
         // SAFETY: the descriptor is new and open, and has no other owner.
-        Ok(unsafe { OwnedFd::from_raw_fd(dmabuf) })
+        let dmabuf = unsafe { OwnedFd::from_raw_fd(dmabuf) };
+        crate::descriptor::above_standard(dmabuf).map_err(|cause| cause.to_string())
     }
 
     fn allocate_beside(&self, address: u64, len: usize) -> Result<u64, String> {

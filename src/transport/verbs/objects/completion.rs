@@ -13,6 +13,7 @@ use super::context::{Context, set_nonblocking};
 use super::handle::VerbsHandle;
 use super::library::{Library, ibv_poll_cq, ibv_req_notify_cq};
 use super::verb::{Verb, errno, failed};
+use crate::descriptor::StandardHeld;
 use crate::error::{Error, Result};
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -143,8 +144,10 @@ impl CompletionQueue {
             injected: std::sync::Mutex::default(),
         };
         let Some((raw, library)) = context.raw() else { return Ok(Arc::new(new)) };
+        let standard = StandardHeld::new();
         // SAFETY: the context is open.
         let channel = unsafe { (library.ibv_create_comp_channel)(raw) };
+        drop(standard);
         new.channel =
             VerbsHandle::from_raw(channel, library).ok_or_else(|| error(Verb::CreateCompChannel, errno()))?;
         if let Some(fd) = new.event_fd() {

@@ -13,6 +13,7 @@ use super::handle::VerbsHandle;
 use super::library::Library;
 use super::shim::Shim;
 use super::verb::{CallSite, Verb, errno, failed};
+use crate::descriptor::StandardHeld;
 use crate::error::{Error, Result};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::ffi::CStr;
@@ -99,6 +100,7 @@ impl Context {
             return Err(failed(Verb::GetDeviceList, &site, errno));
         }
         fork_protection::protect(library, name, &shim)?;
+        let _standard = StandardHeld::new();
         let mut count = 0;
         // SAFETY: the count is valid for writes; a null pointer is handled below.
         let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
