@@ -4,11 +4,11 @@
 
 use crate::config::Size;
 use crate::error::{Error, Result};
+use crate::named_file;
 use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
 use crate::plan::{plan_file, topology_file, tuning};
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 
 /// Longest topology. A million nodes take less than half of it.
 const LONGEST_TOPOLOGY: Size = Size(64 << 20);
@@ -16,14 +16,10 @@ const LONGEST_TOPOLOGY: Size = Size(64 << 20);
 /// Longest plan. A ring of 3,000 ranks takes about half of it.
 const LONGEST_PLAN: Size = Size(512 << 20);
 
-/// The text of the file at `path`. Reads no further than `longest`: a device, for example, has no end.
+/// The text of the file at `path`, which may have at most `longest` bytes.
 fn text_of(path: &str, longest: Size) -> io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.take(longest.0 as u64 + 1).read_to_string(&mut text)?;
-    if text.len() > longest.0 {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is longer than {longest}")));
-    }
-    Ok(text)
+    let bytes = named_file::read(path.as_ref(), longest)?;
+    String::from_utf8(bytes).map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
 }
 
 /// The topology that `text` describes in the short form, or that the file with this name describes. `hosts` are the host
@@ -86,6 +82,7 @@ pub fn tuning_profile(path: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     #[test]
     fn a_topology_is_a_short_form_or_a_file() {
@@ -105,12 +102,21 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_an_end_is_refused() {
-        let error = topology("/dev/zero", None).expect_err("it has no end");
-        assert!(error.message().ends_with("cannot be read as a file: it is longer than 64M"), "{error}");
-        let error = plan("/dev/zero").expect_err("it has no end");
-        assert_eq!(error.message(), "the plan /dev/zero cannot be read: it is longer than 512M");
-        let error = tuning_profile("/dev/zero").expect_err("it has no end");
+    fn devices_pipes_and_long_files_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+        for (path, kind) in [("/dev/zero", "device"), (pipe.to_str().expect("a name in Unicode"), "pipe")] {
+            let refused = |error: Error| {
+                assert!(error.message().contains(&format!("it is a {kind} and no regular file")), "{error}");
+            };
+            refused(topology(path, None).expect_err("no file"));
+            refused(plan(path).expect_err("no file"));
+            refused(tuning_profile(path).expect_err("no file"));
+        }
+        let long = folder.path().join("long");
+        std::fs::write(&long, vec![b' '; tuning::LONGEST_FILE + 1]).expect("a file");
+        let error = tuning_profile(long.to_str().expect("a name in Unicode")).expect_err("it is long");
         assert!(error.message().contains("it is longer than 2M"), "{error}");
     }
 

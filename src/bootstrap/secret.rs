@@ -10,10 +10,9 @@ use super::launcher::RendezvousPoint;
 use super::node_secret::{self, NodeSecret};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::named_file;
 use crate::secret::SecretKey;
-use rustix::fs::{Mode, OFlags};
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
@@ -236,15 +235,9 @@ fn given(config: &Config) -> Result<Option<Vec<u8>>> {
 fn read(path: &str) -> Result<Vec<u8>> {
     let refuse = |why: String| Error::invalid_setting(format!("FLEXRING_SECRET_FILE=\"{path}\" {why}"));
     let cannot_read = |cause: std::io::Error| refuse(format!("cannot be read: {cause}")).with_source(cause);
-    // A pipe must not delay the process.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file: File =
-        rustix::fs::open(path, flags, Mode::empty()).map_err(|cause| cannot_read(cause.into()))?.into();
+    let file = named_file::open(path.as_ref()).map_err(cannot_read)?;
     // Of the open file, so that it cannot be exchanged between check and use.
     let facts = file.metadata().map_err(cannot_read)?;
-    if !facts.is_file() {
-        return Err(refuse("is no regular file".to_owned()));
-    }
     let user = rustix::process::geteuid().as_raw();
     let mode = facts.mode() & 0o777;
     // A system that mounts secrets gives them to root and to the group of the process.
@@ -386,15 +379,15 @@ mod tests {
         std::fs::write(&long, vec![b'x'; 5000]).expect("written");
         std::fs::set_permissions(&long, PermissionsExt::from_mode(0o600)).expect("changed");
         let pipe = folder.path().join("pipe");
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0)
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
             .expect("a pipe");
         let both = Config { secret: Some(SecretText::new(TEXT)), ..with_file(&long) };
         for (config, expected) in [
             (with_text("5ecret"), "has 6 bytes"),
             (both, "both set"),
             (with_file(&long), "more than 4096"),
-            (with_file(&pipe), "no regular file"),
-            (with_file(folder.path()), "no regular file"),
+            (with_file(&pipe), "it is a pipe and no regular file"),
+            (with_file(folder.path()), "it is a folder and no regular file"),
             (with_file(&folder.path().join("missing")), "cannot be read"),
         ] {
             let error = of_settings(&config, 1).expect_err("refused");

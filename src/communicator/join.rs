@@ -434,7 +434,7 @@ fn node_labels(nodes: &[[&str; 2]]) -> Vec<String> {
 /// The topology that `FLEXRING_TOPOLOGY` describes. Fails unless it has `world` ranks.
 fn configured_topology(text: &str, world: usize, hosts: Option<&[String]>) -> Result<Topology> {
     let refuse = |message: String| Error::invalid_setting(format!("FLEXRING_TOPOLOGY={text}: {message}"));
-    let topology = description::topology(text, hosts)?;
+    let topology = description::topology(text, hosts).map_err(|error| error.context("FLEXRING_TOPOLOGY"))?;
     let ranks = topology.world();
     if ranks < world {
         return Err(refuse(format!(

@@ -406,7 +406,7 @@ fn digest_of(plans: &[SizedPlan], one_node: bool) -> u64 {
 /// Reads a plan and verifies it.
 fn from_file(path: &str, config: &Config, topology: &Topology) -> Result<Arc<Plan>> {
     let refuse = |message: String| Error::invalid_setting(format!("FLEXRING_PLAN_FILE={path}: {message}"));
-    let schedule = description::plan(path)?;
+    let schedule = description::plan(path).map_err(|error| error.context("FLEXRING_PLAN_FILE"))?;
     let (planned, world) = (schedule.world(), topology.world());
     if planned != world {
         return Err(refuse(format!("the plan is for {planned} ranks, but there are {world}")));

@@ -7,9 +7,10 @@ use super::clock::ClockAlignment;
 use super::events::{TraceEvent, events_of};
 use super::recording::{RecordedCall, RecordedSpan, Recording, TraceOrigin};
 use crate::error::{Error, Result};
+use crate::named_file;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// The whole file.
@@ -96,7 +97,7 @@ impl TraceFile {
     /// `System` if it cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
         let failed = |cause: io::Error| Error::io(format!("cannot write {}", path.display()), cause);
-        let mut out = BufWriter::new(File::create(path).map_err(failed)?);
+        let mut out = BufWriter::new(named_file::create(path).map_err(failed)?);
         serde_json::to_writer(&mut out, self).map_err(|cause| failed(cause.into()))?;
         out.write_all(b"\n").and_then(|()| out.flush()).map_err(failed)
     }
@@ -106,7 +107,9 @@ impl TraceFile {
     /// # Errors
     /// `System` if it cannot be read; `InvalidArgument` if it is no such file.
     pub fn load(path: &Path) -> Result<Self> {
-        let text = std::fs::read(path)
+        let mut text = Vec::new();
+        named_file::open(path)
+            .and_then(|mut file| file.read_to_end(&mut text))
             .map_err(|cause| Error::io(format!("cannot read {}", path.display()), cause))?;
         if text.is_empty() {
             return Err(Error::invalid_argument(format!(
@@ -170,7 +173,7 @@ impl TracePath {
 
     /// Creates the file.
     pub(super) fn create(&self) -> Result<File> {
-        File::create(&self.path).map_err(|cause| {
+        named_file::create(&self.path).map_err(|cause| {
             Error::invalid_setting(format!(
                 "FLEXRING_TRACE=\"{}\" cannot be used: cannot create {}: {cause}",
                 self.setting, self

@@ -3,10 +3,15 @@
 //! Owns the choice of the target and the cache on disk. Must not know the driver.
 
 use super::embedded::{OPTIONS, SOURCES};
+use crate::config::Size;
 use crate::device::cuda::nvrtc::{self, FIX, Nvrtc};
 use crate::error::{Error, ErrorKind, Result};
+use crate::named_file;
 use crate::process;
 use std::ffi::{OsString, c_int};
+use std::fs::{DirBuilder, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use twox_hash::XxHash3_128;
@@ -114,9 +119,19 @@ pub(super) fn compiled(
 /// Length of the digest at the end of a cache entry.
 const DIGEST: usize = size_of::<u128>();
 
-/// The image in a cache entry, if the entry exists and its digest is right.
+/// The longest image that is read from the cache.
+const LONGEST_IMAGE: Size = Size(64 << 20);
+
+/// The image in a cache entry, if the entry exists and its digest is right. An entry that another user can write is not used.
 pub(super) fn read(entry: &Path) -> Option<Vec<u8>> {
-    let mut bytes = std::fs::read(entry).ok()?;
+    let file = named_file::open(entry).ok()?;
+    let facts = file.metadata().ok()?;
+    if facts.uid() != rustix::process::geteuid().as_raw() || facts.mode() & 0o022 != 0 {
+        log::warn!("{} belongs to another user or can be written by one, so it is not used", entry.display());
+        return None;
+    }
+    let mut bytes = Vec::new();
+    file.take(LONGEST_IMAGE.0 as u64).read_to_end(&mut bytes).ok()?;
     let len = bytes.len().checked_sub(DIGEST)?;
     let digest = bytes.split_off(len);
     let whole = digest == XxHash3_128::oneshot(&bytes).to_le_bytes();
@@ -128,10 +143,17 @@ pub(super) fn read(entry: &Path) -> Option<Vec<u8>> {
 
 /// Writes an entry atomically: other processes see no entry, an old one, or the complete new one.
 pub(super) fn write(entry: &Path, image: &[u8]) -> std::io::Result<()> {
-    std::fs::create_dir_all(entry.parent().unwrap_or(entry))?;
+    let folder = entry.parent().unwrap_or(entry);
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let unfinished = entry.with_extension(format!("{}", std::process::id()));
-    let written = std::fs::write(&unfinished, [image, &XxHash3_128::oneshot(image).to_le_bytes()].concat())
-        .and_then(|()| std::fs::rename(&unfinished, entry));
+    let contents = [image, &XxHash3_128::oneshot(image).to_le_bytes()].concat();
+    let write = || -> std::io::Result<()> {
+        let mut file = named_file::create(&unfinished)?;
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        file.write_all(&contents)?;
+        std::fs::rename(&unfinished, entry)
+    };
+    let written = write();
     if written.is_err() {
         let _ = std::fs::remove_file(&unfinished);
     }

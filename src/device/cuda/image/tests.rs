@@ -5,6 +5,8 @@ use super::cubin::functions;
 use super::embedded::{CHOICE, HAS_COMPILER, SOURCES};
 use super::*;
 use crate::error::ErrorKind;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -271,6 +273,23 @@ fn compiled_images_are_cached() {
     }
     assert!(image() == first, "compiled again");
     assert!(read(entry).is_some_and(|image| image == first));
+}
+
+#[test]
+fn a_cached_image_that_another_user_can_write_is_not_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let entry = folder.path().join("entry");
+    write(&entry, b"image").expect("an entry");
+    assert_eq!(read(&entry).as_deref(), Some(&b"image"[..]));
+    for mode in [0o620, 0o602] {
+        std::fs::set_permissions(&entry, Permissions::from_mode(mode)).expect("the owner may");
+        assert_eq!(read(&entry), None);
+    }
+    std::fs::set_permissions(&entry, Permissions::from_mode(0o600)).expect("the owner may");
+    match std::os::unix::fs::chown(&entry, Some(65_534), None) {
+        Ok(()) => assert_eq!(read(&entry), None),
+        Err(cause) => eprintln!("skipped: an entry of another user: {cause}"),
+    }
 }
 
 #[test]

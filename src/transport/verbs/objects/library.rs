@@ -13,6 +13,7 @@ use super::bindings::{
     verbs_context,
 };
 use crate::error::{Error, Result};
+use crate::named_file;
 use crate::process::PerProcess;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -166,6 +167,13 @@ impl Library {
         let path = CString::new(name).map_err(|_| {
             Error::invalid_setting(format!("FLEXRING_IBVERBS={name:?} cannot be used: expected a file name"))
         })?;
+        // The loader would wait for the writer of a pipe.
+        if name.contains('/')
+            && let Err(cause) = named_file::open(name.as_ref())
+            && cause.kind() == std::io::ErrorKind::InvalidInput
+        {
+            return Err(Error::io(format!("FLEXRING_IBVERBS={name:?} cannot be opened"), cause));
+        }
         // SAFETY: opening a library runs its initializers. The user chose it, by installing or by naming it.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         let Some(handle) = NonNull::new(handle) else {
