@@ -293,12 +293,17 @@ flexring_result flexring_comm_abort(flexring_comm *comm);
 flexring_result flexring_comm_abort_on_exit(flexring_comm *comm,
                                             const char *cause);
 
-// Frees a communicator. Always succeeds, also after errors; NULL is allowed. Waits for asynchronous calls.
-// Memory of flexring_alloc must have been freed by flexring_free. In a forked child it only frees the handle.
+// Frees a communicator, also after errors; NULL is allowed. Waits for asynchronous calls. Memory of flexring_alloc must have been
+// freed by flexring_free. In a forked child it only frees the handle.
 //
 // The caller promises:
-// `comm` is NULL or a live handle that no other thread uses; it must not be used afterwards.
+// No other thread uses `comm`.
 flexring_result flexring_comm_free(flexring_comm *comm);
+
+// Aborts, on all ranks, the communicators of this process that have calls which are not over within `patience_ms` milliseconds;
+// freeing them waits for nothing afterwards. For the exit of a program, which must not wait for other ranks. exit() calls it, with 0,
+// before it runs the destructors of objects that were made before the first communicator.
+flexring_result flexring_abort_unfinished(int patience_ms);
 
 // Writes what the rails of this rank have carried to `rails`, in the order of the rails, and their number to `count`. The number is
 // 0 if this rank sends nothing over RDMA devices. If it is greater than `capacity`, only the first `capacity` rails are written; `rails` may
@@ -448,18 +453,18 @@ flexring_result flexring_reduce(const void *send,
                                 flexring_comm *comm,
                                 void *stream);
 
-// Waits until the call is over, frees the request, and returns the call's result.
+// Waits until the call is over, frees the request, and returns the call's result. If a signal handler or a callback calls it during a
+// call of the same communicator, and the request is not over, it returns FLEXRING_INVALID_ARGUMENT and does not free the request.
 //
 // The caller promises:
-// `request` is NULL or came from an asynchronous call and was not waited for yet; it must not be used
-// afterwards.
+// No other thread uses `request`.
 flexring_result flexring_wait(flexring_request *request);
 
 // Writes 1 to `done` if the call is over, with success or not, and 0 if it is not. flexring_wait must be
 // called in either case.
 //
 // The caller promises:
-// `request` is NULL or live; `done` is NULL or points to an int that may be written.
+// No other thread waits for `request`; `done` is NULL or points to an int that may be written.
 flexring_result flexring_test(const flexring_request *request, int *done);
 
 // Starts flexring_all_reduce and returns at once. The call runs after all earlier calls of this

@@ -5,7 +5,7 @@
 
 use crate::config::Size;
 use crate::descriptor;
-use rustix::fs::{FileType, OFlags, fstat, ftruncate};
+use rustix::fs::{FileType, Mode, OFlags, fstat, ftruncate};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use std::path::Path;
 /// Those of the system; `InvalidInput` for a pipe, a device, a socket or a folder.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     // Opening a pipe would wait for its writer.
-    regular(descriptor::file(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?)
+    regular(descriptor::file(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())?)
 }
 
 /// The bytes of a regular file, which may have at most `longest`.
@@ -39,7 +39,7 @@ pub(crate) fn read(path: &Path, longest: Size) -> io::Result<Vec<u8>> {
 /// As for [`open`]; also for a symbolic link, by which another user could choose the file.
 pub(crate) fn create(path: &Path) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = descriptor::file(path, flags).map_err(|cause| match cause {
+    let file = descriptor::file(path, flags, Mode::from_raw_mode(0o666)).map_err(|cause| match cause {
         rustix::io::Errno::LOOP => refused("a symbolic link"),
         // A pipe that no process reads.
         rustix::io::Errno::NXIO => refused("a pipe, a device or a socket"),
@@ -69,7 +69,7 @@ fn refused(kind: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{CWD, Mode, mknodat};
+    use rustix::fs::{CWD, mknodat};
     use std::os::unix::fs::symlink;
 
     #[test]
@@ -80,7 +80,7 @@ mod tests {
         std::fs::write(at("file"), "contents").expect("a file");
         symlink(at("file"), at("link")).expect("a link");
         symlink(at("missing"), at("dangling")).expect("a link");
-        let kept_open = descriptor::file(at("pipe"), OFlags::RDWR).expect("a pipe");
+        let kept_open = descriptor::file(at("pipe"), OFlags::RDWR, Mode::empty()).expect("a pipe");
         let cases = [
             (at("pipe"), "a pipe", "a pipe"),
             (folder.path().to_owned(), "a folder", "Is a directory"),

@@ -21,6 +21,9 @@ from ._library import library
 
 # The handles of this process's communicators. Not a WeakSet, of which no list can be made while another thread adds to it.
 _handles: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+# Milliseconds for which the interpreter waits at its exit for calls that are not over, unless an exception ends it.
+_PATIENCE = 1000
+
 # Whether this process is a child of multiprocessing that reports its exception.
 _reports = False
 
@@ -89,12 +92,16 @@ def described(error: BaseException) -> str:
     return summary
 
 
-def _report_at_exit() -> None:
+def _at_exit() -> None:
+    """Passes on the exception, and ends calls that are not over: the end of their communicator would wait for them."""
+    failed = True
     with contextlib.suppress(Exception):
+        failed = _cause() is not None
         report()
+    library.flexring_abort_unfinished(0 if failed else _PATIENCE)
 
 
 # At exit functions run in the reverse order of their registration. The first finalizer of a process registers the function that
 # runs all finalizers, among them those that free communicators, so one has to be there before.
 weakref.finalize(_handles, int)
-atexit.register(_report_at_exit)
+atexit.register(_at_exit)

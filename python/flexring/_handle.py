@@ -6,13 +6,17 @@ over. Must not know what a call does.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import ctypes
+import os
+import queue
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from . import _exit, _interrupt
+from . import _exit
 from ._gpu import stream_for
 from ._group import keep
 from ._library import FlexringError, UniqueId, check, library
@@ -20,6 +24,26 @@ from ._vector import Vector, writable
 
 # The type of a vector: of the result, too, which is one of the vectors of the call.
 V = TypeVar("V")
+
+# Requests that were deleted before their calls were over, with what these use, and the thread that frees them.
+_deleted: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+_frees_deleted = False
+
+
+def _free_deleted() -> None:
+    while True:
+        pointer, owners = _deleted.get()
+        library.flexring_wait(pointer)
+        del owners
+
+
+def _forget_deleted() -> None:
+    """In a forked child there is no thread, and its parent's calls are never over."""
+    global _deleted, _frees_deleted
+    _deleted, _frees_deleted = queue.SimpleQueue(), False
+
+
+os.register_at_fork(after_in_child=_forget_deleted)
 
 
 def unique_id() -> bytes:
@@ -127,7 +151,7 @@ class Message(Prepared):
 
 
 class Request(Generic[V]):
-    """An asynchronous call. It keeps its vectors alive; deleting it waits until the call is over.
+    """An asynchronous call. It keeps its vectors alive, also after it was deleted, until the call is over.
 
     It exists before the call begins: a signal handler may raise an exception although the call has begun, and the vectors must
     live until the call is over then, too."""
@@ -185,7 +209,18 @@ class Request(Generic[V]):
             self._lock.release()
 
     def __del__(self) -> None:
-        # A running call writes to the vectors, so they must not be freed before it is over.
-        if self._pointer.value is not None:
-            library.flexring_wait(self._pointer)
-            _interrupt.repeat_pending()
+        global _frees_deleted
+        pointer, over = self._pointer.value, ctypes.c_int()
+        if pointer is None:
+            return
+        if library.flexring_test(pointer, ctypes.byref(over)) != 0 or over.value:
+            library.flexring_wait(pointer)
+            return
+        # The call writes to the vectors until it is over. This must not wait for that: an exception may be about to end the program,
+        # without which other ranks never make their part of the call.
+        _deleted.put((pointer, self._owners))
+        if not _frees_deleted:
+            _frees_deleted = True
+            # At the interpreter's exit no thread begins.
+            with contextlib.suppress(RuntimeError):
+                _thread.start_new_thread(_free_deleted, ())

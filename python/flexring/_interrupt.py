@@ -11,15 +11,10 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import ctypes
 import os
-import signal
 import threading
 from collections.abc import Callable, Generator
-
-# Seconds until Ctrl-C comes again after a ``__del__``, which has returned by then.
-_PAUSE = 0.05
 
 CheckFunction = ctypes.CFUNCTYPE(ctypes.c_int)
 
@@ -90,18 +85,3 @@ def raise_pending() -> None:
     if raised is not None and threading.get_ident() == _thread:
         error, raised = raised, None
         raise error
-
-
-def repeat_pending() -> None:
-    """For ``__del__``, from which Python ignores exceptions: Ctrl-C that ended its call comes again after it. The exception of
-    another handler, which may be called only once for each signal, is raised by the next call of this thread."""
-    global raised
-    if (
-        isinstance(raised, KeyboardInterrupt)
-        and threading.get_ident() == _thread
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):
-        # At the interpreter's exit no thread begins.
-        with contextlib.suppress(RuntimeError):
-            threading.Timer(_PAUSE, signal.pthread_kill, (_thread, signal.SIGINT)).start()
-            raised = None

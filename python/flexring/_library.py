@@ -83,6 +83,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "flexring_comm_abort": [c_void_p],
     "flexring_comm_abort_on_exit": [c_void_p, c_char_p],
     "flexring_comm_free": [c_void_p],
+    "flexring_abort_unfinished": [c_int],
     "flexring_comm_rail_statistics": [
         c_void_p, c_size_t, POINTER(CRailStatistics), c_size_t, POINTER(c_size_t)
     ],

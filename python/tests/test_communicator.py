@@ -203,21 +203,23 @@ class DerivedCommunicators(WorldTest):
 
     def test_a_call_that_has_begun_is_waited_for_if_a_signal_handler_raises_an_exception(self):
         library, calls = _handle.library, []
-        start, wait = library.flexring_all_gather_async, library.flexring_wait
+        start, wait, waited = library.flexring_all_gather_async, library.flexring_wait, threading.Event()
 
         def interrupted(*arguments):
             calls.append(start(*arguments))
             raise KeyboardInterrupt
 
-        def waited(pointer):
+        def record(pointer):
             calls.append(wait(pointer))
+            waited.set()
             return calls[-1]
 
         def body(comm):
-            with unittest.mock.patch.multiple(library, flexring_all_gather_async=interrupted, flexring_wait=waited):
+            with unittest.mock.patch.multiple(library, flexring_all_gather_async=interrupted, flexring_wait=record):
                 with self.assertRaises(KeyboardInterrupt):
                     comm.all_gather_async(floats(1))
                 gc.collect()
+                self.assertTrue(waited.wait(30))
 
         self.world(1, body)
         self.assertEqual(calls, [0, 0])
@@ -284,11 +286,30 @@ class Requests(WorldTest):
 
         self.assertEqual(self.world(2, body), [{2.0}] * 2)
 
-    def test_deleting_a_request_waits_for_it(self):
+    def test_deleting_a_request_does_not_wait_and_keeps_its_vectors(self):
+        deleted = threading.Event()
+
         def body(comm):
-            vector = floats(*[1] * 50_000)
-            comm.all_reduce_async(vector)
-            return vector[49_999]
+            vector, out = floats(*[1] * 50_000), floats(*[0] * 50_000)
+            if comm.rank == 1:
+                self.assertTrue(deleted.wait(30))
+                comm.all_reduce(vector, out=out)
+                return out[49_999]
+            comm.all_reduce_async(vector, out=out)
+            gc.collect()
+            with self.assertRaises(BufferError):
+                out.append(1)
+            deleted.set()
+            comm.synchronize()
+            until = time.monotonic() + 30
+            while True:
+                try:
+                    out.append(1)
+                    return out[49_999]
+                except BufferError:
+                    # A thread frees the request.
+                    self.assertLess(time.monotonic(), until)
+                    time.sleep(0.01)
 
         self.assertEqual(self.world(2, body), [2, 2])
 
@@ -466,7 +487,7 @@ for wait in [
         ended = self.run_python(program)
         self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
-    def test_ctrl_c_while_a_request_is_deleted_is_raised_after_it(self):
+    def test_ctrl_c_comes_after_a_request_was_deleted(self):
         program = self.TWO_RANKS + """
 ours, theirs = two_ranks()
 signal_soon(signal.SIGINT)
@@ -482,6 +503,50 @@ else:
 """
         ended = self.run_python(program)
         self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+    def test_a_program_that_fails_exits_without_waiting_for_other_ranks(self):
+        # The other rank makes no call, and the time-out is 300 s.
+        begin = self.TWO_RANKS + """
+ours, theirs = two_ranks()
+
+def call():
+    begun.set()
+    ours.all_reduce(floats(50_000))
+
+begun = threading.Event()
+"""
+        for end in [
+            "ours.all_reduce_async(floats(50_000)); raise ValueError('failed')",
+            "request = ours.all_reduce_async(floats(50_000)); raise ValueError('failed')",
+            "threading.Thread(target=call, daemon=True).start(); begun.wait(); time.sleep(0.2); raise ValueError('failed')",
+            "threading.Thread(target=call, daemon=True).start(); begun.wait(); time.sleep(0.2); sys.exit(1)",
+            "def wait_in_locals():\n    r = ours.all_reduce_async(floats(9)); 1 / 0\ntry: wait_in_locals()\nexcept ZeroDivisionError: sys.exit(1)",
+        ]:
+            started = time.monotonic()
+            ended = self.run_python(begin + "import sys\n" + end)
+            self.assertEqual(ended.returncode, 1, (end, ended.stderr))
+            self.assertEqual("ValueError: failed" in ended.stderr, "failed" in end, ended.stderr)
+            self.assertLess(time.monotonic() - started, 30)
+
+    def test_closed_standard_descriptors_stay_closed(self):
+        program = self.TWO_RANKS + """
+for number in range(3):
+    os.close(number)
+ours, theirs = two_ranks()
+peer = threading.Thread(target=theirs.all_reduce, args=(floats(50_000),))
+peer.start()
+ours.all_reduce(floats(50_000))
+peer.join()
+for number in range(3):
+    try:
+        os.fstat(number)
+    except OSError:
+        continue
+    os._exit(3)
+os._exit(0)
+"""
+        for transport in ["auto", "tcp"]:
+            self.assertEqual(self.run_python(program, FLEXRING_TRANSPORT=transport).returncode, 0)
 
     def test_ctrl_c_ends_a_rendezvous_at_once(self):
         program = self.TWO_RANKS + """

@@ -4,6 +4,7 @@
 use super::buffer::piece_in;
 use super::checks;
 use super::comm::{borrow, flexring_comm};
+use super::handles::HandleTable;
 use super::status::{check_pointer, flexring_result, guarded};
 use super::types::{dtype_of, flexring_dtype, flexring_op, op_of};
 use crate::communicator::{CallOutcome, CallValidator, CheckedCall, Communicator};
@@ -76,8 +77,7 @@ impl RawCall {
                 communicator.submit_in_stream(checked, CallerStream::DEFAULT, None)?
             };
             // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
-            unsafe { out.write(Box::into_raw(Box::new(flexring_request { outcomes: vec![outcome] }))) };
-            Ok(())
+            unsafe { return_request(out, vec![outcome]) }
         })
     }
 
@@ -373,21 +373,46 @@ pub unsafe extern "C" fn flexring_reduce(
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub struct flexring_request {
     /// Those of all calls that it stands for.
-    pub(super) outcomes: Vec<Arc<CallOutcome>>,
+    outcomes: Vec<Arc<CallOutcome>>,
 }
 
-/// Waits until the call is over, frees the request, and returns the call's result.
+/// The requests that were not waited for.
+static REQUESTS: HandleTable<flexring_request> = HandleTable::new("request", "waited for");
+
+/// Writes a request for calls with these outcomes to `out`.
 ///
 /// # Safety
-/// `request` is NULL or came from an asynchronous call and was not waited for yet; it must not be used
-/// afterwards.
+/// `out` may be written.
+pub(super) unsafe fn return_request(
+    out: *mut *mut flexring_request,
+    outcomes: Vec<Arc<CallOutcome>>,
+) -> Result<()> {
+    match REQUESTS.insert(flexring_request { outcomes }) {
+        Ok(request) => {
+            // SAFETY: the caller guarantees that it may be written.
+            unsafe { out.write(request) };
+            Ok(())
+        }
+        Err((request, error)) => {
+            // The calls have begun, and their buffers are the caller's as soon as this returns.
+            request.outcomes.iter().for_each(|outcome| drop(outcome.wait()));
+            Err(error)
+        }
+    }
+}
+
+/// Waits until the call is over, frees the request, and returns the call's result. If a signal handler or a callback calls it during a
+/// call of the same communicator, and the request is not over, it returns FLEXRING_INVALID_ARGUMENT and does not free the request.
+///
+/// # Safety
+/// No other thread uses `request`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_wait(request: *mut flexring_request) -> flexring_result {
     guarded(|| {
-        check_pointer(request, "flexring_wait", "the request")?;
-        // SAFETY: the caller guarantees that the request is live and used by no other thread, so it is owned
-        // here.
-        let request = unsafe { Box::from_raw(request) };
+        // SAFETY: the caller guarantees that no other thread takes it.
+        let waits = unsafe { REQUESTS.get(request, "flexring_wait")? };
+        waits.outcomes.iter().try_for_each(|outcome| outcome.check_not_nested())?;
+        let request = REQUESTS.take(request, "flexring_wait")?;
         // All of them end, whether one fails or not: their buffers are the caller's afterwards.
         request.outcomes.iter().map(|outcome| outcome.wait()).fold(Ok(()), Result::and)
     })
@@ -397,16 +422,15 @@ pub unsafe extern "C" fn flexring_wait(request: *mut flexring_request) -> flexri
 /// called in either case.
 ///
 /// # Safety
-/// `request` is NULL or live; `done` is NULL or points to an int that may be written.
+/// No other thread waits for `request`; `done` is NULL or points to an int that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_test(
     request: *const flexring_request,
     done: *mut c_int,
 ) -> flexring_result {
     guarded(|| {
-        check_pointer(request, "flexring_test", "the request")?;
-        // SAFETY: the caller guarantees that a request that is not NULL is live.
-        let request = unsafe { &*request };
+        // SAFETY: the caller guarantees that no other thread takes it.
+        let request = unsafe { REQUESTS.get(request, "flexring_test")? };
         check_pointer(done, "flexring_test", "done")?;
         request.outcomes.iter().try_for_each(|outcome| outcome.check_process())?;
         let is_over = request.outcomes.iter().all(|outcome| outcome.is_over());

@@ -1,10 +1,12 @@
 //! Communicators as handles.
 
+use super::handles::HandleTable;
 use super::status::{check_pointer, flexring_result, guarded};
 use super::unique_id::flexring_unique_id;
 use crate::bootstrap::{Identity, UniqueId};
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, abort_unfinished};
 use crate::error::{Error, Result};
+use crate::process;
 use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
@@ -18,10 +20,21 @@ pub struct flexring_comm {
     pub(super) communicator: Communicator,
 }
 
+/// The live communicators.
+static COMMS: HandleTable<flexring_comm> = HandleTable::new("communicator", "freed");
+
+/// A handle of this communicator.
+pub(super) fn handle_of(communicator: Communicator) -> Result<*mut flexring_comm> {
+    process::at_exit(|| {
+        flexring_abort_unfinished(0);
+    });
+    COMMS.insert(flexring_comm { communicator }).map_err(|(_, error)| error)
+}
+
 /// The communicator behind a handle. Fails in a forked child of the process that created it.
 ///
 /// # Safety
-/// `comm` is NULL or was returned by a `flexring_comm_init_*` function and not freed yet.
+/// No other thread frees `comm` meanwhile.
 pub(super) unsafe fn borrow<'a>(comm: *const flexring_comm, function: &str) -> Result<&'a flexring_comm> {
     // SAFETY: the caller's contract is the same.
     let comm = unsafe { borrow_anywhere(comm, function)? };
@@ -34,10 +47,8 @@ pub(super) unsafe fn borrow<'a>(comm: *const flexring_comm, function: &str) -> R
 /// # Safety
 /// As for [`borrow`].
 unsafe fn borrow_anywhere<'a>(comm: *const flexring_comm, function: &str) -> Result<&'a flexring_comm> {
-    check_pointer(comm, function, "the communicator")?;
-    // SAFETY: the caller guarantees that a pointer that is not NULL is a live handle, and handles are only
-    // borrowed shared.
-    Ok(unsafe { &*comm })
+    // SAFETY: the caller's contract is the same.
+    unsafe { COMMS.get(comm, function) }
 }
 
 /// [`borrow`], but `None` in a forked child.
@@ -63,9 +74,9 @@ unsafe fn return_handle(
     make: impl FnOnce() -> Result<Communicator>,
 ) -> Result<()> {
     check_pointer(out, function, "out")?;
-    let handle = Box::new(flexring_comm { communicator: make()? });
+    let handle = handle_of(make()?)?;
     // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
-    unsafe { out.write(Box::into_raw(handle)) };
+    unsafe { out.write(handle) };
     Ok(())
 }
 
@@ -213,9 +224,9 @@ pub unsafe extern "C" fn flexring_comm_split(
         let comm = unsafe { borrow(comm, FUNCTION)? };
         check_pointer(out, FUNCTION, "out")?;
         let made = comm.communicator.split(color, key)?;
-        let handle = made.map(|communicator| Box::new(flexring_comm { communicator }));
+        let handle = made.map(handle_of).transpose()?;
         // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
-        unsafe { out.write(handle.map_or(std::ptr::null_mut(), Box::into_raw)) };
+        unsafe { out.write(handle.unwrap_or(std::ptr::null_mut())) };
         Ok(())
     })
 }
@@ -319,20 +330,36 @@ pub unsafe extern "C" fn flexring_comm_abort_on_exit(
     })
 }
 
-/// Frees a communicator. Always succeeds, also after errors; NULL is allowed. Waits for asynchronous calls.
-/// Memory of flexring_alloc must have been freed by flexring_free. In a forked child it only frees the handle.
+/// Frees a communicator, also after errors; NULL is allowed. Waits for asynchronous calls. Memory of flexring_alloc must have been
+/// freed by flexring_free. In a forked child it only frees the handle.
 ///
 /// # Safety
-/// `comm` is NULL or a live handle that no other thread uses; it must not be used afterwards.
+/// No other thread uses `comm`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_comm_free(comm: *mut flexring_comm) -> flexring_result {
+    const FUNCTION: &str = "flexring_comm_free";
     guarded(|| {
-        if !comm.is_null() {
-            check_pointer(comm, "flexring_comm_free", "the communicator")?;
-            // SAFETY: the caller guarantees that the handle is live and used by no other thread, so it is
-            // owned here.
-            drop(unsafe { Box::from_raw(comm) });
+        if comm.is_null() {
+            return Ok(());
         }
+        // SAFETY: the caller guarantees that no other thread frees it.
+        unsafe { borrow_anywhere(comm, FUNCTION)? }.communicator.check_not_nested()?;
+        let comm = COMMS.take(comm, FUNCTION)?;
+        if comm.communicator.is_abandoned() {
+            // Threads that the exit ends may be in its calls.
+            std::mem::forget(comm);
+        }
+        Ok(())
+    })
+}
+
+/// Aborts, on all ranks, the communicators of this process that have calls which are not over within `patience_ms` milliseconds;
+/// freeing them waits for nothing afterwards. For the exit of a program, which must not wait for other ranks. exit() calls it, with 0,
+/// before it runs the destructors of objects that were made before the first communicator.
+#[unsafe(no_mangle)]
+pub extern "C" fn flexring_abort_unfinished(patience_ms: c_int) -> flexring_result {
+    guarded(|| {
+        abort_unfinished(Duration::from_millis(u64::try_from(patience_ms).unwrap_or(0)));
         Ok(())
     })
 }

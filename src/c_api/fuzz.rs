@@ -61,7 +61,7 @@ fn check(result: flexring_result) -> bool {
 fn calls_with_any_arguments() {
     let communicator =
         Communicator::with_config(&Config::default(), &Identity::alone()).expect("a world of one");
-    let comm = Box::into_raw(Box::new(flexring_comm { communicator }));
+    let comm = handle_of(communicator).expect("a handle");
     let seeds: Vec<Vec<u8>> =
         (0..21u8).map(|function| vec![function, 1, 6, 3, 10, 7, 0, 0, 0, 0, 0, 0, 0, 0]).collect();
     // Vectors are staged in buffers of the communicator; a new communicator of one rank takes some, too.

@@ -2,7 +2,7 @@
 //! [`flexring_all_reduce`](super::collectives::flexring_all_reduce).
 
 use super::checks;
-use super::collectives::{RawCall, flexring_request};
+use super::collectives::{RawCall, flexring_request, return_request};
 use super::comm::{borrow, flexring_comm};
 use super::status::{check_pointer, flexring_result, guarded};
 use super::types::flexring_dtype;
@@ -274,8 +274,7 @@ pub unsafe extern "C" fn flexring_group_end_async(out: *mut *mut flexring_reques
         // SAFETY: the caller guarantees handles, streams and buffers.
         let outcomes = unsafe { start("flexring_group_end_async", calls)? };
         // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
-        unsafe { out.write(Box::into_raw(Box::new(flexring_request { outcomes }))) };
-        Ok(())
+        unsafe { return_request(out, outcomes) }
     })
 }
 

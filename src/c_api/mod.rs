@@ -14,6 +14,7 @@ pub mod exchanges;
 #[cfg(test)]
 mod fuzz;
 pub mod groups;
+mod handles;
 pub mod interrupt;
 pub mod statistics;
 pub mod status;

@@ -71,12 +71,19 @@ pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
     error.kind().into()
 }
 
-/// Checks a pointer that a caller passed as `name`: it is not NULL, and aligned.
+/// Checks that a pointer that a caller passed as `name` is not NULL.
 #[inline]
-pub(super) fn check_pointer<T>(pointer: *const T, function: &str, name: &str) -> Result<()> {
+pub(super) fn check_not_null<T>(pointer: *const T, function: &str, name: &str) -> Result<()> {
     if pointer.is_null() {
         return Err(Error::invalid_argument(format!("{function}: {name} is NULL")));
     }
+    Ok(())
+}
+
+/// Checks a pointer that a caller passed as `name`: it is not NULL, and aligned.
+#[inline]
+pub(super) fn check_pointer<T>(pointer: *const T, function: &str, name: &str) -> Result<()> {
+    check_not_null(pointer, function, name)?;
     if !pointer.is_aligned() {
         let bytes = align_of::<T>();
         let message = format!("{function}: {name} at {pointer:p} is not aligned to {bytes} bytes");

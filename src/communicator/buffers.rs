@@ -42,6 +42,7 @@ impl Communicator {
     /// [`deregister_piece`](Self::deregister_piece). For GPU memory, both wait until no call of this process runs
     /// on a GPU.
     pub(crate) fn register_piece(&self, piece: Piece) -> Result<()> {
+        self.check_not_nested()?;
         if piece.is_host() {
             let may_share = self.may_share(piece.as_ptr(), piece.len())?;
             return self.runner.user_memory.register(piece, may_share);
@@ -66,6 +67,7 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` if it is not registered; `Timeout` if the call still runs after `FLEXRING_TIMEOUT_MS`: it stays registered.
     pub(crate) fn deregister_piece(&self, piece: Piece) -> Result<()> {
+        self.check_not_nested()?;
         let runner = &*self.runner;
         let CallRunner { user_memory, timeout, .. } = runner;
         let deregister = || user_memory.deregister(piece, *timeout, &|| runner.check_waiting());

@@ -42,6 +42,11 @@ pub(super) struct QueueTicket<Q: Deref<Target = CallQueue> = Arc<CallQueue>> {
 }
 
 impl CallQueue {
+    /// Whether all calls are over.
+    pub(super) fn is_idle(&self) -> bool {
+        self.serves(self.next.load(Ordering::Relaxed))
+    }
+
     /// Whether it is the turn of the ticket `number`. What was written in earlier turns is visible then.
     fn serves(&self, number: u64) -> bool {
         self.serving.load(Ordering::Acquire) == number

@@ -13,6 +13,7 @@ use super::launch_group::{Launch, ReadyLaunch};
 use super::registration_gate::{LaunchPermit, permit};
 use super::request::WaitCheck;
 use super::runner::CallRunner;
+use super::thread_calls::{ThreadCall, nested};
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::call::Collective;
 use crate::device::CallerStream;
@@ -82,6 +83,7 @@ impl Communicator {
             // An empty call has no memory, so it needs no stream.
             return self.submit(checked);
         }
+        let _call = self.begin_call()?;
         let runner = &self.runner;
         checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
         let (small, collective) = (runner.is_small(&checked), checked.collective);
@@ -129,6 +131,14 @@ impl WaitCheck for CallRunner {
 
     fn check(&self) {
         self.check_waiting();
+    }
+
+    fn abandon(&self) {
+        self.abort(super::PANICKED);
+    }
+
+    fn check_not_nested(&self) -> Result<()> {
+        if ThreadCall::is_in(&self.queue) { Err(nested()) } else { Ok(()) }
     }
 }
 

@@ -41,8 +41,10 @@ mod scale;
 mod shared_call;
 mod shrink;
 mod split;
+mod thread_calls;
 mod timeline;
 mod tuning;
+mod unfinished;
 mod user_memory;
 mod worker;
 mod worker_pool;
@@ -53,6 +55,7 @@ pub(crate) use checked_call::{CallValidator, CheckedCall};
 pub use groups::{Operation, OwnedOperation};
 pub(crate) use request::CallOutcome;
 pub use request::{Owned, Request};
+pub(crate) use unfinished::abort_unfinished;
 pub use user_memory::Registered;
 
 use crate::bootstrap::{ControlConnection, Identity, UniqueId, identity};
@@ -74,13 +77,18 @@ use request::WaitCheck;
 use runner::{CallRunner, QueuedCall, RunnerState};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use thread_calls::ThreadCall;
 use worker::Worker;
+
+/// What the abort of a call that a panic leaves behind says to the other ranks.
+const PANICKED: &str = "its program panicked during a call";
 
 /// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order, apart from
 /// [sends and receives](Self::group).
 ///
 /// Calls may come from any thread; they run one at a time. After an error the communicator refuses all
 /// further calls on every rank. Drop it and make a new one, or let the ranks that are left [`shrink`](Self::shrink) it.
+/// Dropping it waits for calls that are not over; while the thread panics it aborts them on all ranks.
 ///
 /// A forked child of this process cannot use the communicator: threads and connections do not survive a fork. There, calls
 /// fail with `InvalidArgument`, and dropping the communicator has no effect on the parent.
@@ -144,6 +152,7 @@ impl Communicator {
         log::info!("{}", runner.summary);
         let creator = CreatorProcess::current();
         let (runner, submissions, worker) = (Arc::new(runner), Mutex::new(()), Worker::new());
+        unfinished::watch(&runner);
         Self { creator, runner, submissions, worker, blueprint }
     }
 
@@ -218,6 +227,7 @@ impl Communicator {
             let message = format!("the plan is for {planned} ranks, but there are {world}");
             return Err(Error::invalid_argument(message));
         }
+        let _call = self.begin_call()?;
         let ticket = QueueTicket::take(&*self.runner.queue);
         self.runner.wait_turn(&ticket);
         let RunnerState { executor, adaptation, plans_digest, .. } = &mut *self.runner.lock_state();
@@ -235,6 +245,7 @@ impl Communicator {
     /// The error that ended the communicator, if it has failed.
     pub fn synchronize(&self) -> Result<()> {
         self.check_process()?;
+        let _call = self.begin_call()?;
         let ticket = QueueTicket::take(&*self.runner.queue);
         self.runner.wait_turn(&ticket);
         drop(ticket);
@@ -273,12 +284,34 @@ impl Communicator {
         self.creator.is_current()
     }
 
+    /// Whether the exit of the process has ended its calls, while other threads may still be in them.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.runner.abandoned.load(Ordering::Relaxed)
+    }
+
     /// Checks that this process has created the communicator.
     ///
     /// # Errors
     /// `InvalidArgument` in a forked child.
     pub(crate) fn check_process(&self) -> Result<()> {
         self.creator.check("this communicator")
+    }
+
+    /// Begins a call of this thread that waits for others of the communicator.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if this thread is in such a call.
+    #[inline]
+    fn begin_call(&self) -> Result<ThreadCall> {
+        ThreadCall::begin(&self.runner.queue)
+    }
+
+    /// Checks that this thread is in no call of the communicator, for which it would wait.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is in one.
+    pub(crate) fn check_not_nested(&self) -> Result<()> {
+        WaitCheck::check_not_nested(&*self.runner)
     }
 
     /// Checks arguments of calls of this rank.
@@ -290,6 +323,7 @@ impl Communicator {
     pub(crate) fn run(&self, checked: &CheckedCall) -> Result<()> {
         let _default = DefaultFloatEnvironment::enter();
         self.check_process()?;
+        let _call = self.begin_call()?;
         let ticket = QueueTicket::take(&*self.runner.queue);
         self.pass_launch(checked.is_collective());
         self.runner.wait_turn(&ticket);
@@ -300,6 +334,7 @@ impl Communicator {
     /// Starts a checked call on the worker. The pieces must stay valid until the outcome is set.
     pub(crate) fn submit(&self, checked: CheckedCall) -> Result<Arc<CallOutcome>> {
         self.check_process()?;
+        let _call = self.begin_call()?;
         let is_collective = checked.is_collective();
         let outcome = self.enqueue(&self.lock_submissions(), checked, None)?;
         self.pass_launch(is_collective);
@@ -335,8 +370,8 @@ impl Communicator {
         Ok(outcome)
     }
 
-    /// Leaves everything as it is, in a forked child: its threads do not exist here, and its links, its devices and its
-    /// shared memory are those of the parent.
+    /// Leaves everything as it is: in a forked child, where its threads do not exist, and its links, its devices and its
+    /// shared memory are those of the parent; and where the process exits.
     fn leak(&mut self) {
         std::mem::forget(Arc::clone(&self.runner));
         self.worker.leak();
@@ -359,11 +394,15 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if !self.is_in_creator() {
+        if !self.is_in_creator() || self.is_abandoned() {
             self.leak();
             return;
         }
         reach(FaultPoint::LeaveBegins);
+        if std::thread::panicking() && !self.runner.queue.is_idle() {
+            // The other ranks may never make the calls that this one waits for.
+            self.runner.abort(PANICKED);
+        }
         self.runner.leaving.store(true, Ordering::Release);
         self.runner.watch_gpu(|| self.worker.is_idle());
         self.worker.wait_idle();

@@ -44,6 +44,12 @@ pub(super) trait WaitCheck: Send + Sync {
 
     /// Ends the call if it cannot end by itself, or if the program wants the thread back.
     fn check(&self);
+
+    /// Ends all calls, because the thread panics.
+    fn abandon(&self);
+
+    /// Fails if this thread is in a call, for which it would wait.
+    fn check_not_nested(&self) -> Result<()>;
 }
 
 /// The result of a call, shared by its caller and the thread that runs it.
@@ -86,6 +92,17 @@ impl CallOutcome {
         !self.creator.is_current() || self.lock().is_some()
     }
 
+    /// Checks that a wait of this thread can end: the call is over, or does not wait for one that this thread is in.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it cannot.
+    pub(crate) fn check_not_nested(&self) -> Result<()> {
+        match self.check.upgrade() {
+            Some(check) if !self.is_over() => check.check_not_nested(),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks that this process has started the call.
     ///
     /// # Errors
@@ -106,7 +123,8 @@ impl std::fmt::Debug for CallOutcome {
 }
 
 /// A call that was started by [`all_reduce_async`](super::Communicator::all_reduce_async) or another method of that kind.
-/// It owns the call's vectors until the call is over; dropping the request waits for that.
+/// It owns the call's vectors until the call is over; dropping the request waits for that. While the thread panics it aborts the
+/// communicator first.
 #[derive(Debug)]
 pub struct Request<B> {
     pub(super) outcome: Arc<CallOutcome>,
@@ -132,6 +150,12 @@ impl<B> Request<B> {
 
 impl<B> Drop for Request<B> {
     fn drop(&mut self) {
+        if std::thread::panicking()
+            && !self.outcome.is_over()
+            && let Some(check) = self.outcome.check.upgrade()
+        {
+            check.abandon();
+        }
         // The call uses the vector until its end, so the vector cannot be freed before.
         let _ = self.outcome.wait();
     }

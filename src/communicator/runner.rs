@@ -55,6 +55,8 @@ pub(super) struct CallRunner {
     pub launch_member: Option<LaunchMember>,
     /// Whether the communicator is being dropped.
     pub leaving: AtomicBool,
+    /// Whether the process exits without waiting for its calls.
+    pub abandoned: AtomicBool,
     pub state: Mutex<RunnerState>,
     /// Locked for short, also by callers while a call runs; after `state` where both are.
     pub plans: Mutex<Plans>,
@@ -371,7 +373,7 @@ impl CallRunner {
 mod tests {
     use crate::config::{Algorithm, Config, Lowering};
     use crate::{Communicator, ErrorKind, ReduceOp, Result};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     /// Bytes of scratch memory of a rank after a reduce-scatter of four ranks with `lowering`, of `count` elements of 4 bytes.
     fn scratch_after_reduce_scatter(lowering: Lowering, count: usize) -> usize {
@@ -418,6 +420,31 @@ mod tests {
         assert!(kinds.contains(&error.kind()), "{error}");
         assert!(error.message().contains("rank 0: flexring panicked"), "{error}");
         assert!(error.message().ends_with("a test wants a panic"), "{error}");
+    }
+
+    #[test]
+    fn a_panic_of_the_program_waits_for_no_other_rank() {
+        let config = Config { timeout: Duration::from_secs(120), ..Config::default() };
+        let begun = Instant::now();
+        for keeps_request in [true, false] {
+            let mut ranks = Communicator::local_with(&config, 2).expect("two ranks");
+            let (second, first) = (ranks.pop().expect("a rank"), ranks.pop().expect("a rank"));
+            let program = std::thread::spawn(move || {
+                let request = first.all_reduce_async(vec![1f32; 1000], ReduceOp::Sum).expect("a request");
+                let _kept = if keeps_request {
+                    Some(request)
+                } else {
+                    std::mem::forget(request);
+                    None
+                };
+                panic!("on purpose");
+            });
+            assert!(program.join().is_err());
+            let error = second.all_reduce(&mut [1f32; 1000], ReduceOp::Sum).expect_err("rank 0 panicked");
+            assert_eq!(error.kind(), ErrorKind::Aborted);
+            assert!(error.message().contains("rank 0: its program panicked during a call"), "{error}");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60));
     }
 
     #[test]

@@ -135,6 +135,7 @@ impl CallRunnerBuilder<'_> {
             gpu_state,
             launch_member,
             leaving: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             user_memory,
             block_lists: BlockLists::default(),
             state: Mutex::new(RunnerState {

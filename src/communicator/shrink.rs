@@ -34,6 +34,7 @@ impl Communicator {
         let _default = DefaultFloatEnvironment::enter();
         self.check_process()?;
         let exclude = self.excluded(exclude)?;
+        self.check_not_nested()?;
         // Calls that are running or queued end first. Whether they failed does not matter, unless the program interrupted
         // the wait.
         let watch = InterruptWatch::start();

@@ -68,6 +68,16 @@ fn an_abort_ends_a_blocked_call_at_once() {
 }
 
 #[test]
+fn closed_descriptors_are_not_taken_and_end_no_process_in_a_wait() {
+    passes("closed_descriptors");
+}
+
+#[test]
+fn misused_handles_nested_calls_and_early_exits_are_errors() {
+    passes("misuse");
+}
+
+#[test]
 fn forked_children_cannot_use_communicators_and_hide_no_death() {
     passes("fork");
 }
