@@ -38,8 +38,9 @@ pub struct Arena {
     file: Option<ArenaFile>,
     /// Bytes of the file, for most of which there are no pages, nor addresses.
     len: usize,
-    /// What is mapped, in the order of offsets.
-    segments: [OnceLock<ArenaSegment>; SEGMENTS],
+    /// What is mapped, in the order of offsets. The first segment stands alone, because every call searches it.
+    first: ArenaSegment,
+    further: [OnceLock<ArenaSegment>; SEGMENTS - 1],
     space: Mutex<Space>,
     /// Bytes that [`alloc`](Self::alloc) has handed out, and how many it may.
     allocated: AtomicUsize,
@@ -53,12 +54,24 @@ struct ArenaSegment {
     map: Reservation,
 }
 
+impl ArenaSegment {
+    fn contains(&self, offset: usize) -> bool {
+        (self.start..self.start + self.map.len()).contains(&offset)
+    }
+
+    /// The offset in the arena of the accessible `len` bytes at an address.
+    #[inline]
+    fn offset(&self, start: *const u8, len: usize) -> Option<usize> {
+        let offset = (start as usize).checked_sub(self.map.start() as usize)?;
+        (offset.checked_add(len)? <= self.map.accessible()).then_some(self.start + offset)
+    }
+}
+
 /// What of an arena is free.
 #[derive(Debug)]
 struct Space {
     /// In the segments.
     free: FreeList,
-    segments: usize,
     /// Bytes of all segments.
     mapped: usize,
     /// Where the next segment starts. There is a gap between segments, so that no range spans two.
@@ -95,12 +108,13 @@ impl Arena {
         if let Some(file) = &file {
             file.seal(len).map_err(|cause| Error::io("cannot create shared memory", cause))?;
         }
-        let segments = [const { OnceLock::new() }; SEGMENTS];
-        let space = Space { free: FreeList::default(), segments: 0, mapped: 0, next: 0 };
+        let mut space = Space { free: FreeList::default(), mapped: 0, next: 0 };
+        let first = Self::map_segment(file.as_ref(), len, &mut space, fixed)?;
         let arena = Self {
             file,
             len,
-            segments,
+            first,
+            further: [const { OnceLock::new() }; SEGMENTS - 1],
             space: Mutex::new(space),
             allocated: AtomicUsize::new(0),
             most_allocated,
@@ -136,28 +150,41 @@ impl Arena {
         }
     }
 
-    /// Maps a further segment, with room for `len` bytes at a multiple of a huge page.
-    fn add_segment(&self, space: &mut Space, len: usize) -> Result<()> {
+    /// Maps the next segment of an arena of `total` bytes, with room for `len` bytes at a multiple of a huge page.
+    fn map_segment(
+        file: Option<&ArenaFile>,
+        total: usize,
+        space: &mut Space,
+        len: usize,
+    ) -> Result<ArenaSegment> {
         let needed = len.checked_next_multiple_of(HUGE).ok_or_else(|| out_of_memory(len))?;
         let start = space.next;
-        let room = self.len.saturating_sub(start);
-        let segment = self.segments.get(space.segments).filter(|_| needed <= room);
-        let segment = segment.ok_or_else(|| out_of_memory(len))?;
+        let room = total.saturating_sub(start);
+        if needed > room {
+            return Err(out_of_memory(len));
+        }
         let usual = address_space().map_or(space.mapped.max(SEGMENT), |limit| limit / SEGMENTS / HUGE * HUGE);
         let mut bytes = usual.clamp(needed, room);
         // This reserves address space only; pages are allocated when they are touched. Where it is short, try again with half.
         let map = loop {
-            match Reservation::new(self.file.as_ref().map(AsFd::as_fd), start, bytes, true) {
+            match Reservation::new(file.map(AsFd::as_fd), start, bytes, true) {
                 Ok(map) => break map,
                 Err(_) if bytes > needed => bytes = (bytes / 2).next_multiple_of(HUGE).max(needed),
                 Err(cause) => return Err(not_mapped(bytes, cause)),
             }
         };
         space.free.free(start, bytes);
-        (space.segments, space.mapped) = (space.segments + 1, space.mapped + bytes);
+        space.mapped += bytes;
         space.next = start + bytes + HUGE;
+        Ok(ArenaSegment { start, map })
+    }
+
+    /// Maps a further segment.
+    fn add_segment(&self, space: &mut Space, len: usize) -> Result<()> {
+        let place = self.further.iter().find(|place| place.get().is_none());
+        let place = place.ok_or_else(|| out_of_memory(len))?;
         // Only this function sets it, under the lock.
-        let _ = segment.set(ArenaSegment { start, map });
+        let _ = place.set(Self::map_segment(self.file.as_ref(), self.len, space, len)?);
         Ok(())
     }
 
@@ -182,11 +209,12 @@ impl Arena {
 
     /// The segment that contains an offset.
     fn segment(&self, offset: usize) -> Option<&ArenaSegment> {
-        self.segments().find(|segment| (segment.start..segment.start + segment.map.len()).contains(&offset))
+        let first = Some(&self.first).filter(|first| first.contains(offset));
+        first.or_else(|| self.further().find(|segment| segment.contains(offset)))
     }
 
-    fn segments(&self) -> impl Iterator<Item = &ArenaSegment> {
-        self.segments.iter().map_while(OnceLock::get)
+    fn further(&self) -> impl Iterator<Item = &ArenaSegment> {
+        self.further.iter().map_while(OnceLock::get)
     }
 
     /// Allocates the pages of a range, which starts on a page, so that touching them later neither fails nor faults. Their
@@ -291,10 +319,8 @@ impl Arena {
     }
 
     fn offset(&self, start: *const u8, len: usize) -> Option<usize> {
-        self.segments().find_map(|segment| {
-            let offset = (start as usize).checked_sub(segment.map.start() as usize)?;
-            (offset.checked_add(len)? <= segment.map.accessible()).then_some(segment.start + offset)
-        })
+        let first = self.first.offset(start, len);
+        first.or_else(|| self.further().find_map(|segment| segment.offset(start, len)))
     }
 
     /// Allocates `len` zeroed bytes, aligned to a page at least, and returns their offset. Their pages exist.
@@ -502,7 +528,7 @@ mod tests {
     #[test]
     fn only_what_was_used_is_accessible_and_little_is_mapped() {
         let arena = Arena::new(1).expect("memory");
-        assert_eq!(arena.segments().map(|segment| segment.map.len()).sum::<usize>(), SEGMENT);
+        assert_eq!((arena.first.map.len(), arena.further().count()), (SEGMENT, 0));
         assert_eq!((arena.piece(HUGE - 1, 1).is_some(), arena.piece(HUGE, 1)), (true, None));
         let offset = arena.reserve(3 * HUGE).expect("addresses");
         assert!(arena.piece(offset, 3 * HUGE).is_some());
@@ -528,7 +554,7 @@ mod tests {
         };
         let before = committed();
         let arenas = [0; 8].map(|_| Arena::new(1).expect("memory"));
-        let reserved = arenas.iter().map(|arena| arena.reserve(64 << 30).expect("addresses")).count();
+        let reserved = arenas.each_ref().map(|arena| arena.reserve(64 << 30).expect("addresses")).len();
         // Other processes allocate, too, but not that much.
         assert!(committed() < before + (reserved << 36), "{before} bytes before");
     }

@@ -110,12 +110,12 @@ impl PeerArena {
     /// `System` if it cannot be mapped.
     pub fn piece(&self, offset: usize, len: usize) -> Result<Option<Piece>> {
         let Some(end) = offset.checked_add(len).filter(|end| *end <= self.len) else { return Ok(None) };
-        if let Source::Private(arena) = &self.source {
-            return Ok(arena.piece(offset, len));
-        }
         let find = |windows: &[Window]| windows.iter().find_map(|window| window.piece(offset, len));
         if let Some(piece) = find(&self.windows.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(Some(piece));
+        }
+        if let Source::Private(arena) = &self.source {
+            return Ok(arena.piece(offset, len));
         }
         let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
         // It may be mapped and not accessible yet, or another thread may have mapped it meanwhile.

@@ -77,6 +77,7 @@ impl Reservation {
     }
 
     /// The first address.
+    #[inline]
     pub(super) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -87,6 +88,7 @@ impl Reservation {
     }
 
     /// Bytes at the front that are accessible.
+    #[inline]
     pub(super) fn accessible(&self) -> usize {
         self.accessible.load(Ordering::Acquire)
     }
@@ -108,6 +110,7 @@ impl Reservation {
     }
 
     /// A range; `None` if it is not wholly accessible.
+    #[inline]
     pub(super) fn piece(&self, offset: usize, len: usize) -> Option<Piece> {
         if offset.checked_add(len)? > self.accessible() {
             return None;
