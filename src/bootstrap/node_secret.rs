@@ -1,25 +1,28 @@
-//! A secret for the ranks of one node that needs no setting: rank 0 draws it, and hands it to processes of its own user.
+//! A secret for the ranks of one node that needs no setting: rank 0 draws it, and hands it to processes of its own user and PID
+//! namespace.
 //!
 //! Owns the Unix socket over which it travels. Must not know what the secret is used for.
 //!
-//! The name of the socket is not secret: the kernel tells each end the user of the other, and each refuses other users. The
+//! The name of the socket is not secret: the kernel tells each end the process of the other, and each refuses those of other users and containers. The
 //! name lies in the abstract namespace, which belongs to the network namespace as the loopback interface does. So every process
-//! that reaches rank 0 over loopback reaches the socket, in whatever container it runs, and no file is left behind.
+//! that reaches rank 0 over loopback reaches the socket, and no file is left behind.
 
 use crate::descriptor;
+use crate::logging::WarningLimit;
 use crate::process::ClosedInChild;
 use crate::secret::SecretKey;
-use crate::transport::credentials::foreign_user;
+use crate::transport::credentials::foreign_process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::net::{SocketAddrUnix, SocketType, bind, connect, listen, recv, send};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Once;
 use std::time::{Duration, Instant};
 
 /// How long rank 0 may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// What ranks do that cannot get the secret this way.
+const FIX: &str = "if it is a rank of this job, set FLEXRING_SECRET on all ranks";
 /// Connections served before the coordinator's other clients are served again.
 const BATCH: usize = 256;
 /// Length of the queue of pending connections; the system may impose a lower limit.
@@ -56,7 +59,7 @@ impl NodeSecretListener {
         Ok(Self { _closed_in_child, socket, key: secret.key.clone() })
     }
 
-    /// Sends the secret to the processes of this user that have connected, and drops all others.
+    /// Sends the secret to the processes of this user and PID namespace that have connected, and drops all others.
     ///
     /// # Errors
     /// That of accepting, mostly that there is no descriptor left. The connection then waits.
@@ -67,9 +70,9 @@ impl NodeSecretListener {
                 Err(cause) if io::Error::from(cause).kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(cause) => return Err(cause.into()),
             };
-            if let Some(user) = foreign_user(&caller) {
-                static WARNED: Once = Once::new();
-                WARNED.call_once(|| log::warn!("did not hand the job's secret to a process of {user}"));
+            if let Some(owner) = foreign_process(&caller) {
+                static REFUSED: WarningLimit = WarningLimit::new();
+                REFUSED.warn(format_args!("did not hand the job's secret to a process of {owner}: {FIX}"));
                 continue;
             }
             // A new socket has room for it. A caller that is gone needs nothing.
@@ -98,8 +101,8 @@ pub(super) fn ask(name: &str) -> Result<SecretKey, String> {
     let ask = || -> io::Result<Result<SecretKey, String>> {
         let socket = descriptor::unix_socket(SocketType::STREAM)?;
         connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-        if let Some(user) = foreign_user(&socket) {
-            return Ok(Err(format!("the job's secret is offered by a process of {user}")));
+        if let Some(owner) = foreign_process(&socket) {
+            return Ok(Err(format!("the job's secret is offered by a process of {owner} ({FIX})")));
         }
         let mut bytes = [0; 32];
         let mut len = 0;

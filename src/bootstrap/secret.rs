@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::named_file;
 use crate::secret::SecretKey;
+use crate::transport::credentials::ambiguous_user;
 use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -120,7 +121,8 @@ impl SecretSource {
     /// one, and hands it to the others under the name that this returns with it.
     ///
     /// # Errors
-    /// As for [`of_settings`](Self::of_settings); `System` if there are no random numbers.
+    /// As for [`of_settings`](Self::of_settings); `InvalidSetting` if the kernel cannot tell this process's user from others;
+    /// `System` if there are no random numbers.
     pub(super) fn of_node(
         config: &Config,
         job: u128,
@@ -129,6 +131,12 @@ impl SecretSource {
     ) -> Result<(Self, Option<NodeSecret>)> {
         if given(config)?.is_some() {
             return Ok((Self::of_settings(config, job)?, None));
+        }
+        if let Some(user) = ambiguous_user() {
+            return Err(Error::invalid_setting(format!(
+                "the ranks of this job, which has no FLEXRING_SECRET, cannot recognize each other: this process runs as {user} (fix: \
+                 set FLEXRING_SECRET on all ranks)"
+            )));
         }
         let name = node_secret::name(job, port);
         if !is_rank_0 {

@@ -183,65 +183,139 @@ fn secret_sockets(port: u16) -> Vec<String> {
     sockets(&format!("flexring-secret-{port}-"))
 }
 
-/// Reads what the socket of this name sends, as this user, and returns the number of bytes.
-fn bytes_from(user: u32, name: &str) -> String {
+/// Reads what the socket of this name sends, in a process that the command `wrapper` starts, and returns the number of bytes.
+fn bytes_from(wrapper: &[&str], name: &str) -> String {
     let program = format!(
         "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect('\\0{name}'); print(len(s.recv(64)))"
     );
-    let user = format!("--reuid={user}");
-    let output = Command::new("setpriv")
-        .args([&user, "--clear-groups", "/usr/bin/python3", "-c", &program])
+    let output = Command::new(wrapper[0])
+        .args(&wrapper[1..])
+        .args(["/usr/bin/python3", "-c", &program])
         .output()
-        .expect("setpriv starts");
+        .expect("the wrapper starts");
     String::from_utf8_lossy(&output.stdout).trim().to_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// A rank of `perf` as mpirun starts two of them on one node, by the command `wrapper`.
+fn node_rank(wrapper: &[&str], rank: &str, port: u16, timeout_ms: u32) -> Child {
+    let mut command = Command::new(wrapper[0]);
+    command.args(&wrapper[1..]).arg(env!("CARGO_BIN_EXE_flexring"));
+    command.args(["perf", "-b", "8", "-e", "8", "-w", "1", "-n", "2"]).env_clear();
+    command.envs([
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ("PMIX_NAMESPACE", "security"),
+    ]);
+    command.env("FLEXRING_CONNECT_TIMEOUT_MS", timeout_ms.to_string());
+    command.env("OMPI_COMM_WORLD_RANK", rank).env("OMPI_COMM_WORLD_LOCAL_RANK", rank);
+    command.env("FLEXRING_MASTER_PORT", port.to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("started")
+}
+
+/// The name under which rank 0 of this port hands out its secret.
+fn secret_socket(port: u16) -> String {
+    let until = Instant::now() + LIMIT;
+    loop {
+        if let [name] = secret_sockets(port).as_slice() {
+            return name.clone();
+        }
+        assert!(Instant::now() < until, "rank 0 hands out no secret");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs a command as it is.
+const DIRECTLY: &[&str] = &["/usr/bin/env"];
+/// Runs a command as another user.
+const AS_NOBODY: &[&str] = &["setpriv", "--reuid=65534", "--clear-groups"];
+/// Runs a command as the same user in another PID and mount namespace, as another container on the host's network.
+const IN_CONTAINER: &[&str] = &["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"];
+
+/// Whether this machine can run the tests of other users and containers.
+fn can_be_others() -> bool {
+    let runs = |wrapper: &[&str]| {
+        Command::new(wrapper[0]).args(&wrapper[1..]).args(["/usr/bin/python3", "-c", ""]).output()
+    };
+    let can = rustix::process::geteuid().is_root()
+        && [AS_NOBODY, IN_CONTAINER]
+            .iter()
+            .all(|wrapper| runs(wrapper).is_ok_and(|out| out.status.success()));
+    if !can {
+        eprintln!("skipped: it needs root, setpriv, unshare, and python3, which connects");
+    }
+    can
 }
 
 #[test]
 fn another_user_of_the_node_gets_neither_secret_nor_status() {
-    let is_there = |path: &str| Path::new(path).exists();
-    if !rustix::process::geteuid().is_root() || !is_there("/usr/bin/setpriv") || !is_there("/usr/bin/python3")
-    {
-        eprintln!("skipped: only root can become another user, by setpriv, and python3 connects as that one");
+    if !can_be_others() {
         return;
     }
     with_watchdog(LIMIT, || {
         let port = free_port();
-        // As mpirun starts two ranks on one node.
-        let variables = [
-            ("OMPI_COMM_WORLD_SIZE", "2"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
-            ("PMIX_NAMESPACE", "security"),
-            ("FLEXRING_CONNECT_TIMEOUT_MS", "20000"),
-        ];
-        let rank = |rank: &str| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_flexring"));
-            command.args(["perf", "-b", "8", "-e", "8", "-w", "1", "-n", "2"]).env_clear();
-            command.envs(variables).env("OMPI_COMM_WORLD_RANK", rank).env("OMPI_COMM_WORLD_LOCAL_RANK", rank);
-            command.env("FLEXRING_MASTER_PORT", port.to_string());
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            command.spawn().expect("started")
-        };
-        let zero = rank("0");
-        let until = Instant::now() + LIMIT;
-        let name = loop {
-            if let [name] = secret_sockets(port).as_slice() {
-                break name.clone();
-            }
-            assert!(Instant::now() < until, "rank 0 hands out no secret");
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        assert_eq!(bytes_from(0, &name), "32");
-        assert_eq!(bytes_from(65_534, &name), "0");
-        let [name] = &sockets(&format!("flexring-status-0-{}-", zero.id()))[..] else {
+        let zero = node_rank(DIRECTLY, "0", port, 20_000);
+        let name = secret_socket(port);
+        let [status] = &sockets(&format!("flexring-status-0-{}-", zero.id()))[..] else {
             panic!("one coordinator")
         };
-        assert_eq!(bytes_from(0, name), "64", "as many as are read");
-        assert_eq!(bytes_from(65_534, name), "0");
-        for rank in [zero, rank("1")] {
+        // As many as are read of the status.
+        for (name, bytes) in [(&name, "32"), (status, "64")] {
+            assert_eq!(bytes_from(DIRECTLY, name), bytes);
+            assert_eq!(bytes_from(AS_NOBODY, name), "0");
+        }
+        for rank in [zero, node_rank(DIRECTLY, "1", port, 20_000)] {
             let (output, text) = finish(rank);
             assert!(output.status.success(), "{text}");
         }
         assert!(secret_sockets(port).is_empty(), "the name is free once the job has ended");
+    });
+}
+
+/// Counter-example: a process of the same user in another container got the secret, and joined with shared memory.
+#[test]
+fn another_container_of_the_same_user_does_not_get_the_secret() {
+    if !can_be_others() {
+        return;
+    }
+    with_watchdog(LIMIT, || {
+        let port = free_port();
+        // Beside the job, and below it.
+        for wrapper in [IN_CONTAINER, DIRECTLY] {
+            let zero = node_rank(wrapper, "0", port, 3000);
+            let name = secret_socket(port);
+            assert_eq!(bytes_from(IN_CONTAINER, &name), "0", "rank 0 runs by {wrapper:?}");
+            let (output, text) = finish(node_rank(IN_CONTAINER, "1", port, 1500));
+            assert!(!output.status.success());
+            for part in ["offered by a process of another PID namespace", "set FLEXRING_SECRET on all ranks"]
+            {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+            let (output, text) = finish(zero);
+            assert!(!output.status.success());
+            let warning = "did not hand the job's secret to a process of another PID namespace";
+            assert_eq!(text.matches(warning).count(), 1, "{text}");
+        }
+    });
+}
+
+/// Counter-example: a job that ran as the overflow uid took every user that its namespace does not map for its own.
+#[test]
+fn a_job_of_a_user_that_is_not_unique_hands_out_no_secret() {
+    let unmapped = ["unshare", "--user"];
+    if !can_be_others() {
+        return;
+    }
+    with_watchdog(LIMIT, || {
+        let port = free_port();
+        let ranks = ["0", "1"].map(|rank| node_rank(&unmapped, rank, port, 3000));
+        for rank in ranks {
+            let (output, text) = finish(rank);
+            assert!(!output.status.success(), "{text}");
+            for part in ["runs as user 65534", "does not map", "set FLEXRING_SECRET on all ranks"] {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+        }
     });
 }
 

@@ -6,6 +6,7 @@
 
 use crate::descriptor;
 use crate::error::{Error, Result};
+use crate::logging::WarningLimit;
 use crate::transport::credentials::foreign_user;
 use rustix::io::Errno;
 use rustix::net::{
@@ -57,9 +58,7 @@ impl ChannelListener {
             match descriptor::accept_unix(&self.0) {
                 Ok(socket) => match foreign_user(&socket) {
                     None => return Ok(Some(DescriptorChannel(socket))),
-                    Some(user) => log::warn!(
-                        "refused a connection of {user} to the socket for the descriptors of this node's ranks"
-                    ),
+                    Some(user) => warn_of_refusal(&format!("it is one of {user}")),
                 },
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -155,6 +154,14 @@ impl AsFd for DescriptorChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Warns of a connection that is closed for this reason.
+pub(super) fn warn_of_refusal(reason: &str) {
+    static REFUSED: WarningLimit = WarningLimit::new();
+    REFUSED.warn(format_args!(
+        "refused a connection to the socket for the descriptors of this node's ranks: {reason}"
+    ));
 }
 
 fn address(name: &SocketName) -> rustix::io::Result<SocketAddrUnix> {

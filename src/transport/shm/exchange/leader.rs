@@ -2,7 +2,7 @@
 //!
 //! Owns who is refused. Must not know how packets are encoded.
 
-use super::channel::{ChannelListener, DescriptorChannel, PACKET_DESCRIPTORS, Received};
+use super::channel::{ChannelListener, DescriptorChannel, PACKET_DESCRIPTORS, Received, warn_of_refusal};
 use super::gathering::{Gathering, OwnDescriptors};
 use super::message::{Answer, ExchangeHello, MAX_PACKET};
 use crate::error::{Error, Result};
@@ -100,9 +100,7 @@ impl ExchangeLeader<'_> {
             Received::Packet(len, descriptors) => (len, descriptors),
         };
         let refuse = |reason: &str| {
-            log::warn!(
-                "refused a connection to the socket for the descriptors of this node's ranks: {reason}"
-            );
+            warn_of_refusal(reason);
             Ok(())
         };
         let Some(hello) = ExchangeHello::decode(&packet[..len], self.key) else {
