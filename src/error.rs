@@ -3,7 +3,9 @@
 //! Owns [`Error`] and [`ErrorKind`]. Errors are sent to other ranks over the control connection, so kind, message
 //! and suspect are serialized. Must not know who raises an error or who handles it.
 
+use crate::peer_text::{self, PeerText};
 use crate::rank::Rank;
+use rustix::process::{Resource, getrlimit};
 use std::any::Any;
 use std::fmt;
 use std::io;
@@ -76,6 +78,7 @@ pub struct Error(
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 struct ErrorParts {
     kind: ErrorKind,
+    #[serde(deserialize_with = "peer_text::lines")]
     message: String,
     /// The rank whose failure would explain this error.
     suspect: Option<Rank>,
@@ -107,13 +110,16 @@ impl Error {
     }
 
     /// An [`ErrorKind::System`] error for a failed system call: `context: cause`, with `cause` as its source. If the cause is
-    /// that there are no descriptors left, the message says how to get more.
+    /// a limit of this process or machine, the message says how to raise it.
     pub fn io(context: impl fmt::Display, cause: impl Into<io::Error>) -> Self {
         let cause = cause.into();
         let fix = match cause.raw_os_error() {
             Some(libc::EMFILE) => " (fix: raise the limit of descriptors of a process, `ulimit -n`)",
             Some(libc::ENFILE) => {
                 " (fix: raise the limit of open files of this machine, the sysctl fs.file-max)"
+            }
+            Some(libc::ENOMEM) if getrlimit(Resource::As).current.is_some() => {
+                " (fix: raise the limit of address space, `ulimit -v`)"
             }
             _ => "",
         };
@@ -178,6 +184,13 @@ impl Error {
         let is_named = self.message().split(&name).skip(1).any(is_whole);
         // `ranks 1 and 2 run different programs`
         if is_named || self.message().starts_with("ranks ") { self } else { self.context(name) }
+    }
+
+    /// Reduces the message to one line of limited length, without control characters: its sender is not authenticated.
+    #[must_use]
+    pub(crate) fn in_one_line(mut self) -> Self {
+        self.0.message = PeerText::from(&*self.0.message).to_string();
+        self
     }
 
     /// Keeps `source` as [`std::error::Error::source`]. The message must already say what matters in it.

@@ -21,6 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fault::{Fault, UNWATCHED_SLEEP};
 use crate::fault_point::{FaultPoint, reach};
 use crate::interrupt::longest_sleep;
+use crate::peer_text::PeerText;
 use crate::rank::Rank;
 use crate::transport::tcp::{check_connected, start_connecting};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -50,7 +51,7 @@ pub(super) struct Joiner<'a> {
 pub(super) struct Joined {
     pub(super) stream: FramedStream,
     /// Description of the coordinator's process.
-    pub(super) host_process: String,
+    pub(super) host_process: PeerText,
     /// The ranks of that process.
     pub(super) host_ranks: Vec<Rank>,
     pub(super) secret: JobSecret,
@@ -83,7 +84,7 @@ impl Joiner<'_> {
             (CoordinatorAnswer::Welcome { host, ranks }, stream, secret) => {
                 Ok(Joined { stream, host_process: host, host_ranks: ranks, secret })
             }
-            _ => Err(Error::internal("the coordinator did not answer a rank with a welcome")),
+            _ => Err(self.unexpected("a rank that joins")),
         }
     }
 
@@ -91,10 +92,16 @@ impl Joiner<'_> {
     pub(super) fn status(&self) -> Result<WorldStatus> {
         match self.ask(&mut FormerCoordinator::none())? {
             (CoordinatorAnswer::Status(status), ..) => Ok(status),
-            _ => Err(Error::internal(
-                "the coordinator answered a request for the status as if it came from a rank",
-            )),
+            _ => Err(self.unexpected("a request for the status")),
         }
+    }
+
+    /// The error of an answer that no coordinator gives.
+    fn unexpected(&self, request: &str) -> Error {
+        Error::disagreement(format!(
+            "{} did not answer {request} as this release of flexring does: do all ranks run the same build?",
+            self.target.name()
+        ))
     }
 
     /// Asks once which process listens there, and whether it serves the job that this one belongs to. `None` if that is no coordinator, or

@@ -55,8 +55,8 @@ pub(super) struct Client {
     pub(super) state: ClientState,
     /// The handshake, until it is complete.
     pub(super) admission: Option<Admission>,
-    /// Whether it has proved that it belongs to the job.
-    pub(super) authenticated: bool,
+    /// Whether it is the connection of a rank. All others are limited in number.
+    pub(super) is_rank: bool,
 }
 
 impl Client {
@@ -82,7 +82,7 @@ pub(super) struct Connections {
     node_secret: Option<NodeSecretListener>,
     /// Where processes of this user ask for the state of the ranks. `None` if the system has no such sockets.
     status_socket: Option<StatusSocket>,
-    /// Maximum number of unauthenticated connections. Beyond it some are dropped.
+    /// Maximum number of connections that are not those of ranks. Beyond it some are dropped.
     max_unauthenticated: usize,
     accept_resumes: Option<Instant>,
     clients: BTreeMap<ClientId, Client>,
@@ -239,7 +239,7 @@ impl Connections {
                 let state = ClientState::Unauthenticated { until: now + HANDSHAKE_TIMEOUT };
                 let admission = Some(Admission::AwaitOpening);
                 let host = address.ip().to_canonical();
-                let client = Client { stream, host, is_on_this_node, state, admission, authenticated: false };
+                let client = Client { stream, host, is_on_this_node, state, admission, is_rank: false };
                 self.clients.insert(self.next_id, client);
                 self.next_id += 1;
                 self.drop_excess(0);
@@ -253,12 +253,12 @@ impl Connections {
         Some(cause)
     }
 
-    /// Drops unauthenticated connections beyond the limit, and `at_least` so many if there are: always the oldest one of the
+    /// Drops connections that are not those of ranks beyond the limit, and `at_least` so many if there are: always the oldest one of the
     /// host that has most of them, so that one host cannot crowd out the others.
     fn drop_excess(&mut self, at_least: usize) {
         let mut by_host: BTreeMap<IpAddr, BTreeSet<ClientId>> = BTreeMap::new();
         for (id, client) in &self.clients {
-            if !client.authenticated {
+            if !client.is_rank {
                 by_host.entry(client.host).or_default().insert(*id);
             }
         }

@@ -9,7 +9,7 @@
 
 use super::call_state::{CallState, CallStateCell};
 use super::connect::{Joined, Joiner};
-use super::control_state::Shared;
+use super::control_state::{AwaitedExchange, Shared};
 use super::control_thread::ControlThread;
 use super::coordinator::Coordinator;
 use super::coordinator_target::CoordinatorTarget;
@@ -23,7 +23,7 @@ use super::port_owner::port_owner;
 use super::process::Process;
 use super::process_exit::EXIT_LIMIT;
 use super::protocol::{
-    HelloHeader, HelloParams, PART_ALLOWANCE, PARTS_LIMIT, Purpose, ToCoordinator, VERSION,
+    HelloHeader, HelloParams, Purpose, ToCoordinator, VERSION, decode, encode_value, part_limit,
 };
 use super::secret::{JobSecret, SecretSource};
 use super::shrink::CallsMade;
@@ -36,7 +36,7 @@ use crate::fault_point::{FaultPoint, reach};
 use crate::process::{CreatorProcess, spawn};
 use crate::rank::Rank;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -142,7 +142,7 @@ impl ControlConnection {
         });
         let (source, coordinator) = started?;
         let header = HelloHeader {
-            version: VERSION.to_owned(),
+            version: VERSION.into(),
             rank: identity.rank,
             world: identity.world,
             process: Process::current(),
@@ -195,10 +195,16 @@ impl ControlConnection {
         {
             log::debug!("no relay holds the control connection: {cause}");
         }
-        let control_thread = ControlThread::new(Arc::clone(&shared), stream, host_process, config.heartbeat);
         let builder = std::thread::Builder::new().name("flexring-ctrl".to_owned());
-        let thread = spawn(builder, move || control_thread.run())
-            .map_err(|cause| Error::io("cannot start the control connection's thread", cause))?;
+        // The thread gets the connection once it runs: if it cannot be started, the others learn why.
+        let (start, started) = mpsc::channel::<ControlThread>();
+        let body = move || started.recv().map_or((), ControlThread::run);
+        let thread = spawn(builder, body)
+            .map_err(|cause| Error::io("cannot start the control connection's thread", cause))
+            .inspect_err(|error| report_failure(&mut stream, error))?;
+        let control_thread = ControlThread::new(Arc::clone(&shared), stream, host_process, config.heartbeat);
+        // The thread waits for it.
+        let _ = start.send(control_thread);
         reach(FaultPoint::ControlThreadStarted);
         Ok(Self {
             rank: identity.rank,
@@ -265,7 +271,7 @@ impl ControlConnection {
     /// `InvalidArgument` if `mine` is longer than 64 KiB and than 8 MiB divided by the number of ranks; `Timeout`, naming the
     /// missing ranks, after `connect_timeout`; `PeerLost` if the coordinator's process has left; or the error that this world has already failed with.
     pub fn all_gather(&self, label: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let limit = (PARTS_LIMIT / self.world).max(PART_ALLOWANCE);
+        let limit = part_limit(self.world);
         reach(FaultPoint::ExchangeBegins);
         if mine.len() > limit {
             return Err(Error::invalid_argument(format!(
@@ -278,27 +284,21 @@ impl ControlConnection {
         self.shared.fault.check()?;
         *exchanges += 1;
         let expected = *exchanges;
+        let gathering = AwaitedExchange { number: expected, world: self.world, parts: Vec::new() };
+        self.shared.state().gathering = Some(gathering);
         self.shared.send(ToCoordinator::Gather {
             number: expected,
-            label: label.to_owned(),
+            label: label.into(),
             part: mine.to_vec(),
         });
         let mut parts = None;
         self.shared.wait(self.timeout + GRACE, |state| {
-            let world = self.world;
-            let is_complete =
-                |(number, parts): &mut (u64, Vec<_>)| *number == expected && parts.len() >= world;
-            parts = state.gathered.take_if(is_complete).map(|(_, parts)| parts);
+            parts = state.take_gathered();
             parts.is_some() || state.root_cause.is_some() || state.ended
         });
         reach(FaultPoint::ExchangeEnds);
         match parts {
-            Some(parts) if parts.len() == self.world => Ok(parts),
-            Some(parts) => Err(Error::internal(format!(
-                "an exchange of {label} among {} ranks returned {} parts",
-                self.world,
-                parts.len()
-            ))),
+            Some(parts) => Ok(parts),
             None => {
                 self.shared.fault.check()?;
                 if self.shared.state().ended {
@@ -310,6 +310,27 @@ impl ControlConnection {
                 )))
             }
         }
+    }
+
+    /// Gathers every rank's value on every rank, as [`all_gather`](Self::all_gather) gathers bytes.
+    ///
+    /// # Errors
+    /// Those of [`all_gather`](Self::all_gather); `Disagreement`, naming the rank, if one sends something else.
+    pub(crate) fn gather_values<T>(&self, label: &str, mine: &T) -> Result<Vec<T>>
+    where
+        T: serde::Serialize + serde::de::DeserializeOwned,
+    {
+        let parts = self.all_gather(label, &encode_value(mine)?)?;
+        let value =
+            |(rank, part): (Rank, &Vec<u8>)| decode(part).ok_or_else(|| Self::unreadable(label, rank));
+        parts.iter().enumerate().map(value).collect()
+    }
+
+    /// The error for a rank whose part of the exchange of `label` makes no sense. It is the same on all ranks.
+    pub(crate) fn unreadable(label: &str, rank: Rank) -> Error {
+        Error::disagreement(format!(
+            "rank {rank} sent {label} that the other ranks cannot read: do all ranks run the same build of flexring?"
+        ))
     }
 
     /// Reports that this rank failed, while it is still in the call or joins, and returns the error that
@@ -353,7 +374,7 @@ impl ControlConnection {
     /// the other ranks.
     pub fn abort(&self, reason: &str) {
         self.shared.fault.raise(Error::aborted(reason).of_rank(self.rank));
-        self.shared.send(ToCoordinator::Abort { reason: reason.to_owned() });
+        self.shared.send(ToCoordinator::Abort { reason: reason.into() });
     }
 
     /// Aborts this world because this process is about to end. `cause` is a verb phrase, which the errors of the other ranks contain.

@@ -5,7 +5,7 @@
 
 use super::call_state::{CallStateCell, departed_before_call};
 use super::peer_message_queue::PeerMessageQueue;
-use super::protocol::{MAX_FURTHER_WORLDS, ToCoordinator, WorldId};
+use super::protocol::{MAX_FURTHER_WORLDS, ToCoordinator, WorldId, part_limit};
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -151,8 +151,8 @@ pub(super) struct Shared {
 pub(super) struct SharedState {
     /// All ranks have opened the world. Only for further worlds.
     pub(super) is_open: bool,
-    /// The number of the last exchange, and its parts so far.
-    pub(super) gathered: Option<(u64, Vec<Vec<u8>>)>,
+    /// The exchange that this rank waits for.
+    pub(super) gathering: Option<AwaitedExchange>,
     pub(super) peer_messages: PeerMessageQueue,
     pub(super) root_cause: Option<Error>,
     /// The world has failed, and shows it when a process has ended.
@@ -161,13 +161,43 @@ pub(super) struct SharedState {
     pub(super) ended: bool,
 }
 
+/// An exchange that a rank waits for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct AwaitedExchange {
+    pub(super) number: u64,
+    /// How many ranks give a part.
+    pub(super) world: usize,
+    /// The parts so far, in rank order.
+    pub(super) parts: Vec<Vec<u8>>,
+}
+
 impl SharedState {
-    /// Adds the next parts of an exchange.
-    pub(super) fn add_gathered(&mut self, number: u64, parts: Vec<Vec<u8>>) {
-        match &mut self.gathered {
-            Some((current, before)) if *current == number => before.extend(parts),
-            _ => self.gathered = Some((number, parts)),
+    /// Adds the next parts of an exchange, if this rank waits for it.
+    ///
+    /// # Errors
+    /// `Disagreement` if they are more or longer than the ranks may give.
+    pub(super) fn add_gathered(&mut self, number: u64, parts: Vec<Vec<u8>>) -> Result<()> {
+        let Some(gathering) = self.gathering.as_mut().filter(|gathering| gathering.number == number) else {
+            return Ok(());
+        };
+        let limit = part_limit(gathering.world);
+        if gathering.parts.len() + parts.len() > gathering.world
+            || parts.iter().any(|part| part.len() > limit)
+        {
+            return Err(Error::disagreement(format!(
+                "the coordinator sent more in exchange #{number} than {} ranks can give, which no release of flexring does; do all \
+                 ranks run the same version?",
+                gathering.world
+            )));
         }
+        gathering.parts.extend(parts);
+        Ok(())
+    }
+
+    /// Takes the parts of the exchange, if all have arrived.
+    pub(super) fn take_gathered(&mut self) -> Option<Vec<Vec<u8>>> {
+        let is_complete = |gathering: &mut AwaitedExchange| gathering.parts.len() == gathering.world;
+        self.gathering.take_if(is_complete).map(|gathering| gathering.parts)
     }
 }
 
@@ -314,7 +344,7 @@ impl Shared {
             }
             if let Err(error) = self.fault.check_waiting() {
                 // The other ranks wait for this one.
-                self.send(ToCoordinator::Abort { reason: error.message().to_owned() });
+                self.send(ToCoordinator::Abort { reason: error.message().into() });
                 return;
             }
         }

@@ -14,6 +14,7 @@ use super::protocol::{FRAME_LIMIT, ToCoordinator, ToRank, decode, encode};
 use super::served_world::ServedWorld;
 use crate::error::Result;
 use crate::fault_point::{FaultPoint, reach};
+use crate::peer_text::PeerText;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ pub(super) struct ControlThread {
     connection: Arc<SharedConnection>,
     stream: FramedStream,
     /// Description of the coordinator's process.
-    host_process: String,
+    host_process: PeerText,
     heartbeat: Duration,
     worlds: BTreeMap<WorldKey, ServedWorld>,
 }
@@ -53,7 +54,7 @@ impl ControlThread {
     pub(super) fn new(
         shared: Arc<Shared>,
         stream: FramedStream,
-        host_process: String,
+        host_process: PeerText,
         heartbeat: Duration,
     ) -> Self {
         let connection = Arc::clone(&shared.connection);
@@ -260,7 +261,11 @@ impl ControlThread {
                 }
             }
             ToRank::Gathered { number, parts } => {
-                world.shared.change(|state| state.add_gathered(number, parts));
+                let mut outcome = Ok(());
+                world.shared.change(|state| outcome = state.add_gathered(number, parts));
+                if let Err(error) = outcome {
+                    world.fail(error);
+                }
             }
             ToRank::RequestState => self.send_state(key),
             ToRank::AwaitExit(process) => world.on_await_exit(process),

@@ -11,11 +11,12 @@ mod member;
 use super::call_state::{CallState, departed_before_call};
 use super::heartbeat::{HeartbeatMonitor, seconds};
 use super::process::Process;
-use super::protocol::{PEER_MESSAGE_LIMIT, ToCoordinator, ToRank};
+use super::protocol::{PEER_MESSAGE_LIMIT, ToCoordinator, ToRank, part_limit};
 use super::rendezvous::JoinedPeer;
 use super::world_status::{ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus};
 use crate::error::{Error, ErrorKind};
 use crate::fault_point::{FaultPoint, reach};
+use crate::peer_text::PeerText;
 use crate::rank::Rank;
 use absence::{describe_absence, describe_absent, describe_silence};
 use exchange::PendingGather;
@@ -97,10 +98,11 @@ impl FailureDetector {
             Some(rank) => format!("rank {rank} ({host_process})"),
             None => format!("the process that created the unique id ({host_process})"),
         };
+        let host = described.as_str().into();
         Self {
             members,
             host_process,
-            host: described.clone(),
+            host: described,
             pause: None,
             announced: None,
             gather: None,
@@ -109,7 +111,7 @@ impl FailureDetector {
             root_cause: None,
             closing: false,
             last_tick: now,
-            actions: vec![DetectorAction::Broadcast(ToRank::Welcome { host: described, ranks })],
+            actions: vec![DetectorAction::Broadcast(ToRank::Welcome { host, ranks })],
         }
     }
 
@@ -356,11 +358,19 @@ impl FailureDetector {
         }
     }
 
-    fn on_gather(&mut self, rank: Rank, number: u64, label: String, part: Vec<u8>, now: Instant) {
+    fn on_gather(&mut self, rank: Rank, number: u64, label: PeerText, part: Vec<u8>, now: Instant) {
         if self.root_cause.is_some() {
             return;
         }
-        let timeout = self.members[rank].timeout;
+        let (timeout, limit) = (self.members[rank].timeout, part_limit(self.members.len()));
+        if part.len() > limit {
+            self.fail(Error::disagreement(format!(
+                "rank {rank} gives {} bytes to the exchange of {label}, and each rank may give {limit}; do all ranks run the same \
+                 version?",
+                part.len()
+            )));
+            return;
+        }
         let gather = self
             .gather
             .get_or_insert_with(|| PendingGather::new(self.gathered + 1, label.clone(), timeout, now));
@@ -378,6 +388,11 @@ impl FailureDetector {
             }
             None => self.check_exchange(),
         }
+    }
+
+    /// Bytes that a rank has given to the exchange that waits for others.
+    pub(super) fn held_by(&self, rank: Rank) -> usize {
+        self.gather.as_ref().map_or(0, |gather| gather.bytes_of(rank))
     }
 
     /// Passes messages of a rank to other ranks.

@@ -8,7 +8,7 @@
 //! frames cover the [`binding`](FramedStream::binding), so they must come in encrypted ones.
 
 use super::frame_decoder::{FrameDecoder, Unreadable};
-use super::protocol::{Bytes, ENCRYPTED};
+use super::protocol::{Bytes, ENCRYPTED, FRAME_LIMIT, PART_ALLOWANCE};
 use crate::error::{Error, Result};
 use crate::process::{ClosedInChild, Relay};
 use crate::tls::{SessionBinding, TlsRole, TlsSession};
@@ -20,6 +20,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// Bytes that one call of the socket reads at most.
 const CHUNK: usize = 16 << 10;
+/// Memory of frames that wait to be sent, at most, besides what exchanges of many ranks need. An end that reads never gets near it.
+const UNSENT_LIMIT: usize = 2 * FRAME_LIMIT;
+/// Memory that a queued frame takes besides its bytes.
+const FRAME_OVERHEAD: usize = 64;
 /// Bytes that TLS adds, at most, to what the other end of an encrypted stream sends before it is authenticated.
 const TLS_OVERHEAD: usize = 16 << 10;
 
@@ -52,6 +56,9 @@ pub(super) struct FramedStream {
     /// Frames that were received before and are returned again.
     put_back: Vec<Vec<u8>>,
     outgoing: VecDeque<Bytes>,
+    /// Memory of the queued frames, and how much it may be.
+    unsent: usize,
+    unsent_limit: usize,
     /// Bytes of the first queued frame that are already sent.
     sent: usize,
     encryption: Encryption,
@@ -87,6 +94,8 @@ impl FramedStream {
             cutter: FrameDecoder::new(preamble),
             put_back: Vec::new(),
             outgoing: VecDeque::new(),
+            unsent: 0,
+            unsent_limit: UNSENT_LIMIT,
             sent: 0,
             encryption: Encryption::None,
             plain: 0,
@@ -147,6 +156,11 @@ impl FramedStream {
         self.plain = self.outgoing.len();
         self.encryption = Encryption::Begun { session: Box::new(session), binding: None };
         Ok(())
+    }
+
+    /// Makes room for what the exchanges of a world of this size send at once.
+    pub(super) fn make_room(&mut self, world: usize) {
+        self.unsent_limit = UNSENT_LIMIT + world * PART_ALLOWANCE;
     }
 
     /// Accepts any number of bytes from now on: the other end is authenticated.
@@ -244,6 +258,7 @@ impl FramedStream {
 
     /// Queues a frame for [`flush`](Self::flush).
     pub(super) fn enqueue(&mut self, frame: Bytes) {
+        self.unsent += frame.len() + FRAME_OVERHEAD;
         self.outgoing.push_back(frame);
     }
 
@@ -257,10 +272,17 @@ impl FramedStream {
     }
 
     /// Sends as much as the socket accepts.
+    ///
+    /// # Errors
+    /// That of the socket; also if more waits to be sent than may, because the other end does not read.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         match self.try_flush() {
-            Err(cause) if is_transient(&cause) => Ok(()),
-            outcome => outcome,
+            Err(cause) if !is_transient(&cause) => Err(cause),
+            _ if self.unsent > self.unsent_limit => Err(io::Error::other(format!(
+                "{} MiB wait to be sent, because its other end does not read them",
+                self.unsent >> 20
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -279,6 +301,7 @@ impl FramedStream {
             };
             self.sent += count;
             if self.sent == frame.len() {
+                self.unsent -= frame.len() + FRAME_OVERHEAD;
                 self.outgoing.pop_front();
                 self.plain = self.plain.saturating_sub(1);
                 self.sent = 0;

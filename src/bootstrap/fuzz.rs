@@ -31,7 +31,7 @@ const SETTINGS: [(&str, &str); 1] = [("FLEXRING_SUBCHUNK", "512K")];
 
 fn header(rank: usize, world: usize) -> HelloHeader {
     let purpose = Purpose::Join;
-    HelloHeader { version: VERSION.to_owned(), rank, world, process: Process::example(rank), purpose }
+    HelloHeader { version: VERSION.into(), rank, world, process: Process::example(rank), purpose }
 }
 
 fn params() -> HelloParams {
@@ -60,13 +60,13 @@ fn rank_messages() -> Vec<ToCoordinator> {
     vec![
         ToCoordinator::Heartbeat(CallState::Idle { finished: 3 }),
         ToCoordinator::Heartbeat(in_call),
-        ToCoordinator::Gather { number: 1, label: "peer info".to_owned(), part: vec![1, 2, 3] },
+        ToCoordinator::Gather { number: 1, label: "peer info".into(), part: vec![1, 2, 3] },
         ToCoordinator::ToPeers(vec![(0, vec![1, 2]), (2, Vec::new())]),
         ToCoordinator::ToPeers(vec![(9, vec![3])]),
         ToCoordinator::Report { error: Error::peer_lost("gone"), suspect: Some(1), state: in_call },
         ToCoordinator::Report { error: Error::timeout("late"), suspect: None, state: in_call },
-        ToCoordinator::Abort { reason: "enough".to_owned() },
-        ToCoordinator::Exit { cause: "raised an exception".to_owned() },
+        ToCoordinator::Abort { reason: "enough".into() },
+        ToCoordinator::Exit { cause: "raised an exception".into() },
         ToCoordinator::Goodbye(CallState::Idle { finished: 2 }),
         ToCoordinator::GaveUp { silent: Duration::from_secs(10) },
         ToCoordinator::Moved,
@@ -74,7 +74,7 @@ fn rank_messages() -> Vec<ToCoordinator> {
         open_message(&[0, 1, 2]),
         open_message(&[2, 0]),
         ToCoordinator::Goodbye(in_call).in_world(WORLD).expect("short"),
-        ToCoordinator::Abort { reason: "enough".to_owned() }.in_world(WORLD).expect("short"),
+        ToCoordinator::Abort { reason: "enough".into() }.in_world(WORLD).expect("short"),
     ]
 }
 
@@ -96,7 +96,7 @@ fn coordinator_messages() -> Vec<ToRank> {
         ToRank::Challenge([1; 16]),
         ToRank::HelloAck([2; 32]),
         ToRank::RootCause(Error::peer_lost("rank 1 died")),
-        ToRank::Welcome { host: "rank 0".to_owned(), ranks: vec![0] },
+        ToRank::Welcome { host: "rank 0".into(), ranks: vec![0] },
         ToRank::Gathered { number: 1, parts: vec![vec![1], vec![], vec![2, 3]] },
         ToRank::HeartbeatAck,
         ToRank::RequestState,
@@ -107,7 +107,7 @@ fn coordinator_messages() -> Vec<ToRank> {
             "127.0.0.1:1".parse().expect("an address"),
             "[::1]:2".parse().expect("an address"),
         ]),
-        ToRank::TryAgain("later".to_owned()),
+        ToRank::TryAgain("later".into()),
         ToRank::Left { rank: 1, finished: 2 },
         ToRank::Status(
             WorldStatus::new(rows.clone(), Some(Error::timeout("late")))
@@ -355,7 +355,7 @@ fn coordinators_that_answer_anything() {
         // After the rank has joined.
         let fault = Arc::new(Fault::new());
         let shared = Arc::new(Shared::new(1, Arc::clone(&fault)).expect("an event descriptor"));
-        let mut thread = ControlThread::new(shared, stream(), "rank 0".to_owned(), Duration::from_secs(1));
+        let mut thread = ControlThread::new(shared, stream(), "rank 0".into(), Duration::from_secs(1));
         for message in frames.map_while(|frame| decode(&frame)) {
             let is_root_cause = matches!(message, ToRank::RootCause(_));
             let _ = thread.on_message(message);

@@ -154,7 +154,7 @@ fn on_proof(gate: &Gate, opening: Opening, before: &[&[u8]; 3], frame: &[u8]) ->
         let note = format!("{} and does not know the job's secret{interceptor}", header.claim());
         return AdmissionStep::Refused(error, note);
     }
-    let params = if header.version == VERSION {
+    let params = if *header.version == *VERSION {
         let Some(params) = HelloParams::decode(params) else {
             return AdmissionStep::Malformed;
         };
@@ -255,10 +255,10 @@ mod tests {
 
     fn header() -> HelloHeader {
         HelloHeader {
-            version: VERSION.to_owned(),
+            version: VERSION.into(),
             rank: 1,
             world: 2,
-            process: Process { pid: 101, host: "h".to_owned(), instance: 0 },
+            process: Process { pid: 101, host: "h".into(), instance: 0 },
             purpose: Purpose::Join,
         }
     }
@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn another_release_is_admitted_without_its_parameters() {
         let (gate, secret) = (gate(TEXT), secret(TEXT));
-        let header = HelloHeader { version: "99.0".to_owned(), ..header() };
+        let header = HelloHeader { version: "99.0".into(), ..header() };
         let (mut rank, bytes) = Applicant::new(&secret, JOB, &header).expect("random bytes");
         let (admission, nonce) = challenge(&gate, &bytes);
         let proof = rank.prove(nonce, &[], &HelloParams::example()).expect("short");

@@ -19,7 +19,9 @@ mod world_opening;
 use super::failure_detector::{DetectorAction, FailureDetector};
 use super::heartbeat::seconds;
 use super::process::Process;
-use super::protocol::{HelloParams, MAX_FURTHER_WORLDS, ToCoordinator, ToRank, WorldId, decode};
+use super::protocol::{
+    FRAME_LIMIT, HelloParams, MAX_FURTHER_WORLDS, PART_ALLOWANCE, ToCoordinator, ToRank, WorldId, decode,
+};
 use super::rendezvous::JoinedPeer;
 use super::world_status::WorldStatus;
 use crate::config::LONGEST_TIME;
@@ -28,6 +30,11 @@ use crate::rank::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use world_opening::WorldOpening;
+
+/// Members of all worlds at most that one rank has opened and that wait for others, so that it cannot fill the coordinator's memory.
+const MAX_PENDING_MEMBERS: usize = 1 << 20;
+/// Bytes at most that a rank has given to exchanges that wait for others.
+const MAX_HELD: usize = 4 * FRAME_LIMIT;
 
 /// What the coordinator must do. Ranks are those of the first world.
 #[derive(Debug, PartialEq)]
@@ -76,6 +83,8 @@ struct ConnectedRank {
     heard: Instant,
     /// The worlds that it has opened and not left, and those that could not be opened and are not forgotten yet.
     worlds: BTreeSet<WorldId>,
+    /// Members of the worlds that this rank was the first to open, and that the others have not opened yet or could not.
+    pending: usize,
 }
 
 #[derive(Debug)]
@@ -91,6 +100,8 @@ enum HostedPhase {
 struct HostedWorld {
     /// By its own ranks.
     members: Vec<Rank>,
+    /// The rank that opened it first, until it is supervised.
+    opener: Option<Rank>,
     /// The members that have opened it and have not left, with their ranks in it.
     present: BTreeMap<Rank, Rank>,
     phase: HostedPhase,
@@ -127,6 +138,7 @@ impl HostedWorlds {
             heartbeat: peer.params.heartbeat,
             heard: now,
             worlds: BTreeSet::new(),
+            pending: 0,
         };
         Self {
             ranks: peers.iter().map(connected).collect(),
@@ -192,8 +204,17 @@ impl HostedWorlds {
             Err(error) => return self.refuse(rank, world, error),
         };
         let now = self.now;
+        if !self.worlds.contains_key(&world) {
+            let pending = self.ranks[rank].pending + members.len();
+            if pending > MAX_PENDING_MEMBERS {
+                let message = "cannot open a communicator: too many that this process has opened wait for other members";
+                return self.refuse(rank, world, Error::system(message));
+            }
+            self.ranks[rank].pending = pending;
+        }
         let hosted = self.worlds.entry(world).or_insert_with(|| HostedWorld {
             members: members.clone(),
+            opener: Some(rank),
             present: BTreeMap::new(),
             phase: HostedPhase::Opening(WorldOpening::new(members.len(), timeout, now)),
         });
@@ -230,6 +251,7 @@ impl HostedWorlds {
 
     /// The rank that `rank` has in a world of these members, if it may open that.
     fn rank_in(&self, rank: Rank, members: &[Rank]) -> Result<Rank> {
+        let members = if members.len() <= self.ranks.len() { members } else { &[] };
         let own = members.iter().position(|member| *member == rank);
         let distinct: BTreeSet<Rank> = members.iter().copied().collect();
         let is_valid = distinct.len() == members.len()
@@ -271,6 +293,9 @@ impl HostedWorlds {
         });
         let detector = FailureDetector::new(peers.collect(), self.host_process.clone(), self.now);
         hosted.phase = HostedPhase::Supervised(Box::new(detector));
+        if let Some(opener) = hosted.opener.take() {
+            self.ranks[opener].pending -= hosted.members.len();
+        }
     }
 
     /// Fails an attempt to open a world, with one error for all that have opened it or will.
@@ -299,6 +324,12 @@ impl HostedWorlds {
             | None => return false,
             Some(message) => message,
         };
+        if let ToCoordinator::Gather { part, .. } = &message
+            && part.len() > PART_ALLOWANCE
+            && self.held_by(rank) + part.len() > MAX_HELD
+        {
+            return false;
+        }
         let Some(hosted) = self.worlds.get_mut(&world) else { return true };
         let Some(own) = hosted.present.get(&rank).copied() else { return true };
         match (&mut hosted.phase, message) {
@@ -318,6 +349,18 @@ impl HostedWorlds {
         }
         self.advance(world);
         true
+    }
+
+    /// Bytes that a rank has given to exchanges that wait for others.
+    fn held_by(&self, rank: Rank) -> usize {
+        let held = |id: &WorldId| {
+            let HostedWorld { present, phase, .. } = self.worlds.get(id)?;
+            match phase {
+                HostedPhase::Supervised(detector) => Some(detector.held_by(*present.get(&rank)?)),
+                HostedPhase::Opening(_) | HostedPhase::Failed(..) => None,
+            }
+        };
+        self.ranks.get(rank).map_or(0, |connected| connected.worlds.iter().filter_map(held).sum())
     }
 
     /// Handles the loss of a rank, in all worlds that contain it.
@@ -410,7 +453,7 @@ impl HostedWorlds {
 
     /// Translates what a world's failure detector has decided, and forgets the world if it is over.
     fn advance(&mut self, world: WorldId) {
-        let Some(HostedWorld { members, present, phase }) = self.worlds.get_mut(&world) else { return };
+        let Some(HostedWorld { members, present, phase, .. }) = self.worlds.get_mut(&world) else { return };
         let HostedPhase::Supervised(detector) = phase else { return self.schedule(world) };
         for action in detector.actions() {
             match action {
@@ -460,6 +503,9 @@ impl HostedWorlds {
 
     fn forget(&mut self, world: WorldId) {
         if let Some(hosted) = self.worlds.remove(&world) {
+            if let Some(opener) = hosted.opener {
+                self.ranks[opener].pending -= hosted.members.len();
+            }
             for member in hosted.members {
                 self.ranks[member].worlds.remove(&world);
             }

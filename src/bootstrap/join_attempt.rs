@@ -11,6 +11,7 @@ use super::protocol::{
 use super::secret::JobSecret;
 use super::world_status::WorldStatus;
 use crate::error::{Error, Result};
+use crate::peer_text::PeerText;
 use crate::rank::Rank;
 use crate::tls::{INTERCEPTOR, TlsRole};
 use rustix::event::PollFd;
@@ -35,7 +36,7 @@ pub(super) enum ConnectError {
 /// What a coordinator answers a caller that it admits.
 pub(super) enum CoordinatorAnswer {
     /// All ranks have joined. The description of the coordinator's process, and its ranks.
-    Welcome { host: String, ranks: Vec<Rank> },
+    Welcome { host: PeerText, ranks: Vec<Rank> },
     /// All ranks have joined, and must join again at these addresses.
     Moved(Vec<SocketAddr>),
     /// The state of the world.
@@ -176,7 +177,7 @@ impl<'a> JoinAttempt<'a> {
             (Some(ToRank::Moved(addresses)), true) => return Ok(Some(CoordinatorAnswer::Moved(addresses))),
             (Some(ToRank::Status(status)), true) => return Ok(Some(CoordinatorAnswer::Status(status))),
             (Some(ToRank::Notice(text)), true) => log::warn!("rank {}: {text}", self.rank),
-            (Some(ToRank::TryAgain(why)), true) => return Err(ConnectError::Retry(why)),
+            (Some(ToRank::TryAgain(why)), true) => return Err(ConnectError::Retry(why.into())),
             (Some(ToRank::RootCause(error)), true) => return Err(ConnectError::Fatal(error)),
             _ => {
                 let cause = "the process that listens there is not a flexring coordinator";

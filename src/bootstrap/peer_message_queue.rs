@@ -9,14 +9,16 @@ use crate::wake::WakeFd;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of unread messages at most.
+/// Memory of unread messages at most, in bytes.
 const UNREAD_LIMIT: usize = FRAME_LIMIT;
+/// Memory of a message besides its bytes.
+const OVERHEAD: usize = 32;
 
 /// The messages of other ranks that are unread.
 #[derive(Debug, Default)]
 pub(super) struct PeerMessageQueue {
     messages: VecDeque<(Rank, Vec<u8>)>,
-    /// Bytes of all messages.
+    /// Memory of all messages.
     bytes: usize,
     /// Notified of each message.
     wake: Option<Arc<WakeFd>>,
@@ -28,13 +30,14 @@ impl PeerMessageQueue {
     /// # Errors
     /// `Disagreement` if too many are unread.
     pub(super) fn push(&mut self, from: Rank, message: Vec<u8>) -> Result<()> {
-        if self.bytes + message.len() > UNREAD_LIMIT {
+        let bytes = message.len() + OVERHEAD;
+        if self.bytes + bytes > UNREAD_LIMIT {
             return Err(Error::disagreement(format!(
                 "more than {UNREAD_LIMIT} bytes of messages from other ranks are unread, the last one of rank {from}; do all \
                  ranks run the same version?"
             )));
         }
-        self.bytes += message.len();
+        self.bytes += bytes;
         self.messages.push_back((from, message));
         if let Some(wake) = &self.wake {
             wake.notify();
@@ -58,7 +61,7 @@ impl PeerMessageQueue {
     /// Takes the oldest message.
     pub(super) fn pop(&mut self) -> Option<(Rank, Vec<u8>)> {
         let (from, message) = self.messages.pop_front()?;
-        self.bytes -= message.len();
+        self.bytes -= message.len() + OVERHEAD;
         Some((from, message))
     }
 }

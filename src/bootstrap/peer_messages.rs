@@ -5,16 +5,13 @@
 
 use super::control_connection::ControlConnection;
 use super::control_state::Shared;
-use super::protocol::{FRAME_LIMIT, PEER_MESSAGE_LIMIT, ToCoordinator};
+use super::protocol::{MOST_PEER_MESSAGES, PEER_MESSAGE_LIMIT, ToCoordinator};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::wake::WakeFd;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Messages in one frame at most, so that a frame of the longest ones fits its limit.
-const MOST_IN_FRAME: usize = FRAME_LIMIT / 2 / PEER_MESSAGE_LIMIT;
 
 /// One rank's end of the messages among the ranks of its world. It does not keep the rank in the world.
 #[derive(Debug)]
@@ -49,7 +46,7 @@ impl PeerMessages {
                 message.len()
             )));
         }
-        for messages in messages.chunks(MOST_IN_FRAME) {
+        for messages in messages.chunks(MOST_PEER_MESSAGES) {
             self.shared.send(ToCoordinator::ToPeers(messages.to_vec()));
         }
         Ok(())

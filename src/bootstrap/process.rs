@@ -1,6 +1,7 @@
 //! How error messages identify a process.
 
 use super::node::host_name;
+use crate::peer_text::PeerText;
 use crate::process_number::process_number;
 use std::fmt;
 
@@ -10,7 +11,7 @@ pub(super) struct Process {
     /// Its process id on that host.
     pub(super) pid: u32,
     /// The host's name.
-    pub(super) host: String,
+    pub(super) host: PeerText,
     /// Number of the process: containers may share both a host name and a process id.
     pub(super) instance: u64,
 }
@@ -20,7 +21,7 @@ impl Process {
     pub(super) fn current() -> Self {
         // Without random numbers, host name and process id must suffice.
         let instance = process_number().unwrap_or(0);
-        Self { instance, pid: std::process::id(), host: host_name() }
+        Self { instance, pid: std::process::id(), host: (&*host_name()).into() }
     }
 }
 
@@ -34,6 +35,6 @@ impl fmt::Display for Process {
 impl Process {
     /// The process of this rank, for tests.
     pub(super) fn example(rank: crate::rank::Rank) -> Self {
-        Self { pid: 100 + rank as u32, host: "h".to_owned(), instance: rank as u64 }
+        Self { pid: 100 + rank as u32, host: "h".into(), instance: rank as u64 }
     }
 }

@@ -14,8 +14,11 @@ use super::process::Process;
 use super::world_status::WorldStatus;
 use crate::config::LONGEST_TIME;
 use crate::error::{Error, Result};
+use crate::peer_text::PeerText;
 use crate::rank::Rank;
 use crate::secret::AuthenticationCode;
+use serde::de::{SeqAccess, Visitor};
+use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,8 +38,18 @@ pub(super) const FRAME_LIMIT: usize = 16 << 20;
 pub(super) const PARTS_LIMIT: usize = FRAME_LIMIT / 2;
 /// Length of a rank's part of an exchange that is never too long, in bytes, however many ranks there are.
 pub(super) const PART_ALLOWANCE: usize = 64 << 10;
+/// Maximum length of a rank's part of an exchange in a world of this size, in bytes.
+pub(super) fn part_limit(world: usize) -> usize {
+    (PARTS_LIMIT / world).max(PART_ALLOWANCE)
+}
+
 /// Maximum length of a message from one rank to another, in bytes.
 pub(super) const PEER_MESSAGE_LIMIT: usize = 4 << 10;
+
+/// Maximum number of messages to other ranks in one frame, so that a frame of the longest ones fits its limit.
+pub(super) const MOST_PEER_MESSAGES: usize = FRAME_LIMIT / 2 / PEER_MESSAGE_LIMIT;
+/// Maximum world size. It limits what one hello can make the coordinator count up to.
+pub(super) const MAX_WORLD: usize = 1 << 16;
 
 /// Stands in place of a frame's length where the end that connected begins to encrypt.
 pub(super) const ENCRYPTED: [u8; 4] = u32::MAX.to_le_bytes();
@@ -56,7 +69,7 @@ pub(super) type Bytes = Arc<[u8]>;
 /// What a rank says about itself. All releases with this wire version can decode it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct HelloHeader {
-    pub(super) version: String,
+    pub(super) version: PeerText,
     pub(super) rank: Rank,
     pub(super) world: usize,
     pub(super) process: Process,
@@ -66,7 +79,7 @@ pub(super) struct HelloHeader {
 impl HelloHeader {
     /// That of this process when it connects for this purpose, and not to be a rank.
     pub(super) fn of_no_rank(purpose: Purpose) -> Self {
-        Self { version: VERSION.to_owned(), rank: 0, world: 0, process: Process::current(), purpose }
+        Self { version: VERSION.into(), rank: 0, world: 0, process: Process::current(), purpose }
     }
 
     /// Names the sender in messages.
@@ -181,15 +194,15 @@ pub(super) enum ToCoordinator {
     /// Periodic sign of life, with the rank's call state.
     Heartbeat(CallState),
     /// The rank's part of exchange `number`, counted from 1. `label` names the exchange in messages.
-    Gather { number: u64, label: String, part: Vec<u8> },
+    Gather { number: u64, label: PeerText, part: Vec<u8> },
     /// Messages to other ranks of the world, which the coordinator passes on in their order.
-    ToPeers(Vec<(Rank, Vec<u8>)>),
+    ToPeers(#[serde(deserialize_with = "at_most::<MOST_PEER_MESSAGES, _, _>")] Vec<(Rank, Vec<u8>)>),
     /// The rank's call failed, possibly because `suspect` failed.
     Report { error: Error, suspect: Option<Rank>, state: CallState },
     /// The rank aborts the communicator.
-    Abort { reason: String },
+    Abort { reason: PeerText },
     /// The rank's process is about to end, for this reason: a verb phrase such as `raised an exception`.
-    Exit { cause: String },
+    Exit { cause: PeerText },
     /// The rank leaves without an error.
     Goodbye(CallState),
     /// The rank leaves because it heard nothing from the coordinator for this time.
@@ -198,7 +211,12 @@ pub(super) enum ToCoordinator {
     Moved,
     /// The rank opens this further world over its connection. `members` are its ranks, as ranks of the world that the connection
     /// was made for. The rank waits so long for the others, and for each later exchange.
-    Open { world: WorldId, members: Vec<Rank>, timeout: Duration },
+    Open {
+        world: WorldId,
+        #[serde(deserialize_with = "at_most::<MAX_WORLD, _, _>")]
+        members: Vec<Rank>,
+        timeout: Duration,
+    },
     /// A message of a further world: an encoded [`ToCoordinator`]. It is not a value of that type, so that a sender cannot
     /// nest it.
     InWorld { world: WorldId, message: Vec<u8> },
@@ -221,7 +239,7 @@ impl ToCoordinator {
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(super) enum ToRank {
     /// The rank is not admitted, for this reason. It concerns this rank alone.
-    Refused(Error),
+    Refused(#[serde(deserialize_with = "refusal")] Error),
     /// The rank must prove that it belongs to the job, with this number.
     Challenge(Nonce),
     /// The rank belongs to the job, and so does the coordinator, as this code proves. The rank must wait for the others.
@@ -229,9 +247,13 @@ pub(super) enum ToRank {
     /// The world failed, for this reason. It is the same on all ranks.
     RootCause(Error),
     /// All ranks have joined. `host` describes the process that the coordinator runs in; `ranks` are those of that process.
-    Welcome { host: String, ranks: Vec<Rank> },
+    Welcome { host: PeerText, ranks: Vec<Rank> },
     /// The next parts of exchange `number`, in rank order. The parts of all ranks may take several messages.
-    Gathered { number: u64, parts: Vec<Vec<u8>> },
+    Gathered {
+        number: u64,
+        #[serde(deserialize_with = "at_most::<MAX_WORLD, _, _>")]
+        parts: Vec<Vec<u8>>,
+    },
     /// Answers a heartbeat or [`ToCoordinator::Alive`].
     HeartbeatAck,
     /// Requests a heartbeat at once.
@@ -246,7 +268,7 @@ pub(super) enum ToRank {
     /// Join at one of these addresses instead, with the same secret: rank 0 takes the world over.
     Moved(Vec<SocketAddr>),
     /// No rendezvous is in progress here, for this reason; one may begin later.
-    TryAgain(String),
+    TryAgain(PeerText),
     /// A rank has left after it had finished `finished` calls, fewer than each rank that left before it.
     Left { rank: Rank, finished: u64 },
     /// Answers a hello whose purpose is [`Purpose::Status`].
@@ -258,7 +280,7 @@ pub(super) enum ToRank {
     /// A message of rank `from`.
     FromPeer { from: Rank, message: Vec<u8> },
     /// What the rank logs while it waits for others: which ones, or who was refused.
-    Notice(String),
+    Notice(PeerText),
 }
 
 impl ToRank {
@@ -269,6 +291,41 @@ impl ToRank {
     pub(super) fn in_world(&self, world: WorldId) -> Result<Self> {
         Ok(Self::InWorld { world, message: encode_value(self)? })
     }
+}
+
+/// Decodes a list of at most `MOST` elements. Short elements take more memory than bytes in a frame.
+fn at_most<'de, const MOST: usize, T, D>(deserializer: D) -> std::result::Result<Vec<T>, D::Error>
+where
+    T: serde::Deserialize<'de>,
+    D: serde::Deserializer<'de>,
+{
+    struct ListVisitor<const MOST: usize, T>(PhantomData<T>);
+
+    impl<'de, const MOST: usize, T: serde::Deserialize<'de>> Visitor<'de> for ListVisitor<MOST, T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "at most {MOST} elements")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> std::result::Result<Vec<T>, A::Error> {
+            let mut list = Vec::new();
+            while let Some(element) = elements.next_element()? {
+                if list.len() == MOST {
+                    return Err(serde::de::Error::invalid_length(MOST + 1, &self));
+                }
+                list.push(element);
+            }
+            Ok(list)
+        }
+    }
+
+    deserializer.deserialize_seq(ListVisitor::<MOST, T>(PhantomData))
+}
+
+/// Decodes the error of a refusal, whose sender is not authenticated.
+fn refusal<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Error, D::Error> {
+    serde::Deserialize::deserialize(deserializer).map(Error::in_one_line)
 }
 
 /// Encodes a frame, with its length in front.
@@ -339,6 +396,7 @@ impl HelloParams {
 
 #[cfg(test)]
 mod tests {
+    use super::super::world_status::{RankActivity, RankReport};
     use super::*;
     use proptest::prelude::*;
 
@@ -350,12 +408,63 @@ mod tests {
         assert!(params.join_timeout < Duration::MAX && params.heartbeat > Duration::ZERO);
     }
 
+    /// The message with `marker` in its texts, decoded after an escape sequence has taken its place.
+    fn with_escapes<T>(message: &T, marker: &str) -> T
+    where
+        T: serde::Serialize + for<'a> serde::Deserialize<'a>,
+    {
+        const ESCAPE: &[u8] = b"\x1b[2J\n\r\0x";
+        let mut bytes = encode_value(message).expect("short");
+        let places: Vec<usize> =
+            (0..bytes.len()).filter(|at| bytes[*at..].starts_with(marker.as_bytes())).collect();
+        assert!(!places.is_empty());
+        for at in places {
+            bytes[at..at + ESCAPE.len()].copy_from_slice(ESCAPE);
+        }
+        decode(&bytes).expect("still a message")
+    }
+
+    #[test]
+    fn no_text_of_a_message_keeps_escape_sequences() {
+        const MARKER: &str = "MMMMMMMM";
+        let error = || Error::aborted(MARKER);
+        let row =
+            RankReport { call: Some(MARKER.to_owned()), ..RankReport::new(1, MARKER, 7, RankActivity::Idle) };
+        let status = WorldStatus::new(vec![row.clone()], Some(error()))
+            .with_further([WorldStatus::new(vec![row], Some(error()))].into_iter());
+        let safe = |bytes: Vec<u8>| {
+            assert!(!bytes.contains(&0x1b) && !bytes.windows(8).any(|part| part == MARKER.as_bytes()));
+            bytes.windows(3).any(|part| part == b"?[2")
+        };
+        for message in [
+            ToRank::Refused(error()),
+            ToRank::RootCause(error()),
+            ToRank::TryAgain(MARKER.into()),
+            ToRank::Welcome { host: MARKER.into(), ranks: vec![0] },
+            ToRank::Status(status),
+        ] {
+            assert!(safe(encode_value(&with_escapes(&message, MARKER)).expect("short")), "{message:?}");
+        }
+        let state = CallState::Idle { finished: 0 };
+        for message in [
+            ToCoordinator::Gather { number: 1, label: MARKER.into(), part: Vec::new() },
+            ToCoordinator::Report { error: error(), suspect: None, state },
+            ToCoordinator::Abort { reason: MARKER.into() },
+        ] {
+            assert!(safe(encode_value(&with_escapes(&message, MARKER)).expect("short")), "{message:?}");
+        }
+        let mut opening = Opening::example();
+        opening.header.version = MARKER.into();
+        opening.header.process.host = MARKER.into();
+        assert!(safe(encode_value(&with_escapes(&opening, MARKER)).expect("short")));
+    }
+
     #[test]
     fn an_opening_fits_its_limit() {
         let mut opening = Opening::example();
         // The longest host name of Linux.
-        opening.header.process.host = "h".repeat(64);
-        opening.header.version = "1".repeat(100);
+        opening.header.process.host = (&*"h".repeat(64)).into();
+        opening.header.version = (&*"1".repeat(100)).into();
         assert!(encode_value(&opening).expect("short").len() <= OPENING_LIMIT / 2);
     }
 

@@ -6,15 +6,14 @@
 
 use super::heartbeat::seconds;
 use super::process::Process;
-use super::protocol::{Hello, HelloHeader, HelloParams, VERSION};
+use super::protocol::{Hello, HelloHeader, HelloParams, MAX_WORLD, VERSION};
 use crate::error::{Error, ErrorKind};
+use crate::peer_text::PeerText;
 use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Maximum world size. It limits what one hello can make the coordinator count up to.
-const MAX_WORLD: usize = 1 << 16;
 /// How many refused callers the joined ranks and the error for missing ranks hear of.
 const MAX_REFUSALS: usize = 3;
 /// How long ranks wait before they say for which others. From then on they say it after twice the time each.
@@ -267,7 +266,7 @@ impl Rendezvous {
         let disagree = |message| Some(Error::disagreement(message));
         // The joined ranks agree, so the lowest one is representative.
         let first = self.peers.first_key_value();
-        if version != VERSION {
+        if **version != *VERSION {
             return disagree(format!(
                 "rank {rank} ({process}) runs flexring {version}, and the rendezvous at {} runs {VERSION}: all ranks must \
                  run the same release",
@@ -297,7 +296,8 @@ impl Rendezvous {
                 other.process
             )));
         }
-        difference(&first.params.settings, &params?.settings).map(|(name, theirs, value)| {
+        difference(&first.params.settings, &params?.settings).map(|texts| {
+            let [name, theirs, value] = texts.map(PeerText::from);
             Error::disagreement(format!(
                 "rank {rank} ({process}) has {name}={value}, rank {first_rank} has {theirs}: set it to one value on all ranks"
             ))
@@ -306,18 +306,15 @@ impl Rendezvous {
 }
 
 /// The first setting in which two ranks differ: its name, the first rank's value and the other's.
-fn difference<'a>(
-    first: &'a [(String, String)],
-    other: &'a [(String, String)],
-) -> Option<(&'a str, &'a str, &'a str)> {
+fn difference<'a>(first: &'a [(String, String)], other: &'a [(String, String)]) -> Option<[&'a str; 3]> {
     fn value<'a>(settings: &'a [(String, String)], name: &str) -> &'a str {
         settings.iter().find(|(known, _)| known == name).map_or("no value", |(_, value)| value)
     }
     first
         .iter()
         .chain(other)
-        .map(|(name, _)| (name.as_str(), value(first, name), value(other, name)))
-        .find(|(_, ours, theirs)| ours != theirs)
+        .map(|(name, _)| [name.as_str(), value(first, name), value(other, name)])
+        .find(|[_, ours, theirs]| ours != theirs)
 }
 
 #[cfg(test)]
@@ -328,10 +325,10 @@ mod tests {
     fn hello(rank: Rank, world: usize) -> Hello {
         Hello {
             header: HelloHeader {
-                version: VERSION.to_owned(),
+                version: VERSION.into(),
                 rank,
                 world,
-                process: Process { pid: 100 + rank as u32, host: "h".to_owned(), instance: 0 },
+                process: Process { pid: 100 + rank as u32, host: "h".into(), instance: 0 },
                 purpose: Purpose::Join,
             },
             params: Some(HelloParams {
@@ -415,7 +412,7 @@ mod tests {
             "rank 3 (pid 103 on host h) expects a world of 5, rank 0 (pid 100 on host h) one of 4"
         );
         let root_cause = root_cause_with_third(|hello| {
-            hello.header.version = "0.0.9".to_owned();
+            hello.header.version = "0.0.9".into();
             hello.params = None;
         });
         assert!(root_cause.message().contains("runs flexring 0.0.9"), "{root_cause}");
@@ -461,7 +458,7 @@ mod tests {
         let start = Instant::now();
         for (rank, host) in [(3, "a"), (1, "a"), (4, "b")] {
             let mut hello = hello(rank, 6);
-            hello.header.process.host = host.to_owned();
+            hello.header.process.host = host.into();
             assert_eq!(rendezvous.join(hello, start), JoinOutcome::Waiting);
         }
         let first = rendezvous.next_tick().expect("a time");

@@ -8,6 +8,7 @@ use super::control_state::Shared;
 use super::process::Process;
 use super::process_exit::ProcessExit;
 use crate::error::Error;
+use crate::peer_text::PeerText;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +16,7 @@ use std::time::Instant;
 pub(super) struct ServedWorld {
     pub(super) shared: Arc<Shared>,
     /// Description of the coordinator's process.
-    host_process: String,
+    host_process: PeerText,
     /// Whether all ranks have opened the world.
     pub(super) is_open: bool,
     /// The last known call state of this rank.
@@ -36,7 +37,7 @@ pub(super) struct ServedWorld {
 
 impl ServedWorld {
     /// The world that the connection was made for. `host_process` describes the coordinator's process.
-    pub(super) fn first(shared: Arc<Shared>, host_process: String) -> Self {
+    pub(super) fn first(shared: Arc<Shared>, host_process: PeerText) -> Self {
         let state = CallState::Idle { finished: 0 };
         Self {
             shared,
@@ -53,12 +54,12 @@ impl ServedWorld {
     }
 
     /// A further world, which not all ranks have opened yet.
-    pub(super) fn further(shared: Arc<Shared>, host_process: String) -> Self {
+    pub(super) fn further(shared: Arc<Shared>, host_process: PeerText) -> Self {
         Self { is_open: false, ..Self::first(shared, host_process) }
     }
 
     /// All ranks have opened the world. `host_process` describes the coordinator's process.
-    pub(super) fn on_opened(&mut self, host_process: String) {
+    pub(super) fn on_opened(&mut self, host_process: PeerText) {
         if !self.is_open {
             self.is_open = true;
             self.host_process = host_process;

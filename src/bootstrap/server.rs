@@ -268,7 +268,8 @@ impl Server {
                 }
             }
             AdmissionStep::Admitted(hello, answer) => {
-                client.authenticated = true;
+                // Requests for the status are limited in number, as strangers are.
+                client.is_rank = hello.header.purpose == Purpose::Join;
                 client.stream.trust();
                 send(client, &answer);
                 self.on_hello(id, hello, now);
@@ -298,7 +299,7 @@ impl Server {
         let Phase::Rendezvous(rendezvous) = &mut self.phase else {
             let why =
                 "all ranks of the last communicator have joined, and rank 0 does not create another one";
-            self.clients.answer(id, closing_at(now), [ToRank::TryAgain(why.to_owned())]);
+            self.clients.answer(id, closing_at(now), [ToRank::TryAgain(why.into())]);
             return;
         };
         let rank = hello.header.rank;
@@ -333,6 +334,11 @@ impl Server {
         reach(FaultPoint::CoordinatorCompletedRendezvous);
         let joined: BTreeSet<ClientId> = self.by_rank.values().copied().collect();
         self.clients.retain(&joined);
+        for id in &joined {
+            if let Some(client) = self.clients.get_mut(*id) {
+                client.stream.make_room(joined.len());
+            }
+        }
         let Phase::Rendezvous(rendezvous) = std::mem::replace(&mut self.phase, Phase::Finished) else {
             return;
         };
@@ -411,7 +417,7 @@ impl Server {
                 for (ranks, text) in rendezvous.notices() {
                     for rank in ranks {
                         if let Some(id) = self.by_rank.get(&rank) {
-                            let notice = ToRank::Notice(text.clone());
+                            let notice = ToRank::Notice(text.as_str().into());
                             self.clients.answer(*id, ClientState::Joined(rank), [notice]);
                         }
                     }

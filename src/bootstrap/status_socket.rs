@@ -4,14 +4,14 @@
 //!
 //! The name lies in the abstract namespace, as that of `node_secret`: it belongs to the network namespace, and nothing is left behind by
 //! a process that is killed. It contains user, process and a random number, because a process may run several coordinators. The kernel tells each
-//! end the user of the other, and each refuses other users; so no secret of the job is needed.
+//! end the process of the other. The coordinator refuses those of other users and containers, and who asks those of other users; so no secret of the job is needed.
 
 use super::world_status::WorldStatus;
 use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::process::{ClosedInChild, spawn};
 use crate::secret::random_bytes;
-use crate::transport::credentials::foreign_user;
+use crate::transport::credentials::{foreign_process, foreign_user};
 use rustix::net::{SocketAddrUnix, SocketType, bind, listen};
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -51,10 +51,10 @@ impl StatusSocket {
         Ok(Self { _closed_in_child: ClosedInChild::new(socket.as_fd()), socket })
     }
 
-    /// Accepts the processes of this user that have connected, and drops all others. Does not block.
+    /// Accepts the processes of this user and PID namespace that have connected, and drops all others. Does not block.
     pub(super) fn accept(&self) -> Vec<UnixStream> {
         let accepted = (0..BACKLOG).map_while(|_| descriptor::accept_unix(&self.socket).ok());
-        let callers = accepted.filter(|caller| foreign_user(caller).is_none());
+        let callers = accepted.filter(|caller| foreign_process(caller).is_none());
         callers.map(UnixStream::from).take(MOST_CALLERS).collect()
     }
 }
@@ -140,7 +140,7 @@ fn ask(pid: u32, name: &str) -> Result<WorldStatus> {
     let mut read = |stream: &mut UnixStream| stream.take(LONGEST).read_to_end(&mut text);
     stream.set_read_timeout(Some(TIMEOUT)).and_then(|()| read(&mut stream)).map_err(failed)?;
     serde_json::from_slice(&text).map_err(|cause| {
-        let what = "is busy, or runs another release of flexring";
+        let what = "is busy, in another container, or runs another release of flexring";
         Error::system(format!("the coordinator in process {pid} gave no status ({cause}): it {what}"))
     })
 }

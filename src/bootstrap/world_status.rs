@@ -7,6 +7,7 @@ use super::call_state::CallState;
 use super::heartbeat::seconds;
 use crate::call::Call;
 use crate::error::Error;
+use crate::peer_text::{self, PeerText};
 use crate::rank::{Rank, RankList};
 use std::fmt;
 use std::time::Duration;
@@ -54,12 +55,14 @@ pub struct RankReport {
     /// The rank.
     pub rank: Rank,
     /// Name of its host; empty if unknown.
+    #[serde(deserialize_with = "peer_text::one_line")]
     pub host: String,
     /// Its process id on that host; 0 if unknown.
     pub pid: u32,
     /// Sequence number of the call that it is in, or of its last one; 0 before its first.
     pub sequence: u64,
     /// Description of that call, if its coordinator has heard of it while the rank was in it.
+    #[serde(deserialize_with = "call_text")]
     pub call: Option<String>,
     /// What it does.
     #[serde(rename = "state")]
@@ -182,6 +185,12 @@ mod seconds_in_text {
         let time = seconds.map(Duration::try_from_secs_f64).transpose();
         time.map_err(serde::de::Error::custom)
     }
+}
+
+/// Decodes the description of a call.
+fn call_text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let text: Option<PeerText> = serde::Deserialize::deserialize(deserializer)?;
+    Ok(text.map(|text| text.to_string()))
 }
 
 const COLUMNS: usize = 7;

@@ -7,6 +7,7 @@ use super::endpoints::LinkEndpoint;
 use super::offers::Offered;
 use crate::bootstrap::ControlConnection;
 use crate::error::{Error, Result};
+use crate::peer_text;
 use crate::transport::shm::ExchangeAddress;
 use crate::transport::verbs::port_selection::Offer;
 use std::net::SocketAddr;
@@ -15,9 +16,12 @@ use std::net::SocketAddr;
 #[derive(serde::Serialize, serde::Deserialize)]
 pub(super) struct PeerInfo {
     /// Ranks with equal names share memory.
+    #[serde(deserialize_with = "peer_text::one_line")]
     pub node: String,
+    #[serde(deserialize_with = "peer_text::one_line")]
     pub host: String,
     /// The node's name as users write it in a topology file.
+    #[serde(deserialize_with = "peer_text::one_line")]
     pub topology_name: String,
     /// Where this rank exchanges descriptors with its neighbours; `None` if it does not share memory.
     pub descriptors: Option<ExchangeAddress>,
@@ -53,10 +57,7 @@ pub(super) struct RailOffer {
 impl PeerInfo {
     /// Sends this rank's information to all ranks, and returns that of all ranks, by rank.
     pub(super) fn exchange(&self, connection: &ControlConnection) -> Result<Vec<Self>> {
-        let unreadable = |cause: postcard::Error| Error::internal(format!("cannot read peer info: {cause}"));
-        let mine = postcard::to_stdvec(self).map_err(unreadable)?;
-        let infos = connection.all_gather("peer info", &mine)?;
-        infos.iter().map(|info| postcard::from_bytes(info).map_err(unreadable)).collect()
+        connection.gather_values("peer info", self)
     }
 
     /// What a rank has sent; `None` if it is malformed.

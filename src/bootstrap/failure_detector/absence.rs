@@ -52,7 +52,7 @@ pub(super) fn describe_silence(members: &[Member], ranks: &[Rank], silent: Durat
         by_host.entry(&members[*rank].process.host).or_default().push(*rank);
     }
     let is_active_on =
-        |member: &Member, host: &str| member.status == RankStatus::Active && member.process.host == host;
+        |member: &Member, host: &str| member.status == RankStatus::Active && *member.process.host == *host;
     let is_whole = |(host, silent): (&&str, &Vec<Rank>)| {
         members.iter().filter(|member| is_active_on(member, host)).count() == silent.len()
     };

@@ -8,6 +8,7 @@ use crate::bootstrap::heartbeat::seconds;
 use crate::bootstrap::protocol::PARTS_LIMIT;
 use crate::bootstrap::rendezvous::FIRST_REPORT;
 use crate::error::{Error, Result};
+use crate::peer_text::PeerText;
 use crate::rank::{Rank, RankList};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(in crate::bootstrap) struct PendingGather {
     number: u64,
-    label: String,
+    label: PeerText,
     parts: BTreeMap<Rank, Vec<u8>>,
     deadline: Instant,
     timeout: Duration,
@@ -26,7 +27,7 @@ pub(in crate::bootstrap) struct PendingGather {
 
 impl PendingGather {
     /// Begins exchange `number`, for a rank that waits for `timeout`.
-    pub(super) fn new(number: u64, label: String, timeout: Duration, now: Instant) -> Self {
+    pub(super) fn new(number: u64, label: PeerText, timeout: Duration, now: Instant) -> Self {
         let report = (now + FIRST_REPORT, FIRST_REPORT);
         Self { number, label, parts: BTreeMap::new(), deadline: now + timeout, timeout, report }
     }
@@ -54,12 +55,12 @@ impl PendingGather {
     pub(super) fn add(
         &mut self,
         rank: Rank,
-        (number, label): (u64, &str),
+        (number, label): (u64, &PeerText),
         part: Vec<u8>,
         timeout: Duration,
         now: Instant,
     ) -> Result<()> {
-        if number != self.number || label != self.label || self.parts.contains_key(&rank) {
+        if number != self.number || *label != self.label || self.parts.contains_key(&rank) {
             return Err(Error::disagreement(format!(
                 "rank {rank} exchanges {label} (exchange #{number}) while other ranks exchange {} (#{})",
                 self.label, self.number
@@ -71,6 +72,11 @@ impl PendingGather {
         }
         self.parts.insert(rank, part);
         Ok(())
+    }
+
+    /// Bytes of a rank's part, if it has arrived.
+    pub(super) fn bytes_of(&self, rank: Rank) -> usize {
+        self.parts.get(&rank).map_or(0, Vec::len)
     }
 
     /// When it fails.

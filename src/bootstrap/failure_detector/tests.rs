@@ -1,8 +1,8 @@
 //! Root causes for given events, without a socket or a clock.
 
 use super::super::call_state::example_call;
-use super::super::control_state::SharedState;
-use super::super::protocol::{HelloParams, PARTS_LIMIT};
+use super::super::control_state::{AwaitedExchange, SharedState};
+use super::super::protocol::{HelloParams, PART_ALLOWANCE, PARTS_LIMIT};
 use super::*;
 use crate::call::Call;
 
@@ -22,7 +22,7 @@ impl World {
         let peers = (0..size).map(peer).collect();
         let now = Instant::now();
         let mut detector = FailureDetector::new(peers, Process::example(0), now);
-        let host = "rank 0 (pid 100 on host h)".to_owned();
+        let host = "rank 0 (pid 100 on host h)".into();
         assert_eq!(detector.actions(), [DetectorAction::Broadcast(ToRank::Welcome { host, ranks: vec![0] })]);
         Self { detector, now }
     }
@@ -133,7 +133,7 @@ fn ranks_that_go_silent_together_are_named_together_with_their_node() {
     ] {
         let mut world = World::of(4);
         for rank in [2, 3] {
-            world.detector.members[rank].process.host = "b".to_owned();
+            world.detector.members[rank].process.host = "b".into();
         }
         world.set_idle(2, 4);
         world.advance(HEARTBEAT);
@@ -199,7 +199,7 @@ fn a_report_names_its_rank_once() {
         world.report(1, ErrorKind::Disagreement, message, None);
         assert_eq!(world.message(), expected);
         let mut world = World::of(2);
-        world.receive(1, ToCoordinator::Abort { reason: message.to_owned() });
+        world.receive(1, ToCoordinator::Abort { reason: message.into() });
         assert_eq!(world.message(), expected);
     }
 }
@@ -418,14 +418,14 @@ fn the_host_process_announces_that_it_may_end() {
         ]
     );
     assert!(!world.detector.is_over());
-    world.receive(1, ToCoordinator::Abort { reason: "why".to_owned() });
+    world.receive(1, ToCoordinator::Abort { reason: "why".into() });
     assert_eq!(world.message(), "rank 1: why");
     world.receive(1, ToCoordinator::Goodbye(CallState::Idle { finished: 0 }));
     assert!(world.detector.is_over());
 }
 
 fn part(number: u64, label: &str) -> ToCoordinator {
-    ToCoordinator::Gather { number, label: label.to_owned(), part: vec![number as u8] }
+    ToCoordinator::Gather { number, label: label.into(), part: vec![number as u8] }
 }
 
 #[test]
@@ -469,24 +469,39 @@ fn an_exchange_that_cannot_complete_names_the_missing_ranks() {
 
 #[test]
 fn the_parts_of_a_large_exchange_take_several_messages() {
-    let mut world = World::of(3);
-    let large = |byte: u8| vec![byte; PARTS_LIMIT / 2 + usize::from(byte)];
-    for rank in 0..3 {
-        let label = "peer info".to_owned();
-        world.receive(rank, ToCoordinator::Gather { number: 1, label, part: large(rank as u8) });
+    const RANKS: usize = 200;
+    let mut world = World::of(RANKS);
+    let large = |rank: usize| vec![rank as u8; PART_ALLOWANCE];
+    for rank in 0..RANKS {
+        let label = "peer info".into();
+        world.receive(rank, ToCoordinator::Gather { number: 1, label, part: large(rank) });
     }
-    let gathered = |parts| DetectorAction::Broadcast(ToRank::Gathered { number: 1, parts });
-    let expected = [gathered(vec![large(0)]), gathered(vec![large(1)]), gathered(vec![large(2)])];
-    assert!(world.detector.actions() == expected, "half a frame and more each");
-
-    let mut state = SharedState::default();
-    for action in expected {
+    let mut state = SharedState {
+        gathering: Some(AwaitedExchange { number: 1, world: RANKS, parts: Vec::new() }),
+        ..SharedState::default()
+    };
+    let actions = world.detector.actions();
+    assert_eq!(actions.len(), 2, "8 MiB in a message");
+    for action in actions {
+        assert_eq!(state.take_gathered(), None);
         let DetectorAction::Broadcast(ToRank::Gathered { number, parts }) = action else { unreachable!() };
-        state.add_gathered(number, parts);
+        state.add_gathered(number, parts).expect("parts");
     }
-    assert!(state.gathered == Some((1, vec![large(0), large(1), large(2)])));
-    state.add_gathered(2, vec![Vec::new()]);
-    assert_eq!(state.gathered, Some((2, vec![Vec::new()])), "another exchange");
+    state.add_gathered(2, vec![Vec::new()]).expect("another exchange changes nothing");
+    assert!(state.take_gathered() == Some((0..RANKS).map(large).collect()));
+}
+
+#[test]
+fn nothing_longer_than_the_parts_of_all_ranks_is_kept() {
+    let mut world = World::of(2);
+    let part = vec![0; PARTS_LIMIT / 2 + 1];
+    world.receive(1, ToCoordinator::Gather { number: 1, label: "peer info".into(), part: part.clone() });
+    assert!(world.message().contains("rank 1 gives 4194305 bytes to the exchange of peer info"));
+    for parts in [vec![Vec::new(); 3], vec![part]] {
+        let gathering = Some(AwaitedExchange { number: 1, world: 2, parts: Vec::new() });
+        let error = SharedState { gathering, ..SharedState::default() }.add_gathered(1, parts);
+        assert!(error.expect_err("too much").message().contains("exchange #1"));
+    }
 }
 
 #[test]

@@ -49,6 +49,31 @@ fn a_rank_that_sends_an_invalid_frame_counts_as_dead() {
     });
 }
 
+/// Counter-example: each rank had an internal error that named no rank.
+#[test]
+fn a_rank_that_sends_what_others_cannot_read_is_named_on_all() {
+    watched(|| {
+        let (members, mut fake_peer) = world_with_fake_peer(3);
+        for (number, part) in [(1, vec![0xff; 11]), (2, Vec::new()), (3, vec![0; 100])] {
+            send(&mut fake_peer, &ToCoordinator::Gather { number, label: "regions".into(), part });
+            let gather = |member: &TestRank| member.control.gather_values("regions", &(7u64, "a".to_owned()));
+            let errors: Vec<Error> = thread::scope(|scope| {
+                let threads: Vec<_> = members
+                    .iter()
+                    .map(|member| scope.spawn(move || gather(member).expect_err("garbage")))
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+            });
+            let error = all_equal(&errors);
+            assert_eq!(error.kind(), ErrorKind::Disagreement);
+            assert!(
+                error.message().starts_with("rank 2 sent regions that the other ranks cannot read"),
+                "{error}"
+            );
+        }
+    });
+}
+
 #[test]
 fn different_calls_fail_the_world() {
     watched(|| {
@@ -224,7 +249,7 @@ pub(super) fn member_of_fake_coordinator() -> (TestRank, FramedStream) {
         let member = scope.spawn(move || join_ranks(1..2, 2, &address_of(port), &config()));
         let (stream, _) = listener.accept().expect("rank 1");
         let mut coordinator = FramedStream::new(stream, true).expect("a connection");
-        let host = "rank 0 (pid 1 on host a)".to_owned();
+        let host = "rank 0 (pid 1 on host a)".into();
         admit(&mut coordinator);
         send_all(&mut coordinator, &[ToRank::Welcome { host, ranks: vec![0] }]);
         let member = member.join().expect("joined").pop().expect("rank 1");

@@ -4,6 +4,7 @@ mod attempts;
 mod departures;
 mod encryption;
 mod failures;
+mod floods;
 mod further_worlds;
 mod peer_messages;
 mod rendezvous;
@@ -172,10 +173,10 @@ fn common_fault(members: &[TestRank]) -> Error {
 
 fn hello_of(rank: Rank, world: usize) -> (HelloHeader, HelloParams) {
     let header = HelloHeader {
-        version: VERSION.to_owned(),
+        version: VERSION.into(),
         rank,
         world,
-        process: Process { pid: 4242, host: "elsewhere".to_owned(), instance: 4242 },
+        process: Process { pid: 4242, host: "elsewhere".into(), instance: 4242 },
         purpose: Purpose::Join,
     };
     let params = HelloParams {

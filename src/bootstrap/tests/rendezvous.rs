@@ -173,7 +173,7 @@ fn another_release_fails_the_rendezvous_for_all() {
         thread::scope(|scope| {
             let ours = scope.spawn(|| join_errors(&[(0, 3, config()), (1, 3, config())], &address_of(port)));
             let (mut header, params) = hello_of(2, 3);
-            header.version = "99.1.0".to_owned();
+            header.version = "99.1.0".into();
             let error = join_as(&header, &params, &address_of(port)).map(drop).expect_err("another release");
             assert_eq!(error.kind(), ErrorKind::Disagreement);
             assert!(

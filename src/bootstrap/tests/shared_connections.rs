@@ -194,7 +194,7 @@ fn hostile_frames_concern_no_world() {
     watched(|| {
         let (first, mut fake_peer) = world_with_fake_peer(4);
         let theirs = open(&first, 1, &[0, 1]);
-        let abort = ToCoordinator::Abort { reason: "mine".to_owned() };
+        let abort = ToCoordinator::Abort { reason: "mine".into() };
         // A world of others, and an unknown one.
         for world in [1, 99] {
             for message in [&abort, &ToCoordinator::Goodbye(CallState::Idle { finished: 0 })] {
@@ -245,7 +245,7 @@ fn a_lost_coordinator_fails_all_worlds_of_the_connection() {
         let (first, mut coordinator) = member_of_fake_coordinator();
         let further = thread::scope(|scope| {
             let opening = scope.spawn(|| open_on(&first.control, 1, &[0, 1], &config()));
-            let host = "rank 0 (pid 1 on host a)".to_owned();
+            let host = "rank 0 (pid 1 on host a)".into();
             let welcome = ToRank::Welcome { host, ranks: vec![0] }.in_world(1).expect("short");
             thread::sleep(Duration::from_millis(50));
             coordinator.enqueue(encode(&welcome).expect("short"));
@@ -278,7 +278,7 @@ fn a_coordinator_that_closes_one_world_and_is_lost_fails_the_others() {
         let (first, mut coordinator) = member_of_fake_coordinator();
         thread::scope(|scope| {
             let opening = scope.spawn(|| open_on(&first.control, 1, &[0, 1], &config()));
-            let welcome = ToRank::Welcome { host: "rank 0".to_owned(), ranks: vec![0] };
+            let welcome = ToRank::Welcome { host: "rank 0".into(), ranks: vec![0] };
             for message in [welcome, ToRank::Closing] {
                 thread::sleep(Duration::from_millis(50));
                 coordinator.enqueue(encode(&message.in_world(1).expect("short")).expect("short"));

@@ -121,7 +121,7 @@ pub(super) fn claims() -> Vec<HelloHeader> {
         HelloHeader { world: 9, ..header.clone() },
         HelloHeader { rank: 3, ..header.clone() },
         HelloHeader { world: usize::MAX, rank: usize::MAX, ..header.clone() },
-        HelloHeader { version: "99.0".to_owned(), ..header },
+        HelloHeader { version: "99.0".into(), ..header },
     ]
 }
 
@@ -263,7 +263,7 @@ fn an_impostor_of_the_coordinator_is_not_believed() {
         thread::scope(|scope| {
             let impostor = scope.spawn(move || {
                 listener.set_nonblocking(true).expect("a socket");
-                let welcome = ToRank::Welcome { host: "h".to_owned(), ranks: vec![0] };
+                let welcome = ToRank::Welcome { host: "h".into(), ranks: vec![0] };
                 let answers = [ToRank::Challenge([1; 16]), ToRank::HelloAck([2; 32]), welcome];
                 let mut connections = Vec::new();
                 let until = Instant::now() + Duration::from_millis(2000);
@@ -301,6 +301,35 @@ fn a_refusal_by_a_process_that_holds_the_port_ends_no_rank() {
             drop((stream, listener));
             let zero = join_ranks(0..1, 2, &address_of(port), &config);
             assert_eq!(zero.len() + early.join().expect("joined").len(), 2);
+        });
+    });
+}
+
+/// Counter-example: the text was part of the rank's error as it came, with its escape sequences and lines.
+#[test]
+fn a_refusal_by_a_stranger_puts_one_short_line_into_the_error() {
+    watched(|| {
+        let port = free_port();
+        let config = Config { connect_timeout: Duration::from_millis(700), ..with_secret(SECRET) };
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("a free port");
+        thread::scope(|scope| {
+            let rank = scope.spawn(|| join(1, 2, &address_of(port), &config).map(drop).expect_err("refused"));
+            let text = format!("no entry\u{1b}[2J\n[ERROR] rank 0 died\u{9b}1m{}", "x".repeat(10 << 20));
+            let refused = encode(&ToRank::Refused(Error::rendezvous(text))).expect("bytes");
+            let mut stream = FramedStream::new(listener.accept().expect("rank 1").0, true).expect("a socket");
+            stream.enqueue(refused);
+            // Rank 1 closes the connection once it has all.
+            while stream.flush().is_ok() && stream.receive(FRAME_LIMIT).end.is_none() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop((stream, listener));
+            let error = rank.join().expect("no panic").to_string();
+            assert!(error.contains("no entry?[2J?[ERROR] rank 0 died?1mxxx"), "{error}");
+            assert!(
+                !error.contains(char::is_control) && error.len() < 2000,
+                "{} bytes: {error}",
+                error.len()
+            );
         });
     });
 }

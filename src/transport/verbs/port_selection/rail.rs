@@ -17,6 +17,7 @@ pub const MAX_RAILS: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rail {
     /// The device's name, such as `mlx5_0`.
+    #[serde(deserialize_with = "crate::peer_text::one_line")]
     pub device: String,
     /// The port's number, from 1.
     pub port: u8,
@@ -38,6 +39,7 @@ pub struct Rail {
     pub flid: u16,
     /// The network of the rail; rails of the same network are connected first. The IP network of the GID, such as
     /// `10.1.0.0/24`, or on InfiniBand the subnet prefix in hexadecimal.
+    #[serde(deserialize_with = "crate::peer_text::one_line")]
     pub network: String,
     /// The rate in Mbit/s; 0 if unknown.
     pub rate_mbps: u64,
