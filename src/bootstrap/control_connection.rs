@@ -383,7 +383,7 @@ impl ControlConnection {
         if self.shared.fault.check().is_err() {
             return;
         }
-        self.shared.send(ToCoordinator::Exit { cause: cause.to_owned() });
+        self.shared.send(ToCoordinator::Exit { cause: cause.into() });
         self.shared.wait(ROOT_CAUSE_TIMEOUT, |state| state.root_cause.is_some() || state.ended);
         self.shared.fault.raise(Error::aborted(format!("rank {} {cause}", self.rank)));
     }

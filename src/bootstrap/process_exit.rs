@@ -26,7 +26,7 @@ pub(super) struct ProcessExit {
 impl ProcessExit {
     /// Waits for this process from `now` on. `None` if it is this one, or on another machine.
     pub(super) fn of(process: &Process, now: Instant) -> Option<Self> {
-        if process.host != host_name() || process.pid == std::process::id() {
+        if *process.host != *host_name() || process.pid == std::process::id() {
             return None;
         }
         let pid = Pid::from_raw(i32::try_from(process.pid).ok()?)?;
@@ -54,7 +54,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     fn process(pid: u32, host: &str) -> Process {
-        Process { pid, host: host.to_owned(), ..Process::example(0) }
+        Process { pid, host: host.into(), ..Process::example(0) }
     }
 
     #[test]

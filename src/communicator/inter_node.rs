@@ -371,11 +371,7 @@ impl InterNodeSetup<'_> {
     where
         T: serde::Serialize + serde::de::DeserializeOwned,
     {
-        let unreadable = |cause: postcard::Error| Error::internal(format!("cannot read {step}: {cause}"));
-        let mine = postcard::to_stdvec(mine).map_err(unreadable)?;
-        let results = self.connection.all_gather(step, &mine)?;
-        let results = results.iter().map(|bytes| postcard::from_bytes(bytes).map_err(unreadable));
-        let results: Vec<Result<T>> = results.collect::<Result<_>>()?;
+        let results = self.connection.gather_values(step, mine)?;
         let named = |(rank, result): (Rank, Result<T>)| {
             result.map_err(|error| error.context(format_args!("rank {rank} on {}", self.infos[rank].host)))
         };

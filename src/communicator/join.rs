@@ -35,7 +35,7 @@ use crate::plan::tuning::{ClusterIdentity, TuningProfile};
 use crate::process::DefaultFloatEnvironment;
 use crate::rank::Rank;
 use crate::secret::random_bytes;
-use crate::transport::shm::{Mailbox, NodeMemory, OwnMemory, Region, RegionAddress, RegionOfRank, Shm};
+use crate::transport::shm::{Mailbox, NodeMemory, OwnMemory, Region, RegionOfRank, Shm};
 use crate::transport::{AnyTransport, local};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Once};
@@ -162,7 +162,7 @@ impl Communicator {
                 (memory, (0..intra_node.len()).collect())
             }
         };
-        let regions = exchange_regions(connection, region.address())?;
+        let regions = connection.gather_values("regions", &region.address())?;
         let mut transports: Vec<AnyTransport> = Vec::new();
         let mut routes = vec![0; world];
         let (mut mailbox, mut registrar, mut rails) = (None, None, Arc::default());
@@ -455,14 +455,6 @@ fn check_equal(digests: &[Vec<u8>]) -> Result<()> {
             "ranks 0 and {rank} made different plans: do they read the same topology and plan files?"
         ))),
     }
-}
-
-/// Tells all ranks where this rank's region is. Returns the regions of all, by rank.
-fn exchange_regions(connection: &ControlConnection, mine: RegionAddress) -> Result<Vec<RegionAddress>> {
-    let unreadable = |cause: postcard::Error| Error::internal(format!("cannot read a region: {cause}"));
-    let mine = postcard::to_stdvec(&mine).map_err(unreadable)?;
-    let all = connection.all_gather("regions", &mine)?;
-    all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(unreadable)).collect()
 }
 
 fn not_shared(rank: Rank) -> Error {

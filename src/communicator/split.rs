@@ -47,9 +47,12 @@ impl Communicator {
 
     fn split_processes(&self, connection: &ControlConnection, color: i32, key: i32) -> Result<Option<Self>> {
         let mine = SplitOffer { choice: ColorChoice { color, key }, id: random_bytes()? };
-        let offers = connection.all_gather("colors and keys", &mine.to_bytes())?;
-        let offers: Vec<SplitOffer> =
-            offers.iter().map(|bytes| SplitOffer::from_bytes(bytes)).collect::<Result<_>>()?;
+        let label = "colors and keys";
+        let offers = connection.all_gather(label, &mine.to_bytes())?;
+        let offer = |(rank, bytes): (Rank, &Vec<u8>)| {
+            SplitOffer::from_bytes(bytes).ok_or_else(|| ControlConnection::unreadable(label, rank))
+        };
+        let offers: Vec<SplitOffer> = offers.iter().enumerate().map(offer).collect::<Result<_>>()?;
         let choices = || offers.iter().map(|offer| offer.choice).enumerate();
         let members = members_of(color, choices());
         let leader = members.first().copied().filter(|_| color >= 0);
@@ -91,18 +94,16 @@ impl Communicator {
         connection: &ControlConnection,
         leader: Option<Rank>,
     ) -> Result<Option<(UniqueId, Option<Coordinator>)>> {
-        let unreadable =
-            |cause: postcard::Error| Error::internal(format!("cannot read a unique id: {cause}"));
+        let label = "unique ids";
         let key = connection.secret().derive("split", &[]);
         let created = (leader == Some(self.rank())).then(|| Coordinator::create(&self.blueprint.config));
         let mine: Option<Result<Vec<u8>>> = created.as_ref().map(|created| match created {
             Ok((_, id)) => id.hide(&key),
             Err(error) => Err(error.clone()),
         });
-        let ids = connection.all_gather("unique ids", &postcard::to_stdvec(&mine).map_err(unreadable)?)?;
+        let mut ids = connection.gather_values(label, &mine)?;
         let Some(leader) = leader else { return Ok(None) };
-        let id: Option<Result<Vec<u8>>> = postcard::from_bytes(&ids[leader]).map_err(unreadable)?;
-        let id = id.ok_or_else(|| Error::internal(format!("rank {leader} sent no unique id")))?;
+        let id = ids.swap_remove(leader).ok_or_else(|| ControlConnection::unreadable(label, leader))?;
         let id = UniqueId::reveal(&id.map_err(|error| error.context(format_args!("rank {leader}")))?, &key)?;
         Ok(Some((id, created.and_then(Result::ok).map(|(coordinator, _)| coordinator))))
     }
@@ -120,12 +121,10 @@ impl SplitOffer {
         [self.choice.to_bytes().as_slice(), &self.id].concat()
     }
 
-    fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let parts = bytes.split_first_chunk().map(|(choice, id)| (*choice, id.try_into()));
-        let Some((choice, Ok(id))) = parts else {
-            return Err(Error::internal("a color, a key and a number have 24 bytes"));
-        };
-        Ok(Self { choice: ColorChoice::from_bytes(choice), id })
+    /// `None` if the bytes are too few or too many.
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (choice, id) = bytes.split_first_chunk()?;
+        Some(Self { choice: ColorChoice::from_bytes(*choice), id: id.try_into().ok()? })
     }
 }
 
@@ -224,9 +223,9 @@ mod tests {
     fn colors_and_keys_survive_the_exchange() {
         for choice in [(0, 0), (7, -3), (i32::MAX, i32::MIN), (-1, i32::MAX)] {
             let offer = SplitOffer { choice: ColorChoice { color: choice.0, key: choice.1 }, id: [7; 16] };
-            assert_eq!(SplitOffer::from_bytes(&offer.to_bytes()), Ok(offer));
+            assert_eq!(SplitOffer::from_bytes(&offer.to_bytes()), Some(offer));
         }
-        assert!(SplitOffer::from_bytes(&[0; 23]).is_err() && SplitOffer::from_bytes(&[0; 25]).is_err());
+        assert!(SplitOffer::from_bytes(&[0; 23]).is_none() && SplitOffer::from_bytes(&[0; 25]).is_none());
     }
 
     #[test]

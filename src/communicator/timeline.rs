@@ -6,7 +6,7 @@
 use super::Communicator;
 use crate::bootstrap::{ControlConnection, host_name};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::process::PerProcess;
 use crate::rank::Rank;
 use crate::trace::{ClockAlignment, ClockSample, Recorder, Trace, TraceOrigin, TracePath, clock_name, now};
@@ -86,11 +86,7 @@ pub(super) fn align(comm: &Communicator, connection: &ControlConnection) -> Resu
             answer(comm)?;
         }
     }
-    let unreadable = |cause: postcard::Error| Error::internal(format!("cannot read clock offsets: {cause}"));
-    let mine = postcard::to_stdvec(&alignments).map_err(unreadable)?;
-    let of_all = connection.all_gather("clock offsets", &mine)?;
-    let alignments: Vec<(Rank, ClockAlignment)> =
-        postcard::from_bytes(of_all.first().map_or(&[], Vec::as_slice)).map_err(unreadable)?;
+    let alignments = connection.gather_values("clock offsets", &alignments)?.swap_remove(0);
     let mine = alignments.iter().find(|(other, _)| *other == leader(me));
     let alignment = mine.map_or_else(ClockAlignment::default, |(_, alignment)| *alignment);
     comm.runner.lock_state().executor.align_trace(alignment);

@@ -11,13 +11,10 @@ use crate::plan::tuning::{self, ClusterIdentity, TuningProfile};
 /// The profile in the file at `path` on the node of rank 0, equal on all ranks. All ranks have equal settings, so all of them call
 /// this.
 pub(super) fn agree(path: &str, connection: &ControlConnection) -> Result<TuningProfile> {
-    let unreadable =
-        |cause: postcard::Error| Error::internal(format!("cannot read rank 0's tuning profile: {cause}"));
+    let label = "tuning profile";
     let text = (connection.rank() == 0).then(|| description::tuning_profile(path));
-    let mine = postcard::to_stdvec(&text).map_err(unreadable)?;
-    let all = connection.all_gather("tuning profile", &mine)?;
-    let text: Option<Result<String>> = postcard::from_bytes(&all[0]).map_err(unreadable)?;
-    let text = text.ok_or_else(|| Error::internal("rank 0 sent no tuning profile"))?;
+    let text = connection.gather_values(label, &text)?.swap_remove(0);
+    let text = text.ok_or_else(|| ControlConnection::unreadable(label, 0))?;
     tuning::parse(path, &text?)
 }
 

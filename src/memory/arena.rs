@@ -96,10 +96,11 @@ impl Arena {
 
     fn with_file(file: Option<ArenaFile>, fixed: usize) -> Result<Self> {
         let fixed = fixed.next_multiple_of(HUGE);
-        let longest = longest_file() / HUGE * HUGE;
+        let limit = longest_file();
+        let longest = limit / HUGE * HUGE;
         if longest < fixed + HUGE {
             return Err(Error::system(format!(
-                "shared memory needs files of {} bytes, and this process may have files of {longest} (fix: raise the limit, `ulimit -f`)",
+                "shared memory needs files of {} bytes, and the limit of this process is {limit} bytes (fix: raise it, `ulimit -f`)",
                 fixed + HUGE
             )));
         }

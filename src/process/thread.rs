@@ -15,7 +15,7 @@ const SYNCHRONOUS: [libc::c_int; 6] =
 /// Starts a thread of the library, in which signals are blocked and the floating-point environment is the default one.
 ///
 /// # Errors
-/// Those of [`Builder::spawn`].
+/// Those of [`Builder::spawn`]. If a limit may be the reason, the text says how to raise it.
 #[allow(clippy::disallowed_methods, reason = "this is the function that all threads are started by")]
 pub fn spawn<T: Send + 'static>(
     builder: Builder,
@@ -23,9 +23,17 @@ pub fn spawn<T: Send + 'static>(
 ) -> io::Result<JoinHandle<T>> {
     // A new thread inherits the mask and the floating-point environment of the thread that starts it.
     let _blocked = BlockedSignals::new();
-    builder.spawn(|| {
+    let body = || {
         let _default = DefaultFloatEnvironment::enter();
         body()
+    };
+    builder.spawn(body).map_err(|cause| match cause.kind() {
+        // The kernel gives the same number for each of its reasons.
+        io::ErrorKind::WouldBlock => io::Error::other(format!(
+            "{cause} (fix: raise the limit of processes and threads, `ulimit -u` or pids.max of the control group; or that of \
+             address space, `ulimit -v`, if there is one)"
+        )),
+        _ => cause,
     })
 }
 

@@ -319,6 +319,80 @@ fn a_job_of_a_user_that_is_not_unique_hands_out_no_secret() {
     });
 }
 
+/// Runs a command as a user whose threads are limited, which they are not for root, and which may read all files.
+const AS_LIMITED: &[&str] = &[
+    "setpriv",
+    "--reuid=23456",
+    "--clear-groups",
+    "--inh-caps=+dac_override",
+    "--ambient-caps=+dac_override",
+];
+
+/// Counter-example: the others were told that rank 1 had died.
+#[test]
+fn a_rank_that_cannot_start_a_thread_is_named_with_the_cause() {
+    if !can_be_others() {
+        return;
+    }
+    with_watchdog(LIMIT, || {
+        // The number of its threads for which a rank can join.
+        for threads in 1..12 {
+            let port = free_port();
+            let limit = format!("--nproc={threads}");
+            let variables = [("FLEXRING_SECRET", "0123456789abcdef0123456789abcdef")];
+            let mut one = Command::new("prlimit");
+            one.arg(&limit).args(AS_LIMITED).arg(env!("CARGO_BIN_EXE_flexring"));
+            one.args(["perf", "-b", "8", "-e", "8", "-w", "1", "-n", "2"]).env_clear().envs(variables);
+            one.envs([
+                ("FLEXRING_WORLD_SIZE", "2"),
+                ("FLEXRING_RANK", "1"),
+                ("FLEXRING_MASTER_ADDR", "127.0.0.1"),
+            ]);
+            one.env("FLEXRING_MASTER_PORT", port.to_string()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let one = one.spawn().expect("prlimit starts");
+            let zero = perf_rank(0, "127.0.0.1", port, &variables).spawn().expect("started");
+            let [(zero, on_zero), (one, on_one)] = [finish(zero), finish(one)];
+            if one.status.success() && zero.status.success() {
+                assert!(threads > 2, "a rank has a thread for its control connection");
+                return;
+            }
+            assert!(on_zero.contains("rank 1: cannot start"), "with {threads} threads: {on_zero}");
+            for text in [on_zero, on_one] {
+                for part in ["cannot start", "`ulimit -u`"] {
+                    assert!(text.contains(part), "{part}, with {threads} threads: {text}");
+                }
+            }
+        }
+        panic!("12 threads are not enough");
+    });
+}
+
+/// Counter-example: `ulimit -f` was reported as "files of 0", and `ulimit -v` without a fix.
+#[test]
+fn limits_of_files_and_address_space_are_named_with_their_fix() {
+    let perf = |limit: String| {
+        let mut command = Command::new("prlimit");
+        command.arg(limit).arg(env!("CARGO_BIN_EXE_flexring"));
+        command.args(["perf", "--ranks", "2", "-b", "8", "-e", "8", "-w", "1", "-n", "1"]);
+        let output = command.stdin(Stdio::null()).output().ok()?;
+        Some(String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    with_watchdog(LIMIT, move || {
+        let Some(text) = perf("--fsize=1000000".to_owned()) else {
+            return eprintln!("skipped: there is no prlimit");
+        };
+        assert!(
+            text.contains("the limit of this process is 1000000 bytes (fix: raise it, `ulimit -f`)"),
+            "{text}"
+        );
+        // A program that is too large for a limit does not even start.
+        let texts: Vec<String> =
+            (1..8).filter_map(|step| perf(format!("--as={}", step * (40 << 20)))).collect();
+        let fix = "(fix: raise the limit of address space, `ulimit -v`)";
+        assert!(texts.iter().any(|text| text.contains(fix)), "{texts:#?}");
+    });
+}
+
 /// Appends the Rust sources under `folder`.
 fn read_sources(folder: &Path, sources: &mut String) {
     for entry in std::fs::read_dir(folder).expect("a folder") {

@@ -163,12 +163,9 @@ fn ranks_that_go_silent_together_are_named_together_with_their_node() {
 #[test]
 fn one_rank_of_each_node_says_for_whose_part_of_an_exchange_it_waits() {
     let mut world = World::of(4);
-    world.detector.members[3].process.host = "z".to_owned();
+    world.detector.members[3].process.host = "z".into();
     for rank in [3, 2, 1] {
-        world.receive(
-            rank,
-            ToCoordinator::Gather { number: 1, label: "addresses".to_owned(), part: Vec::new() },
-        );
+        world.receive(rank, ToCoordinator::Gather { number: 1, label: "addresses".into(), part: Vec::new() });
     }
     let text = "waiting for rank 0 to exchange addresses (3 of 4 have)".to_owned();
     for (time, expected) in [(4, vec![]), (1, vec![1, 3]), (4, vec![]), (6, vec![1, 3])] {
@@ -319,7 +316,7 @@ fn a_rank_that_left_without_a_call_ends_it_at_once() {
 fn ranks_await_the_end_of_a_process_that_leaves_or_fails_but_not_of_one_that_died() {
     let leaves = |world: &mut World| world.leave(2, 16);
     let fails =
-        |world: &mut World| world.receive(2, ToCoordinator::Exit { cause: "raised an exception".to_owned() });
+        |world: &mut World| world.receive(2, ToCoordinator::Exit { cause: "raised an exception".into() });
     let dies = |world: &mut World| world.disconnect(2);
     let events: [fn(&mut World); 3] = [leaves, fails, dies];
     for (event, awaits) in events.into_iter().zip([true, true, false]) {

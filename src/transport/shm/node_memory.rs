@@ -34,6 +34,9 @@ pub struct OwnMemory {
     regions: Mutex<RegionTable>,
 }
 
+/// Alignment of regions in their arenas, in bytes.
+const REGION_ALIGNMENT: usize = 4096;
+
 /// Where a region is, as its owner tells its neighbours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RegionAddress {
@@ -341,7 +344,7 @@ impl NodeMemory {
     /// order on all of them. From now on the others may read `region`, this rank's.
     ///
     /// # Errors
-    /// `Disagreement` if a rank's place is not that of a neighbour; `Internal` if this process is not among them.
+    /// `Disagreement` if a rank's place is not that of a neighbour, or its region not in the memory of that neighbour; `Internal` if this process is not among them.
     pub fn neighbours(&self, region: &mut Region, ranks: &[RegionOfRank]) -> Result<Neighbours> {
         let local_rank = ranks.iter().position(|one| one.place == self.place);
         let local_rank = local_rank.ok_or_else(|| Error::internal("this rank is not on its node"))?;
@@ -353,6 +356,14 @@ impl NodeMemory {
                     one.rank
                 ))
             })?;
+            let front = peer.arena.piece(one.region.start, region.layout.front())?;
+            if front.is_none() || !one.region.start.is_multiple_of(REGION_ALIGNMENT) {
+                return Err(Error::disagreement(format!(
+                    "rank {} names a place for its messages that is not in the memory that it shares: do all ranks run the same build \
+                     of flexring?",
+                    one.rank
+                )));
+            }
             region.readers.push(Reader { page: Arc::clone(&peer.page), region: one.region });
             let layout = region.layout.at(one.region.start);
             if layout.is_prefaulted() {
@@ -381,6 +392,19 @@ mod tests {
     /// Two processes that have exchanged their memory.
     fn pair() -> [NodeMemory; 2] {
         share_memory(2, [7; 16]).expect("memory").try_into().ok().expect("two")
+    }
+
+    #[test]
+    fn a_region_outside_of_a_neighbours_memory_is_refused_by_name() {
+        let pair = pair();
+        let mut region = pair[0].own.region(layout(), None).expect("memory");
+        let theirs = pair[1].own.region(layout(), None).expect("memory").address();
+        for start in [usize::MAX, usize::MAX / 2 + 1, theirs.start + 1] {
+            let regions = [region.address(), RegionAddress { start, ..theirs }];
+            let ranks = [0, 1].map(|rank| RegionOfRank { rank, place: rank, region: regions[rank] });
+            let error = pair[0].neighbours(&mut region, &ranks).map(drop).expect_err("a wrong place");
+            assert!(error.message().starts_with("rank 1 names a place for its messages"), "{error}");
+        }
     }
 
     /// A region of each process for one communicator.

@@ -163,8 +163,11 @@ impl UnconnectedVerbs {
         let prepare = |(index, link): (usize, UnconnectedLink)| {
             let peer = link.peer;
             let published = connect_info.get(peer).zip(received.infos.remove(&peer));
-            let (info, link_info) =
-                published.ok_or_else(|| Error::internal(format!("rank {peer} published no queue pairs")))?;
+            let (info, link_info) = published.ok_or_else(|| {
+                Error::disagreement(format!(
+                    "rank {peer} published no queue pairs: do all ranks run the same build of flexring?"
+                ))
+            })?;
             let paths = directory.paths(peer, &link.rails, &rails, &options, (info, &link_info))?;
             let proposals = ece_agreement::proposals(&link.link_info().ece, &link_info.ece);
             Ok(PreparedLink { index, link, info, link_info, paths, proposals })
