@@ -179,11 +179,7 @@ impl PeerArena {
 }
 
 fn not_mapped(len: usize, cause: rustix::io::Errno) -> Error {
-    let message = format!(
-        "cannot map {len} bytes of a neighbour's memory for reading (fix: raise the limit of address space, `ulimit -v`, if \
-         there is one)"
-    );
-    Error::io(message, cause)
+    Error::io(format_args!("cannot map {len} bytes of a neighbour's memory for reading"), cause)
 }
 
 #[cfg(test)]
