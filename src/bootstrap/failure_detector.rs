@@ -263,7 +263,7 @@ impl FailureDetector {
         }
         if let Some((ranks, text)) = self.gather.as_mut().and_then(|gather| gather.report(&self.members, now))
         {
-            let notice = |rank| DetectorAction::Send(rank, ToRank::Notice(text.clone()));
+            let notice = |rank| DetectorAction::Send(rank, ToRank::Notice(text.as_str().into()));
             self.actions.extend(ranks.into_iter().map(notice));
         }
         if let Some(gather) = self.gather.take_if(|gather| now >= gather.deadline()) {

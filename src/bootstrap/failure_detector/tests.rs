@@ -175,7 +175,7 @@ fn one_rank_of_each_node_says_for_whose_part_of_an_exchange_it_waits() {
             .actions()
             .into_iter()
             .map(|action| match action {
-                DetectorAction::Send(rank, ToRank::Notice(said)) if said == text => rank,
+                DetectorAction::Send(rank, ToRank::Notice(said)) if *said == *text => rank,
                 other => panic!("{other:?}"),
             })
             .collect();
