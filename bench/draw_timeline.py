@@ -8,16 +8,15 @@ Needs matplotlib.
 import argparse
 import json
 import sys
+from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
+from pictures import GREY, Pictures
 
 KINDS = ["wait", "reduce", "copy", "send", "receive", "register"]
-COLOURS = {"wait": "#d9d9d9", "reduce": "#d95f02", "copy": "#e6ab02", "send": "#1b7bb8", "receive": "#66a61e",
-           "register": "#7570b3"}
+# Those of simulated timelines (src/plan/drawing/timeline.rs), and others of the same palette.
+COLOURS = {"wait": "#E4E7EB", "reduce": "#1FA87C", "copy": "#CC79A7", "send": "#5B8FD0", "receive": "#E69F00",
+           "register": "#A0A0A0"}
 # Rows of a rank, from above, and the height of one.
 ROWS = [("calls", ["wait", "register"]), ("copy, reduce", ["copy", "reduce"]), ("send", ["send"]),
         ("receive", ["receive"])]
@@ -45,7 +44,9 @@ def draw(trace, output, name, number):
     ranks = content["otherData"]["ranks"]
     call, spans, begin, end = call_to_draw(content["traceEvents"], name, number)
     height = len(ROWS) + 0.6
-    figure, axes = plt.subplots(figsize=(11, 0.8 + 0.27 * height * len(ranks)))
+    pictures = Pictures(Path(output).parent)
+    inches = 1.1 + 0.27 * height * len(ranks)
+    figure, axes = pictures.plt.subplots(figsize=(11, inches))
     labels = []
     for pid, rank in enumerate(ranks):
         top = pid * height
@@ -64,13 +65,12 @@ def draw(trace, output, name, number):
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("microseconds since the first rank began the call")
     size = call["args"]["bytes"]
-    axes.set_title(f"{name} of {size / 2**20:g} MiB, {len(ranks)} ranks", fontsize=10)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["left"].set_visible(False)
+    figure.text(16 / 792, 1 - 24 / 72 / inches, f"{name} of {size / 2**20:g} MiB, {len(ranks)} ranks", fontsize=13, fontweight="bold")
     used = [kind for kind in KINDS if any(span["name"] == kind for span in spans)]
     figure.legend(handles=[Patch(color=COLOURS[kind], label=kind) for kind in used], loc="upper right", ncol=len(used),
-                  fontsize=7, frameon=False)
-    figure.tight_layout()
-    figure.savefig(output)
+                  fontsize=8, frameon=False, labelcolor=GREY, borderaxespad=1.2)
+    pictures.save(figure, Path(output).name, top=1 - 30 / 72 / inches)
 
 
 def main():

@@ -133,7 +133,7 @@ def draw(results, folder):
     except ImportError:
         return None
     plt = pictures.plt
-    plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3})
+    plt.rcParams.update({"font.size": 9, "axes.grid": True})
     colours, descriptions = results["peers"], []
     node = [setting for setting in results["node"] if setting["times"]]
     clusters = [setting for setting in results["clusters"] if setting["times"]]
