@@ -84,7 +84,9 @@ fn a_run_is_drawn_with_its_ranks_and_links() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("run.svg");
     let texts = drawn(&path, "--topology 2@1G+3@10G --size 4M");
-    for text in ["rank 4, node 1", "node 0, 1Gbit/s", "additions and copies", "30 ms"] {
+    for text in
+        ["rank 4, node 1", "node 0, 1Gbit/s", "additions and copies", "30 ms", ", bound ", "; best other: "]
+    {
         assert!(texts.iter().any(|found| found.contains(text)), "{text:?} in {texts:?}");
     }
     let first = std::fs::read(&path).expect("the drawing is written");
@@ -99,7 +101,8 @@ fn several_sizes_are_drawn_as_times_by_size() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("sizes.svg");
     let texts = drawn(&path, "--topology 1x20 --size 1K,32K,1M,4M --no-path");
-    for text in ["1K", "4M", "tree", "rabenseifner", "ring", "bytes of the vector"] {
+    for text in ["1K", "4M", "tree", "rabenseifner", "ring", "bytes of the vector", "the best other schedule"]
+    {
         assert!(texts.iter().any(|found| found == text), "{text:?} in {texts:?}");
     }
 }

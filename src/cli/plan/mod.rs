@@ -71,7 +71,7 @@ fn draw(planned: &Planned, count: Option<u64>) -> Result<String, CommandError> {
             "{world} ranks are too many for a drawing: expected at most {most}"
         )));
     }
-    let labels = Labels { topology: &planned.called, count };
+    let labels = Labels { topology: &planned.called, count, lowering: planned.config.lowering };
     Ok(drawing::draw(planned.schedule(), &planned.topology, labels))
 }
 

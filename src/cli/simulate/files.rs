@@ -53,14 +53,19 @@ pub fn write(options: &SimulateOptions, report: &Report<'_>) -> Result<(), Comma
 fn drawing(report: &Report<'_>) -> String {
     let planned = report.planned;
     let place = planned.place();
-    if let [SimulatedSize { bytes, schedule, run, .. }] = &report.sizes[..] {
+    if let [only @ SimulatedSize { bytes, schedule, run, .. }] = &report.sizes[..] {
         let title = format!("{schedule} on {}, {}", planned.called, amount(*bytes));
-        let subtitle =
-            format!("simulated: {place}; {} in {}", amount(*bytes), output::duration(run.seconds()));
+        let subtitle = format!(
+            "simulated: {place}; {}, bound {}{}",
+            output::duration(run.seconds()),
+            output::duration(report.seconds_per_byte_at_least * *bytes as f64),
+            only.other_clause(),
+        );
         return draw_timeline(run, &planned.topology, &title, &subtitle);
     }
-    let points = report.sizes.iter().map(|SimulatedSize { bytes, schedule, run, .. }| SizePoint {
+    let points = report.sizes.iter().map(|SimulatedSize { bytes, schedule, run, other, .. }| SizePoint {
         bytes: *bytes,
+        other: other.as_ref().map_or(0.0, |(_, seconds)| *seconds),
         seconds: run.seconds(),
         bound: report.seconds_per_byte_at_least * *bytes as f64,
         schedule: schedule.clone(),

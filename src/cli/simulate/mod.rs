@@ -12,14 +12,19 @@ use crate::error::CommandError;
 use crate::output;
 use crate::perf::Progress;
 use crate::plan::Planned;
+use flexring::config::Algorithm;
 use flexring::plan::cost_model::lower_bound::lower_bound;
 use flexring::plan::lowering::Plan;
-use flexring::plan::simulator::{SimulationInput, SimulationParameters, simulate};
+use flexring::plan::planner::{self, Details};
+use flexring::plan::simulator::{SimulatedRun, SimulationInput, SimulationParameters, simulate};
 use report::{Report, SimulatedSize};
 use std::time::{Duration, Instant};
 
 /// Simulations that take longer have a progress bar.
 const SHORT: Duration = Duration::from_secs(1);
+
+/// Most messages of a run beside which the other algorithms are simulated, too.
+const MOST_MESSAGES: u64 = 50_000;
 
 /// Steps of the progress bar.
 const STEPS: u64 = 1000;
@@ -42,7 +47,10 @@ pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
         let parameters = SimulationParameters { subchunk: sized.subchunk, ..parameters };
         let run = simulated(&sized.plan, &planned, call, &parameters)?;
         let schedule = sized.plan.schedule().name().to_owned();
-        sizes.push(SimulatedSize { bytes: *bytes, schedule, subchunk: sized.subchunk, run });
+        let shows_other = options.svg.is_some() || !(options.csv || options.no_path);
+        let other =
+            if shows_other { best_other(&planned, &schedule, &run, *bytes, &parameters) } else { None };
+        sizes.push(SimulatedSize { bytes: *bytes, schedule, subchunk: sized.subchunk, run, other });
     }
     let bound = lower_bound(&planned.topology).map_or(0.0, |bound| bound.seconds_per_byte);
     let report = Report { planned: &planned, parameters, sizes, seconds_per_byte_at_least: bound };
@@ -55,12 +63,41 @@ pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
     output::print(&text)
 }
 
+/// The fastest schedule of the other algorithms for this size, and its time in seconds. `None` if there is no other, or if the simulation of `run`
+/// took more than [`MOST_MESSAGES`], because this one takes several times as long.
+fn best_other(
+    planned: &Planned,
+    schedule: &str,
+    run: &SimulatedRun,
+    bytes: u64,
+    parameters: &SimulationParameters,
+) -> Option<(String, f64)> {
+    if run.messages > MOST_MESSAGES {
+        return None;
+    }
+    let (topology, details) = (&planned.topology, Details::of(&planned.config));
+    let call =
+        SimulationInput { records: false, most_messages: 8 * MOST_MESSAGES, ..SimulationInput::new(bytes) };
+    let others =
+        Algorithm::ALL.iter().filter(|algorithm| **algorithm != Algorithm::Auto).filter_map(|algorithm| {
+            let other = planner::plan(*algorithm, topology, &details)
+                .ok()
+                .filter(|other| other.name() != schedule)?;
+            let name = other.name().to_owned();
+            let plan = Plan::on(other, topology, planned.config.lowering);
+            // One with too many messages is not fast.
+            let run = simulate(&plan, topology, call, parameters, &mut |_, _| {}).ok()?;
+            Some((name, run.seconds()))
+        });
+    others.min_by(|one, other| one.1.total_cmp(&other.1))
+}
+
 fn simulated(
     plan: &Plan,
     planned: &Planned,
     call: SimulationInput,
     parameters: &SimulationParameters,
-) -> Result<flexring::plan::simulator::SimulatedRun, CommandError> {
+) -> Result<SimulatedRun, CommandError> {
     let begun = Instant::now();
     let mut bar = None;
     let mut shown = 0;

@@ -18,6 +18,17 @@ pub struct SimulatedSize {
     /// Longest sub-chunk in bytes.
     pub subchunk: usize,
     pub run: SimulatedRun,
+    /// The fastest schedule of the other algorithms, and its time in seconds, if it was simulated.
+    pub other: Option<(String, f64)>,
+}
+
+impl SimulatedSize {
+    /// `; best other: ring, 61.2 ms`, or nothing if none was simulated.
+    pub fn other_clause(&self) -> String {
+        let clause =
+            |(name, seconds): &(String, f64)| format!("; best other: {name}, {}", duration(*seconds));
+        self.other.as_ref().map(clause).unwrap_or_default()
+    }
 }
 
 /// All results.
@@ -57,7 +68,12 @@ impl Report<'_> {
             );
         }
         match &self.sizes[..] {
-            [only] => text + "\n" + &links(topology, &only.run) + &path(&only.run),
+            [only] => {
+                let bound = self.seconds_per_byte_at_least * only.bytes as f64;
+                let bound =
+                    format!("\nno schedule takes less than {}{}\n", duration(bound), only.other_clause());
+                text + "\n" + &links(topology, &only.run) + &path(&only.run) + &bound
+            }
             _ => text,
         }
     }
@@ -88,7 +104,7 @@ impl Report<'_> {
     /// All results with their links, and the parameters.
     pub fn json(&self) -> Result<String, CommandError> {
         let topology = &self.planned.topology;
-        let results = self.sizes.iter().map(|SimulatedSize { bytes, schedule, subchunk, run }| {
+        let results = self.sizes.iter().map(|SimulatedSize { bytes, schedule, subchunk, run, other }| {
             let links = run.links.iter().map(|link| {
                 let vertex = &topology.vertices()[link.vertex];
                 json!({"link": vertex.name, "up": link.up, "down": link.down, "busy": link.busy})
@@ -103,6 +119,7 @@ impl Report<'_> {
             json!({
                 "bytes": bytes, "schedule": schedule, "subchunk": subchunk, "picoseconds": run.picoseconds,
                 "bound_seconds": self.seconds_per_byte_at_least * *bytes as f64,
+                "best_other": other.as_ref().map(|(name, seconds)| json!({"schedule": name, "seconds": seconds})),
                 "messages": run.messages, "critical_path": path, "links": links.collect::<Vec<Value>>(),
             })
         });

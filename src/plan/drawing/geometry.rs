@@ -10,6 +10,8 @@ use crate::plan::topology::{Topology, VertexId, VertexKind};
 pub(super) const MARGIN: f64 = 22.0;
 /// The width at which a README shows a picture. Drawings with many columns are wider.
 pub(super) const WIDTH: f64 = 940.0;
+/// Least height of a bracket with two lines of text beside it.
+pub(super) const TWO_LINES: f64 = 26.0;
 /// Width of one column of switches, left of the nodes.
 const SWITCH: f64 = 24.0;
 
@@ -86,8 +88,12 @@ impl Geometry {
         let brackets = brackets(topology, &order, &tops, bar_height);
         let switches = brackets.iter().map(|bracket| bracket.depth).max().unwrap_or(0);
         let names = brackets.iter().filter(|bracket| bracket.depth == 0);
-        let names = names.map(|bracket| NOTE.width(&topology.vertices()[bracket.vertex].name));
-        let node_width = names.fold(44.0, f64::max).min(110.0);
+        let rate = NOTE.width("500Mbit/s");
+        let names = names.map(|bracket| {
+            let beside = if bracket.bottom - bracket.top < TWO_LINES { rate + 5.0 } else { 0.0 };
+            NOTE.width(&topology.vertices()[bracket.vertex].name) + beside
+        });
+        let node_width = names.fold(rate, f64::max).min(130.0);
         let left = MARGIN + SWITCH * switches as f64 + node_width + 92.0;
         let (gap, owns) = (if columns > 4 { 64.0 } else { 84.0 }, texts.clamp(50.0, 150.0) + 10.0);
         let free = WIDTH - left - owns - MARGIN - gap * (columns - 1) as f64;

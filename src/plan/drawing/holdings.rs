@@ -4,7 +4,8 @@
 
 use crate::plan::Rank;
 use crate::plan::fraction::Span;
-use crate::plan::schedule::{Level, Schedule};
+use crate::plan::lowering::{chain_len, chain_rank};
+use crate::plan::schedule::{Group, Level, Schedule};
 use crate::plan::span_map::SpanMap;
 use std::collections::BTreeMap;
 
@@ -39,18 +40,28 @@ pub(super) struct Flow {
     pub(super) from: Rank,
     pub(super) to: Rank,
     pub(super) amount: f64,
+    /// Whether it is a hop of a chain.
+    pub(super) is_chained: bool,
 }
 
-/// The flows of a level, one for each pair of ranks.
-pub(super) fn flows(level: &Level) -> Vec<Flow> {
-    let mut amounts: BTreeMap<(Rank, Rank), f64> = BTreeMap::new();
+/// The flows of a level, one for each pair of ranks: to the root of each group, or from rank to rank if the group is a chain.
+pub(super) fn flows(level: &Level, is_chain: impl Fn(&Group) -> bool) -> Vec<Flow> {
+    let mut amounts: BTreeMap<(Rank, Rank, bool), f64> = BTreeMap::new();
     for group in level.groups().iter().filter(|group| group.moves()) {
         let length = group.span.extent();
+        if is_chain(group) {
+            for place in 1..chain_len(group) {
+                let (from, to) = (chain_rank(group, place - 1), chain_rank(group, place));
+                *amounts.entry((from, to, true)).or_default() += length;
+            }
+            continue;
+        }
         for rank in group.participants().filter(|rank| *rank != group.root) {
-            *amounts.entry((rank, group.root)).or_default() += length;
+            *amounts.entry((rank, group.root, false)).or_default() += length;
         }
     }
-    amounts.into_iter().map(|((from, to), amount)| Flow { from, to, amount }).collect()
+    let flow = |((from, to, is_chained), amount)| Flow { from, to, amount, is_chained };
+    amounts.into_iter().map(flow).collect()
 }
 
 #[cfg(test)]
@@ -80,7 +91,7 @@ mod tests {
     fn flows_have_the_amount_between_two_ranks() {
         let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
         let schedule = flexreduce::plan(&topology).expect("small");
-        let flows = flows(&schedule.levels()[1]);
+        let flows = flows(&schedule.levels()[1], |_| false);
         let pairs: Vec<_> = flows.iter().map(|flow| (flow.from, flow.to)).collect();
         assert_eq!(pairs, [(0, 2), (0, 3), (1, 3), (1, 4), (2, 0), (3, 0), (3, 1), (4, 1)]);
         let sent: f64 = flows.iter().filter(|flow| flow.from < 2).map(|flow| flow.amount).sum();

@@ -31,17 +31,24 @@ pub use timeline::{MOST_TIMELINE_RANKS, draw_timeline};
 use super::Rank;
 use super::captions::captions;
 use super::fraction::Span;
-use super::schedule::Schedule;
+use super::lowering::{ExchangePattern, pattern_of};
+use super::schedule::{Group, Schedule};
 use super::topology::{Topology, VertexKind};
+use crate::config::Lowering;
 use canvas::{Anchor, Canvas, Font, number};
 use frame::frame;
-use geometry::{CAPTION, Geometry, HEAD, LABEL, MARGIN, NOTE, OWNED};
+use geometry::{CAPTION, Geometry, HEAD, LABEL, MARGIN, NOTE, OWNED, TWO_LINES};
 use holdings::{Flow, Holdings, flows, holdings};
 use palette::color;
 use ribbons::{Ribbon, ribbons};
 
 /// Most ranks of a drawing. With more rows it is illegible.
 pub const MOST_RANKS: usize = 256;
+
+/// The color of the rate of the slowest links, where rates differ.
+const SLOWEST: &str = "#C0392B";
+/// The color of transfers along a chain, which carry parts of several owners.
+const CHAINED: &str = "#7B8794";
 
 /// Most flows that are drawn between two columns. More would cover the whole gap.
 const MOST_FLOWS: usize = 600;
@@ -53,6 +60,8 @@ pub struct Labels<'a> {
     pub topology: &'a str,
     /// Elements of the vector. Without it, spans are labeled with fractions.
     pub count: Option<u64>,
+    /// How groups become transfers: along a chain, as in a ring, or directly to the root.
+    pub lowering: Lowering,
 }
 
 /// The drawing of `schedule` as an SVG file. `topology` must have as many ranks as the schedule.
@@ -63,7 +72,11 @@ pub fn draw(schedule: &Schedule, topology: &Topology, labels: Labels<'_>) -> Str
     let geometry = Geometry::new(topology, schedule.levels().len() + 1, texts);
     let mut captions = captions(schedule, topology);
     captions.last_mut().into_iter().for_each(|last| last.push_str(": every part is complete"));
-    let painter = Painter { schedule, topology, labels, geometry, canvas: Canvas::default() };
+    let is_chain = |group: &Group| {
+        group.moves() && pattern_of(&group.set, topology, labels.lowering) == ExchangePattern::Chain
+    };
+    let has_chains = schedule.levels().iter().any(|level| level.groups().iter().any(is_chain));
+    let painter = Painter { schedule, topology, labels, has_chains, geometry, canvas: Canvas::default() };
     painter.paint(&captions, &owned)
 }
 
@@ -71,6 +84,8 @@ struct Painter<'a> {
     schedule: &'a Schedule,
     topology: &'a Topology,
     labels: Labels<'a>,
+    /// Whether some groups exchange data along a chain.
+    has_chains: bool,
     geometry: Geometry,
     canvas: Canvas,
 }
@@ -88,7 +103,9 @@ impl Painter<'_> {
         self.tree();
         let columns = holdings(self.schedule);
         for (number, level) in self.schedule.levels().iter().enumerate() {
-            self.flows(number, &flows(level));
+            let pattern = |group: &Group| pattern_of(&group.set, self.topology, self.labels.lowering);
+            let flows = flows(level, |group| pattern(group) == ExchangePattern::Chain);
+            self.flows(number, &flows);
         }
         for (number, column) in columns.iter().enumerate() {
             self.column(number, column);
@@ -134,12 +151,10 @@ impl Painter<'_> {
     fn tree(&mut self) {
         let Self { geometry, topology, canvas, .. } = self;
         let vertices = topology.vertices();
-        let uneven = |parent: Option<usize>| {
-            let siblings = parent.map(|parent| &vertices[parent].children[..]).unwrap_or_default();
-            siblings
-                .iter()
-                .any(|child| vertices[*child].uplink.bandwidth != vertices[siblings[0]].uplink.bandwidth)
-        };
+        // The link of the only node is not used.
+        let has_links = topology.nodes() > 1;
+        let rates = geometry.brackets.iter().map(|bracket| vertices[bracket.vertex].uplink.bandwidth);
+        let slowest = rates.clone().min().filter(|least| rates.clone().any(|rate| rate != *least));
         for bracket in &geometry.brackets {
             let vertex = &vertices[bracket.vertex];
             let (x, top, bottom) = (geometry.bracket_x(bracket), bracket.top, bracket.bottom);
@@ -147,22 +162,33 @@ impl Painter<'_> {
             let line = format!("M{tick} {}H{left}V{}H{tick}", number(top), number(bottom));
             canvas.path(&line, "fill=\"none\" stroke=\"#7B8794\" stroke-width=\"1.3\"");
             let middle = f64::midpoint(top, bottom);
-            let speed = (uneven(vertex.parent) || vertex.nics.count > 1).then(|| vertex.bandwidth_label());
+            let speed = has_links.then(|| format!("{}bit/s", vertex.bandwidth_label()));
+            let is_slowest = has_links && Some(vertex.uplink.bandwidth) == slowest;
+            let mark = if is_slowest { Font { bold: true, color: SLOWEST, ..NOTE } } else { NOTE };
             if vertex.kind == VertexKind::Switch {
                 let name = match &speed {
                     Some(speed) => format!("{}, {speed}", vertex.name),
                     None => vertex.name.clone(),
                 };
-                let font = Font { anchor: Anchor::Middle, ..NOTE };
+                let font = Font { anchor: Anchor::Middle, ..mark };
                 canvas.rotated_text(x - 6.0, middle, -90.0, font, &font.cut(&name, bottom - top));
                 continue;
             }
             let font = Font { anchor: Anchor::End, ..NOTE };
-            let room = bottom - top >= 26.0 && speed.is_some();
-            let line = middle + font.size * 0.36 - if room { 6.5 } else { 0.0 };
-            canvas.text(x - 7.0, line, font, &font.cut(&vertex.name, geometry.node_width));
-            if let Some(speed) = speed.filter(|_| room) {
-                canvas.text(x - 7.0, line + 13.0, Font { size: 10.5, ..font }, &speed);
+            let mark = Font { size: 10.5, anchor: Anchor::End, ..mark };
+            let line = middle + font.size * 0.36;
+            match speed {
+                Some(speed) if bottom - top >= TWO_LINES => {
+                    canvas.text(x - 7.0, line - 6.5, font, &font.cut(&vertex.name, geometry.node_width));
+                    canvas.text(x - 7.0, line + 6.5, mark, &speed);
+                }
+                Some(speed) => {
+                    let width = mark.width(&speed) + 5.0;
+                    let name = font.cut(&vertex.name, geometry.node_width - width);
+                    canvas.text(x - 7.0 - width, line, font, &name);
+                    canvas.text(x - 7.0, line, mark, &speed);
+                }
+                None => canvas.text(x - 7.0, line, font, &font.cut(&vertex.name, geometry.node_width)),
             }
         }
         let side = geometry.bar_height.min(11.0);
@@ -271,8 +297,8 @@ impl Painter<'_> {
             return;
         }
         let head = if flows.len() > 60 { 0.0 } else { 5.0 };
-        for Ribbon { to, start, end, thickness } in ribbons(flows, geometry) {
-            let color = color(to);
+        for Ribbon { to, is_chained, start, end, thickness } in ribbons(flows, geometry) {
+            let color = if is_chained { CHAINED.to_owned() } else { color(to) };
             let (stop, middle) = (right - head, f64::midpoint(left, right));
             let [x, start, tip, stop, middle] = [left, start, right, stop, middle].map(number);
             let (y, width) = (number(end), number(thickness));
@@ -340,7 +366,10 @@ impl Painter<'_> {
                 "sent to another rank",
             ),
             (format!("fill=\"{own}\" fill-opacity=\"0.75\""), "a transfer, as thick as its part"),
+            (format!("fill=\"{CHAINED}\" fill-opacity=\"0.75\""), "a hop of a ring"),
         ];
+        // Chains only where there are some.
+        let swatches = &swatches[..if self.has_chains { 5 } else { 4 }];
         let text = "color: its future owner";
         let (mut x, mut y) = (MARGIN, below + 34.0);
         canvas.path(
@@ -354,7 +383,7 @@ impl Painter<'_> {
             if x + width > geometry.width - MARGIN {
                 (x, y) = (MARGIN, y + 20.0);
             }
-            let thin = if number == 3 { 4.0 } else { 0.0 };
+            let thin = if number >= 3 { 4.0 } else { 0.0 };
             canvas.rect([x, y - 10.0 + thin, 24.0, 12.0 - 2.0 * thin], style);
             canvas.text(x + 30.0, y, NOTE, text);
             x += width + 14.0;
@@ -390,7 +419,7 @@ mod tests {
     fn drawn(text: &str, algorithm: Algorithm, count: Option<u64>) -> String {
         let topology = parse_short(text).expect("short form").expect("valid");
         let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
-        draw(&schedule, &topology, Labels { topology: text, count })
+        draw(&schedule, &topology, Labels { topology: text, count, lowering: Lowering::Auto })
     }
 
     #[test]
@@ -416,10 +445,41 @@ mod tests {
     }
 
     #[test]
-    fn only_links_that_differ_in_bandwidth_are_labeled() {
-        assert!(drawn("1@1G+1@500M", Algorithm::Weighted, None).contains(">500M<"));
-        assert!(!drawn("1@1G+1@1G", Algorithm::Ring, None).contains(">1G<"));
-        assert!(drawn("(2+3)@5G+(4)@1G", Algorithm::Flexreduce, None).contains(", 5G<"));
+    fn every_link_between_nodes_has_its_rate_and_the_slowest_is_highlighted() {
+        let slowest = |drawing: &str| {
+            let lines = drawing.lines().filter(|line| line.contains(SLOWEST));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let drawing = drawn("1@1G+1@500M", Algorithm::Weighted, None);
+        assert!(drawing.contains(">1Gbit/s<"), "{drawing}");
+        let [only] = &slowest(&drawing)[..] else { panic!("one slowest link: {drawing}") };
+        assert!(only.contains(">500Mbit/s<"), "{only}");
+        let drawing = drawn("1@1G+1@1G", Algorithm::Ring, None);
+        assert_eq!(drawing.matches(">1Gbit/s<").count(), 2, "{drawing}");
+        assert_eq!(slowest(&drawing), Vec::<String>::new());
+        assert!(drawn("(2+3)@5G+(4)@1G", Algorithm::Flexreduce, None).contains(", 5Gbit/s<"));
+        // Rows that are too low for two lines.
+        assert_eq!(
+            drawn(&vec!["1@2G"; 20].join("+"), Algorithm::Ring, None).matches(">2Gbit/s<").count(),
+            20
+        );
+        assert!(
+            !drawn("3", Algorithm::Ring, None).contains("bit/s"),
+            "the link of the only node is not used"
+        );
+    }
+
+    #[test]
+    fn a_ring_is_drawn_as_hops_from_each_rank_to_the_next() {
+        let topology = parse_short("1+1+1+1").expect("short form").expect("valid");
+        let schedule = planner::plan(Algorithm::Ring, &topology, &Details::default()).expect("possible");
+        let flows = flows(&schedule.levels()[0], |_| true);
+        let hops: Vec<_> = flows.iter().map(|flow| (flow.from, flow.to, flow.amount)).collect();
+        assert_eq!(hops, [(0, 1, 0.75), (1, 2, 0.75), (2, 3, 0.75), (3, 0, 0.75)]);
+        let labels = Labels { topology: "1+1+1+1", count: None, lowering: Lowering::Chain };
+        let drawing = draw(&schedule, &topology, labels);
+        assert!(drawing.contains(">a hop of a ring<") && drawing.contains(CHAINED), "{drawing}");
+        assert!(!drawn("2+3", Algorithm::Flexreduce, None).contains("a hop of a ring"));
     }
 
     #[test]
@@ -430,7 +490,8 @@ mod tests {
                 let Ok(schedule) = planner::plan(*algorithm, &topology, &Details::default()) else {
                     continue;
                 };
-                let drawing = draw(&schedule, &topology, Labels { topology: text, count: Some(5) });
+                let labels = Labels { topology: text, count: Some(5), lowering: Lowering::Auto };
+                let drawing = draw(&schedule, &topology, labels);
                 assert!(drawing.ends_with("</svg>\n") && !drawing.contains("NaN"), "{text} {algorithm:?}");
             }
         }

@@ -14,6 +14,8 @@ const MIN_THICKNESS: f64 = 0.8;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Ribbon {
     pub(super) to: Rank,
+    /// Whether it is a hop of a chain.
+    pub(super) is_chained: bool,
     /// y of its middle at the sender and at the receiver.
     pub(super) start: f64,
     pub(super) end: f64,
@@ -34,6 +36,7 @@ pub(super) fn ribbons(flows: &[Flow], geometry: &Geometry) -> Vec<Ribbon> {
     let ends = stack(flows, geometry, thickness, |flow| (flow.to, flow.from));
     let ribbon = |(flow, (start, end)): (&Flow, (f64, f64))| Ribbon {
         to: flow.to,
+        is_chained: flow.is_chained,
         start,
         end,
         thickness: thickness(flow),
@@ -79,7 +82,7 @@ mod tests {
     fn ribbons_of_one_rank_do_not_overlap() {
         let topology = Topology::from_names(&["a"; 3]);
         let geometry = Geometry::new(&topology, 2, 60.0);
-        let flow = |from, amount| Flow { from, to: 1, amount };
+        let flow = |from, amount| Flow { from, to: 1, amount, is_chained: false };
         let ribbons = ribbons(&[flow(2, 0.25), flow(0, 0.5)], &geometry);
         let [lower, upper] = ribbons[..] else { panic!("two ribbons") };
         assert!(upper.end < lower.end, "ribbons keep the order of their senders");
@@ -97,7 +100,8 @@ mod tests {
         for (world, amount) in [(4, 1.0), (100, 0.001)] {
             let topology = Topology::from_names(&vec!["a"; world]);
             let geometry = Geometry::new(&topology, 2, 60.0);
-            let flows: Vec<Flow> = (1..world).map(|from| Flow { from, to: 0, amount }).collect();
+            let flows: Vec<Flow> =
+                (1..world).map(|from| Flow { from, to: 0, amount, is_chained: false }).collect();
             for ribbon in ribbons(&flows, &geometry) {
                 assert!((geometry.bar(0)..geometry.bar(0) + geometry.bar_height).contains(&ribbon.end));
             }

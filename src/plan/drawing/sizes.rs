@@ -16,12 +16,15 @@ pub struct SizePoint {
     pub seconds: f64,
     /// What no schedule can do better, in seconds; 0 if there is no bound.
     pub bound: f64,
+    /// The time of the best other schedule in seconds; 0 if it is not known.
+    pub other: f64,
     /// The name of the schedule.
     pub schedule: String,
 }
 
 const TIME: &str = "#5B8FD0";
 const BOUND: &str = "#9AA5B1";
+const OTHER: &str = "#E69F00";
 const HEIGHT: f64 = 320.0;
 const TOP: f64 = 98.0;
 const LEFT: f64 = 80.0;
@@ -33,7 +36,8 @@ const LABELS: f64 = 46.0;
 pub fn draw_sizes(points: &[SizePoint], title: &str, subtitle: &str) -> String {
     let mut points = points.to_vec();
     points.sort_by_key(|point| point.bytes);
-    let times = points.iter().flat_map(|point| [point.seconds, point.bound]).filter(|time| *time > 0.0);
+    let times = points.iter().flat_map(|point| [point.seconds, point.bound, point.other]);
+    let times = times.filter(|time| *time > 0.0);
     let ticks = decades(times);
     let (low, high) = (ticks[0].0.log10(), ticks[ticks.len() - 1].0.log10());
     let log = |bytes: u64| (bytes.max(1) as f64).log2();
@@ -77,6 +81,11 @@ pub fn draw_sizes(points: &[SizePoint], title: &str, subtitle: &str) -> String {
         let style = format!("fill=\"none\" stroke=\"{BOUND}\" stroke-width=\"1.5\" stroke-dasharray=\"5 4\"");
         canvas.path(&format!("M{bounds}"), &style);
     }
+    let others = line(|point| point.other);
+    if !others.is_empty() {
+        let style = format!("fill=\"none\" stroke=\"{OTHER}\" stroke-width=\"1.5\"");
+        canvas.path(&format!("M{others}"), &style);
+    }
     let style = format!("fill=\"none\" stroke=\"{TIME}\" stroke-width=\"2\"");
     canvas.path(&format!("M{}", line(|point| point.seconds)), &style);
     let mut before = "";
@@ -92,8 +101,11 @@ pub fn draw_sizes(points: &[SizePoint], title: &str, subtitle: &str) -> String {
             before = &point.schedule;
         }
     }
-    let colors =
-        [(TIME, "simulated, with the schedule where it changes"), (BOUND, "the least time of any schedule")];
-    legend(&mut canvas, colors);
+    let colors = [
+        (TIME, "simulated, with the schedule where it changes"),
+        (OTHER, "the best other schedule"),
+        (BOUND, "the least time of any schedule"),
+    ];
+    legend(&mut canvas, colors.into_iter().filter(|(color, _)| *color != OTHER || !others.is_empty()));
     canvas.finish(WIDTH, height, title, subtitle)
 }

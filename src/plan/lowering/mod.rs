@@ -29,6 +29,7 @@ mod step_builder;
 mod transfers;
 
 pub use exchange::{ExchangePattern, pattern_of};
+pub(super) use exchange::{chain_len, chain_rank};
 pub use program_classes::{ProgramClass, ProgramClasses};
 pub use program_spec::{HeldPart, Movement, ProgramSpec};
 
@@ -39,7 +40,6 @@ use super::program::{Program, ProgramParts, SharedSteps, Waves};
 use super::schedule::{Group, ParticipantSet, Schedule};
 use super::topology::Topology;
 use crate::config::Lowering;
-use exchange::chain_len;
 use segment::{Segment, group_starts, segments};
 use std::sync::Arc;
 use step_builder::StepBuilder;
