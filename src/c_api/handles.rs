@@ -62,7 +62,7 @@ impl<T: 'static> HandleTable<T> {
         };
         let uses = slot.uses.load(Ordering::Relaxed) % ((1 << HALF) - 1) + 1;
         slot.uses.store(uses, Ordering::Relaxed);
-        let handle = uses << HALF | (index + 1) * STEP;
+        let handle = (uses << HALF) | ((index + 1) * STEP);
         slot.object.store(Box::into_raw(Box::new(object)), Ordering::Relaxed);
         slot.live.store(handle, Ordering::Release);
         Ok(without_provenance_mut(handle))
