@@ -30,11 +30,13 @@ pub(crate) fn above_standard<F: AsFd + From<OwnedFd>>(descriptor: F) -> rustix::
 }
 
 /// Keeps the low numbers from other libraries, whose descriptors cannot be moved, until it is dropped.
+#[cfg(any(feature = "cuda", feature = "verbs"))]
 #[derive(Debug)]
 pub(crate) struct StandardHeld {
     _placeholders: Vec<OwnedFd>,
 }
 
+#[cfg(any(feature = "cuda", feature = "verbs"))]
 impl StandardHeld {
     /// Takes the numbers that are free, if there are descriptors left.
     pub(crate) fn new() -> Self {

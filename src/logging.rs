@@ -2,7 +2,7 @@
 //!
 //! The library logs through the `log` crate, so the records go to the program's own logger if it has one. For
 //! programs without a logger, which includes all C and Python programs, this module installs one that writes
-//! to standard error. Warnings that other processes can cause are limited ([`WarningLimit`]).
+//! to standard error. Warnings that other processes can cause are limited (`WarningLimit`).
 
 use crate::config::LogLevel;
 use std::fmt;

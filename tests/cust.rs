@@ -1,5 +1,7 @@
 //! Calls on cust's buffers. cust links libcuda.so: `make test-cust` provides that of the simulated driver.
 
+#![allow(clippy::disallowed_methods, reason = "Rust opens the standard descriptors of its programs")]
+
 #[path = "../src/test_effort.rs"]
 mod effort;
 #[path = "suite/harness/mod.rs"]

@@ -97,7 +97,7 @@ impl PeerAddresses {
                 || self.route.is_some_and(|route| route.coordinator == endpoint.address.ip()),
             from: bootstrap::route_source(endpoint.address.ip())
                 .and_then(|from| interface_of(&self.interfaces, from))
-                .map(|from| Source {
+                .map(|from| LocalSource {
                     speed: from.speed(),
                     is_suspicious: from.address == endpoint.address.ip() || from.is_bridge(),
                 }),
@@ -112,10 +112,10 @@ struct Path {
     speed: Option<u32>,
     is_known: bool,
     /// The interface of this rank that leads there, if one does.
-    from: Option<Source>,
+    from: Option<LocalSource>,
 }
 
-struct Source {
+struct LocalSource {
     speed: Option<u32>,
     /// Whether it may not lead to another machine.
     is_suspicious: bool,
@@ -168,7 +168,7 @@ mod tests {
     fn path(number: u8, speeds: [u32; 2], is_known: bool, is_suspicious: bool) -> Path {
         let [speed, own] = speeds.map(|speed| (speed > 0).then_some(speed));
         let address = SocketAddr::from(([10, 0, 0, number], 1));
-        Path { address, speed, is_known, from: Some(Source { speed: own, is_suspicious }) }
+        Path { address, speed, is_known, from: Some(LocalSource { speed: own, is_suspicious }) }
     }
 
     fn order(paths: Vec<Path>) -> Vec<u8> {

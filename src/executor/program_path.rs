@@ -416,21 +416,16 @@ impl ProgramPath {
 
     fn timed_out(&self, resources: &Resources, active: &LaidOutCall) -> Error {
         let mut missing: Vec<Rank> = self.peers.iter().copied().filter(|peer| !self.entered[*peer]).collect();
-        let stalled = resources.links.stalled(&self.peers);
-        if let Some((peer, _)) = stalled {
+        let waiting = if let Some((peer, why)) = resources.links.stalled(&self.peers) {
             missing = vec![peer];
-        }
-        let waiting = match missing[..] {
-            [peer] if let Some((_, why)) = &stalled => format!("for rank {peer}: {why}"),
-            [] if resources.devices.are_busy() => {
-                "for the GPU, whose kernel copies and reduces nothing: check the GPU with nvidia-smi, and the system's log"
-                    .to_owned()
-            }
-            [] => "for messages of ranks that have entered the call".to_owned(),
-            _ if active.bound.call.on_gpu => {
-                format!("for {} to make the same call and their streams to reach it", RankList::new(&missing))
-            }
-            _ => format!("for {} to make the same call", RankList::new(&missing)),
+            format!("for rank {peer}: {why}")
+        } else if !missing.is_empty() {
+            let streams = if active.bound.call.on_gpu { " and their streams to reach it" } else { "" };
+            format!("for {} to make the same call{streams}", RankList::new(&missing))
+        } else if resources.devices.are_busy() {
+            "for the GPU, whose kernel copies and reduces nothing: check the GPU with nvidia-smi, and the system's log".to_owned()
+        } else {
+            "for messages of ranks that have entered the call".to_owned()
         };
         let timeout = resources.wait.timeout();
         let message = format!("{}: no progress for {timeout:?}: waited {waiting}", active.bound.call);

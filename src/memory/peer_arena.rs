@@ -47,7 +47,7 @@ impl Window {
 /// A neighbour's arena, mapped for reading.
 #[derive(Debug)]
 pub struct PeerArena {
-    source: Source,
+    backing: Backing,
     len: usize,
     /// Windows start at multiples of this.
     window: usize,
@@ -58,7 +58,7 @@ pub struct PeerArena {
 
 /// Where a neighbour's arena comes from.
 #[derive(Debug)]
-enum Source {
+enum Backing {
     File(OwnedFd),
     /// Memory of another rank of this process, which has no file.
     Private(Arc<Arena>),
@@ -88,8 +88,8 @@ impl PeerArena {
         }
         let share = |limit: usize| limit / PART_OF_ADDRESS_SPACE / neighbours.max(1) / HUGE;
         let huge_pages = address_space().map_or(WINDOW, |limit| share(limit).clamp(1, WINDOW));
-        let source = Source::File(file);
-        Ok(Self { source, len, window: huge_pages * HUGE, windows: RwLock::default() })
+        let backing = Backing::File(file);
+        Ok(Self { backing, len, window: huge_pages * HUGE, windows: RwLock::default() })
     }
 
     /// The arena of another rank of this process, one of `neighbours`, which has at least `fixed` bytes.
@@ -100,8 +100,8 @@ impl PeerArena {
         if !arena.is_private() {
             return Self::new(arena.read_only_file()?, neighbours, fixed);
         }
-        let source = Source::Private(Arc::clone(arena));
-        Ok(Self { source, len: arena.len(), window: HUGE, windows: RwLock::default() })
+        let backing = Backing::Private(Arc::clone(arena));
+        Ok(Self { backing, len: arena.len(), window: HUGE, windows: RwLock::default() })
     }
 
     /// A range of the arena, mapped if it is not yet; `None` if it exceeds the arena. Offsets from a peer are not trusted.
@@ -114,7 +114,7 @@ impl PeerArena {
         if let Some(piece) = find(&self.windows.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(Some(piece));
         }
-        if let Source::Private(arena) = &self.source {
+        if let Backing::Private(arena) = &self.backing {
             return Ok(arena.piece(offset, len));
         }
         let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
@@ -139,7 +139,7 @@ impl PeerArena {
     /// As for [`piece`](Self::piece).
     pub fn piece_for_device(&self, offset: usize, len: usize) -> Result<Option<Piece>> {
         let Some(end) = offset.checked_add(len).filter(|end| *end <= self.len) else { return Ok(None) };
-        if let Source::Private(arena) = &self.source {
+        if let Backing::Private(arena) = &self.backing {
             return Ok(arena.piece(offset, len));
         }
         let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
@@ -153,9 +153,9 @@ impl PeerArena {
     /// Maps the bytes from `start`, a multiple of a page, to `end` or to the end of the arena, those before `accessible` for reading.
     fn map(&self, start: usize, end: usize, accessible: usize) -> Result<Window> {
         let len = end.min(self.len).next_multiple_of(PAGE) - start;
-        let file = match &self.source {
-            Source::File(file) => Some(file.as_fd()),
-            Source::Private(_) => None,
+        let file = match &self.backing {
+            Backing::File(file) => Some(file.as_fd()),
+            Backing::Private(_) => None,
         };
         let map = Reservation::new(file, start, len, false);
         let map = map.and_then(|map| map.grow(accessible - start).map(|()| map));

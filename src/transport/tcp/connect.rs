@@ -193,9 +193,8 @@ impl Connector {
             if now >= self.deadline {
                 return Err(self.timed_out());
             }
-            if let (at, since) = self.report
-                && now >= at
-            {
+            let (at, since) = self.report;
+            if now >= at {
                 self.report = (now + 2 * since, 2 * since);
                 log::warn!("rank {}: {}", self.me, self.timed_out().message());
             }
