@@ -27,6 +27,8 @@ const GOODBYE_TIMEOUT: Duration = Duration::from_millis(800);
 const DEPARTED_HEARTBEAT: Duration = Duration::from_millis(250);
 /// How often a rank looks whether a process has ended.
 const EXIT_CHECK: Duration = Duration::from_millis(10);
+/// Reads after a connection has failed, at most: the other end may never stop sending.
+const LAST_READS: usize = 64;
 /// How long a call that was entered while a rank left may take to become visible to the control connection's thread.
 const CALL_VISIBLE: Duration = Duration::from_millis(20);
 
@@ -111,7 +113,11 @@ impl ControlThread {
             }
             if let Err(lost) = self.flush() {
                 // What the coordinator has sent before says more than the end of the connection.
-                while self.receive()? {}
+                for _ in 0..LAST_READS {
+                    if !self.receive()? {
+                        break;
+                    }
+                }
                 return Err(lost);
             }
             let next_look = self.show_failures(now);

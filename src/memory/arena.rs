@@ -429,15 +429,8 @@ pub(super) unsafe fn move_mapping(map: *mut u8, len: usize, at: *mut u8) -> rust
     moved.map(drop)
 }
 
-/// What failed, and how to raise the limit if there is one.
 fn not_mapped(len: usize, cause: rustix::io::Errno) -> Error {
-    let fix = match address_space() {
-        Some(limit) => {
-            format!(" (fix: raise the limit of address space, `ulimit -v`, which is {} KiB)", limit / 1024)
-        }
-        None => String::new(),
-    };
-    Error::io(format_args!("cannot map {len} bytes of shared memory{fix}"), cause)
+    Error::io(format_args!("cannot map {len} bytes of shared memory"), cause)
 }
 
 fn out_of_memory(len: usize) -> Error {
