@@ -9,9 +9,12 @@ Owns the list of this process's communicators, and how an exception is described
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401  Registers the wait for its threads, before which _before_threads must run.
 import contextlib
 import os
 import sys
+import sysconfig
+import threading
 import traceback
 import weakref
 from pathlib import Path
@@ -70,23 +73,34 @@ def _cause() -> str | None:
     if error is None and not hasattr(sys, "ps1"):
         # An interactive interpreter keeps the exception of any earlier line.
         error = getattr(sys, "last_value", None)
+    return None if error is None else cause(error)
+
+
+def cause(error: BaseException) -> str | None:
+    """Why this exception ends a rank: a verb phrase, or None if it is no failure."""
     if isinstance(error, SystemExit):
         if not error.code:
             return None
         if error.__context__ is None:
             return f"exited with {error.code!r}"
         error = error.__context__
-    return None if error is None else described(error)
+    return _described(error)
 
 
-def described(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """What a rank did that raised this exception: a verb phrase on one line, with the place in the program."""
-    text = "".join(traceback.format_exception_only(type(error), error)[-1:])
-    summary = f"raised {' '.join(text.split())}"
+    # Notes come after the message; before that of a SyntaxError comes the place, indented.
+    texts = (text for text in traceback.format_exception_only(type(error), error) if not text.startswith(" "))
+    summary = f"raised {' '.join(next(texts, '').split())}"
     frames = traceback.extract_tb(error.__traceback__)
-    package = os.path.dirname(__file__)
+    libraries = (os.path.dirname(__file__), sysconfig.get_path("stdlib") + os.sep, "<frozen ")
+    packages = "site-packages", "dist-packages"
     # That of the program, which called a library that failed.
-    own = [frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith(package)]
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(libraries) and not any(name in frame.filename for name in packages)
+    ]
     for frame in (own or frames)[-1:]:
         summary += f" ({Path(frame.filename).name}:{frame.lineno})"
     return summary
@@ -101,7 +115,19 @@ def _at_exit() -> None:
     library.flexring_abort_unfinished(0 if failed else _PATIENCE)
 
 
+def _before_threads() -> None:
+    """The interpreter joins threads before the functions of atexit run, and a thread in a call would wait for the other ranks."""
+    with contextlib.suppress(Exception):
+        if _cause() is not None:
+            _at_exit()
+
+
 # At exit functions run in the reverse order of their registration. The first finalizer of a process registers the function that
 # runs all finalizers, among them those that free communicators, so one has to be there before.
 weakref.finalize(_handles, int)
 atexit.register(_at_exit)
+# As concurrent.futures does. At the interpreter's exit no function can be registered.
+_register: Any = getattr(threading, "_register_atexit", None)
+if _register is not None:
+    with contextlib.suppress(RuntimeError):
+        _register(_before_threads)

@@ -25,7 +25,8 @@ from ._vector import Vector, writable
 # The type of a vector: of the result, too, which is one of the vectors of the call.
 V = TypeVar("V")
 
-# Requests that were deleted before their calls were over, with what these use, and the thread that frees them.
+# Requests that were deleted before their calls were over, with what these use, and whether a thread frees them: in this order, so that
+# one may keep its vectors until the calls of others are over.
 _deleted: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 _frees_deleted = False
 
@@ -151,7 +152,7 @@ class Message(Prepared):
 
 
 class Request(Generic[V]):
-    """An asynchronous call. It keeps its vectors alive, also after it was deleted, until the call is over.
+    """An asynchronous call. It keeps its vectors alive, also after it was deleted, at least until the call is over.
 
     It exists before the call begins: a signal handler may raise an exception although the call has begun, and the vectors must
     live until the call is over then, too."""
@@ -220,7 +221,7 @@ class Request(Generic[V]):
         # without which other ranks never make their part of the call.
         _deleted.put((pointer, self._owners))
         if not _frees_deleted:
-            _frees_deleted = True
             # At the interpreter's exit no thread begins.
             with contextlib.suppress(RuntimeError):
                 _thread.start_new_thread(_free_deleted, ())
+                _frees_deleted = True

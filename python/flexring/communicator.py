@@ -24,7 +24,8 @@ class Communicator:
 
     Calls may come from any thread. A communicator is a context manager. At the end of the block it is closed; if the block
     ends with an exception it is aborted first, so that no other rank waits for this one, and the errors of the others name the
-    exception. So do those when an exception ends the process.
+    exception. So do those when an exception ends the process. An exception that leaves the block is taken as the end of the process:
+    ranks on this machine wait for that, for at most 5 s, before they fail. ``sys.exit(0)`` is no failure.
 
     A vector is a tensor, a numpy or CuPy array, or another object with the buffer protocol, the CUDA array interface or DLPack.
     It must be contiguous. Arrays that must not be written, such as JAX's, are inputs: a call without ``out`` copies them to a
@@ -415,8 +416,9 @@ class Communicator:
     ) -> None:
         try:
             handle = self._handle
-            if error is not None and handle is not None:
-                check(library.flexring_comm_abort_on_exit(handle.pointer, _exit.described(error).encode(errors="replace")))
+            cause = None if error is None else _exit.cause(error)
+            if cause is not None and handle is not None:
+                check(library.flexring_comm_abort_on_exit(handle.pointer, cause.encode(errors="replace")))
         finally:
             self.close()
 

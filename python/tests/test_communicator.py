@@ -520,10 +520,12 @@ begun = threading.Event()
             "request = ours.all_reduce_async(floats(50_000)); raise ValueError('failed')",
             "threading.Thread(target=call, daemon=True).start(); begun.wait(); time.sleep(0.2); raise ValueError('failed')",
             "threading.Thread(target=call, daemon=True).start(); begun.wait(); time.sleep(0.2); sys.exit(1)",
+            "threading.Thread(target=call).start(); begun.wait(); time.sleep(0.2); raise ValueError('failed')",
+            "pool = ThreadPoolExecutor(1); pool.submit(call); begun.wait(); time.sleep(0.2); raise ValueError('failed')",
             "def wait_in_locals():\n    r = ours.all_reduce_async(floats(9)); 1 / 0\ntry: wait_in_locals()\nexcept ZeroDivisionError: sys.exit(1)",
         ]:
             started = time.monotonic()
-            ended = self.run_python(begin + "import sys\n" + end)
+            ended = self.run_python(begin + "import sys\nfrom concurrent.futures import ThreadPoolExecutor\n" + end)
             self.assertEqual(ended.returncode, 1, (end, ended.stderr))
             self.assertEqual("ValueError: failed" in ended.stderr, "failed" in end, ended.stderr)
             self.assertLess(time.monotonic() - started, 30)

@@ -29,7 +29,12 @@ if rank == failing:
             raise ValueError("no\\ndata")
     if way == "exit":
         sys.exit(3)
-    raise ValueError("no\\ndata")
+    if way == "success in a block":
+        with comm:
+            sys.exit(0)
+    error = ValueError("no\\ndata")
+    error.__notes__ = ["a note"]
+    raise error
 try:
     comm.all_reduce(vector)
 except flexring.FlexringError as error:
@@ -60,8 +65,8 @@ class Exit(unittest.TestCase):
                 self.assertRegex(message, rf"^peer lost: rank {failing} \(pid .*\) raised ValueError: no data \(<string>:\d+\)$")
 
     def test_others_fail_after_a_rank_has_exited(self):
-        for failing in 1, 0:
-            for message in self.run_ranks(failing, "exit"):
+        for failing, way in (1, "exit"), (0, "exit"), (1, "success in a block"):
+            for message in self.run_ranks(failing, way):
                 self.assertIn(f"rank {failing} (pid", message)
                 self.assertIn("left after call #1", message)
 
