@@ -1,7 +1,7 @@
 """The calls of c10d's backends and process groups, on a communicator of flexring.
 
 Owns the mapping from c10d's calls to those of a communicator, which the first call of a group creates. ``_torch_work`` has the
-handles of calls and their order, ``_torch_tensors`` what a tensor is to flexring. On GPUs this is not tested with torch yet.
+handles of calls and their order, ``_torch_tensors`` what a tensor is to flexring.
 """
 
 from __future__ import annotations
@@ -440,7 +440,8 @@ class Collectives:
                 work = self._message_on_gpu(tensors, vector, channel, function)
             else:
                 work = Work(tensors, channel.line.submit(channel.abort, function, vector, None), channel.abort)
-            if record is not None:
+            # The future of a message on a GPU waits for the other rank, so its range ends at the launch.
+            if record is not None and not tensor.is_cuda:
                 record._call_end_callbacks_on_future(work.get_future())
         if self._group is not None:
             self._group.append(work)
@@ -453,7 +454,9 @@ class Collectives:
         (tensor,) = tensors
         stream = torch.cuda.Stream(tensor.device)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        # The vector may be a stand-in for the tensor.
         tensor.record_stream(stream)
+        vector.record_stream(stream)
         event = torch.cuda.Event()
 
         def call() -> None:

@@ -727,7 +727,7 @@ def coalesced(rank):
 
 
 def _other_forms(torch, values):
-    """The same numbers of 2 rows and as many columns, as tensors that are no plain vectors."""
+    """Tensors of 2 rows that have the shape and type of `values` and are no plain vectors."""
     columns = values.shape[1]
     wide = torch.zeros(2, columns, 3, dtype=values.dtype)
     yield "strided", wide[:, :, 1]
@@ -904,7 +904,7 @@ def monitored_barrier(rank):
     # A rank that is late.
     begun = time.monotonic()
     if rank.number == 1:
-        time.sleep(0.5)
+        time.sleep(1)
     dist.monitored_barrier(wait_all_ranks=True)
     assert time.monotonic() - begun > 0.4
     if rank.number != rank.size - 1:
@@ -989,7 +989,7 @@ def profiler(rank):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         dist.all_reduce(torch.ones(1000))
         late = dist.broadcast(torch.ones(1000), 0, async_op=True) if rank.number == 0 else None
-        time.sleep(0.2)
+        time.sleep(0.5)
         late = late or dist.broadcast(torch.ones(1000), 0, async_op=True)
         late.wait()
         late.get_future().wait()
