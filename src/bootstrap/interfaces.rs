@@ -76,7 +76,8 @@ pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
 /// `ifname` has the syntax of `NCCL_SOCKET_IFNAME`: a comma-separated list of prefixes of which any may
 /// match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching interfaces. Of the remaining interfaces
 /// that are up, the one with the known address is the best, then the one with the default route, then the first. Link-local addresses,
-/// bridges, which mostly are those of container engines, and the loopback are chosen only if they are known, or one if nothing else remains.
+/// bridges without the default route, which mostly are those of container engines, and the loopback are chosen only if they are known, or one
+/// if nothing else remains. If the loopback is known, the best other address is chosen, too.
 ///
 /// # Errors
 /// `InvalidSetting`, listing the existing interfaces, if none qualifies; `System` if they cannot be listed.
@@ -113,21 +114,28 @@ fn choose_from(
         .filter(|interface| pattern.as_ref().is_none_or(|pattern| pattern.matches(&interface.name)))
         .collect();
     let is_known = |interface: &Interface| known == Some(interface.address);
-    let penalty = |interface: &Interface| (is_link_local(interface.address), reachability_penalty(interface));
+    let is_default = |interface: &Interface| defaults.contains(&Some(interface.address));
+    let penalty = |interface: &Interface| {
+        (is_link_local(interface.address), reachability_penalty(interface, is_default(interface)))
+    };
     usable.sort_by_key(|interface| {
         // The system lists all IPv4 addresses before all IPv6 ones, so the position of an interface is
         // that of its first address.
         let position = interfaces.iter().position(|other| other.name == interface.name);
-        let is_default = defaults.contains(&Some(interface.address));
+        let is_default = is_default(interface);
         (!is_known(interface), penalty(interface), !is_default, position, interface.address.is_ipv6())
     });
     if usable.is_empty() {
         return Err(no_interface(interfaces, ifname, family));
     }
+    // Other nodes cannot reach the loopback, even if it is the known address.
+    let best_other = usable.iter().position(|interface| !interface.address.is_loopback());
     let mut chosen: Vec<IpAddr> = usable
         .iter()
         .enumerate()
-        .filter(|(index, interface)| *index == 0 || penalty(interface) == (false, 0))
+        .filter(|(index, interface)| {
+            *index == 0 || Some(*index) == best_other || penalty(interface) == (false, 0)
+        })
         .map(|(_, interface)| interface.address)
         .collect();
     chosen.truncate(MOST_ADDRESSES);
@@ -168,9 +176,10 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// How unlikely it is that other nodes can reach the interface: 0 is best, 2 worst.
-fn reachability_penalty(interface: &Interface) -> u8 {
-    if interface.address.is_loopback() { 2 } else { u8::from(interface.is_bridge()) }
+/// How unlikely it is that other nodes can reach the interface: 0 is best, 2 worst. The bridge of a hypervisor may be the node's
+/// connection to its network; then it has the default route.
+fn reachability_penalty(interface: &Interface, is_default: bool) -> u8 {
+    if interface.address.is_loopback() { 2 } else { u8::from(!is_default && interface.is_bridge()) }
 }
 
 /// A parsed `FLEXRING_SOCKET_IFNAME`.
@@ -255,6 +264,10 @@ mod tests {
             // A bridge, a loopback and a link-local address are others only if they are known.
             (Some("172.17.0.1"), None, ("172.17.0.1", 6)),
             (Some("fe80::1"), None, ("fe80::1", 6)),
+            (Some("127.0.0.1"), None, ("127.0.0.1", 6)),
+            // A bridge with the default route is the connection to the network.
+            (None, Some("172.17.0.1"), ("172.17.0.1", 6)),
+            (Some("127.0.0.1"), Some("172.17.0.1"), ("127.0.0.1", 7)),
             // One that no interface has, as behind address translation.
             (Some("203.0.113.5"), None, ("10.0.1.1", 5)),
         ] {
@@ -262,6 +275,9 @@ mod tests {
         }
         let named = all_chosen(Some("ib,eth1"), Family::Ipv4, Some("172.17.0.1"), None).expect("interfaces");
         assert_eq!(named, ["10.0.1.1", "10.0.10.1", "192.168.0.1"], "the setting excludes the known one");
+        let only_bridge =
+            all_chosen(Some("lo,docker"), Family::Auto, Some("127.0.0.1"), None).expect("interfaces");
+        assert_eq!(only_bridge, ["127.0.0.1", "172.17.0.1"], "other nodes reach the bridge only");
     }
 
     #[test]
