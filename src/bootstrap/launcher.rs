@@ -21,8 +21,7 @@ use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-pub(super) use cross_check::detect_launcher;
-use cross_check::{alone_among_several, complete_launchers};
+use cross_check::{alone_among_several, complete_launchers, detect_launcher, unusual_ranks};
 use variables::NumericVariable;
 pub(super) use variables::{Environment, LauncherInfo, invalid};
 
@@ -108,22 +107,14 @@ impl RendezvousPoint {
 /// with what to set, if there are none or if the rendezvous point is unknown.
 pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Result<Identity> {
     let environment = Environment(&lookup);
-    let complete = config.rank.is_some()
-        && config.world_size.is_some()
-        && (environment.text(UNIQUE_ID).is_some()
-            || (config.master_addr.is_some() && config.master_port.is_some()));
-    let launcher_info = match (complete, config.rank, config.world_size) {
-        // If every value of the launcher is overridden, its variables may be invalid.
-        (true, ..) => None,
-        // If these are, launchers may contradict each other in them.
-        (false, Some(_), Some(_)) => complete_launchers(&environment)?.into_iter().next(),
-        (false, ..) => detect_launcher(&environment)?,
-    };
+    let launcher_info = needed_launcher(config, &environment)?;
     let (rank, world) = rank_and_world(config, launcher_info.as_ref())?;
     check(&rank, &world)?;
 
     let launcher = launcher_info.as_ref().map_or("FLEXRING_RANK", |launcher_info| launcher_info.launcher);
-    if let Some(warning) = alone_among_several(&environment, world) {
+    let is_of_launcher = config.rank.is_none() && config.world_size.is_none();
+    let unusual = if is_of_launcher { unusual_ranks(&environment) } else { None };
+    if let Some(warning) = alone_among_several(&environment, world).or(unusual) {
         crate::logging::init(config.log);
         log::warn!("{warning}");
     }
@@ -158,6 +149,26 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     };
     let one_node = launcher_info.is_some_and(|info| info.one_node && info.world.value == world);
     Ok(Identity { rank, world, rendezvous, token, one_node, launcher })
+}
+
+/// The launcher whose values are needed beside the settings. `None` if there is no launcher, or if the settings are complete.
+///
+/// # Errors
+/// As [`complete_launchers`] and, if rank or world size are needed, [`detect_launcher`].
+pub(super) fn needed_launcher(
+    config: &Config,
+    environment: &Environment<'_>,
+) -> Result<Option<LauncherInfo>> {
+    let is_rank_set = config.rank.is_some() && config.world_size.is_some();
+    let is_place_set = environment.text(UNIQUE_ID).is_some()
+        || (config.master_addr.is_some() && config.master_port.is_some());
+    match (is_rank_set, is_place_set) {
+        // If every value of the launcher is overridden, its variables may be invalid.
+        (true, true) => Ok(None),
+        // If these are, launchers may contradict each other in them.
+        (true, false) => Ok(complete_launchers(environment)?.into_iter().next()),
+        (false, _) => detect_launcher(environment),
+    }
 }
 
 /// Whether no launcher and no setting makes this process a rank of a world.

@@ -2,7 +2,7 @@
 //!
 //! Owns which variables identify it. Must not know what is asked.
 
-use super::launcher::{Environment, LauncherInfo, RendezvousPoint, UNIQUE_ID, detect_launcher, invalid};
+use super::launcher::{Environment, LauncherInfo, RendezvousPoint, UNIQUE_ID, invalid, needed_launcher};
 use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::Result;
@@ -46,11 +46,7 @@ pub fn job(
         let address = address.map_or(RendezvousPoint::Id(id), at);
         return Ok(RunningJob { address, id: Some(id), token: 0, one_node: false });
     }
-    let is_complete = config.rank.is_some()
-        && config.world_size.is_some()
-        && config.master_addr.is_some()
-        && config.master_port.is_some();
-    let launcher_info = if is_complete { None } else { detect_launcher(&environment)? };
+    let launcher_info = needed_launcher(config, &environment)?;
     let token = launcher_info.as_ref().map_or(0, LauncherInfo::token);
     let (own_host, own_port) = address.unzip();
     let host = own_host
@@ -91,6 +87,11 @@ mod tests {
         assert_eq!(find(ours, None), Ok((at("a", 7), false)));
         assert_eq!(find(ours, Some(("b", 8))), Ok((at("b", 8), false)));
         assert_eq!(find(&format!("{SLURM} {ours}"), None), Ok((at("a", 7), true)));
+        // The settings decide between launchers that contradict each other, as for a rank.
+        let contradicting = format!("{SLURM} RANK=0 WORLD_SIZE=2 MASTER_ADDR=c FLEXRING_MASTER_PORT=7");
+        assert!(find(&contradicting, None).is_err());
+        let settled = format!("{contradicting} FLEXRING_RANK=0 FLEXRING_WORLD_SIZE=2");
+        assert_eq!(find(&settled, None).map(|(address, _)| address), Ok(at("c", 7)));
         let error = find("", None).expect_err("no address");
         assert!(error.message().contains("--address"), "{error}");
         let id = UniqueId::new(5, &["127.0.0.1:4321".parse().expect("an address")]);

@@ -5,6 +5,7 @@
 //! - A launcher whose variables cannot be used, because one is missing for example, is skipped if those of another can: batch scripts export
 //!   `WORLD_SIZE` for other programs.
 //! - torchrun may run within mpirun or srun, and mpirun within srun, which starts mpirun's daemons. The inner one counts.
+//! - So does a program that starts more ranks than an outer launcher started processes, and sets torchrun's variables for them.
 //! - A launcher that started a single process says nothing about the ranks which that process starts.
 //! - Otherwise all must give the same rank and world size. Variables that are left over in a shell do not.
 
@@ -34,7 +35,18 @@ pub(super) fn complete_launchers(environment: &Environment<'_>) -> Result<Vec<La
 ///
 /// # Errors
 /// `InvalidSetting`, with the variables, if launchers give different ranks or world sizes and one did not start the other.
-pub(in crate::bootstrap) fn detect_launcher(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
+pub(super) fn detect_launcher(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
+    let Some((inner, outer)) = nested_launchers(environment)? else {
+        return Ok(None);
+    };
+    match outer.iter().find(|outer| contradicts(environment, &inner, outer)) {
+        Some(outer) => Err(contradiction(&inner, outer)),
+        None => Ok(Some(inner)),
+    }
+}
+
+/// The innermost launcher, and those that may have started it.
+fn nested_launchers(environment: &Environment<'_>) -> Result<Option<(LauncherInfo, Vec<LauncherInfo>)>> {
     let mut launchers = complete_launchers(environment)?.into_iter();
     let Some(inner) = launchers.next() else {
         return Ok(None);
@@ -44,10 +56,7 @@ pub(in crate::bootstrap) fn detect_launcher(environment: &Environment<'_>) -> Re
         // srun starts the daemons of mpirun, or one program that is not a rank.
         outer.retain(|launcher| launcher.is_mpi);
     }
-    match outer.iter().find(|outer| contradicts(environment, &inner, outer)) {
-        Some(outer) => Err(contradiction(&inner, outer)),
-        None => Ok(Some(inner)),
-    }
+    Ok(Some((inner, outer)))
 }
 
 /// Whether a process cannot be a rank of both.
@@ -57,25 +66,15 @@ fn contradicts(environment: &Environment<'_>, inner: &LauncherInfo, outer: &Laun
     !(is_equal || outer.world.value == 1 || is_within(environment, inner, outer))
 }
 
-/// Whether `outer` started an agent of torchrun, or of a launcher like it, on each node, and the agent this rank.
+/// Whether a process of `outer` may have started this rank and others: an agent of torchrun, or a program that sets the same variables.
 fn is_within(environment: &Environment<'_>, inner: &LauncherInfo, outer: &LauncherInfo) -> bool {
-    if inner.launcher != "torchrun" {
-        return false;
-    }
-    // Only torchrun itself sets it. Its agents may number the nodes in another order.
-    if environment.text("TORCHELASTIC_RUN_ID").is_some() {
-        return true;
-    }
-    let Ok(Some(local)) = environment.number(inner.local) else {
-        return false;
-    };
-    // The agents of others, such as DeepSpeed, number the ranks of the first node first.
-    let per_agent = inner.world.value / outer.world.value.max(1);
-    let first = outer.rank.value.checked_mul(per_agent);
-    per_agent > 1
-        && per_agent * outer.world.value == inner.world.value
-        && local.value < per_agent
-        && first.and_then(|first| first.checked_add(local.value)) == Some(inner.rank.value)
+    inner.launcher == "torchrun"
+        && (inner.world.value > outer.world.value || is_of_torchrun_itself(environment))
+}
+
+/// Only torchrun itself sets this variable. Its agents may number the nodes in another order than an outer launcher.
+fn is_of_torchrun_itself(environment: &Environment<'_>) -> bool {
+    environment.text("TORCHELASTIC_RUN_ID").is_some()
 }
 
 fn contradiction(inner: &LauncherInfo, outer: &LauncherInfo) -> Error {
@@ -91,6 +90,31 @@ fn contradiction(inner: &LauncherInfo, outer: &LauncherInfo) -> Error {
         names(inner),
         names(outer),
     ))
+}
+
+/// A warning, if a program that sets torchrun's variables has started more ranks than an outer launcher started processes, but not as one
+/// program for each process would, with equally many ranks and those of the first process first.
+pub(super) fn unusual_ranks(environment: &Environment<'_>) -> Option<String> {
+    let (inner, outer) = nested_launchers(environment).ok()??;
+    let is_usual = |outer: &&LauncherInfo| {
+        let per_process = inner.world.value.checked_div(outer.world.value).unwrap_or(0);
+        per_process * outer.world.value == inner.world.value
+            && inner.rank.value.checked_div(per_process) == Some(outer.rank.value)
+    };
+    let is_expected = |outer: &&LauncherInfo| is_within(environment, &inner, outer);
+    let outer = outer.iter().filter(is_expected).find(|outer| !is_usual(outer))?;
+    (!is_of_torchrun_itself(environment)).then(|| {
+        format!(
+            "{} {} are used, but {} {} of {} do not suggest them: unset {} {} if they are left over from another job",
+            inner.rank,
+            inner.world,
+            outer.rank,
+            outer.world,
+            outer.launcher,
+            inner.rank.name,
+            inner.world.name
+        )
+    })
 }
 
 /// A warning, if this process is the only rank of its world, but a launcher that started several processes started it as its first

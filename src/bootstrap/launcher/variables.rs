@@ -147,14 +147,18 @@ pub(super) fn open_mpi(environment: &Environment<'_>) -> Result<Option<LauncherI
 
 pub(super) fn mpich(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     let numbers = environment.pair("MPICH", &["PMI_RANK", "PMI_ID"], &["PMI_SIZE"])?;
-    // `srun --mpi=pmi2` sets them, too, also for the daemons of mpirun.
+    // `srun --mpi=pmi2` sets them, too, also for the daemons of mpirun, which replace all but PMI_JOBID for their ranks.
     let step =
         [&["SLURM_JOB_ID"][..], &["SLURM_STEP_ID", "SLURM_STEPID"]].map(|names| environment.first(names));
-    let is_slurm = match (step, environment.text("PMI_JOBID")) {
+    let is_step = match (step, environment.text("PMI_JOBID")) {
         ([Some((_, job)), Some((_, step))], Some((_, name))) => name == format!("{job}.{step}"),
         _ => false,
     };
-    let Some((rank, world)) = numbers.filter(|_| !is_slurm) else {
+    let task = if is_step { slurm(environment).ok().flatten() } else { None };
+    let is_task = |(rank, world): &(NumericVariable, NumericVariable)| {
+        task.as_ref().is_some_and(|task| task.rank.value == rank.value && task.world.value == world.value)
+    };
+    let Some((rank, world)) = numbers.filter(|numbers| !is_task(numbers)) else {
         return Ok(None);
     };
     let host = on_one_node(environment, &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"], world)?;

@@ -75,6 +75,12 @@ fn launchers_within_launchers_count_from_the_inside() {
         // DeepSpeed and others set no variables of torchrun.
         (vec![torch(5, 8), "LOCAL_RANK=1".to_owned(), slurm(1, 2)], (5, 8, "torchrun")),
         (vec![torch(5, 8), "LOCAL_RANK=1".to_owned(), open_mpi(1, 2)], (5, 8, "torchrun")),
+        // A program that spawns the ranks of its node.
+        (vec![torch(5, 8), slurm(1, 2)], (5, 8, "torchrun")),
+        (vec![torch(5, 8), mpich(1, 2)], (5, 8, "torchrun")),
+        // Ray and others number the ranks in another order, and nodes have different numbers of GPUs.
+        (vec![torch(0, 4), "LOCAL_RANK=0".to_owned(), open_mpi(1, 2)], (0, 4, "torchrun")),
+        (vec![torch(4, 12), slurm(1, 2)], (4, 12, "torchrun")),
         // A program that takes its rank from srun or mpirun, and passes it on.
         (vec![torch(5, 8), slurm(5, 8)], (5, 8, "torchrun")),
         (vec![torch(5, 8), open_mpi(5, 8), slurm(1, 2)], (5, 8, "torchrun")),
@@ -88,6 +94,8 @@ fn launchers_within_launchers_count_from_the_inside() {
         (vec![open_mpi(5, 8), mpich(1, 2), slurm(1, 2), "PMI_JOBID=77.0".to_owned()], (5, 8, "Open MPI")),
         // srun --mpi=pmi2: Slurm names the node of rank 0.
         (vec![mpich(5, 8), slurm(5, 8), "PMI_JOBID=77.0".to_owned()], (5, 8, "Slurm")),
+        // srun's default of pmi2 leaves its PMI_JOBID to the ranks of mpirun's daemons.
+        (vec![mpich(5, 8), slurm(1, 2), "PMI_JOBID=77.0".to_owned()], (5, 8, "MPICH")),
         // The shell of salloc has no step.
         (vec![torch(1, 2), "SLURM_JOB_ID=77 SLURM_NTASKS=8 SLURM_NNODES=2".to_owned()], (1, 2, "torchrun")),
         (vec![open_mpi(1, 2), "SLURM_JOB_ID=77 SLURM_NTASKS=8".to_owned()], (1, 2, "Open MPI")),
@@ -121,11 +129,6 @@ fn variables_left_over_from_another_job_are_refused_by_name() {
         (vec![torch(0, 1), mpich(1, 2)], ["unset RANK WORLD_SIZE", "PMI_RANK=\"1\""]),
         (vec![torch(0, 1), slurm(1, 2)], ["unset RANK WORLD_SIZE", "SLURM_STEP_NUM_TASKS=\"2\""]),
         (vec![torch(0, 1), "LOCAL_RANK=0".to_owned(), slurm(0, 2)], ["RANK=\"0\"", "SLURM_PROCID=\"0\""]),
-        // A multiple of the world, but not the rank of this agent.
-        (
-            vec![torch(0, 4), "LOCAL_RANK=0".to_owned(), open_mpi(1, 2)],
-            ["RANK=\"0\"", "OMPI_COMM_WORLD_RANK"],
-        ),
         (vec![open_mpi(0, 4), mpich(1, 2)], ["OMPI_COMM_WORLD_RANK=\"0\"", "PMI_RANK=\"1\""]),
         (
             vec![torch(0, 1), open_mpi(1, 2), "FLEXRING_WORLD_SIZE=2".to_owned()],
@@ -172,6 +175,36 @@ fn processes_that_are_alone_though_a_launcher_started_several_are_noticed_once()
         vec![flexring, open_mpi(0, 1)],
         vec![torch(0, 8), TORCHRUN.to_owned(), slurm(0, 2)],
         vec![open_mpi(0, 2)],
+    ] {
+        assert_eq!(warning(&environment), None, "{environment:?}");
+    }
+}
+
+#[test]
+fn ranks_that_do_not_suit_the_outer_launcher_are_noticed() {
+    let warning = |environment: &[String]| {
+        let environment = environment.join(" ");
+        unusual_ranks(&Environment(&lookup(&environment)))
+    };
+    for environment in [
+        // A multiple of the world, but not the rank of this process.
+        vec![torch(0, 4), "LOCAL_RANK=0".to_owned(), open_mpi(1, 2)],
+        vec![torch(0, 4), slurm(1, 2)],
+        // Not a multiple.
+        vec![torch(1, 5), slurm(0, 2)],
+    ] {
+        let warning = warning(&environment).unwrap_or_else(|| panic!("{environment:?}"));
+        for text in ["RANK=\"", "do not suggest them: unset RANK WORLD_SIZE"] {
+            assert!(warning.contains(text), "{warning}");
+        }
+    }
+    for environment in [
+        vec![torch(0, 4)],
+        vec![torch(2, 4), slurm(1, 2)],
+        vec![torch(3, 4), slurm(0, 1)],
+        vec![torch(3, 4), slurm(3, 4)],
+        vec![torch(0, 4), TORCHRUN.to_owned(), slurm(1, 2)],
+        vec![open_mpi(0, 4), slurm(1, 2)],
     ] {
         assert_eq!(warning(&environment), None, "{environment:?}");
     }
