@@ -31,6 +31,9 @@ use std::time::{Duration, Instant};
 
 /// Time-out of one connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a process at a port to which rank 0 may have moved may take for its first answer. A rank that has waited longer for rank 0 grants an
+/// eighth of that time.
+const FURTHER_PORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much longer than its own deadline a rank waits, so that it receives the coordinator's list of missing
 /// ranks.
 const GRACE: Duration = Duration::from_secs(2);
@@ -184,7 +187,16 @@ impl Joiner<'_> {
         let mut is_unreachable = true;
         for address in addresses {
             let mut number = None;
-            let outcome = self.try_address(*address, &secret, &mut number, former);
+            // Rank 0 may by now listen at the first port.
+            let longest_silence = match self.target {
+                CoordinatorTarget::Remote(RendezvousPoint::Address { port, .. })
+                    if address.port() != *port =>
+                {
+                    FURTHER_PORT_TIMEOUT.max(begun.elapsed() / 8)
+                }
+                _ => Duration::MAX,
+            };
+            let outcome = self.try_address(*address, longest_silence, &secret, &mut number, former);
             match outcome.map_err(|error| self.failure_of_attempt(number, error, begun)) {
                 Ok((stream, answer)) => return Ok((answer, stream, secret)),
                 Err(ConnectError::Retry(cause)) => {
@@ -219,8 +231,8 @@ impl Joiner<'_> {
         }
     }
 
-    /// Whether rank 0 may begin to listen later than this rank calls. A unique id has a coordinator from the beginning. A rank that
-    /// cannot take part does not wait: the refusal itself tells the others of it.
+    /// Whether rank 0 may begin to listen later than this rank calls. A unique id has a coordinator from the beginning. A rank that joins
+    /// only to report its failure does not wait: a coordinator that refuses it has the report.
     fn waits_for_rank_0(&self) -> bool {
         matches!(self.target, CoordinatorTarget::Remote(RendezvousPoint::Address { .. }))
             && self.header.purpose == Purpose::Join
@@ -250,10 +262,12 @@ impl Joiner<'_> {
         }
     }
 
-    /// Tries one address. Sets `number` to the number of the attempt that the coordinator serves, as soon as it is known.
+    /// Tries one address, at which a process may take `longest_silence` for its first answer. Sets `number` to the number of the attempt
+    /// that the coordinator serves, as soon as it is known.
     fn try_address(
         &self,
         address: SocketAddr,
+        longest_silence: Duration,
         secret: &JobSecret,
         number: &mut Option<u64>,
         former: &mut FormerCoordinator<'_>,
@@ -279,6 +293,7 @@ impl Joiner<'_> {
         let mut attempt =
             JoinAttempt::new(connection, secret, self.source.job(), self.header, self.params, until)
                 .map_err(ConnectError::Fatal)?;
+        attempt.limit_silence(longest_silence);
         reach(FaultPoint::BootstrapSentHello);
         loop {
             if let Err(own) = self.fault.check_waiting() {

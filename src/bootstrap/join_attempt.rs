@@ -18,7 +18,7 @@ use rustix::event::PollFd;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// How long a coordinator may take for the handshake.
+/// How long a coordinator may take for each step of the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why an attempt failed.
@@ -94,6 +94,11 @@ impl<'a> JoinAttempt<'a> {
             is_acknowledged: false,
             until,
         })
+    }
+
+    /// Waits for the first answer no longer than this.
+    pub(super) fn limit_silence(&mut self, longest: Duration) {
+        self.until = self.until.min(Instant::now() + longest.min(HANDSHAKE_TIMEOUT));
     }
 
     /// Whether the coordinator has proved that it belongs to the job. It then also knows this rank.

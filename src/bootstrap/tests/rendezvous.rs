@@ -237,6 +237,24 @@ fn two_jobs_at_one_port_find_another_one() {
     });
 }
 
+/// Rank 0 begins to listen while a rank waits for one of them. They are silent for longer than the deadline.
+#[test]
+fn silent_processes_at_further_ports_do_not_hide_rank_0() {
+    watched(|| {
+        let port = free_port();
+        let silent = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"));
+        let further_ports = silent.iter().map(|silent| silent.local_addr().expect("bound").port()).collect();
+        let rendezvous = RendezvousPoint::Address { host: "127.0.0.1".to_owned(), port, further_ports };
+        let config = Config { connect_timeout: Duration::from_secs(8), ..config() };
+        thread::scope(|scope| {
+            let other = scope.spawn(|| join_ranks(1..2, 2, &rendezvous, &config));
+            let _silent_connection = silent[0].accept().expect("rank 1 tries the further ports");
+            let _rank_0 = join_ranks(0..1, 2, &rendezvous, &config);
+            other.join().expect("joined");
+        });
+    });
+}
+
 #[test]
 fn an_unreachable_coordinator_is_named_with_its_port() {
     watched(|| {
