@@ -147,7 +147,7 @@ fn resolve_until(
     retry(fault, deadline, |_| true, resolve)?.map_err(|cause| {
         Error::rendezvous(format!(
             "rank 0 cannot resolve the master address {host} within {}: {cause}; check that FLEXRING_MASTER_ADDR, or the launcher's \
-             address, is a name that its node knows",
+             address, is a name that resolves on rank 0's node",
             seconds(begun.elapsed())
         ))
         .with_source(cause)

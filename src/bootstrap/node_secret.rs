@@ -3,7 +3,7 @@
 //!
 //! Owns the Unix socket over which it travels. Must not know what the secret is used for.
 //!
-//! The name of the socket is not secret: the kernel tells each end the process of the other, and each refuses those of other users and containers. The
+//! The name of the socket is not secret: each end reads the credentials of the other's process from the kernel, and refuses those of other users and containers. The
 //! name lies in the abstract namespace, which belongs to the network namespace as the loopback interface does. So every process
 //! that reaches rank 0 over loopback reaches the socket, and no file is left behind.
 

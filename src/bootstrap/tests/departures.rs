@@ -173,7 +173,7 @@ fn an_exchange_after_the_coordinator_has_left_names_the_rank_that_left() {
         thread::sleep(Duration::from_millis(50));
         coordinator.shut_down_write();
         drop(coordinator);
-        let error = member.control.all_gather("peer info", &[]).expect_err("nobody answers");
+        let error = member.control.all_gather("peer info", &[]).expect_err("no rank answers");
         assert_eq!((error.kind(), error.suspect()), (ErrorKind::PeerLost, Some(0)));
         assert!(error.message().starts_with("cannot exchange peer info: rank 0 has left"), "{error}");
     });
