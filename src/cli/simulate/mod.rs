@@ -47,7 +47,8 @@ pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
         let parameters = SimulationParameters { subchunk: sized.subchunk, ..parameters };
         let run = simulated(&sized.plan, &planned, call, &parameters)?;
         let schedule = sized.plan.schedule().name().to_owned();
-        let shows_other = options.svg.is_some() || !(options.csv || options.no_path);
+        let is_printed = options.json || !options.csv && options.sizes.len() == 1;
+        let shows_other = options.svg.is_some() || !options.no_path && is_printed;
         let other =
             if shows_other { best_other(&planned, &schedule, &run, *bytes, &parameters) } else { None };
         sizes.push(SimulatedSize { bytes: *bytes, schedule, subchunk: sized.subchunk, run, other });
