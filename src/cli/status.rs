@@ -78,13 +78,16 @@ pub fn run(options: &StatusOptions) -> Result<(), CommandError> {
     let report = on_this_node(options.pid)?;
     match options.pid {
         _ if !report.jobs.is_empty() || !report.unanswered.is_empty() => report.print(options.json)?,
-        Some(pid) if !process::exists(pid) => {
-            return Err(CommandError::Usage(format!("there is no process {pid} on this node")));
-        }
         Some(pid) => {
-            return Err(CommandError::Failed(format!(
-                "process {pid} is no rank of a job: it has not joined one yet, has left it, or its ranks are threads of one process"
-            )));
+            return Err(match process::owner(pid) {
+                None => CommandError::Usage(format!("there is no process {pid} on this node")),
+                Some(user) if user != process::this_user() => CommandError::Failed(format!(
+                    "process {pid} belongs to user {user}: run flexring status as that user"
+                )),
+                Some(_) => CommandError::Failed(format!(
+                    "process {pid} is no rank of a job: it has not joined one yet, has left it, or its ranks are threads of one process"
+                )),
+            });
         }
         None => {
             return Err(CommandError::Failed(

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The thread of a rank that has joined a job of several processes.
 const THREAD: &str = "flexring-ctrl";
@@ -36,9 +36,14 @@ impl RankProcess {
     }
 }
 
-/// Whether there is such a process.
-pub fn exists(pid: u32) -> bool {
-    folder(pid).exists()
+/// The user of a process. `None` if there is no such process.
+pub fn owner(pid: u32) -> Option<u32> {
+    folder(pid).metadata().ok().map(|facts| facts.uid())
+}
+
+/// The user of this process.
+pub fn this_user() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// The command of a process, abridged.
@@ -57,7 +62,7 @@ pub fn ranks() -> Vec<RankProcess> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
-    let ranks = pids.into_iter().filter(|pid| is_rank(&folder(*pid)));
+    let ranks = pids.into_iter().filter(|pid| is_rank(*pid));
     ranks.map(|pid| RankProcess { pid, command: command(pid), variables: variables(pid) }).collect()
 }
 
@@ -65,12 +70,11 @@ fn folder(pid: u32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}"))
 }
 
-fn is_rank(process: &Path) -> bool {
-    let user = rustix::process::geteuid().as_raw();
-    if !process.metadata().is_ok_and(|facts| facts.uid() == user) {
+fn is_rank(pid: u32) -> bool {
+    if owner(pid) != Some(this_user()) {
         return false;
     }
-    let tasks = fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+    let tasks = fs::read_dir(folder(pid).join("task")).into_iter().flatten().flatten();
     tasks
         .into_iter()
         .any(|task| fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim_end() == THREAD))
