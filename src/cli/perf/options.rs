@@ -74,11 +74,11 @@ pub struct PerfOptions {
     #[arg(short = 'f', long, value_name = "FACTOR", default_value = "16")]
     pub stepfactor: NonZeroUsize,
 
-    /// Number of measured calls per size [default: 20, and more until they have taken 20 ms]
+    /// Number of measured calls per size [default: 20, and without --model more until they have taken 20 ms]
     #[arg(short = 'n', long, value_name = "N", value_parser = iterations)]
     pub iters: Option<NonZeroUsize>,
 
-    /// Number of calls per size before the measured ones [default: 5, and more until they have taken 5 ms]
+    /// Number of calls per size before the measured ones [default: 5, and without --model more until they have taken 5 ms]
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", value_parser = warm_up)]
     pub warmup_iters: Option<usize>,
 
@@ -257,14 +257,23 @@ impl PerfOptions {
 
     /// The calls before the measured ones.
     pub fn warmup(&self) -> CallCount {
-        let time = if self.warmup_iters.is_some() { Duration::ZERO } else { Duration::from_millis(5) };
-        CallCount { least: self.warmup_iters.unwrap_or(5), time }
+        CallCount {
+            least: self.warmup_iters.unwrap_or(5),
+            time: self.least_time(self.warmup_iters.is_some(), 5),
+        }
     }
 
     /// The measured calls.
     pub fn iterations(&self) -> CallCount {
-        let time = if self.iters.is_some() { Duration::ZERO } else { Duration::from_millis(20) };
-        CallCount { least: self.iters.map_or(20, NonZeroUsize::get), time }
+        CallCount {
+            least: self.iters.map_or(20, NonZeroUsize::get),
+            time: self.least_time(self.iters.is_some(), 20),
+        }
+    }
+
+    /// `ms` milliseconds, or zero where the number of calls is exact. A training step is long enough without a time.
+    fn least_time(&self, is_given: bool, ms: u64) -> Duration {
+        if is_given || self.model.is_some() { Duration::ZERO } else { Duration::from_millis(ms) }
     }
 
     /// The operations to measure. A collective that does not reduce is measured once, whatever the operation.
@@ -490,6 +499,8 @@ mod tests {
         assert_eq!(count.further(MOST_CALLS, ms(1)), 0);
         let exact = parse("-n 3").expect("valid").iterations();
         assert_eq!((exact.further(0, ms(0)), exact.further(3, ms(0))), (3, 0));
+        let step = parse("--model 10").expect("valid");
+        assert_eq!((step.warmup().to_string(), step.iterations().to_string()), ("5".into(), "20".into()));
         let none = parse("-w 0").expect("valid").warmup();
         assert_eq!((none.to_string(), none.further(0, ms(0))), ("0".to_owned(), 0));
     }

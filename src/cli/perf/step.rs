@@ -54,7 +54,6 @@ impl<'a, T: ExactElement, B: Owned<Item = T>> StepBench<'a, B> {
     /// Any error of a call.
     pub fn measure(&mut self, op: RedOp, step: &mut dyn FnMut(Instant)) -> Result<MeasuredModel> {
         let Self { comm, options, gradients, .. } = *self;
-        // A step is long, and takes the least numbers of calls.
         let (warmup, bytes) = (options.warmup().least, gradients.elements() * size_of::<T>());
         let check = CallCheck::<T>::new(Collective::AllReduce, op, 0, comm.rank(), comm.world_size());
         let call_op = op.of(T::DTYPE, T::factor(comm.rank()));
