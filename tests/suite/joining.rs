@@ -1,12 +1,11 @@
 //! Joining: what ranks say while they wait for others, that all end together if one cannot join, and a connection that carries nothing.
 
 use crate::fault_matrix::network::{self, Network};
-use crate::harness::{free_port, test_name, with_watchdog};
+use crate::harness::{RankProcess, free_port, test_name, with_watchdog};
 use crate::programs::program;
 use flexring::{Communicator, ReduceOp};
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Shorter than the default time that ranks wait for others, 60 s.
@@ -31,48 +30,12 @@ fn join_if_rank() {
     std::process::exit(0);
 }
 
-/// A process that is a rank. Killed when it is dropped.
-struct RankProcess {
-    child: Child,
-    stderr: BufReader<ChildStderr>,
-}
-
-impl RankProcess {
-    fn start(mut command: Command, test: &str, rank: usize, variables: &[(&str, &str)]) -> Self {
-        command.args([&test_name(module_path!(), test), "--exact", "--nocapture"]);
-        command.env("FLEXRING_RANK", rank.to_string()).envs(variables.iter().copied());
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("a process for the rank");
-        let stderr = BufReader::new(child.stderr.take().expect("standard error"));
-        Self { child, stderr }
-    }
-
-    /// Waits for a line with this text, which is not the last one.
-    fn says(&mut self, text: &str) {
-        let mut line = String::new();
-        while !line.contains(text) {
-            line.clear();
-            let read = self.stderr.read_line(&mut line).expect("text");
-            assert!(read > 0 && !line.starts_with(ENDED), "it did not say {text:?} before its end: {line}");
-        }
-    }
-
-    /// Waits for the last line.
-    fn end(&mut self) -> String {
-        let mut line = String::new();
-        while !line.starts_with(ENDED) {
-            line.clear();
-            assert!(self.stderr.read_line(&mut line).expect("text") > 0, "it died");
-        }
-        line
-    }
-}
-
-impl Drop for RankProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts `command` as a rank of the test `test`.
+fn start(mut command: Command, test: &str, rank: usize, variables: &[(&str, &str)]) -> RankProcess {
+    command.args([&test_name(module_path!(), test), "--exact", "--nocapture"]);
+    command.env("FLEXRING_RANK", rank.to_string()).envs(variables.iter().copied());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    RankProcess::new(command.spawn().expect("a process for the rank"))
 }
 
 /// A job of three ranks of the test `test`.
@@ -95,7 +58,7 @@ impl<'a> Job<'a> {
         ];
         let variables: Vec<(&str, &str)> = job.into_iter().chain(variables.iter().copied()).collect();
         let command = program(std::env::current_exe().expect("this binary"));
-        RankProcess::start(command, self.test, rank, &variables)
+        start(command, self.test, rank, &variables)
     }
 }
 
@@ -106,17 +69,17 @@ fn ranks_say_for_whom_they_wait_and_who_was_refused() {
         let job = Job::new("ranks_say_for_whom_they_wait_and_who_was_refused");
         let mut waiting = [job.start(0, &[]), job.start(1, &[])];
         let mut refused = job.start(2, &[("FLEXRING_SECRET", "another secret, as by a typing error")]);
-        refused.says("does not know the secret of the job");
+        refused.line_with("does not know the secret of the job");
         for rank in &mut waiting {
-            rank.says("was refused: it claims rank 2 and does not know the job's secret");
+            rank.line_with("was refused: it claims rank 2 and does not know the job's secret");
         }
-        waiting[0].says("waiting for rank 2 (2 of 3 joined)");
-        refused.says("waiting for rank 0 at 127.0.0.1");
+        waiting[0].line_with("waiting for rank 2 (2 of 3 joined)");
+        refused.line_with("waiting for rank 0 at 127.0.0.1");
         drop(refused);
         // An impostor would look like this, so the job still comes about.
         let mut last = job.start(2, &[]);
         for rank in waiting.iter_mut().chain([&mut last]) {
-            assert_eq!(rank.end().trim_end(), format!("{ENDED} joined"));
+            assert_eq!(rank.line_with(ENDED).trim_end(), format!("{ENDED} joined"));
         }
     });
 }
@@ -131,7 +94,7 @@ fn an_invalid_setting_on_one_rank_ends_all() {
                 (0..3).filter(|rank| *rank != invalid).map(|rank| (rank, job.start(rank, &[]))).collect();
             ranks.push((invalid, job.start(invalid, &[("FLEXRING_SLOTS", "many")])));
             for (rank, process) in &mut ranks {
-                let end = process.end();
+                let end = process.line_with(ENDED);
                 assert!(end.contains("FLEXRING_SLOTS=\"many\" cannot be used"), "rank {rank}: {end}");
                 assert!(
                     *rank == invalid || end.contains(&format!("rank {invalid} (pid ")),
@@ -149,8 +112,8 @@ fn a_rank_that_joins_after_the_failure_gets_its_cause() {
         let job = Job::new("a_rank_that_joins_after_the_failure_gets_its_cause");
         let _first = job.start(0, &[]);
         let mut second = job.start(1, &[("FLEXRING_SUBCHUNK", "8K")]);
-        assert!(second.end().contains("FLEXRING_SUBCHUNK"));
-        let end = job.start(2, &[]).end();
+        assert!(second.line_with(ENDED).contains("FLEXRING_SUBCHUNK"));
+        let end = job.start(2, &[]).line_with(ENDED);
         assert!(end.contains("FLEXRING_SUBCHUNK"), "{end}");
     });
 }
@@ -195,12 +158,14 @@ fn a_data_connection_that_carries_nothing_is_named() {
             ("FLEXRING_TIMEOUT_MS", "3000"),
             (SIGNAL_FILE, signal.to_str().expect("text")),
         ];
-        let mut ranks = [0, 1].map(|rank| RankProcess::start(network.command(rank), test, rank, &variables));
-        ranks.iter_mut().for_each(|rank| rank.says(READY));
+        let mut ranks = [0, 1].map(|rank| start(network.command(rank), test, rank, &variables));
+        for rank in &mut ranks {
+            rank.line_with(READY);
+        }
         network.cut_data(1);
         std::fs::write(&signal, "").expect("a file");
         for rank in &mut ranks {
-            let end = rank.end();
+            let end = rank.line_with(ENDED);
             for text in ["the TCP connection from 198.19.0.", " to 198.19.0.", "a firewall or the network"] {
                 assert!(end.contains(text), "{end}");
             }

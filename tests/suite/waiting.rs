@@ -1,6 +1,8 @@
 //! Which ranks wait for which: processes that are stopped, an id's creator that ends, and `flexring status`.
 
-use crate::harness::{Setup, World, free_port, spawn, start_processes, test_name, with_watchdog};
+use crate::harness::{
+    RankProcess, Setup, World, free_port, spawn, start_processes, test_name, with_watchdog,
+};
 use flexring::bootstrap::create_unique_id;
 use flexring::config::Config;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
@@ -16,7 +18,7 @@ const HEARTBEAT: &str = "50";
 /// Longer than twenty heartbeats.
 const PAUSE: Duration = Duration::from_millis(2500);
 /// What a rank prints when it has joined.
-const READY: &str = "ready";
+const READY: &str = "the rank has joined";
 /// The variable that names the file whose existence is the signal to continue.
 const SIGNAL_FILE: &str = "TEST_SIGNAL_FILE";
 
@@ -90,7 +92,6 @@ fn is_rank() -> bool {
 fn as_rank(body: impl FnOnce(Communicator)) -> ! {
     with_watchdog(Duration::from_secs(50), || {
         let comm = Communicator::from_env().expect("the world meets");
-        // Written at once: a line break ends the line of the test's name, too.
         eprintln!("{READY}");
         body(comm);
     });
@@ -112,46 +113,19 @@ fn reduce_until_signal(comm: &Communicator) -> Result<(), Error> {
     }
 }
 
-/// A started rank, and what it has printed to standard error.
-struct RunningRank {
-    child: Child,
-    stderr: BufReader<std::process::ChildStderr>,
+/// Starts the ranks of a world that rendezvous as `variables` say, and waits until all have joined.
+fn start_world(test: &str, ranks: usize, variables: &[(&str, &str)]) -> Vec<RankProcess> {
+    let processes = start_processes(&test_name(module_path!(), test), ranks, variables);
+    let mut running: Vec<RankProcess> = processes.into_iter().map(RankProcess::new).collect();
+    for rank in &mut running {
+        rank.line_with(READY);
+    }
+    running
 }
 
-impl RunningRank {
-    /// Starts the ranks of a world that rendezvous as `variables` say, and waits until all have joined.
-    fn start_world(test: &str, ranks: usize, variables: &[(&str, &str)]) -> Vec<Self> {
-        let name = test_name(module_path!(), test);
-        let mut running: Vec<Self> = start_processes(&name, ranks, variables)
-            .into_iter()
-            .map(|mut child| {
-                let stderr = BufReader::new(child.stderr.take().expect("standard error"));
-                Self { child, stderr }
-            })
-            .collect();
-        running.iter_mut().for_each(Self::wait_ready);
-        running
-    }
-
-    fn wait_ready(&mut self) {
-        let mut seen = String::new();
-        while !seen.ends_with(&format!("{READY}\n")) {
-            let read = self.stderr.read_line(&mut seen).expect("text");
-            assert!(read > 0, "the rank ended: {seen}");
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.child.id() as i32).expect("a process id");
-        kill_process(pid, signal).expect("a child");
-    }
-
-    /// Waits until the process has ended. Returns whether it succeeded, and the rest of its standard error.
-    fn wait(mut self) -> (bool, String) {
-        let mut stderr = String::new();
-        self.stderr.read_to_string(&mut stderr).expect("text");
-        (self.child.wait().expect("a child").success(), stderr)
-    }
+fn signal(rank: &RankProcess, signal: Signal) {
+    let pid = Pid::from_raw(rank.child.id() as i32).expect("a process id");
+    kill_process(pid, signal).expect("a child");
 }
 
 /// The variables of a job whose coordinator listens on this port, and that goes on until `file` exists. Its ranks notice a
@@ -166,8 +140,8 @@ fn job_at<'a>(port: &'a str, file: &'a Path) -> [(&'static str, &'a str); 4] {
 }
 
 /// Checks that all ranks succeed.
-fn all_succeed(ranks: Vec<RunningRank>) -> Vec<String> {
-    let ended: Vec<(bool, String)> = ranks.into_iter().map(RunningRank::wait).collect();
+fn all_succeed(ranks: Vec<RankProcess>) -> Vec<String> {
+    let ended: Vec<(bool, String)> = ranks.into_iter().map(RankProcess::wait).collect();
     for (rank, (succeeded, stderr)) in ended.iter().enumerate() {
         assert!(succeeded, "rank {rank}: {stderr}");
     }
@@ -194,10 +168,10 @@ fn a_stopped_coordinator_blames_itself_when_it_continues() {
         for transport in ["auto", "tcp"] {
             let variables: Vec<_> =
                 variables.into_iter().chain([("FLEXRING_TRANSPORT", transport)]).collect();
-            let ranks = RunningRank::start_world(test, 3, &variables);
-            ranks[0].signal(Signal::STOP);
+            let ranks = start_world(test, 3, &variables);
+            signal(&ranks[0], Signal::STOP);
             std::thread::sleep(PAUSE);
-            ranks[0].signal(Signal::CONT);
+            signal(&ranks[0], Signal::CONT);
             all_succeed(ranks);
         }
     });
@@ -213,10 +187,10 @@ fn a_job_that_is_stopped_as_a_whole_continues() {
         let file = folder.path().join("signal");
         let port = free_port().to_string();
         let variables = job_at(&port, &file);
-        let ranks = RunningRank::start_world("a_job_that_is_stopped_as_a_whole_continues", 2, &variables);
-        ranks.iter().for_each(|rank| rank.signal(Signal::STOP));
+        let ranks = start_world("a_job_that_is_stopped_as_a_whole_continues", 2, &variables);
+        ranks.iter().for_each(|rank| signal(rank, Signal::STOP));
         std::thread::sleep(PAUSE);
-        ranks.iter().for_each(|rank| rank.signal(Signal::CONT));
+        ranks.iter().for_each(|rank| signal(rank, Signal::CONT));
         // Long enough for a silent rank to be considered dead.
         std::thread::sleep(Duration::from_millis(1500));
         std::fs::write(&file, "").expect("a file");
@@ -271,12 +245,12 @@ fn the_creator_of_a_unique_id_may_end_once_all_ranks_have_joined() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("signal");
         let variables = [("FLEXRING_UNIQUE_ID", id.as_str()), (SIGNAL_FILE, file.to_str().expect("text"))];
-        let ranks = RunningRank::start_world(test, 3, &variables);
+        let ranks = start_world(test, 3, &variables);
         drop(creator.stdin.take());
         assert!(creator.wait().expect("a child").success());
         std::thread::sleep(Duration::from_millis(300));
         std::fs::write(&file, "").expect("a file");
-        let ended: Vec<(bool, String)> = ranks.into_iter().map(RunningRank::wait).collect();
+        let ended: Vec<(bool, String)> = ranks.into_iter().map(RankProcess::wait).collect();
         for (rank, (succeeded, stderr)) in ended.iter().enumerate() {
             assert_eq!(*succeeded, rank != 2, "rank {rank}: {stderr}");
         }
@@ -344,8 +318,7 @@ fn a_running_job_can_be_asked_for_its_status() {
         let file = folder.path().join("signal");
         let port = free_port().to_string();
         let variables = job_at(&port, &file);
-        let ranks = RunningRank::start_world("a_running_job_can_be_asked_for_its_status", 2, &variables);
-        let until = Instant::now() + Duration::from_secs(10);
+        let ranks = start_world("a_running_job_can_be_asked_for_its_status", 2, &variables);
         // By the environment of the job, by an address, and by either rank.
         let pids = [0, 1].map(|rank: usize| ranks[rank].child.id());
         for (arguments, variables) in [
@@ -354,6 +327,7 @@ fn a_running_job_can_be_asked_for_its_status() {
             (format!("status --pid {}", pids[0]), &[][..]),
             (format!("status --pid {}", pids[1]), &[][..]),
         ] {
+            let until = Instant::now() + Duration::from_secs(10);
             loop {
                 let (code, stdout, stderr) = crate::command::run(&arguments, variables);
                 if arguments.contains("--pid") && code == Some(1) && Instant::now() < until {

@@ -8,10 +8,12 @@ mod element;
 #[path = "../../../src/test_port.rs"]
 mod port;
 mod rank;
+mod rank_process;
 
 pub use element::TestElement;
 pub use port::free_port;
 pub use rank::Rank;
+pub use rank_process::RankProcess;
 
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
