@@ -49,6 +49,7 @@ pub fn run_ranks(
 pub fn check_ranks(test: &str, ranks: usize, body: impl FnOnce()) {
     for (status, text) in run_ranks(test, ranks, &[], body) {
         assert!(status.success() && text.contains("1 passed"), "{text}");
-        eprint!("{}", text.lines().filter(|line| line.starts_with('#')).collect::<Vec<_>>().join("\n"));
+        let is_forwarded = |line: &&str| line.starts_with('#') || line.starts_with("skipped: ");
+        text.lines().filter(is_forwarded).for_each(|line| eprintln!("{line}"));
     }
 }
