@@ -64,6 +64,13 @@ pub struct Labels<'a> {
     pub lowering: Lowering,
 }
 
+impl Labels<'_> {
+    /// Whether the group exchanges data along a chain.
+    fn is_chain(self, group: &Group, topology: &Topology) -> bool {
+        pattern_of(&group.set, topology, self.lowering) == ExchangePattern::Chain
+    }
+}
+
 /// The drawing of `schedule` as an SVG file. `topology` must have as many ranks as the schedule.
 #[must_use]
 pub fn draw(schedule: &Schedule, topology: &Topology, labels: Labels<'_>) -> String {
@@ -72,10 +79,8 @@ pub fn draw(schedule: &Schedule, topology: &Topology, labels: Labels<'_>) -> Str
     let geometry = Geometry::new(topology, schedule.levels().len() + 1, texts);
     let mut captions = captions(schedule, topology);
     captions.last_mut().into_iter().for_each(|last| last.push_str(": every part is complete"));
-    let is_chain = |group: &Group| {
-        group.moves() && pattern_of(&group.set, topology, labels.lowering) == ExchangePattern::Chain
-    };
-    let has_chains = schedule.levels().iter().any(|level| level.groups().iter().any(is_chain));
+    let moves_along_chain = |group: &Group| group.moves() && labels.is_chain(group, topology);
+    let has_chains = schedule.levels().iter().any(|level| level.groups().iter().any(moves_along_chain));
     let painter = Painter { schedule, topology, labels, has_chains, geometry, canvas: Canvas::default() };
     painter.paint(&captions, &owned)
 }
@@ -103,8 +108,7 @@ impl Painter<'_> {
         self.tree();
         let columns = holdings(self.schedule);
         for (number, level) in self.schedule.levels().iter().enumerate() {
-            let pattern = |group: &Group| pattern_of(&group.set, self.topology, self.labels.lowering);
-            let flows = flows(level, |group| pattern(group) == ExchangePattern::Chain);
+            let flows = flows(level, |group| self.labels.is_chain(group, self.topology));
             self.flows(number, &flows);
         }
         for (number, column) in columns.iter().enumerate() {
