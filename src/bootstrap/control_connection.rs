@@ -380,12 +380,24 @@ impl ControlConnection {
     /// Aborts this world because this process is about to end. `cause` is a verb phrase, which the errors of the other ranks contain.
     /// Returns when the coordinator has the message, after a second at most.
     pub fn abort_on_exit(&self, cause: &str) {
+        let own = Error::aborted(format!("rank {} {cause}", self.rank));
+        self.abort_and_wait(ToCoordinator::Exit { cause: cause.into() }, own);
+    }
+
+    /// [`abort`](Self::abort) for a process that is about to end: returns when the coordinator has the message, after a second at most.
+    pub fn abort_before_exit(&self, reason: &str) {
+        let own = Error::aborted(reason).of_rank(self.rank);
+        self.abort_and_wait(ToCoordinator::Abort { reason: reason.into() }, own);
+    }
+
+    fn abort_and_wait(&self, message: ToCoordinator, own: Error) {
         if self.shared.fault.check().is_err() {
             return;
         }
-        self.shared.send(ToCoordinator::Exit { cause: cause.into() });
+        self.shared.send(message);
+        // Once the fault is raised, a wait ends early.
         self.shared.wait(ROOT_CAUSE_TIMEOUT, |state| state.root_cause.is_some() || state.ended);
-        self.shared.fault.raise(Error::aborted(format!("rank {} {cause}", self.rank)));
+        self.shared.fault.raise(own);
     }
 
     /// Tells the other ranks that this one makes no more calls, without waiting: dropping does the rest. Links are closed afterwards, so

@@ -71,6 +71,14 @@ impl ControlPlane {
         }
     }
 
+    /// [`abort`](Self::abort) for a process that is about to end. The others have got the reason when it returns, after a second at most.
+    pub(super) fn abort_before_exit(&self, fault: &Fault, rank: Rank, reason: &str) {
+        match self {
+            Self::Processes(connection) => connection.abort_before_exit(reason),
+            Self::Threads(_) => self.abort(fault, rank, reason),
+        }
+    }
+
     /// Ends the communicator on all ranks because this process is about to end, for this reason: a verb phrase.
     pub(super) fn abort_on_exit(&self, fault: &Fault, rank: Rank, cause: &str) {
         match self {

@@ -3,6 +3,7 @@
 //! Owns the outcome of a call and the request that waits for it. Must not know what runs the call.
 
 use super::checked_wait::wait_until;
+use super::thread_calls::ThreadCall;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
@@ -97,10 +98,10 @@ impl CallOutcome {
     /// # Errors
     /// `InvalidArgument` if it cannot.
     pub(crate) fn check_not_nested(&self) -> Result<()> {
-        match self.check.upgrade() {
-            Some(check) if !self.is_over() => check.check_not_nested(),
-            _ => Ok(()),
+        if !ThreadCall::is_in_any() || self.is_over() {
+            return Ok(());
         }
+        self.check.upgrade().map_or(Ok(()), |check| check.check_not_nested())
     }
 
     /// Checks that this process has started the call.

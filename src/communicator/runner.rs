@@ -184,6 +184,11 @@ impl CallRunner {
         self.control.abort(&self.fault, self.rank, reason);
     }
 
+    /// [`abort`](Self::abort) for a process that is about to end.
+    pub(super) fn abort_before_exit(&self, reason: &str) {
+        self.control.abort_before_exit(&self.fault, self.rank, reason);
+    }
+
     /// Ends the communicator on all ranks because this process is about to end, for this reason.
     pub(super) fn abort_on_exit(&self, cause: &str) {
         let printable = |letter: char| if letter.is_control() { ' ' } else { letter };

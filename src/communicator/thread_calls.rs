@@ -54,6 +54,11 @@ impl ThreadCall {
         begun.unwrap_or(Ok(())).map(|()| Self { is_listed, _thread: PhantomData })
     }
 
+    /// Whether this thread is in a call of any communicator.
+    pub(super) fn is_in_any() -> bool {
+        CALLS.try_with(|calls| calls.depth.get() > 0).unwrap_or(false)
+    }
+
     /// Whether this thread is in a call of `queue`.
     pub(super) fn is_in(queue: &CallQueue) -> bool {
         let queue = std::ptr::from_ref(queue).addr();

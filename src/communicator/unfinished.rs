@@ -45,7 +45,7 @@ pub(crate) fn abort_unfinished(patience: Duration) {
     for runner in &aborted {
         runner.abandoned.store(true, Ordering::Relaxed);
         if runner.fault.get().is_none() {
-            runner.abort(EXITS);
+            runner.abort_before_exit(EXITS);
         }
     }
     // A signal handler may exit during a call of this thread, which does not end then.

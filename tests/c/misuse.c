@@ -79,6 +79,8 @@ static void handler(int signal) {
     flexring_comm *part;
     flexring_request *started;
     const char *const nested = "this thread is in a call of the same communicator";
+    /* A second signal may have been pending, and the call may be over. */
+    if (handled) return;
     if (flexring_register(comm, vector, sizeof vector) == FLEXRING_SUCCESS) {
         /* Too early: the call has not begun. */
         WORKS(flexring_deregister(comm, vector, sizeof vector));
