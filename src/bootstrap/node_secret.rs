@@ -112,7 +112,7 @@ pub(super) fn ask(name: &str) -> Result<SecretKey, String> {
                 Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok((count, _)) => len += count,
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => wait(&socket, until)?,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => wait_readable(&socket, until)?,
                 Err(cause) => return Err(cause),
             }
         }
@@ -121,7 +121,11 @@ pub(super) fn ask(name: &str) -> Result<SecretKey, String> {
     ask().map_err(failed)?
 }
 
-fn wait(socket: &OwnedFd, until: Instant) -> io::Result<()> {
+/// Waits until there is something to read.
+///
+/// # Errors
+/// `TimedOut` if it is too late to wait.
+pub(super) fn wait_readable(socket: &impl AsFd, until: Instant) -> io::Result<()> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(io::ErrorKind::TimedOut.into());

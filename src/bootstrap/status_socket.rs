@@ -3,28 +3,29 @@
 //! Owns the names of these sockets, how they are found, and who is answered. Must not know what the states mean.
 //!
 //! The name lies in the abstract namespace, as that of `node_secret`: it belongs to the network namespace, and nothing is left behind by
-//! a process that is killed. It contains user, process and a random number, because a process may run several coordinators. The kernel tells each
-//! end the process of the other. The coordinator refuses those of other users and containers, and who asks those of other users; so no secret of the job is needed.
+//! a process that is killed. It contains user, process and a random number, because a process may run several coordinators. No secret
+//! of the job is needed: the kernel identifies the process at the other end. A coordinator answers processes of its own user and PID namespace only, and
+//! `flexring status` reads answers of its own user's processes only. Every user can listen under such a name.
 
+use super::node_secret::wait_readable;
 use super::world_status::WorldStatus;
 use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::process::{ClosedInChild, spawn};
 use crate::secret::random_bytes;
 use crate::transport::credentials::{foreign_process, foreign_user};
-use rustix::net::{SocketAddrUnix, SocketType, bind, listen};
+use rustix::net::{SocketAddrUnix, SocketType, bind, connect, listen};
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How the names of all these sockets begin.
 const PREFIX: &str = "flexring-status-";
-/// How long either end may take to send or to read.
+/// How long a coordinator may take for its whole answer, and a caller to read a part of it.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Callers that are answered at the same time. More are refused.
 const MOST_CALLERS: usize = 16;
@@ -115,32 +116,92 @@ pub fn local_coordinators() -> Result<Vec<LocalCoordinator>> {
     let names = table.lines().filter_map(|line| line.rsplit_once('@').map(|(_, name)| name));
     // Accepted connections have the name, too.
     let names: BTreeSet<(u32, &str)> = names.filter_map(|name| Some((pid(name)?, name))).collect();
-    Ok(names.into_iter().map(|(pid, name)| LocalCoordinator { pid, status: ask(pid, name) }).collect())
+    Ok(names
+        .into_iter()
+        .map(|(pid, name)| LocalCoordinator { pid, status: ask(pid, name, TIMEOUT) })
+        .collect())
 }
 
-fn ask(pid: u32, name: &str) -> Result<WorldStatus> {
+fn ask(pid: u32, name: &str, timeout: Duration) -> Result<WorldStatus> {
+    let until = Instant::now() + timeout;
     let failed = |cause: io::Error| {
         let what = format!("the coordinator in process {pid} does not answer");
         match cause.kind() {
-            io::ErrorKind::WouldBlock => Error::timeout(format!("{what} within {TIMEOUT:?}: is it stopped?")),
+            io::ErrorKind::WouldBlock => {
+                Error::timeout(format!("{what}, and its queue is full: is it stopped?"))
+            }
+            io::ErrorKind::TimedOut => Error::timeout(format!("{what} within {timeout:?}: is it stopped?")),
             _ => Error::io(what, cause),
         }
     };
-    let mut stream = SocketAddr::from_abstract_name(name)
-        .and_then(|name| {
-            #[allow(clippy::disallowed_methods, reason = "the number is checked")]
-            let stream = UnixStream::connect_addr(&name)?;
-            Ok(descriptor::above_standard(stream)?)
-        })
-        .map_err(failed)?;
+    let connected = || -> io::Result<UnixStream> {
+        let socket = descriptor::unix_socket(SocketType::STREAM)?;
+        connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        Ok(socket.into())
+    };
+    let stream = connected().map_err(failed)?;
     if let Some(user) = foreign_user(&stream) {
         return Err(Error::system(format!("the coordinator in process {pid} belongs to {user}")));
     }
-    let mut text = Vec::new();
-    let mut read = |stream: &mut UnixStream| stream.take(LONGEST).read_to_end(&mut text);
-    stream.set_read_timeout(Some(TIMEOUT)).and_then(|()| read(&mut stream)).map_err(failed)?;
+    let (mut text, mut answer) = (Vec::new(), (&stream).take(LONGEST));
+    // What has been read stays in `text`.
+    while let Err(cause) = answer.read_to_end(&mut text) {
+        let waited = match cause.kind() {
+            io::ErrorKind::WouldBlock => wait_readable(&stream, until),
+            _ => Err(cause),
+        };
+        waited.map_err(failed)?;
+    }
     serde_json::from_slice(&text).map_err(|cause| {
         let what = "is busy, in another container, or runs another release of flexring";
         Error::system(format!("the coordinator in process {pid} gave no status ({cause}): it {what}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A listening socket whose connections are not accepted, and its name.
+    fn listener(backlog: i32) -> (OwnedFd, String) {
+        let name =
+            format!("flexring-test-{:032x}", random_bytes().map(u128::from_ne_bytes).expect("a number"));
+        let socket = descriptor::unix_socket(SocketType::STREAM).expect("a socket");
+        bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name")).expect("bound");
+        listen(&socket, backlog).expect("it listens");
+        (socket, name)
+    }
+
+    fn error(name: &str, timeout: Duration) -> String {
+        ask(7, name, timeout).expect_err("no answer").message().to_owned()
+    }
+
+    #[test]
+    fn asking_a_coordinator_that_accepts_nothing_ends() {
+        let (_listener, name) = listener(0);
+        let expected = "the coordinator in process 7 does not answer within 50ms: is it stopped?";
+        assert_eq!(error(&name, Duration::from_millis(50)), expected);
+        // That connection still fills the queue.
+        let expected = "the coordinator in process 7 does not answer, and its queue is full: is it stopped?";
+        assert_eq!(error(&name, Duration::from_secs(3600)), expected);
+    }
+
+    #[test]
+    fn an_answer_that_never_ends_is_not_waited_for() {
+        let (listener, name) = listener(1);
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| error(&name, Duration::from_millis(200)));
+            let mut caller = None;
+            while !asking.is_finished() {
+                caller = caller.or_else(|| descriptor::accept_unix(&listener).ok().map(UnixStream::from));
+                if let Some(caller) = &mut caller {
+                    // It fails when the caller has gone.
+                    let _ = caller.write_all(b" ");
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let message = asking.join().expect("no panic");
+            assert!(message.contains("does not answer within 200ms"), "{message}");
+        });
+    }
 }
