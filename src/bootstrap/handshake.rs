@@ -258,7 +258,7 @@ mod tests {
             version: VERSION.into(),
             rank: 1,
             world: 2,
-            process: Process { pid: 101, host: "h".into(), instance: 0 },
+            process: Process::example(1),
             purpose: Purpose::Join,
         }
     }

@@ -13,11 +13,6 @@ pub fn node_name(config: &Config) -> String {
     if let Some(name) = &config.node {
         return name.clone();
     }
-    // Some sandboxes hide the boot id; the host name replaces it.
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map_or_else(|_| host_name(), |id| id.trim().to_owned());
-    let namespace =
-        |kind| rustix::fs::stat(format!("/proc/self/ns/{kind}")).map_or(0, |namespace| namespace.st_ino);
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let user = rustix::process::geteuid().as_raw();
     let user = match user_outside(&map, user) {
@@ -25,7 +20,23 @@ pub fn node_name(config: &Config) -> String {
         // It is one of several that the namespace does not map.
         None => format!("{user}@{}", namespace("user")),
     };
-    format!("{kernel}/net:{}/uid:{user}", namespace("net"))
+    format!("{}/net:{}/uid:{user}", kernel(), namespace("net"))
+}
+
+/// Identifies the PID namespace of this process among those of all machines. Within it a process id stands for one process.
+pub(super) fn pid_namespace() -> String {
+    format!("{}/pid:{}", kernel(), namespace("pid"))
+}
+
+/// Identifies the running kernel. Some sandboxes hide the boot id; the host name replaces it.
+fn kernel() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_or_else(|_| host_name(), |id| id.trim().to_owned())
+}
+
+/// The number of this process's namespace of this kind, 0 if it is not known.
+fn namespace(kind: &str) -> u64 {
+    rustix::fs::stat(format!("/proc/self/ns/{kind}")).map_or(0, |namespace| namespace.st_ino)
 }
 
 /// The number outside of this user namespace of a user, by the namespace's `map`. Those of the first namespaces of containers are the

@@ -1,6 +1,6 @@
 //! How error messages identify a process.
 
-use super::node::host_name;
+use super::node::{host_name, pid_namespace};
 use crate::peer_text::PeerText;
 use crate::process_number::process_number;
 use std::fmt;
@@ -8,10 +8,12 @@ use std::fmt;
 /// Identifies a process, for comparison and in messages.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct Process {
-    /// Its process id on that host.
+    /// Its process id, in its PID namespace.
     pub(super) pid: u32,
     /// The host's name.
     pub(super) host: PeerText,
+    /// Its PID namespace. Processes can look each other up if theirs are equal.
+    pub(super) pid_namespace: PeerText,
     /// Number of the process: containers may share both a host name and a process id.
     pub(super) instance: u64,
 }
@@ -19,9 +21,13 @@ pub(super) struct Process {
 impl Process {
     /// Identifies this process. Every call returns the same value.
     pub(super) fn current() -> Self {
-        // Without random numbers, host name and process id must suffice.
-        let instance = process_number().unwrap_or(0);
-        Self { instance, pid: std::process::id(), host: (&*host_name()).into() }
+        Self {
+            pid: std::process::id(),
+            host: (&*host_name()).into(),
+            pid_namespace: (&*pid_namespace()).into(),
+            // Without random numbers, the other fields must suffice.
+            instance: process_number().unwrap_or(0),
+        }
     }
 }
 
@@ -35,6 +41,7 @@ impl fmt::Display for Process {
 impl Process {
     /// The process of this rank, for tests.
     pub(super) fn example(rank: crate::rank::Rank) -> Self {
-        Self { pid: 100 + rank as u32, host: "h".into(), instance: rank as u64 }
+        let pid = 100 + rank as u32;
+        Self { pid, host: "h".into(), pid_namespace: "n".into(), instance: rank as u64 }
     }
 }

@@ -3,7 +3,6 @@
 //! Owns for how long this process waits for it. A process that fails takes a while to end: an interpreter frees its modules. Ranks
 //! that fail with it and end sooner would look like the cause to a launcher. Must not know what waits.
 
-use super::node::host_name;
 use super::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -24,9 +23,11 @@ pub(super) struct ProcessExit {
 }
 
 impl ProcessExit {
-    /// Waits for this process from `now` on. `None` if it is this one, or on another machine.
+    /// Waits for this process from `now` on. `None` if it is this one, or in another PID namespace, where its number
+    /// is that of an unrelated process or of none.
     pub(super) fn of(process: &Process, now: Instant) -> Option<Self> {
-        if *process.host != *host_name() || process.pid == std::process::id() {
+        let this = Process::current();
+        if process.pid_namespace != this.pid_namespace || process.pid == this.pid {
             return None;
         }
         let pid = Pid::from_raw(i32::try_from(process.pid).ok()?)?;
@@ -53,18 +54,16 @@ mod tests {
     use super::*;
     use std::process::{Command, Stdio};
 
-    fn process(pid: u32, host: &str) -> Process {
-        Process { pid, host: host.into(), ..Process::example(0) }
-    }
-
     #[test]
-    fn waits_for_the_end_of_a_process_of_this_machine_and_no_other() {
+    fn waits_for_the_end_of_a_process_of_this_pid_namespace_and_no_other() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("a process");
         let now = Instant::now();
         assert!(ProcessExit::of(&Process::current(), now).is_none());
-        assert!(ProcessExit::of(&process(child.id(), "another-machine"), now).is_none());
+        let child_process = Process { pid: child.id(), ..Process::current() };
+        // As in containers, and on machines with one name.
+        let elsewhere = Process { pid_namespace: "another".into(), ..child_process.clone() };
+        assert!(ProcessExit::of(&elsewhere, now).is_none());
 
-        let child_process = process(child.id(), &host_name());
         let mut exit = ProcessExit::of(&child_process, now).expect("a wait");
         assert!(!exit.is_over(now + LAUNCHER_LAG));
         assert!(exit.is_over(now + EXIT_LIMIT), "it does not end in time");

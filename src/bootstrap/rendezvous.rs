@@ -328,7 +328,7 @@ mod tests {
                 version: VERSION.into(),
                 rank,
                 world,
-                process: Process { pid: 100 + rank as u32, host: "h".into(), instance: 0 },
+                process: Process::example(rank),
                 purpose: Purpose::Join,
             },
             params: Some(HelloParams {

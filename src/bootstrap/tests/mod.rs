@@ -176,7 +176,7 @@ fn hello_of(rank: Rank, world: usize) -> (HelloHeader, HelloParams) {
         version: VERSION.into(),
         rank,
         world,
-        process: Process { pid: 4242, host: "elsewhere".into(), instance: 4242 },
+        process: Process { pid: 4242, host: "elsewhere".into(), ..Process::example(4242) },
         purpose: Purpose::Join,
     };
     let params = HelloParams {
