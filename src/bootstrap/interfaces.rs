@@ -5,6 +5,7 @@
 use crate::config::Family;
 use crate::descriptor;
 use crate::error::{Error, Result};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
@@ -77,7 +78,8 @@ pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
 /// match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching interfaces. Of the remaining interfaces
 /// that are up, the one with the known address is the best, then the one with the default route, then the first. Link-local addresses,
 /// bridges without the default route, which mostly are those of container engines, and the loopback are chosen only if they are known, or one
-/// if nothing else remains. If the loopback is known, the best other address is chosen, too.
+/// if nothing else remains. If the loopback is known, the best other address is chosen, too. Addresses that cannot be
+/// listened on are left out if others remain.
 ///
 /// # Errors
 /// `InvalidSetting`, listing the existing interfaces, if none qualifies; `System` if they cannot be listed.
@@ -86,7 +88,22 @@ pub fn choose_addresses(ifname: Option<&str>, family: Family, known: Option<IpAd
     let outside: [IpAddr; 2] =
         [Ipv4Addr::new(192, 0, 2, 1).into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()];
     let defaults = outside.map(route_source);
-    choose_from(&list_interfaces()?, ifname, family, known, &defaults)
+    Ok(without_unassigned(choose_from(&list_interfaces()?, ifname, family, known, &defaults)?, is_assigned))
+}
+
+/// Leaves out the addresses that cannot be listened on, unless nothing but loopback is left: listening on them names the cause.
+fn without_unassigned(mut addresses: Vec<IpAddr>, is_assigned: impl Fn(&IpAddr) -> bool) -> Vec<IpAddr> {
+    if addresses.iter().any(|address| !address.is_loopback() && is_assigned(address)) {
+        addresses.retain(is_assigned);
+    }
+    addresses
+}
+
+/// Whether sockets can have this address. The kernel also lists IPv6 addresses that it is still checking for duplicates, and those of which
+/// it has found one.
+fn is_assigned(address: &IpAddr) -> bool {
+    let bound = descriptor::udp_socket((*address, 0).into());
+    !bound.is_err_and(|cause| cause.kind() == io::ErrorKind::AddrNotAvailable)
 }
 
 /// The address of this machine from which it would connect to `to`. `None` if there is no route.
@@ -320,6 +337,25 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidSetting);
             assert!(error.message().contains(ifname.unwrap_or_default()), "{error}");
             assert!(error.message().contains("eth0 (10.0.0.1, down), eth1 (10.0.1.1)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_listened_on_are_left_out_unless_none_remains() {
+        let addresses = |text: &[&str]| -> Vec<IpAddr> {
+            text.iter().map(|address| address.parse().expect("an address")).collect()
+        };
+        // Of the documentation, which no interface has.
+        let [unassigned, loopback] = ["2001:db8::1", "127.0.0.1"];
+        assert!(is_assigned(&addresses(&[loopback])[0]));
+        assert!(!is_assigned(&addresses(&["192.0.2.1"])[0]));
+        let is_assigned = |address: &IpAddr| address.to_string() != unassigned;
+        for (chosen, left) in [
+            (vec![unassigned, "10.0.0.1", loopback], vec!["10.0.0.1", loopback]),
+            (vec![unassigned, loopback], vec![unassigned, loopback]),
+            (vec![unassigned], vec![unassigned]),
+        ] {
+            assert_eq!(without_unassigned(addresses(&chosen), is_assigned), addresses(&left));
         }
     }
 

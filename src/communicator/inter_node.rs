@@ -166,6 +166,7 @@ impl InterNodeSetup<'_> {
         let options = LinkOptions {
             sockets_per_link: config.sockets_per_link,
             is_encrypted: self.connection.secret().is_encrypted(),
+            connect_timeout: config.connect_timeout,
         };
         let tcp = Tcp::connect(listener, self.me, &peers, &key, options, self.deadline, self.fault)?;
         if config.socket_buffer.0 > 0 {

@@ -111,6 +111,7 @@ fn interfaces_that_lead_to_no_peer_are_not_used() {
             "link set cable1 up",
         ];
         let network = Network::with_interfaces(0, 2, &decoys);
+        network.add_duplicate_address();
         for report in run_on(&network, 2, |_, command| command) {
             assert_eq!(report, "2 nodes, sent by the usual network: true, by the fast one: false");
         }

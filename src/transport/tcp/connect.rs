@@ -34,12 +34,12 @@ use std::time::{Duration, Instant};
 /// How long the initiator waits before it tries again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the first attempt at one of several addresses of a peer may take. Each further round takes twice as long, for peers that are
+/// How long the first attempt at one of several addresses of a peer may take. Each further round takes twice as long, for machines that are
 /// busy.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// When it is clear that no address of a peer leads there: the kernel answers for a peer that is busy or stopped, and repeats lost
-/// packets after 1, 3 and 7 s. At most a quarter of the time that joining may take.
+/// packets after 1, 3 and 7 s. At most a quarter of the time that joining may take. A process that has accepted has this long to answer.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(15);
 
 /// Accepted connections that may wait for their handshake, in addition to the expected ones. All together have at most a quarter
@@ -62,8 +62,7 @@ struct PendingSocket {
     failures: usize,
     /// How many of the last ones have failed because there is no way to the address.
     dead_ends: usize,
-    attempt_began: Instant,
-    /// When the current attempt ends, if there are other addresses.
+    /// When the current attempt ends, if there are other addresses and the peer has not proved that it is there.
     attempt_ends: Option<Instant>,
     /// Whether a process has accepted a connection at one of them.
     is_reached: bool,
@@ -128,7 +127,7 @@ pub(super) fn connect_all(
     if let Some((peer, _)) = peers.iter().find(|(_, addresses)| addresses.is_empty()) {
         return Err(Error::invalid_argument(format!("rank {peer} has no address to connect to")));
     }
-    let LinkOptions { sockets_per_link: sockets, is_encrypted } = options;
+    let LinkOptions { sockets_per_link: sockets, is_encrypted, connect_timeout } = options;
     let pending = peers
         .iter()
         .flat_map(|(peer, addresses)| {
@@ -140,7 +139,6 @@ pub(super) fn connect_all(
             addresses,
             failures: 0,
             dead_ends: 0,
-            attempt_began: Instant::now(),
             attempt_ends: None,
             is_reached: false,
             key,
@@ -161,6 +159,7 @@ pub(super) fn connect_all(
         lacking_since: None,
         began: Instant::now(),
         report: (Instant::now() + FIRST_REPORT, FIRST_REPORT),
+        answer_limit: UNREACHABLE_AFTER.min(connect_timeout / 4),
         deadline,
     };
     connector.run(fault)
@@ -181,6 +180,8 @@ struct Connector {
     began: Instant,
     /// When this rank says next which link is missing, and the time since it has said it before.
     report: (Instant, Duration),
+    /// [`UNREACHABLE_AFTER`], or the quarter.
+    answer_limit: Duration,
     deadline: Instant,
 }
 
@@ -239,12 +240,9 @@ impl Connector {
 
     /// When it is clear that no address leads to a peer that this rank has not reached yet. `None` if the peer connects, or is reached.
     fn gives_up(&self, pending: &PendingSocket) -> Option<Instant> {
-        let limit = UNREACHABLE_AFTER.min((self.deadline - self.began) / 4);
-        // The current attempt may have begun late.
-        let has_tried_all = pending.failures >= pending.addresses.len();
-        let since = if has_tried_all { self.began } else { pending.attempt_began };
+        let has_tried_all = pending.addresses.len() == 1 || pending.failures >= pending.addresses.len();
         let connects = matches!(pending.state, ConnectState::Paused(_) | ConnectState::Connecting(_));
-        (connects && !pending.is_reached).then(|| since + limit)
+        (connects && has_tried_all && !pending.is_reached).then(|| self.began + self.answer_limit)
     }
 
     /// Sleeps until a descriptor is ready or a timeout is due. What is ready, in ascending order.
@@ -302,10 +300,9 @@ impl Connector {
     fn start_connecting(&mut self, index: usize) -> Result<()> {
         reach(FaultPoint::TcpConnects);
         let pending = &mut self.pending[index];
-        pending.attempt_began = Instant::now();
         if pending.addresses.len() > 1 {
             let rounds = (pending.failures / pending.addresses.len()).min(8) as u32;
-            pending.attempt_ends = Some(pending.attempt_began + FIRST_ATTEMPT * 2_u32.pow(rounds));
+            pending.attempt_ends = Some(Instant::now() + FIRST_ATTEMPT * 2_u32.pow(rounds));
         }
         match start_connecting(pending.address()) {
             Ok(socket) => pending.state = ConnectState::Connecting(socket),
@@ -338,6 +335,9 @@ impl Connector {
                 match outcome {
                     Ok(_) => {
                         pending.is_reached = true;
+                        // The peer may still be busy with what comes before.
+                        let limit = Instant::now() + self.answer_limit;
+                        pending.attempt_ends = pending.attempt_ends.map(|ends| ends.max(limit));
                         pending.state = ConnectState::Handshaking(socket, hello, HandshakeBuffer::EMPTY);
                     }
                     Err(cause) => self.retry_later(index, &cause)?,
@@ -354,6 +354,8 @@ impl Connector {
                             return self.retry_later(index, &io::Error::other(cause));
                         };
                         reach(FaultPoint::TcpConnected);
+                        // The acceptor uses this connection from the proof on.
+                        pending.attempt_ends = None;
                         let proof = handshake::proof(key, &hello, &challenge, binding);
                         socket.trust();
                         match socket.send(&proof) {
@@ -372,7 +374,6 @@ impl Connector {
                 let mut buffer = HandshakeBuffer::EMPTY;
                 match buffer.read(&mut socket) {
                     Ok(Some(handshake::ACCEPTED)) => {
-                        pending.attempt_ends = None;
                         pending.state = ConnectState::Established(set_options(socket)?);
                     }
                     Ok(Some(_)) => {

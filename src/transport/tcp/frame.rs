@@ -5,7 +5,7 @@
 //!
 //! A header is `kind: u32, index: u32, sequence: u64, length: u64, content: u64, parity: u64`, little-endian. A receiver only compares it
 //! with the header that it expects: nothing in it decides where bytes go or how many they are. `content` is the XXH3 of what follows. It protects
-//! it from end to end: TCP's own checksum has 16 bits, and devices on the way compute it anew. `parity` tells a header that was changed on the way from one that
+//! it from end to end: TCP's own checksum has 16 bits, and devices on the way recompute it. `parity` tells a header that was changed on the way from one that
 //! its sender meant.
 
 use crate::call::{Call, CallWords};

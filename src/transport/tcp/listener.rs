@@ -42,6 +42,10 @@ impl Listener {
             socket.set_only_v6(true)?;
         }
         socket.set_nonblocking(true)?;
+        if address.port() != 0 {
+            // Links that a listener accepted before, and closed ones for a minute, have its port.
+            socket.set_reuse_address(true)?;
+        }
         socket.bind(&address.into())?;
         // All higher ranks connect at once. The kernel lowers the backlog to its limit.
         socket.listen(4096)?;

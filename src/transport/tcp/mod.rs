@@ -129,7 +129,7 @@ impl Tcp {
         fault: &Fault,
     ) -> Result<Self> {
         let sockets = connect::connect_all(listener, me, peers, key, options, deadline, fault)?;
-        let LinkOptions { sockets_per_link, is_encrypted } = options;
+        let LinkOptions { sockets_per_link, is_encrypted, .. } = options;
         let mut links = Vec::with_capacity(peers.len());
         let mut link_of_rank = vec![None; peers.iter().map(|(peer, _)| peer + 1).max().unwrap_or(0)];
         for ((peer, addresses), sockets) in peers.iter().zip(sockets) {

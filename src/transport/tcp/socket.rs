@@ -10,19 +10,22 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 /// Encrypted bytes that one system call reads at most.
 const CHUNK: usize = 128 << 10;
 /// Encrypted bytes that the other end can send until it is authenticated.
 const ALLOWANCE: usize = 16 << 10;
 
-/// What all TCP links of a rank have in common. Peers must have the same.
+/// What all TCP links of a rank have in common. Peers must have the same sockets and encryption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkOptions {
     /// Number of sockets of each link, at least 1.
     pub sockets_per_link: usize,
     /// Whether the links are encrypted by TLS.
     pub is_encrypted: bool,
+    /// The time that joining may take.
+    pub connect_timeout: Duration,
 }
 
 /// The result of one send.

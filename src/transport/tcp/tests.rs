@@ -15,6 +15,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+/// No test reaches it.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
 pub(super) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Runs a test and fails if it takes more than 20 s.
@@ -39,7 +42,7 @@ pub(super) fn key(number: u64) -> impl Fn(Rank) -> SecretKey {
 
 /// A deadline that no test reaches.
 pub(super) fn deadline() -> Instant {
-    Instant::now() + Duration::from_secs(15)
+    Instant::now() + CONNECT_TIMEOUT
 }
 
 /// The transports of `ranks` ranks that are all linked to each other, by rank.
@@ -71,12 +74,12 @@ pub(super) fn listen() -> (Listener, SocketAddr) {
 
 /// Links of so many sockets that are not encrypted.
 pub(super) fn plain(sockets_per_link: usize) -> LinkOptions {
-    LinkOptions { sockets_per_link, is_encrypted: false }
+    LinkOptions { sockets_per_link, is_encrypted: false, connect_timeout: CONNECT_TIMEOUT }
 }
 
 /// Links of so many sockets that are encrypted.
 pub(super) fn encrypted(sockets_per_link: usize) -> LinkOptions {
-    LinkOptions { sockets_per_link, is_encrypted: true }
+    LinkOptions { is_encrypted: true, ..plain(sockets_per_link) }
 }
 
 fn pair(sockets: usize) -> (Tcp, Tcp) {

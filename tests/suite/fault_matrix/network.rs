@@ -104,6 +104,15 @@ impl Network {
         command
     }
 
+    /// Gives each node an address that the switch has already, so that no socket can have it.
+    pub fn add_duplicate_address(&self) {
+        ip(&["-n", &self.switch()], ["addr add fd00::7/64 dev bridge nodad".to_owned()]);
+        for rank in 0..self.ranks {
+            let address = format!("addr add fd00::7/64 dev {}", Self::INTERFACE);
+            ip(&["-n", &self.node(rank)], [address]);
+        }
+    }
+
     /// Connects the ranks by a second network, of 198.19.0.0/24, over [`DATA_INTERFACE`](Self::DATA_INTERFACE).
     pub fn add_data_network(&self) {
         let interface = Self::DATA_INTERFACE;

@@ -5,6 +5,8 @@ use super::super::handshake::PROOF;
 use super::super::tests::{LOOPBACK, deadline, key, listen, plain, with_timeout};
 use super::acceptance::HANDSHAKE_TIMEOUT;
 use super::*;
+use crate::config::ListeningPorts;
+use crate::test_port::free_port;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread::{self, JoinHandle};
@@ -183,6 +185,76 @@ fn addresses_that_do_not_lead_to_the_peer_are_passed_over() {
     });
 }
 
+/// Its listener accepts long before it takes part.
+#[test]
+fn a_late_peer_with_several_addresses_is_waited_for_at_the_first() {
+    with_timeout(|| {
+        let zero = Listener::bind(&[LOOPBACK; 3], None).expect("listeners on loopback");
+        let addresses = zero.endpoints();
+        let (one, one_at) = listen();
+        let options = LinkOptions { connect_timeout: Duration::from_secs(60), ..plain(1) };
+        let one = thread::spawn(move || {
+            let fault = Fault::new();
+            Tcp::connect(one, 1, &[(0, addresses)], &key(7), options, deadline(), &fault)
+        });
+        thread::sleep(FIRST_ATTEMPT * 3 / 2);
+        let cause = zero.sockets[1].accept().expect_err("the first one has accepted");
+        assert_eq!(cause.kind(), io::ErrorKind::WouldBlock);
+        let zero = connecting(zero, 0, (1, one_at), 7, 1, deadline());
+        for rank in [zero, one] {
+            rank.join().expect("no panic").expect("linked");
+        }
+    });
+}
+
+/// The acceptor may count the connection as established already.
+#[test]
+fn a_connection_to_a_proved_peer_is_kept_however_long_it_takes() {
+    with_timeout(|| {
+        let [zero, other] = [(); 2].map(|()| TcpListener::bind((LOOPBACK, 0)).expect("a listener"));
+        let addresses = [&zero, &other].map(|listener| listener.local_addr().expect("bound")).to_vec();
+        let limit = 2 * FIRST_ATTEMPT;
+        let options = LinkOptions { connect_timeout: 4 * limit, ..plain(1) };
+        let one = thread::spawn(move || {
+            let fault = Fault::new();
+            Tcp::connect(listen().0, 1, &[(0, addresses)], &key(7), options, deadline(), &fault)
+        });
+        let (mut socket, _) = zero.accept().expect("a connection");
+        let (mut hello, mut proof) = ([0; HELLO], [0; PROOF]);
+        socket.read_exact(&mut hello).expect("a hello");
+        let challenge = handshake::challenge(&key(7)(1), &hello, 1, [0; 16], &[]);
+        socket.write_all(&challenge).expect("sent");
+        socket.read_exact(&mut proof).expect("a proof");
+        thread::sleep(limit + FIRST_ATTEMPT / 2);
+        socket.write_all(&handshake::ACCEPTED).expect("sent");
+        one.join().expect("no panic").expect("linked by the first connection");
+    });
+}
+
+#[test]
+fn each_address_is_tried_before_joining_fails() {
+    with_timeout(|| {
+        let ((zero, zero_at), (one, one_at)) = (listen(), listen());
+        // Its queue is full, so that the kernel does not answer.
+        let full =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+        full.bind(&SocketAddr::new(LOOPBACK, 0).into()).expect("a port");
+        full.listen(0).expect("listening");
+        let full_at = full.local_addr().expect("bound").as_socket().expect("an address");
+        let _waiting = TcpStream::connect(full_at).expect("the queue has one place");
+        // The quarter of the time-out is shorter than the attempt at the first address.
+        let options = LinkOptions { connect_timeout: FIRST_ATTEMPT, ..plain(1) };
+        let zero = connecting(zero, 0, (1, one_at), 7, 1, deadline());
+        let one = thread::spawn(move || {
+            let fault = Fault::new();
+            Tcp::connect(one, 1, &[(0, vec![full_at, zero_at])], &key(7), options, deadline(), &fault)
+        });
+        for rank in [zero, one] {
+            rank.join().expect("no panic").expect("linked");
+        }
+    });
+}
+
 #[test]
 fn a_peer_that_no_address_leads_to_is_named_before_the_deadline() {
     with_timeout(|| {
@@ -229,6 +301,27 @@ fn an_address_that_cannot_be_listened_on_is_named() {
     assert_eq!(error.kind(), ErrorKind::System);
     assert!(error.message().contains("192.0.2.1"), "{error}");
     assert_eq!(Listener::bind(&[], None).expect_err("no address").kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn a_port_of_the_range_is_used_in_spite_of_links_that_a_listener_accepted_there() {
+    let port = free_port();
+    let range = Some(ListeningPorts { first: port, last: port });
+    let bind = || Listener::bind(&[LOOPBACK], range).expect("the port is free");
+    let listener = bind();
+    let [socket] = &listener.sockets[..] else { panic!("one address") };
+    socket.set_nonblocking(false).expect("an option");
+    let link = || {
+        let initiator = TcpStream::connect(listener.endpoints[0]).expect("listening");
+        (socket.accept().expect("a connection").0, initiator)
+    };
+    // The end that is closed first keeps its port for a minute.
+    let (closed, live) = (link(), link());
+    drop(closed.0);
+    drop(closed.1);
+    drop(listener);
+    bind();
+    drop(live);
 }
 
 /// The strangers know everything that is public about the job: which rank connects to which, and the settings.

@@ -1,4 +1,4 @@
-//! What a network device changes on the way, with the checksums of TCP and IP computed anew.
+//! What a network device changes on the way, with the checksums of TCP and IP computed again.
 
 use super::super::handshake::{HELLO, PROOF};
 use super::*;
