@@ -635,7 +635,7 @@ fn a_rank_that_cannot_join_tells_the_others_why() {
     let outcome = run.execute(&name, 0);
     assert!(outcome.reached && outcome.wrong.is_empty(), "{}", outcome.wrong);
     for log in &outcome.logs {
-        let cause = log.lines().find(|line| line.contains("System: rank 1: cannot open the socket"));
+        let cause = log.lines().find(|line| line.contains("System: rank 1: cannot create shared memory"));
         assert!(cause.is_some_and(|line| line.contains("Too many open files")), "{log}");
     }
 }

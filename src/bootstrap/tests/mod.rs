@@ -205,13 +205,19 @@ fn join_as(header: &HelloHeader, params: &HelloParams, rendezvous: &RendezvousPo
 
 /// A world of `size` whose last rank is a bare control connection with an invented process.
 fn world_with_fake_peer(size: usize) -> (Vec<TestRank>, FramedStream) {
+    world_with_heartbeat(size, config().heartbeat)
+}
+
+/// [`world_with_fake_peer`] with another interval between heartbeats.
+fn world_with_heartbeat(size: usize, heartbeat: Duration) -> (Vec<TestRank>, FramedStream) {
     let rendezvous = address_of(free_port());
     thread::scope(|scope| {
         let fake_peer = scope.spawn(|| {
             let (header, params) = hello_of(size - 1, size);
+            let params = HelloParams { heartbeat, ..params };
             join_as(&header, &params, &rendezvous).expect("welcome").stream
         });
-        let members = join_ranks(0..size - 1, size, &rendezvous, &config());
+        let members = join_ranks(0..size - 1, size, &rendezvous, &Config { heartbeat, ..config() });
         (members, fake_peer.join().expect("welcome"))
     })
 }
