@@ -48,6 +48,7 @@ impl End {
         let deadline = Instant::now() + Duration::from_secs(10);
         let key = SecretKey::from_parts("benchmark", &[]);
         let options = LinkOptions {
+            connect_timeout: Duration::from_secs(10),
             sockets_per_link: sockets,
             is_encrypted: std::env::args().any(|argument| argument == "--tls"),
         };

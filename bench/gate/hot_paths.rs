@@ -247,7 +247,11 @@ impl TcpPair {
         let [first, second] = [0, 1].map(|rank: usize| listeners[rank].endpoints()[0]);
         let connect = |me: usize, listener, address| {
             let key = SecretKey::from_parts("benchmark", &[]);
-            let options = LinkOptions { sockets_per_link: 1, is_encrypted: false };
+            let options = LinkOptions {
+                connect_timeout: Duration::from_secs(10),
+                sockets_per_link: 1,
+                is_encrypted: false,
+            };
             let deadline = Instant::now() + Duration::from_secs(60);
             let peers = [(1 - me, address)];
             Tcp::connect(listener, me, &peers, &|_| key.clone(), options, deadline, &Fault::new())
