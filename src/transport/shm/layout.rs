@@ -87,7 +87,7 @@ impl ArenaLayout {
         Self { start: 0, neighbours, small, slots, slot_bytes, gpu_slots: slots, gpu_slot_bytes }
     }
 
-    /// The same layout for a node without GPUs.
+    /// This layout without the memory of GPUs.
     #[must_use]
     pub const fn without_gpus(self) -> Self {
         Self { gpu_slots: 0, ..self }
