@@ -1,0 +1,120 @@
+// The memory that the ranks of a node share for collectives which their kernels run themselves. The host's side of this layout is
+// src/device/cuda/collective/layout.rs. Includes nothing, because NVRTC has no headers.
+//
+// A rank's memory on its GPU is one allocation, which the other ranks of the node map: a CollectiveState, then the inboxes
+// Packet[2][ranks][short_bytes / 8], then the stages: input and output stages, each char[kMostSlices][2][kStageBytes].
+#pragma once
+
+namespace flexring {
+
+// Ranks of a node that kernels can connect.
+constexpr int kMostRanks = 16;
+// Slices of a call: its parts, each of which one CTA runs from beginning to end.
+constexpr int kMostSlices = 64;
+// Bytes of a stage: what a slice moves in one round.
+constexpr int kStageBytes = 65536;
+// 64-bit words that describe a call to the other ranks.
+constexpr int kCallWords = 4;
+// How a call moves its data.
+constexpr unsigned int kShort = 0;
+constexpr unsigned int kStaged = 1;
+// Why a kernel left without having completed its call.
+constexpr unsigned int kNoFailure = 0;
+// Another rank makes another call: `failed_rank` and `their_words` say which.
+constexpr unsigned int kMismatch = 1;
+// Another kernel of this communicator was running.
+constexpr unsigned int kOverlap = 2;
+// The communicator has ended, or an earlier call failed.
+constexpr unsigned int kClosed = 3;
+// The host wanted it to leave.
+constexpr unsigned int kAbandoned = 4;
+// What a kernel waits for.
+constexpr unsigned int kWaitEntry = 1;
+constexpr unsigned int kWaitData = 2;
+constexpr unsigned int kWaitReady = 3;
+constexpr unsigned int kWaitDone = 4;
+
+// 8 bytes of data in two halves. Each half has 32 bits of data, and above them the flag of its call, so that 8 bytes that arrive
+// together are all that is needed: no fence, no count. The flag of call number `epoch` is 1 << 31 | (epoch & 0x7fffffff).
+struct alignas(16) Packet {
+    unsigned long long half[2];
+};
+
+// In GPU memory, and zero before the first launch but for `peers`.
+struct CollectiveState {
+    // Used by this rank's kernels alone. The launch that runs, as its parameters name it; 0 if none does.
+    unsigned long long owner;
+    // The number of the last call that was completed.
+    unsigned long long epoch;
+    // The next slice to be taken, and the number of CTAs that have left.
+    unsigned int ticket;
+    unsigned int left;
+    // Set by a kernel that fails, so that its other CTAs leave.
+    unsigned int stopped;
+    // Set by the host or after a failure: every later kernel leaves.
+    unsigned int closed;
+    // By rank, this rank included: where this GPU maps its state. Written by the host before the first launch.
+    CollectiveState* peers[kMostRanks];
+
+    // Written by the other ranks, each in its own place. By parity of the call, slice and rank: the hash of its call.
+    alignas(128) Packet entry[2][kMostSlices][kMostRanks];
+    // By parity and rank: the words of its call, for the message of a mismatch.
+    Packet words[2][kMostRanks][kCallWords];
+    // By slice and rank: epoch << 24 | the rounds of that call that are staged, and that are complete. Only grow.
+    alignas(128) unsigned long long ready[kMostSlices][kMostRanks];
+    alignas(128) unsigned long long done[kMostSlices][kMostRanks];
+};
+
+// In pinned host memory.
+struct CollectiveStatus {
+    // Written by kernels. What a kernel has waited for during the last millisecond or longer: the number of the call and
+    // slice << 32 | kind of wait << 16 | rank. The kernel writes `waiting_epoch` last, and 0 there when the wait is over.
+    unsigned long long waiting_for;
+    unsigned long long waiting_epoch;
+    // The first failure. `failure` is written last.
+    unsigned long long failed_rank;
+    unsigned long long failed_epoch;
+    unsigned long long their_words[kCallWords];
+    unsigned long long failure;
+    // Written by the host: every kernel leaves.
+    alignas(128) unsigned long long aborted;
+};
+
+// The parameter of every kernel of collective.cu. A call is described by blocks of equal length: which ranks this one sends a block
+// to, where the blocks begin, and which ranks' blocks it receives.
+struct CollectiveParameters {
+    CollectiveState* state;
+    CollectiveStatus* status;
+    // Not 0, and of no other launch that may run at the same time.
+    unsigned long long launch;
+    // Of what all ranks must have equal: the words. Both are sent to all ranks.
+    unsigned long long hash;
+    unsigned long long words[kCallWords];
+    const void* input;
+    void* output;
+    // Multiplies this rank's elements, rounded to their type, if `scales`.
+    double factor;
+    // Elements of a block.
+    unsigned long long count;
+    // By rank, in bits: who gets a block of the input, and whose blocks go into the output. This rank included.
+    unsigned int sends;
+    unsigned int receives;
+    // Bytes from the block for one rank to that for the next in the input, and of the blocks of ranks in the output. 0 if all
+    // are the same block. Blocks received are reduced, in the order of ranks, if `reduces`, and then have one place.
+    unsigned long long send_stride;
+    unsigned long long receive_stride;
+    unsigned int reduces;
+    // How elements are combined, as in Descriptor; the number of ranks to divide the result by, 0 and 1 mean none.
+    unsigned int operation;
+    unsigned int divide;
+    unsigned int scales;
+    unsigned int rank;
+    unsigned int ranks;
+    // kShort or kStaged; and the number of slices: functions of the call alone.
+    unsigned int path;
+    unsigned int slices;
+    // Bytes of a block that an inbox has room for.
+    unsigned int short_bytes;
+};
+
+}  // namespace flexring
