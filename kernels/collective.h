@@ -76,6 +76,8 @@ struct CollectiveStatus {
     unsigned long long failed_epoch;
     unsigned long long their_words[kCallWords];
     unsigned long long failure;
+    // The launch that was completed last, of those that report it. Written by the last CTA to leave.
+    unsigned long long completed;
     // Written by the host: every kernel leaves.
     alignas(128) unsigned long long aborted;
 };
@@ -115,6 +117,8 @@ struct CollectiveParameters {
     unsigned int slices;
     // Bytes of a block that an inbox has room for.
     unsigned int short_bytes;
+    // Whether the last CTA to leave writes `launch` to `completed`, after the result.
+    unsigned int reports;
 };
 
 }  // namespace flexring
