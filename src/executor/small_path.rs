@@ -130,8 +130,8 @@ impl SmallPath {
             self.list_messages(&layout, received.clone());
             self.mailbox.post();
             reach(FaultPoint::SmallPosted);
-            // The first look comes before the fence in `wake_neighbours`, so that the line of this rank's post and those of the others are under way at the
-            // same time: bench/results, 2026-11-26, "short calls".
+            // The first look comes before the fence in `wake_neighbours`, so that this rank's cache line and those of the
+            // others travel at the same time (bench/results/README.md, "Short calls").
             let missing = self.first_missing(resources.rank, bound, 0);
             self.mailbox.wake_neighbours();
             self.collect(resources, bound, missing?)?;
