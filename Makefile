@@ -60,7 +60,7 @@ test:
 	@MAKE="$(MAKE)" tests/stages setup test-cust test-build -- test-rust test-gpu test-verbs test-loom
 
 # A release build, ten times as many cases of property tests, all scenarios of the virtual machines, C programs under valgrind, and fuzzing.
-# Results: tests/README.md.
+# The last results are in docs/status.md.
 test-long:
 	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-loom test-gpu test-verbs-long test-valgrind test-wheel test-torch fuzz
 

@@ -4,7 +4,7 @@
     bench/gate/gate.py             fails if a count differs from the committed one by more than 3 %
     bench/gate/gate.py --update    writes the counts of this run to baseline.json
 
-A difference is explained in CHANGELOG.md, and committed with the new counts. Counts depend on the compiler and the C library,
+Explain a difference in the message of the commit that has the new counts. Counts depend on the compiler and the C library,
 too: after a change of these, run the commit before it with --update first. hot_paths.rs says what is counted. Needs valgrind;
 installs gungraun-runner in target/gungraun.
 """
@@ -98,7 +98,7 @@ def main():
     if failed:
         sys.exit(
             f"error: more than {TOLERANCE:.0%} from the committed counts: {', '.join(failed)}\n"
-            "explain the change in CHANGELOG.md, and commit the new counts: bench/gate/gate.py --update"
+            "commit the new counts (bench/gate/gate.py --update), and explain the change in the commit's message"
         )
 
 
