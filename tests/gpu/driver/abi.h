@@ -24,6 +24,7 @@ enum CUresult : unsigned {
     CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
     CUDA_ERROR_OPERATING_SYSTEM = 304,
     CUDA_ERROR_INVALID_HANDLE = 400,
+    CUDA_ERROR_ILLEGAL_STATE = 401,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_ILLEGAL_ADDRESS = 700,
@@ -38,8 +39,12 @@ enum CUresult : unsigned {
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+    CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
+    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
     CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
     CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
+    CUDA_ERROR_CAPTURED_EVENT = 907,
     CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
     CUDA_ERROR_UNKNOWN = 999,
 };
@@ -52,6 +57,10 @@ using CUfunction = struct CUfunc_st*;
 using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
 using CUmemoryPool = struct CUmemPoolHandle_st*;
+using CUgraph = struct CUgraph_st*;
+using CUgraphNode = struct CUgraphNode_st*;
+using CUgraphExec = struct CUgraphExec_st*;
+using CUuserObject = struct CUuserObject_st*;
 using CUhostFn = void (*)(void*);
 using CUoccupancyB2DSize = size_t (*)(int);
 
@@ -78,6 +87,17 @@ struct CUlaunchConfig {
 };
 static_assert(sizeof(CUlaunchAttribute) == 72 && sizeof(CUlaunchConfig) == 56, "the layout of cuda.h");
 
+struct CUgraphEdgeData {
+    unsigned char from_port, to_port, type;
+    char reserved[5];
+};
+struct CUgraphInstantiateParams {
+    unsigned long long flags;
+    CUstream upload;
+    CUgraphNode failed;
+    unsigned result;
+};
+
 struct CUuuid {
     char bytes[16];
 };
@@ -103,6 +123,12 @@ enum : unsigned {
     CU_STREAM_WAIT_VALUE_EQ = 1,
     CU_STREAM_WAIT_VALUE_AND = 2,
     CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER = 1,
+    CU_GRAPH_INSTANTIATE_AUTO_FREE_ON_LAUNCH = 1,
+    CU_GRAPH_INSTANTIATE_UPLOAD = 2,
+    CU_GRAPH_INSTANTIATE_DEVICE_LAUNCH = 4,
+    CU_GRAPH_INSTANTIATE_USE_NODE_PRIORITY = 8,
+    CU_GRAPH_USER_OBJECT_MOVE = 1,
+    CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
     CU_MEMORYTYPE_HOST = 1,
     CU_MEMORYTYPE_DEVICE = 2,
 };
@@ -110,6 +136,13 @@ enum : unsigned {
 // Special stream handles: the legacy default stream, and the per-thread default stream.
 inline const CUstream CU_STREAM_LEGACY = reinterpret_cast<CUstream>(1);
 inline const CUstream CU_STREAM_PER_THREAD = reinterpret_cast<CUstream>(2);
+
+enum CUgraphNodeType : int {
+    CU_GRAPH_NODE_TYPE_KERNEL = 0,
+    CU_GRAPH_NODE_TYPE_MEMCPY = 1,
+    CU_GRAPH_NODE_TYPE_MEMSET = 2,
+    CU_GRAPH_NODE_TYPE_HOST = 3,
+};
 
 enum CUdevice_attribute : int {
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 1,

@@ -80,7 +80,7 @@ CUresult copy(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, Side
 
     // Pageable memory is copied to a staging buffer at once, and may reach the GPU after the return.
     std::shared_ptr<std::vector<char>> staged;
-    if (from_pageable && to_device) {
+    if (from_pageable && to_device && !stream.sequence) {
         if (when == When::Now) await(lock, stream.last, name);
         const char* bytes_there = reinterpret_cast<const char*>(from);
         staged = std::make_shared<std::vector<char>>(bytes_there, bytes_there + bytes);
@@ -101,7 +101,7 @@ CUresult copy(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, Side
                                                    : to_device && (from_device || staged != nullptr);
     const bool waits = !may_return || synchronous(to) || synchronous(from);
     PointRef done = submit(stream, name, run);
-    if (!waits) return CUDA_SUCCESS;
+    if (!waits || stream.sequence) return CUDA_SUCCESS;
     await(lock, done, name);
     return stream.context->error;
 }
@@ -114,9 +114,12 @@ CUresult copy_now(const char* name, CUdeviceptr to, Side to_side, CUdeviceptr fr
 
 CUresult copy_in(const char* name, CUstream handle, CUdeviceptr to, Side to_side, CUdeviceptr from, Side from_side,
                  size_t bytes) {
-    return in_stream(name, handle, [&](Stream& stream, Lock& lock) {
-        return copy(name, stream, lock, to, to_side, from, from_side, bytes, When::InStream);
-    });
+    return in_stream(
+        name, handle,
+        [&](Stream& stream, Lock& lock) {
+            return copy(name, stream, lock, to, to_side, from, from_side, bytes, When::InStream);
+        },
+        InCapture::Recorded);
 }
 
 CUresult fill(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, unsigned char value, size_t bytes,
@@ -134,7 +137,7 @@ CUresult fill(const char* name, Stream& stream, Lock& lock, CUdeviceptr to, unsi
     });
     // Even the form without a stream is asynchronous, unless the host can access the memory.
     const bool visible = when == When::Now && !range->on_device();
-    if (!visible && !range->sync_memops) return CUDA_SUCCESS;
+    if (stream.sequence || (!visible && !range->sync_memops)) return CUDA_SUCCESS;
     await(lock, done, name);
     return stream.context->error;
 }
@@ -171,10 +174,13 @@ SIMCUDA_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, s
 SIMCUDA_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                                           CUcontext from_context, size_t bytes, CUstream handle) {
     const char* name = __func__;
-    return in_stream(name, handle, [&](Stream& stream, Lock& lock) {
-        if (!world().context(to_context) || !world().context(from_context)) return CUDA_ERROR_INVALID_CONTEXT;
-        return copy(name, stream, lock, to, Side::Device, from, Side::Device, bytes, When::InStream);
-    });
+    return in_stream(
+        name, handle,
+        [&](Stream& stream, Lock& lock) {
+            if (!world().context(to_context) || !world().context(from_context)) return CUDA_ERROR_INVALID_CONTEXT;
+            return copy(name, stream, lock, to, Side::Device, from, Side::Device, bytes, When::InStream);
+        },
+        InCapture::Recorded);
 }
 
 SIMCUDA_EXPORT CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes) {
@@ -184,7 +190,8 @@ SIMCUDA_EXPORT CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_
 }
 SIMCUDA_EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream handle) {
     const char* name = __func__;
-    return in_stream(name, handle, [&](Stream& stream, Lock& lock) {
-        return fill(name, stream, lock, to, value, bytes, When::InStream);
-    });
+    return in_stream(
+        name, handle,
+        [&](Stream& stream, Lock& lock) { return fill(name, stream, lock, to, value, bytes, When::InStream); },
+        InCapture::Recorded);
 }

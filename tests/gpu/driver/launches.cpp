@@ -51,7 +51,9 @@ CUresult launch_in(Stream& stream, Lock& lock, const char* name, CUfunction func
     const bool addressed = launch.parameters.gpu && launch.parameters.host;
     if (launch.parameters.call != 0 && !addressed) die(name, "the kernel of a call has no control words");
     found->second.load(lock, name);
-    submit(stream, name, [launch](Stream& stream) { return run_kernel(stream, launch); });
+    auto run = [launch](Stream& stream) { return run_kernel(stream, launch); };
+    if (stream.sequence) record(stream, name, run, function);
+    else submit(stream, name, run);
     return CUDA_SUCCESS;
 }
 
@@ -141,21 +143,27 @@ SIMCUDA_EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int* grid, int* block, 
 SIMCUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                                        CUstream handle, void** parameters, void** extra) {
-    return in_stream(__func__, handle, [&](Stream& stream, Lock& lock) {
-        return launch_in(stream, lock, "cuLaunchKernel", function, {grid_x, grid_y, grid_z, block_x, block_y, block_z}, shared,
-                         parameters, extra);
-    });
+    return in_stream(
+        __func__, handle,
+        [&](Stream& stream, Lock& lock) {
+            return launch_in(stream, lock, "cuLaunchKernel", function,
+                             {grid_x, grid_y, grid_z, block_x, block_y, block_z}, shared, parameters, extra);
+        },
+        InCapture::Recorded);
 }
 
 SIMCUDA_EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
     if (!config) return in_context(__func__, [](Context&, Lock&) { return CUDA_ERROR_INVALID_VALUE; });
-    return in_stream(__func__, config->stream, [&](Stream& stream, Lock& lock) {
-        if (config->count && !config->attributes) return CUDA_ERROR_INVALID_VALUE;
-        for (unsigned nth = 0; nth < config->count; ++nth) {
-            if (!accepts(config->attributes[nth])) return CUDA_ERROR_INVALID_VALUE;
-        }
-        const std::array<unsigned, 6> shape = {config->grid[0],  config->grid[1],  config->grid[2],
-                                               config->block[0], config->block[1], config->block[2]};
-        return launch_in(stream, lock, "cuLaunchKernelEx", function, shape, config->shared, parameters, extra);
-    });
+    return in_stream(
+        __func__, config->stream,
+        [&](Stream& stream, Lock& lock) {
+            if (config->count && !config->attributes) return CUDA_ERROR_INVALID_VALUE;
+            for (unsigned nth = 0; nth < config->count; ++nth) {
+                if (!accepts(config->attributes[nth])) return CUDA_ERROR_INVALID_VALUE;
+            }
+            const std::array<unsigned, 6> shape = {config->grid[0],  config->grid[1],  config->grid[2],
+                                                   config->block[0], config->block[1], config->block[2]};
+            return launch_in(stream, lock, "cuLaunchKernelEx", function, shape, config->shared, parameters, extra);
+        },
+        InCapture::Recorded);
 }

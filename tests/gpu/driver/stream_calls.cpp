@@ -23,6 +23,7 @@ CUresult create(const char* name, CUstream* out, unsigned flags, int priority) {
         // Priorities are clamped to the range.
         auto stream = std::make_shared<Stream>(handle, &context, flags, std::clamp(priority, -5, 0), false);
         if (!stream->start()) return CUDA_ERROR_OUT_OF_MEMORY;
+        stream->connection = context.connections_used++ % settings().connections;
         context.streams.push_back(stream);
         world().streams[handle] = stream;
         *out = handle;
@@ -41,9 +42,14 @@ CUresult about(const char* name, CUstream handle, Body body) {
     });
 }
 
-bool capturing(Stream& stream) {
-    if (stream.capture != Capture::None) stream.capture = Capture::Invalidated;
-    return stream.capture != Capture::None;
+// Whether a function that needs the state of a stream must fail because of a capture, which it invalidates.
+CUresult refuse_capturing(Stream& stream) {
+    if (stream.legacy) {
+        return invalidate_captures_behind_legacy(*stream.context) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+    }
+    if (!stream.sequence) return CUDA_SUCCESS;
+    stream.sequence->valid = false;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 // CUDA's comparison of a word in memory with a value.
@@ -126,6 +132,7 @@ SIMCUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
         Context& context = *stream->context;
         Holds holds(context, lock, "cuStreamDestroy_v2");
         if (!world().streams.count(handle)) return CUDA_ERROR_INVALID_HANDLE;
+        abandon_capture(*stream);
         stream->closing = true;
         stream->arrived.notify_all();
         context.streams.erase(std::find(context.streams.begin(), context.streams.end(), stream));
@@ -139,7 +146,7 @@ SIMCUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
 
 SIMCUDA_EXPORT CUresult cuStreamQuery(CUstream handle) {
     return about(__func__, handle, [](const StreamRef& stream, Lock&) {
-        if (capturing(*stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        if (CUresult code = refuse_capturing(*stream); code != CUDA_SUCCESS) return code;
         if (stream->context->error != CUDA_SUCCESS) return stream->context->error;
         return stream->last->reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     });
@@ -151,7 +158,7 @@ SIMCUDA_EXPORT CUresult cuStreamSynchronize(CUstream handle) {
         if (handle == CU_STREAM_PER_THREAD) return CUDA_ERROR_NOT_SUPPORTED;
         StreamRef stream = any_stream(context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (capturing(*stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        if (CUresult code = refuse_capturing(*stream); code != CUDA_SUCCESS) return code;
         synchronize(context, lock, name, [&] { await(lock, stream->last, name); });
         return stream->context->error;
     });
@@ -161,7 +168,7 @@ SIMCUDA_EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext* out) {
     return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
         if (!out) return CUDA_ERROR_INVALID_VALUE;
         // As driver 580.159.04 does on an H200.
-        if (stream->capture == Capture::Invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (status_of(*stream) == Capture::Invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         *out = stream->context->handle;
         return CUDA_SUCCESS;
     });
@@ -191,49 +198,13 @@ SIMCUDA_EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
     });
 }
 
-SIMCUDA_EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
-    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
-        if (mode < 0 || mode > 2) return CUDA_ERROR_INVALID_VALUE;
-        if (stream->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        if (stream->capture != Capture::None) return CUDA_ERROR_INVALID_VALUE;
-        stream->capture = Capture::Active;
-        stream->capture_mode = static_cast<CaptureMode>(mode);
-        stream->capturer = std::this_thread::get_id();
-        return CUDA_SUCCESS;
-    });
-}
-
-SIMCUDA_EXPORT CUresult cuStreamEndCapture(CUstream handle, void** graph) {
-    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
-        if (!graph || stream->capture == Capture::None) return CUDA_ERROR_INVALID_VALUE;
-        const bool here = stream->capturer == std::this_thread::get_id();
-        if (!here && stream->capture_mode != CaptureMode::Relaxed) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-        const bool spoilt = stream->capture == Capture::Invalidated;
-        stream->capture = Capture::None;
-        *graph = nullptr;
-        return spoilt ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-    });
-}
-
-SIMCUDA_EXPORT CUresult cuStreamIsCapturing(CUstream handle, int* status) {
-    return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
-        if (!status) return CUDA_ERROR_INVALID_VALUE;
-        *status = static_cast<int>(stream->capture);
-        return CUDA_SUCCESS;
-    });
-}
-
 SIMCUDA_EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
     return about(__func__, handle, [&](const StreamRef& stream, Lock& lock) {
         const EventRef found = world().event(event);
         if (!found) return CUDA_ERROR_INVALID_HANDLE;
         if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-        if (stream->capture == Capture::Invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-        if (stream->capture != Capture::None) {
-            // The event was recorded outside of the capture, because captures record nothing here.
-            stream->capture = Capture::Invalidated;
-            return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-        }
+        if (stream->sequence || found->sequence) return wait_in_capture(*stream, *found);
+        if (CUresult code = refuse_capturing(*stream); code != CUDA_SUCCESS) return code;
         // The current record counts; later records do not.
         make_room(lock, *stream, "cuStreamWaitEvent");
         if (PointRef point = found->point) submit(*stream, "cuStreamWaitEvent", nullptr, {point});
@@ -247,7 +218,7 @@ SIMCUDA_EXPORT CUresult cuEventCreate(CUevent* out, unsigned flags) {
         if (!out || flags & ~all) return CUDA_ERROR_INVALID_VALUE;
         if (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
         const auto handle = static_cast<CUevent>(world().memory->handle());
-        world().events[handle] = std::make_shared<Event>(Event{handle, &context, flags, nullptr});
+        world().events[handle] = std::make_shared<Event>(Event{handle, &context, flags, nullptr, nullptr, {}});
         *out = handle;
         return CUDA_SUCCESS;
     });
@@ -260,10 +231,12 @@ SIMCUDA_EXPORT CUresult cuEventRecord(CUevent event, CUstream handle) {
         StreamRef stream = world().stream(context, handle);
         const EventRef found = world().event(event);
         if (!stream || !found || found->context != &context) return CUDA_ERROR_INVALID_HANDLE;
-        // A capture takes the record in; the event stays as it is.
-        if (stream->capture == Capture::Active) return CUDA_SUCCESS;
-        if (stream->capture == Capture::Invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (status_of(*stream) == Capture::Invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         if (stream->legacy && invalidate_captures_behind_legacy(context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        found->sequence = stream->sequence;
+        found->captured = stream->frontier;
+        found->point = nullptr;
+        if (stream->sequence) return CUDA_SUCCESS;
         make_room(lock, *stream, name);
         found->point = submit(*stream, name, nullptr);
         return CUDA_SUCCESS;
@@ -274,6 +247,7 @@ SIMCUDA_EXPORT CUresult cuEventQuery(CUevent event) {
     return in_context(__func__, [&](Context&, Lock&) {
         const EventRef found = world().event(event);
         if (!found) return CUDA_ERROR_INVALID_HANDLE;
+        if (found->sequence) return refuse_captured(*found);
         if (found->context->error != CUDA_SUCCESS) return found->context->error;
         return !found->point || found->point->reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     });
@@ -284,6 +258,7 @@ SIMCUDA_EXPORT CUresult cuEventSynchronize(CUevent event) {
     return in_context(name, [&](Context& context, Lock& lock) {
         const EventRef found = world().event(event);
         if (!found) return CUDA_ERROR_INVALID_HANDLE;
+        if (found->sequence) return refuse_captured(*found);
         if (PointRef point = found->point) synchronize(context, lock, name, [&] { await(lock, point, name); });
         return found->context->error;
     });
@@ -293,6 +268,8 @@ SIMCUDA_EXPORT CUresult cuEventElapsedTime(float* milliseconds, CUevent from, CU
     return in_context(__func__, [&](Context&, Lock&) {
         const EventRef first = world().event(from), second = world().event(to);
         if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+        if (first && first->sequence) return refuse_captured(*first);
+        if (second && second->sequence) return refuse_captured(*second);
         if (!first || !second || !first->point || !second->point) return CUDA_ERROR_INVALID_HANDLE;
         if ((first->flags | second->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
         if (!first->point->reached || !second->point->reached) return CUDA_ERROR_NOT_READY;
@@ -325,12 +302,15 @@ SIMCUDA_EXPORT CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr add
 }
 
 SIMCUDA_EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
-    return in_stream(__func__, handle, [&](Stream& stream, Lock&) {
-        if (!function) return CUDA_ERROR_INVALID_VALUE;
-        submit_wait(stream, "cuLaunchHostFunc", [=](Stream& stream) {
-            stream.context->host_thread.run(stream, function, data);
+    return in_stream(
+        __func__, handle,
+        [&](Stream& stream, Lock&) {
+            if (!function) return CUDA_ERROR_INVALID_VALUE;
+            submit_wait(stream, "cuLaunchHostFunc", [=](Stream& stream) {
+                stream.context->host_thread.run(stream, function, data);
+                return CUDA_SUCCESS;
+            });
             return CUDA_SUCCESS;
-        });
-        return CUDA_SUCCESS;
-    });
+        },
+        InCapture::Recorded);
 }

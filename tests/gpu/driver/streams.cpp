@@ -60,8 +60,7 @@ void reach_point(const PointRef& point) {
 
 Stream::Stream(CUstream handle, Context* context, unsigned flags, int priority, bool legacy)
     : handle(handle), context(context), flags(flags), priority(priority), legacy(legacy),
-      id(++world().streams_made), last(std::make_shared<Point>()), random(settings().seed * 1000003 + id),
-      connection(context->streams_made++ % settings().connections) {
+      id(++world().streams_made), last(std::make_shared<Point>()), random(settings().seed * 1000003 + id) {
     last->reached = true;
     // Some streams never sleep, some nearly always: a constant lead of one over another finds more errors than equal chances.
     sloth = static_cast<unsigned>(std::array{0, 2, 6}[random() % 3]);
@@ -108,10 +107,12 @@ void Stream::work() {
         at = nullptr;
         reach_point(next.dispatched);
         reach_point(next.done);
+        if (next.finally) next.finally();
     }
     for (const Work& left : queue) {
         reach_point(left.dispatched);
         reach_point(left.done);
+        if (left.finally) left.finally();
     }
     queue.clear();
     finished = true;
@@ -119,8 +120,15 @@ void Stream::work() {
 
 namespace {
 
+// Whether work waits in a hardware queue, and blocks it until it is done.
+enum class Queue { None, Used, Blocked };
+
 PointRef enqueue(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after,
-                 bool blocks) {
+                 Queue queue, std::function<void()> finally = nullptr) {
+    if (stream.sequence) {
+        record(stream, what, std::move(run));
+        return stream.last;
+    }
     Context& context = *stream.context;
     if (stream.legacy) {
         for (const StreamRef& other : context.all_streams()) {
@@ -129,12 +137,15 @@ PointRef enqueue(Stream& stream, const char* what, std::function<CUresult(Stream
     } else if (stream.orders_with_legacy()) {
         after.push_back(context.legacy->last);
     }
-    Work work{what, std::move(run), {}, std::make_shared<Point>(), std::make_shared<Point>(), blocks};
+    Work work{what, std::move(run), {}, std::make_shared<Point>(), std::make_shared<Point>(), queue == Queue::Blocked,
+              std::move(finally)};
     // A hardware queue starts its work in order. Its first item waits for the stream's earlier work and for events, and
     // all items behind it wait too, whatever their streams.
-    PointRef& queue = context.queues[stream.connection];
-    if (queue) after.push_back(queue);
-    queue = work.dispatched;
+    if (queue != Queue::None) {
+        PointRef& before = context.queues[stream.connection];
+        if (before) after.push_back(before);
+        before = work.dispatched;
+    }
     for (PointRef& point : after) {
         if (!point->reached) work.after.push_back(std::move(point));
     }
@@ -147,15 +158,21 @@ PointRef enqueue(Stream& stream, const char* what, std::function<CUresult(Stream
 }  // namespace
 
 PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after) {
-    return enqueue(stream, what, std::move(run), std::move(after), false);
+    return enqueue(stream, what, std::move(run), std::move(after), Queue::Used);
 }
 
 void submit_wait(Stream& stream, const char* what, std::function<CUresult(Stream&)> run) {
-    enqueue(stream, what, std::move(run), {}, true);
+    enqueue(stream, what, std::move(run), {}, Queue::Blocked);
+}
+
+PointRef submit_unqueued(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after,
+                         std::function<void()> finally) {
+    return enqueue(stream, what, std::move(run), std::move(after), Queue::None, std::move(finally));
 }
 
 void make_room(Lock& lock, const Stream& stream, const char* function) {
     constexpr size_t most = 1024;
+    if (stream.sequence) return;
     while (stream.queue.size() >= most) await(lock, stream.queue[stream.queue.size() - most].done, function);
 }
 
@@ -171,15 +188,24 @@ void await(Lock& lock, PointRef point, const char* function) {
 void HostThread::run(Stream& stream, CUhostFn function, void* data) {
     Lock lock(world().mutex);
     if (stream.cancelled || stopping_) return;
+    const PointRef done = add(function, data);
+    stream.held_by = done;
+    done->changed.wait(lock, [&] { return done->reached || stream.cancelled; });
+    stream.held_by = nullptr;
+}
+
+void HostThread::post(CUhostFn function, void* data) {
+    if (!stopping_) add(function, data);
+}
+
+PointRef HostThread::add(CUhostFn function, void* data) {
     if (!thread_.joinable() && !start_thread(thread_, [this] { work(); })) {
         die("cuLaunchHostFunc", "the system has no thread for host functions");
     }
     auto done = std::make_shared<Point>();
     jobs_.push_back({function, data, done});
     arrived_.notify_one();
-    stream.held_by = done;
-    done->changed.wait(lock, [&] { return done->reached || stream.cancelled; });
-    stream.held_by = nullptr;
+    return done;
 }
 
 void HostThread::work() {

@@ -35,6 +35,19 @@ using PointRef = std::shared_ptr<Point>;
 
 struct Stream;
 
+// Work of a graph, recorded by a capture. Complete when it is made, and shared by the graphs made from it.
+struct Node {
+    CUgraphNode handle;
+    CUgraphNodeType type;
+    // The driver function that recorded it.
+    const char* what;
+    std::function<CUresult(Stream&)> run;
+    // The function of a kernel, which must not be unloaded.
+    CUfunction kernel;
+    std::vector<std::shared_ptr<const Node>> after;
+};
+using NodeRef = std::shared_ptr<const Node>;
+
 struct Work {
     // The driver function that enqueued it.
     const char* what;
@@ -46,9 +59,9 @@ struct Work {
     // once it is done.
     PointRef dispatched;
     bool blocks = false;
+    // Called with the lock held once it is done, or was dropped.
+    std::function<void()> finally = nullptr;
 };
-
-enum class Capture { None = 0, Active = 1, Invalidated = 2 };
 
 struct Stream {
     CUstream handle;
@@ -57,10 +70,11 @@ struct Stream {
     int priority;
     // The legacy default stream, which synchronizes with all streams that are not CU_STREAM_NON_BLOCKING.
     bool legacy;
-    Capture capture = Capture::None;
-    // How it captures, and the thread that began the capture.
-    CaptureMode capture_mode = CaptureMode::Global;
-    std::thread::id capturer;
+    // While it captures: the capture, and the nodes that its next one depends on.
+    SequenceRef sequence;
+    std::vector<NodeRef> frontier;
+    // Their handles, as cuStreamGetCaptureInfo returned them.
+    std::vector<CUgraphNode> reported;
     // Unique in the process, as cuStreamGetId returns it.
     uint64_t id;
 
@@ -77,7 +91,7 @@ struct Stream {
     std::condition_variable arrived;
     std::mt19937_64 random;
     // Index of the hardware queue of its context that it uses.
-    unsigned connection;
+    unsigned connection = 0;
     // In how many of 8 cases it sleeps before work.
     unsigned sloth;
     std::thread thread;
@@ -99,8 +113,11 @@ struct Event {
     CUevent handle;
     Context* context;
     unsigned flags;
-    // The point of its last record; null before the first.
+    // The point of its last record; null before the first, and if that was captured.
     PointRef point;
+    // If its last record was captured: by what, and the nodes before it.
+    SequenceRef sequence;
+    std::vector<NodeRef> captured;
 };
 using EventRef = std::shared_ptr<Event>;
 
@@ -109,6 +126,8 @@ class HostThread {
 public:
     // Called by a stream's work: runs the function there, and waits for its end unless the stream is cancelled.
     void run(Stream& stream, CUhostFn function, void* data);
+    // Runs the function there, later.
+    void post(CUhostFn function, void* data);
     // Ends the thread. If it is inside a function and `patiently` is false, detaches it.
     void stop(Lock& lock, bool patiently);
 
@@ -118,6 +137,7 @@ private:
         void* data;
         PointRef done;
     };
+    PointRef add(CUhostFn function, void* data);
     void work();
 
     std::deque<Job> jobs_;
@@ -127,12 +147,17 @@ private:
     bool busy_ = false;
 };
 
-// Enqueues work at the end of a stream, also ordered by the rules of the legacy default stream.
+// Enqueues work at the end of a stream, also ordered by the rules of the legacy default stream. In a stream that captures, all
+// functions that enqueue record a node instead.
 PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,
                 std::vector<PointRef> after = {});
 
 // Enqueues work that waits for an external condition and so blocks later work in the stream's hardware queue.
 void submit_wait(Stream& stream, const char* what, std::function<CUresult(Stream&)> run);
+
+// Enqueues work that uses no hardware queue: work of a graph, or its end. `finally` is called with the lock held when it is over.
+PointRef submit_unqueued(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after,
+                         std::function<void()> finally = nullptr);
 
 // Blocks the calling thread until this point is reached. Ends the process with a message if that takes SIMCUDA_HANG_S
 // seconds.

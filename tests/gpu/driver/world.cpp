@@ -32,6 +32,7 @@ std::atomic<bool> forked{false};
         }
         context->host_thread.stop(lock, false);
     }
+    world.destructors.stop(lock, false);
     lock.unlock();
     for (std::thread& thread : threads) thread.join();
 }
@@ -91,7 +92,7 @@ EventRef World::event(CUevent handle) {
 }
 
 CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context, Holds& holds) {
-    if (inside_host_function()) die(name, "called from a host function, which may make no CUDA call");
+    if (inside_host_function()) die(name, "called from a host function or a destructor of a user object, which may make no CUDA call");
     if (forked) return CUDA_ERROR_NOT_INITIALIZED;
     if (running_kernels > 0 && thread_name() == "flexring-worker") {
         die(name, "called by a worker of flexring while a kernel runs, which may wait for that kernel");
@@ -151,6 +152,7 @@ std::string ContextLock::story() const {
 std::vector<StreamRef> Context::all_streams() const {
     std::vector<StreamRef> all = streams;
     all.insert(all.end(), retired.begin(), retired.end());
+    all.insert(all.end(), lanes.begin(), lanes.end());
     if (legacy) all.push_back(legacy);
     return all;
 }
@@ -197,15 +199,18 @@ void Context::destroy(Lock& lock) {
     std::vector<StreamRef> stopped = all_streams();
     for (const StreamRef& stream : stopped) {
         stream->cancel();
+        abandon_capture(*stream);
         world.streams.erase(stream->handle);
     }
     streams.clear();
     retired.clear();
+    lanes.clear();
     legacy = nullptr;
     lock.unlock();
     for (const StreamRef& stream : stopped) stream->thread.join();
     lock.lock();
     host_thread.stop(lock, true);
+    forget_graphs_of(*this);
     for (const RangeRef& range : world.memory->of(this)) world.memory->forget(range);
     auto purge = [this](auto& table, auto context_of) {
         for (auto entry = table.begin(); entry != table.end();) {
@@ -235,6 +240,8 @@ void Context::tell_leaks() const {
     report(retained, "retained context");
     report(streams.size(), "stream");
     report(count(world.events, [](const EventRef& event) { return event->context; }), "event");
+    report(count(world.graphs, [](const GraphRef& graph) { return graph->context; }), "graph");
+    report(count(world.executable_graphs, [](const ExecutableGraphRef& graph) { return graph->context; }), "executable graph");
     report(count(world.modules, [](const Module& module) { return module.context; }), "module");
     if (!world.memory) return;
     for (const RangeRef& range : world.memory->of(this)) {

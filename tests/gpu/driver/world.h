@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "graphs.h"
 #include "memory.h"
 #include "settings.h"
 #include "streams.h"
@@ -69,10 +70,13 @@ struct Context {
     std::vector<StreamRef> streams;
     // Destroyed by the program while they still have work.
     std::vector<StreamRef> retired;
+    // Streams of executable graphs.
+    std::vector<StreamRef> lanes;
     HostThread host_thread;
     // By index of a hardware queue, `dispatched` of the last work in it.
     std::array<PointRef, 32> queues;
-    unsigned streams_made = 0;
+    // The legacy stream has the first one.
+    unsigned connections_used = 1;
     std::mt19937_64 random{settings().seed};
 
     std::vector<StreamRef> all_streams() const;
@@ -103,6 +107,14 @@ struct Function {
     void load(Lock& lock, const char* caller);
 };
 
+struct UserObject {
+    CUhostFn destructor;
+    void* data;
+    // All references, and those that the program owns, not a graph.
+    unsigned long references;
+    unsigned long owned;
+};
+
 struct World {
     std::mutex mutex;
     bool initialised = false;
@@ -115,6 +127,11 @@ struct World {
     std::map<CUevent, EventRef> events;
     std::map<CUmodule, Module> modules;
     std::map<CUfunction, Function> functions;
+    std::map<CUgraph, GraphRef> graphs;
+    std::map<CUgraphExec, ExecutableGraphRef> executable_graphs;
+    std::map<CUuserObject, UserObject> user_objects;
+    // Runs the destructors of user objects.
+    HostThread destructors;
     std::map<std::string, unsigned long> calls;
 
     // Counts a call of `name`. Whether SIMCUDA_FAIL injects a failure.
@@ -198,16 +215,19 @@ CUresult in_context(const char* name, Body body) {
     return code;
 }
 
+// Whether a function that enqueues work can be captured.
+enum class InCapture { Refused, Recorded };
+
 // The frame of a function that enqueues work in a stream of the current context.
 template <class Body>
-CUresult in_stream(const char* name, CUstream handle, Body body) {
+CUresult in_stream(const char* name, CUstream handle, Body body, InCapture in_capture = InCapture::Refused) {
     return in_context(name, [&](Context& context, Lock& lock) -> CUresult {
         if (handle == CU_STREAM_PER_THREAD) return CUDA_ERROR_NOT_SUPPORTED;
         StreamRef stream = world().stream(context, handle);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (stream->capture != Capture::None) {
-            // Work is not recorded into graphs; it invalidates the capture.
-            stream->capture = Capture::Invalidated;
+        if (status_of(*stream) == Capture::Invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (stream->sequence && in_capture == InCapture::Refused) {
+            stream->sequence->valid = false;
             return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
         if (stream->legacy && invalidate_captures_behind_legacy(context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;

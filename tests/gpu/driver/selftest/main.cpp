@@ -88,6 +88,22 @@ const std::vector<Scenario> scenarios = {
     SCENARIO(unsafe_calls_invalidate_captures, {}, 0, {}),
     SCENARIO(a_wait_for_earlier_work_invalidates_a_capture, {}, 0, {}),
     SCENARIO(captures_end_in_their_thread, {}, 0, {}),
+    SCENARIO(forks_must_join, {}, 0, {}),
+    SCENARIO(captures_do_not_mix, {}, 0, {}),
+    SCENARIO(captured_work_has_no_state, {}, 0, {}),
+    SCENARIO(graphs_replay, {}, 0, {}),
+    SCENARIO(graphs_copy_parameters, {}, 0, {}),
+    SCENARIO(graphs_follow_their_edges, {}, 0, {}),
+    SCENARIO(launches_of_a_graph_are_serialised, {}, 0, {}),
+    SCENARIO(captures_report_their_graph, {}, 0, {}),
+    SCENARIO(graphs_are_cloned_and_nested, {}, 0, {}),
+    SCENARIO(user_objects_outlive_launches, {}, 0, {}),
+    SCENARIO(user_objects_die_with_captures, {}, 0, {}),
+    SCENARIO(calls_in_destructors_die, {}, SIGABRT, {"cuDeviceGetCount: called from a host function or a destructor"}),
+    SCENARIO(kernels_unloaded_under_a_graph_die, {}, SIGABRT, {"the module of a kernel of the graph was unloaded"}),
+    SCENARIO(invalid_graph_calls_fail, {}, 0, {}),
+    SCENARIO(destroyed_contexts_release_graphs, {"SIMCUDA_LEAKS=1"}, 0,
+             {"leaked 1 graph of GPU 0", "leaked 1 executable graph of GPU 0"}),
 };
 
 // Runs a scenario in a process of its own for at most a minute. Returns what is wrong with its end, or nothing.

@@ -86,6 +86,18 @@ inline Pointer mapped(const void* at) {
     return there;
 }
 
+enum Mode { Global = 0, ThreadLocal = 1, Relaxed = 2 };
+
+inline void begin_capture(CUstream stream, Mode mode = ThreadLocal) {
+    WORKS(cu("cuStreamBeginCapture_v2", stream, static_cast<int>(mode)));
+}
+
+inline int status(CUstream stream) {
+    int status = 0;
+    WORKS(cu("cuStreamIsCapturing", stream, &status));
+    return status;
+}
+
 // Allocates what launches need.
 void prepare_launches();
 
@@ -138,6 +150,21 @@ void running_work_does_not_block_its_queue();
 void unsafe_calls_invalidate_captures();
 void a_wait_for_earlier_work_invalidates_a_capture();
 void captures_end_in_their_thread();
+void forks_must_join();
+void captures_do_not_mix();
+void captured_work_has_no_state();
+void graphs_replay();
+void graphs_copy_parameters();
+void graphs_follow_their_edges();
+void launches_of_a_graph_are_serialised();
+void captures_report_their_graph();
+void graphs_are_cloned_and_nested();
+void user_objects_outlive_launches();
+void user_objects_die_with_captures();
+void calls_in_destructors_die();
+void kernels_unloaded_under_a_graph_die();
+void invalid_graph_calls_fail();
+void destroyed_contexts_release_graphs();
 void unregistered_memory_is_out_of_reach();
 void the_host_cannot_touch_device_memory();
 void memory_is_limited();
