@@ -20,7 +20,7 @@ constexpr unsigned int kShort = 0;
 constexpr unsigned int kStaged = 1;
 // Why a kernel left without having completed its call.
 constexpr unsigned int kNoFailure = 0;
-// Another rank makes another call: `failed_rank` and `their_words` say which.
+// Another rank makes another call: `failed_rank`, `own_words` and `their_words` say which.
 constexpr unsigned int kMismatch = 1;
 // Another kernel of this communicator was running.
 constexpr unsigned int kOverlap = 2;
@@ -74,6 +74,7 @@ struct CollectiveStatus {
     // The first failure. `failure` is written last.
     unsigned long long failed_rank;
     unsigned long long failed_epoch;
+    unsigned long long own_words[kCallWords];
     unsigned long long their_words[kCallWords];
     unsigned long long failure;
     // The launch that was completed last, of those that report it. Written by the last CTA to leave.
