@@ -51,7 +51,13 @@ struct ShrinkCall {
 enum ShrinkProgress {
     Idle,
     Called(ShrinkCall),
-    Joining { call: ShrinkCall, world: NewWorld, leader: Rank },
+    /// `is_cancelled` once the world cannot come about, until the program has ended its join.
+    Joining {
+        call: ShrinkCall,
+        world: NewWorld,
+        leader: Rank,
+        is_cancelled: bool,
+    },
 }
 
 /// The agreement of one rank.
@@ -69,7 +75,7 @@ pub(super) struct Agreement {
     went_on: Vec<Rank>,
     /// The ranks that went on without this one.
     left_out_by: Option<Vec<Rank>>,
-    /// Ids of worlds that this rank has joined or tried to join.
+    /// Ids of worlds that this rank has joined or tried to join, or that were cancelled before.
     tried: Vec<Vec<u8>>,
     /// Whether the id for a decision is being created.
     is_deciding: bool,
@@ -138,6 +144,7 @@ impl Agreement {
 
     /// The world could not be joined: looks for the ranks that are left now.
     pub(super) fn call_again(&mut self, now: Instant) {
+        self.notify_cancelled(&self.not_joined());
         if let ShrinkProgress::Joining { call, .. } = &self.progress {
             let call = ShrinkCall { notified_at: None, waiting_for: Vec::new(), ..call.clone() };
             self.begin(call, now);
@@ -216,8 +223,12 @@ impl Agreement {
                     self.actions.push(AgreementAction::Send(rank, ShrinkMessage::NewWorld(world.clone())));
                 }
                 self.tried.push(world.id.clone());
-                self.progress =
-                    ShrinkProgress::Joining { call: call.clone(), world: world.clone(), leader: self.me };
+                self.progress = ShrinkProgress::Joining {
+                    call: call.clone(),
+                    world: world.clone(),
+                    leader: self.me,
+                    is_cancelled: false,
+                };
                 self.actions.push(AgreementAction::Finish(Ok(world)));
                 true
             }
@@ -247,6 +258,7 @@ impl Agreement {
     /// No process listens where the rank did.
     pub(super) fn on_refused(&mut self, rank: Rank, now: Instant) {
         self.peers[rank].reach = Reach::Gone;
+        self.on_member_lost(rank);
         self.on_tick(now);
     }
 
@@ -275,23 +287,44 @@ impl Agreement {
         peer.reach = Reach::Untried { since: Some(now) };
         peer.since = now;
         peer.stance = None;
-        let generation = peer.generation;
+        self.on_member_lost(rank);
+        self.on_tick(now);
+    }
+
+    /// Cancels the world that is being joined if the rank leads it, or is a member and this rank leads.
+    fn on_member_lost(&mut self, rank: Rank) {
+        let generation = self.peers[rank].generation;
         if let ShrinkProgress::Joining { world, leader, .. } = &self.progress
             && (rank == *leader || *leader == self.me)
             // A rank that has joined needs the connection no more.
             && generation_in(world, rank) == Some(generation)
         {
             // It has no suspect: in the new world the rank has another number.
-            let error = Error::peer_lost(format!("rank {rank} died during the shrink"));
-            // Members that are not connected to the coordinator yet would look for it until their time-out.
-            let others = world.members.iter().filter(|member| ![rank, self.me].contains(member));
-            for other in others.filter(|_| *leader == self.me) {
-                let message = ShrinkMessage::Cancelled { id: world.id.clone(), error: error.clone() };
-                self.actions.push(AgreementAction::Send(*other, message));
-            }
+            self.cancel(Error::peer_lost(format!("rank {rank} died during the shrink")));
+        }
+    }
+
+    /// The world that is being joined cannot come about.
+    fn cancel(&mut self, error: Error) {
+        self.notify_cancelled(&error);
+        if let ShrinkProgress::Joining { is_cancelled, .. } = &mut self.progress
+            && !std::mem::replace(is_cancelled, true)
+        {
             self.actions.push(AgreementAction::Cancel(error));
         }
-        self.on_tick(now);
+    }
+
+    /// As the leader, sends the other members that the world is cancelled, unless they were sent it before. Those that are not
+    /// connected to its coordinator yet would look for it until their time-out.
+    fn notify_cancelled(&mut self, error: &Error) {
+        if let ShrinkProgress::Joining { world, leader, is_cancelled: false, .. } = &self.progress
+            && *leader == self.me
+        {
+            for member in world.members.iter().filter(|member| **member != self.me) {
+                let message = ShrinkMessage::Cancelled { id: world.id.clone(), error: error.clone() };
+                self.actions.push(AgreementAction::Send(*member, message));
+            }
+        }
     }
 
     /// Handles a message of a rank.
@@ -330,9 +363,13 @@ impl Agreement {
             }
             ShrinkMessage::NewWorld(world) => self.on_new_world(rank, world),
             ShrinkMessage::Cancelled { id, error } => {
-                if matches!(&self.progress, ShrinkProgress::Joining { world, leader, .. } if world.id == id && *leader == rank)
-                {
-                    self.actions.push(AgreementAction::Cancel(error));
+                let ends_join = matches!(&self.progress, ShrinkProgress::Joining { world, leader, .. }
+                    if world.id == id && (*leader == rank || *leader == self.me && world.members.contains(&rank)));
+                if ends_join {
+                    self.cancel(error);
+                } else if !self.tried.contains(&id) {
+                    // It may overtake the world on another connection, or precede the world's repetition.
+                    self.tried.push(id);
                 }
             }
             ShrinkMessage::Excluded { until } => {
@@ -413,7 +450,9 @@ impl Agreement {
     /// Answers a rank that has called shrink after `finished` calls, if this rank has decided already, or excludes it.
     fn answer_call(&mut self, rank: Rank, generation: u64, finished: u64) {
         let world = match &self.progress {
-            ShrinkProgress::Joining { world, leader, .. } if *leader == self.me => Some(world),
+            ShrinkProgress::Joining { world, leader, is_cancelled: false, .. } if *leader == self.me => {
+                Some(world)
+            }
             _ => None,
         };
         if let Some(world) = world
@@ -431,23 +470,45 @@ impl Agreement {
     }
 
     fn on_new_world(&mut self, leader: Rank, world: NewWorld) {
-        let ShrinkProgress::Called(call) = &self.progress else {
-            return;
+        let is_tried = self.tried.contains(&world.id);
+        let call = match (&self.progress, generation_in(&world, self.me)) {
+            (ShrinkProgress::Joining { .. }, _) => return,
+            (ShrinkProgress::Called(call), Some(generation))
+                if generation == self.generation && !is_tried =>
+            {
+                call
+            }
+            // This rank gave it up, or went on in another world. The leader would wait for it until the time-out.
+            (ShrinkProgress::Called(_), Some(generation)) if generation == self.generation => {
+                return self.decline(leader, world.id);
+            }
+            (_, Some(generation)) if generation < self.generation && !is_tried => {
+                return self.decline(leader, world.id);
+            }
+            _ => return,
         };
         let ascending = world.members.windows(2).all(|pair| pair[0] < pair[1]);
         let known = world.members.iter().all(|rank| *rank < self.peers.len());
         if !ascending
             || !known
             || world.generations.len() != world.members.len()
-            || generation_in(&world, self.me) != Some(self.generation)
             || !world.members.contains(&leader)
-            || self.tried.contains(&world.id)
         {
             return;
         }
         self.tried.push(world.id.clone());
-        self.progress = ShrinkProgress::Joining { call: call.clone(), world: world.clone(), leader };
+        self.progress =
+            ShrinkProgress::Joining { call: call.clone(), world: world.clone(), leader, is_cancelled: false };
         self.actions.push(AgreementAction::Finish(Ok(world)));
+    }
+
+    fn decline(&mut self, leader: Rank, id: Vec<u8>) {
+        let message = ShrinkMessage::Cancelled { id, error: self.not_joined() };
+        self.actions.push(AgreementAction::Send(leader, message));
+    }
+
+    fn not_joined(&self) -> Error {
+        Error::rendezvous(format!("rank {} could not join the new world", self.me))
     }
 
     fn broadcast_state(&mut self) {

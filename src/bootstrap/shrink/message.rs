@@ -63,7 +63,7 @@ pub(super) enum ShrinkMessage {
     State { generation: u64, stance: Stance },
     /// From the leader to the members.
     NewWorld(NewWorld),
-    /// From the leader: the world with this id cannot come about, because a member was lost.
+    /// From the leader to the members, or from a member to the leader: the world with this id cannot come about.
     Cancelled { id: Vec<u8>, error: Error },
     /// The agreement failed on all ranks that have called shrink.
     Failed(Error),

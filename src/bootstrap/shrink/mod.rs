@@ -26,6 +26,10 @@
 //! if every member joins it and takes part in its last exchange. So of two worlds that share a rank, one fails on all its
 //! members, which then agree again. The decisions of two leaders need not be compared for that.
 //!
+//! A leader that gives a world up sends its members that it is cancelled, and a member that is offered a world which it has given up sends
+//! its leader the same: an end that is not connected to the coordinator would otherwise wait for its time-out. The message may
+//! arrive before the world, on another connection, so its id is kept.
+//!
 //! # No two new worlds without a common rank
 //! - Before a leader decides without a rank that accepts connections but is silent, it sends a notice to that rank. While
 //!   the network works, the notice waits in the kernel of that rank's host, even if the process is stopped, and ends its

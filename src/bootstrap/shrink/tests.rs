@@ -14,6 +14,10 @@ const SILENCE: Duration = Duration::from_secs(1);
 const DELAY: u64 = 20;
 /// When all calls of shrink end, in milliseconds.
 const DEADLINE: u64 = 6000;
+/// How long a rank looks for a coordinator, and waits there for the other members.
+const JOIN_TIMEOUT: u64 = 5000;
+/// The longest time until a program notices that its join has failed, on a busy machine.
+const PROGRAM_DELAY: u64 = 60;
 const NO_CALLS: CallsMade = CallsMade { finished: 0, has_failed: false };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,13 @@ struct SimulatedRank {
     outcome: Option<Result<NewWorld, Error>>,
     /// Since when it has been joining.
     joining: Option<u64>,
+    /// When it connects to the coordinator of the world that it joins, if that exists then.
+    connects_at: u64,
+    is_connected: bool,
+    /// Whether its own agreement has cancelled the world that it joins.
+    is_cancelled: bool,
+    /// When its program notices that the join has failed.
+    fails_at: Option<u64>,
 }
 
 /// Ranks, and what is on its way to them: by time and order, the receiver, the sender and what arrives.
@@ -72,6 +83,10 @@ impl Simulation {
             condition: Condition::Running,
             outcome: None,
             joining: None,
+            connects_at: 0,
+            is_connected: false,
+            is_cancelled: false,
+            fails_at: None,
         };
         Self {
             start,
@@ -235,18 +250,31 @@ impl Simulation {
                         let id = vec![self.ids];
                         self.ranks[me].agreement.decided(members, Ok(id));
                     }
-                    // Joins end by themselves here.
-                    AgreementAction::Cancel(_) => {}
+                    AgreementAction::Cancel(_) => {
+                        self.ranks[me].is_cancelled = true;
+                        self.fail_join(me);
+                    }
                     AgreementAction::Finish(outcome) => {
-                        self.ranks[me].joining = outcome.is_ok().then_some(self.now);
-                        self.ranks[me].outcome = Some(outcome);
+                        let connects_at = self.now + self.delay();
+                        let rank = &mut self.ranks[me];
+                        rank.joining = outcome.is_ok().then_some(self.now);
+                        rank.outcome = Some(outcome);
+                        rank.connects_at = connects_at;
+                        (rank.is_connected, rank.is_cancelled, rank.fails_at) = (false, false, None);
                     }
                 }
             }
         }
     }
 
-    /// A world comes about when all of its members join it. A rank gives up after a while.
+    /// The program of this rank notices soon that its join has failed.
+    fn fail_join(&mut self, me: Rank) {
+        let at = self.now + self.random.u64(1..=PROGRAM_DELAY);
+        self.ranks[me].fails_at.get_or_insert(at);
+    }
+
+    /// A world comes about when all of its members are connected to its coordinator, which is the leader's. It fails on those that
+    /// are when one of them ends, or the coordinator. Those that are not look for it.
     fn join(&mut self) {
         for me in 0..self.ranks.len() {
             let rank = &self.ranks[me];
@@ -254,17 +282,32 @@ impl Simulation {
             if rank.condition != Condition::Running {
                 continue;
             }
+            let is_dead = |member: Rank| self.ranks[member].condition == Condition::Dead;
             let joins = |member: &Rank| self.ranks[*member].outcome.as_ref() == Some(&Ok(world.clone()));
-            let runs = |member: &Rank| self.ranks[*member].condition == Condition::Running;
             let joined = |member: &Rank| joins(member) && self.ranks[*member].joining.is_none();
-            if world.members.iter().all(|member| joins(member) && (runs(member) || joined(member))) {
+            let connected = |member: &Rank| {
+                let rank = &self.ranks[*member];
+                joins(member) && rank.is_connected && rank.fails_at.is_none() && !is_dead(*member)
+            };
+            let leader = world.members[0];
+            let is_served = joins(&leader) && !self.ranks[leader].is_cancelled && !is_dead(leader);
+            let is_complete = world.members.iter().any(joined);
+            if is_complete || is_served && world.members.iter().all(connected) {
                 self.ranks[me].joining = None;
                 self.ranks[me].agreement.joined();
-            } else if self.now > since + 300 && !world.members.iter().any(joined) {
+            } else if rank.fails_at.is_some_and(|at| self.now >= at) || self.now > since + JOIN_TIMEOUT {
+                // The coordinator reports it to the members that are connected.
+                for member in world.members.iter().copied().filter(connected).collect::<Vec<_>>() {
+                    self.fail_join(member);
+                }
                 self.ranks[me].joining = None;
                 self.ranks[me].outcome = None;
                 let instant = self.instant();
                 self.ranks[me].agreement.call_again(instant);
+            } else if rank.is_connected && (!is_served || world.members.iter().copied().any(is_dead)) {
+                self.fail_join(me);
+            } else if is_served && self.now >= rank.connects_at {
+                self.ranks[me].is_connected = true;
             }
             self.execute(me);
         }
@@ -299,6 +342,34 @@ fn the_ranks_that_are_left_agree_whoever_died() {
             let left: Vec<Rank> = (0..ranks).filter(|rank| *rank != dead).collect();
             let worlds = simulation.worlds();
             assert!(left.iter().all(|rank| worlds[*rank].as_ref() == Some(&left)), "{dead}: {worlds:?}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_die_one_after_the_other_during_a_shrink_delay_it_briefly() {
+    for seed in 0..400 {
+        let ranks = 3 + seed as usize % 4;
+        let mut simulation = Simulation::new(ranks, seed);
+        let mut left: Vec<Rank> = (0..ranks).collect();
+        for rank in 0..ranks {
+            let at = simulation.random.u64(1..60);
+            simulation.call(rank, &[], at);
+        }
+        while left.len() > 2 {
+            let until = simulation.now + simulation.random.u64(1..120);
+            simulation.run_until(until);
+            let dead = left.remove(simulation.random.usize(0..left.len()));
+            simulation.kill(dead);
+        }
+        simulation.run_until(2000);
+        let worlds = simulation.worlds();
+        for rank in left {
+            let world = worlds[rank].as_ref();
+            assert!(
+                world.is_some_and(|world| world.contains(&rank)),
+                "seed {seed}: rank {rank} waits: {worlds:?}"
+            );
         }
     }
 }
@@ -527,6 +598,111 @@ fn a_member_that_died_since_the_decision_is_left_out() {
     assert!(agreement.decided(vec![0, 1], Ok(vec![2])));
     let world = NewWorld { members: vec![0, 1], generations: vec![0, 0], id: vec![2] };
     assert!(agreement.actions().contains(&AgreementAction::Finish(Ok(world))));
+}
+
+/// Rank `me` of three, after all have called shrink.
+fn all_have_called(me: Rank, now: Instant) -> Agreement {
+    let mut agreement = Agreement::new(me, 3, SILENCE, now);
+    agreement.call(Vec::new(), NO_CALLS, now, now + Duration::from_secs(60));
+    for rank in (0..3).filter(|rank| *rank != me) {
+        agreement.on_connected(rank);
+        agreement.on_message(rank, called(), now);
+    }
+    agreement.actions();
+    agreement
+}
+
+fn called() -> ShrinkMessage {
+    let stance = Stance::Called { exclude: Vec::new(), waiting_for: Vec::new(), finished: 0 };
+    ShrinkMessage::State { generation: 0, stance }
+}
+
+fn world_of_all(id: u8) -> NewWorld {
+    NewWorld { members: vec![0, 1, 2], generations: vec![0; 3], id: vec![id] }
+}
+
+#[test]
+fn a_cancelled_world_is_not_offered_again() {
+    let now = Instant::now();
+    let mut leader = all_have_called(0, now);
+    assert!(leader.decided(vec![0, 1, 2], Ok(vec![1])));
+    leader.actions();
+    leader.on_lost(2, now);
+    let to_1 = |actions: Vec<AgreementAction>| {
+        let is_to_1 = |action: &AgreementAction| matches!(action, AgreementAction::Send(1, _));
+        actions.into_iter().filter(is_to_1).collect::<Vec<_>>()
+    };
+    let sent = to_1(leader.actions());
+    assert!(
+        matches!(&sent[..], [AgreementAction::Send(1, ShrinkMessage::Cancelled { id, .. })] if *id == [1]),
+        "{sent:?}"
+    );
+    // Rank 1 calls again before the leader's program has noticed.
+    leader.on_message(1, called(), now);
+    let sent = to_1(leader.actions());
+    assert!(!sent.contains(&AgreementAction::Send(1, ShrinkMessage::NewWorld(world_of_all(1)))), "{sent:?}");
+}
+
+#[test]
+fn a_world_that_was_cancelled_before_it_arrives_is_not_joined() {
+    let now = Instant::now();
+    let mut member = all_have_called(1, now);
+    let error = Error::peer_lost("rank 2 died");
+    member.on_message(0, ShrinkMessage::Cancelled { id: vec![1], error }, now);
+    member.on_message(0, ShrinkMessage::NewWorld(world_of_all(1)), now);
+    let is_finished = |action: &AgreementAction| matches!(action, AgreementAction::Finish(_));
+    assert!(!member.actions().iter().any(is_finished));
+    member.on_message(0, ShrinkMessage::NewWorld(world_of_all(2)), now);
+    assert!(member.actions().contains(&AgreementAction::Finish(Ok(world_of_all(2)))));
+}
+
+#[test]
+fn a_leader_that_gives_a_world_up_cancels_it_at_its_members() {
+    let now = Instant::now();
+    let mut leader = all_have_called(0, now);
+    assert!(leader.decided(vec![0, 1, 2], Ok(vec![1])));
+    leader.actions();
+    leader.call_again(now);
+    let cancelled = |actions: &[AgreementAction], rank: Rank| {
+        actions.iter().any(|action| {
+            matches!(action, AgreementAction::Send(to, ShrinkMessage::Cancelled { id, .. })
+                if *to == rank && *id == [1])
+        })
+    };
+    let actions = leader.actions();
+    assert!(cancelled(&actions, 1) && cancelled(&actions, 2), "{actions:?}");
+}
+
+#[test]
+fn a_member_that_gave_a_world_up_cancels_it_at_the_leader() {
+    let now = Instant::now();
+    let mut member = all_have_called(1, now);
+    member.on_message(0, ShrinkMessage::NewWorld(world_of_all(1)), now);
+    member.call_again(now);
+    member.actions();
+    member.on_message(0, ShrinkMessage::NewWorld(world_of_all(1)), now);
+    let sent = member.actions().into_iter().find_map(|action| match action {
+        AgreementAction::Send(0, message @ ShrinkMessage::Cancelled { .. }) => Some(message),
+        _ => None,
+    });
+    let mut leader = all_have_called(0, now);
+    assert!(leader.decided(vec![0, 1, 2], Ok(vec![1])));
+    leader.actions();
+    leader.on_message(1, sent.expect("the leader is sent that the world is cancelled"), now);
+    let is_cancel = |action: &AgreementAction| matches!(action, AgreementAction::Cancel(_));
+    assert!(leader.actions().iter().any(is_cancel));
+}
+
+#[test]
+fn a_leader_that_is_gone_cancels_its_world() {
+    let now = Instant::now();
+    let mut member = all_have_called(1, now);
+    member.on_message(0, ShrinkMessage::NewWorld(world_of_all(1)), now);
+    member.actions();
+    // A second connection is refused before the first one ends.
+    member.on_refused(0, now);
+    let is_cancel = |action: &AgreementAction| matches!(action, AgreementAction::Cancel(_));
+    assert!(member.actions().iter().any(is_cancel));
 }
 
 #[test]
