@@ -36,6 +36,7 @@ fn info(rails: Vec<Rail>) -> Vec<u8> {
         host: "h".to_owned(),
         topology_name: "h".to_owned(),
         descriptors: None,
+        shared_room: Some(1 << 26),
         endpoints: endpoints::described(&["127.0.0.1:1".parse().expect("an address")], None),
         shrink_endpoints: vec![],
         nonce: [1; 16],

@@ -13,11 +13,12 @@ use super::offers::{OfferKey, Offered};
 use super::peer_info::PeerInfo;
 use crate::bootstrap::{self, ControlConnection, ShrinkListener};
 use crate::config::{Config, TransportChoice};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
-use crate::memory::why_not_shared;
+use crate::memory::shared_memory_room;
 use crate::process_number::process_number;
+use crate::rank::{Rank, RankList};
 use crate::secret::random_bytes;
 use crate::transport::shm::DescriptorExchange;
 use crate::transport::tcp::Listener;
@@ -60,8 +61,9 @@ impl Introduction {
     ) -> Result<Self> {
         let deadline = Instant::now() + config.connect_timeout;
         let world = connection.world();
-        let shares = config.transport.shares_memory() && world > 1 && can_share(config.transport)?;
-        let descriptors = shares.then(DescriptorExchange::new).transpose()?;
+        let may_share = config.transport.shares_memory() && world > 1;
+        let room = may_share.then(|| room(config.transport)).transpose()?.flatten();
+        let descriptors = room.map(|_| DescriptorExchange::new()).transpose()?;
         let listens = config.transport.admits_tcp() && world > 1;
         let route = connection.route();
         let bind = || Listener::bind(&endpoints::listen_addresses(config, route)?, config.port_range);
@@ -85,6 +87,7 @@ impl Introduction {
             host: bootstrap::host_name(),
             topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),
             descriptors: descriptors.as_ref().map(DescriptorExchange::address),
+            shared_room: room.flatten(),
             shrink_endpoints: shrink_listener.as_ref().map(|it| it.endpoints().to_vec()).unwrap_or_default(),
             endpoints: listener
                 .as_ref()
@@ -126,15 +129,44 @@ impl Introduction {
     }
 }
 
-/// Whether this process can share memory with other ranks of its node. If not, they use TCP if the settings allow it.
-fn can_share(choice: TransportChoice) -> Result<bool> {
-    match why_not_shared() {
-        None => Ok(true),
-        Some(error) if error.kind() != ErrorKind::Unsupported => Err(error),
-        Some(error) if choice == TransportChoice::Shm => Err(error.context("FLEXRING_TRANSPORT=shm")),
-        Some(error) => {
+/// How many bytes this process can share with other ranks of its node, if there is a limit. `None` if it cannot share memory: the ranks then use
+/// TCP if the settings allow it.
+fn room(choice: TransportChoice) -> Result<Option<Option<u64>>> {
+    match shared_memory_room() {
+        Ok(room) => Ok(Some(room)),
+        Err(error) if error.kind() != ErrorKind::Unsupported => Err(error),
+        Err(error) if choice == TransportChoice::Shm => Err(error.context("FLEXRING_TRANSPORT=shm")),
+        Err(error) => {
             log::warn!("the ranks of a node use TCP, which is slower: {}", error.message());
-            Ok(false)
+            Ok(None)
         }
     }
+}
+
+/// Whether there is room for the memory of all ranks of `node`, which take `bytes` each. All of them get the same result.
+///
+/// # Errors
+/// `System` if there is not, and the ranks must share memory.
+pub(super) fn has_room(
+    choice: TransportChoice,
+    infos: &[PeerInfo],
+    (me, node): (Rank, &[Rank]),
+    bytes: u64,
+) -> Result<bool> {
+    // A rank alone on its node shares nothing.
+    let needed = if node.len() > 1 { bytes.saturating_mul(node.len() as u64) } else { 0 };
+    let least = node.iter().filter_map(|rank| infos[*rank].shared_room).min();
+    let Some(room) = least.filter(|room| *room < needed) else { return Ok(true) };
+    let message = format!(
+        "{} need {needed} bytes of shared memory, and /dev/shm, which is used because memfd_create is refused, has room for {room} (fix: \
+         allow memfd_create in the seccomp profile, or enlarge /dev/shm, in Docker with --shm-size)",
+        RankList::new(node)
+    );
+    if choice == TransportChoice::Shm {
+        return Err(Error::system(message).context("FLEXRING_TRANSPORT=shm"));
+    }
+    if me == node[0] {
+        log::warn!("the ranks of a node use TCP, which is slower: {message}");
+    }
+    Ok(false)
 }

@@ -10,7 +10,7 @@ use super::cores::Cores;
 use super::endpoints;
 use super::gpu;
 use super::inter_node::{self, InterNodeSetup};
-use super::introduction::{ConnectionOrigin, Introduction};
+use super::introduction::{ConnectionOrigin, Introduction, has_room};
 use super::launch_group::LaunchGroup;
 use super::local_gathering::LocalGathering;
 use super::node_memories;
@@ -120,6 +120,13 @@ impl Communicator {
         let config = &spec.config;
         check_equal(&connection.all_gather("plans", &plans.digest().to_le_bytes())?)?;
         reach(FaultPoint::JoinComparedPlans);
+        let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
+        let may_have_gpus = |ranks: &[Rank]| ranks.iter().any(|rank| infos[*rank].may_have_gpus);
+        let layout_for =
+            |ranks: &[Rank]| region_layout(config, ranks.len(), world, ranks_per_core, may_have_gpus(ranks));
+        let bytes = OwnMemory::bytes_with(layout_for(&node));
+        let shares = descriptors.is_some() && has_room(config.transport, &infos, (me, &node), bytes)?;
+        let descriptors = descriptors.filter(|_| shares);
         let intra_node: Vec<Rank> = if descriptors.is_some() { node.clone() } else { vec![me] };
         let inter_node: Vec<Rank> = (0..world).filter(|rank| !intra_node.contains(rank)).collect();
         if config.transport == TransportChoice::Shm && !inter_node.is_empty() {
@@ -137,10 +144,7 @@ impl Communicator {
         };
         let timeline = Timeline::of(config, spec.is_derived, &infos[0].nonce);
         let trace = Timeline::trace(timeline.as_ref(), me, world)?;
-        let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
-        let may_have_gpus = intra_node.iter().any(|rank| infos[*rank].may_have_gpus);
-        let layout = region_layout(config, intra_node.len(), world, ranks_per_core, may_have_gpus);
-        let mut region = own.region(layout, gpu::numa_node(config.gpu))?;
+        let mut region = own.region(layout_for(&intra_node), gpu::numa_node(config.gpu))?;
         reach(FaultPoint::JoinHasArena);
         let (memory, places) = match (common, descriptors) {
             (Some(common), _) => common,

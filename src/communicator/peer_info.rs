@@ -25,6 +25,8 @@ pub(super) struct PeerInfo {
     pub topology_name: String,
     /// Where this rank exchanges descriptors with its neighbours; `None` if it does not share memory.
     pub descriptors: Option<ExchangeAddress>,
+    /// Bytes that the processes of its node can share, if there is such a limit.
+    pub shared_room: Option<u64>,
     /// The memory that it has exchanged with processes of its node before.
     pub memories: Offered,
     /// The control connections that it can open a world over. Only of ranks that have met by a unique id.

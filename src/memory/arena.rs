@@ -34,7 +34,7 @@ const SEGMENTS: usize = 64;
 /// A rank's own arena.
 #[derive(Debug)]
 pub struct Arena {
-    /// `None` if the system has no file for shared memory.
+    /// `None` if the memory is not shared, or the system has no file for shared memory.
     file: Option<ArenaFile>,
     /// Bytes of the file, for most of which there are no pages, nor addresses.
     len: usize,
@@ -94,9 +94,17 @@ impl Arena {
         Self::with_file(file, fixed)
     }
 
-    fn with_file(file: Option<ArenaFile>, fixed: usize) -> Result<Self> {
-        let fixed = fixed.next_multiple_of(HUGE);
-        let limit = longest_file();
+    /// As [`new`](Self::new), for memory that no other process maps. It has no file, so neither `ulimit -f` nor the size of `/dev/shm` limits it.
+    ///
+    /// # Errors
+    /// `System` if the memory cannot be allocated or mapped.
+    pub fn private(fixed: usize) -> Result<Self> {
+        Self::with_file(None, fixed)
+    }
+
+    fn with_file(file: Option<ArenaFile>, laid_out: usize) -> Result<Self> {
+        let fixed = laid_out.next_multiple_of(HUGE);
+        let limit = if file.is_some() { longest_file() } else { usize::MAX };
         let longest = limit / HUGE * HUGE;
         if longest < fixed + HUGE {
             return Err(Error::system(format!(
@@ -121,6 +129,7 @@ impl Arena {
             most_allocated,
         };
         arena.take(fixed, HUGE)?;
+        arena.provide(0, laid_out)?;
         Ok(arena)
     }
 
@@ -202,8 +211,7 @@ impl Arena {
         drop(space);
         let accessible = (|| {
             let segment = self.segment(offset).ok_or_else(|| Error::internal("a range in no segment"))?;
-            segment.map.grow(offset - segment.start + len).map_err(|cause| no_memory(len, cause))?;
-            self.file.as_ref().map_or(Ok(()), |file| file.provide(offset, len))
+            segment.map.grow(offset - segment.start + len).map_err(|cause| no_memory(len, cause))
         })();
         accessible.inspect_err(|_| self.release(offset, len)).map(|()| offset)
     }
@@ -227,6 +235,7 @@ impl Arena {
         let piece = self
             .piece(offset, len)
             .ok_or_else(|| Error::internal("a range to populate exceeds the arena"))?;
+        self.provide(offset, len)?;
         // SAFETY: the range lies within this mapping; populating it changes no contents.
         let populated =
             unsafe { rustix::mm::madvise(piece.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
@@ -240,6 +249,15 @@ impl Arena {
                 .map_err(|cause| no_memory(len, cause)),
             Err(cause) => Err(no_memory(len, cause)),
         }
+    }
+
+    /// Makes sure that the pages of a range can be touched, where the file is limited: to touch one for which there is no room would end
+    /// this process. [`populate`](Self::populate) does, too.
+    ///
+    /// # Errors
+    /// `System` if there is no room.
+    pub fn provide(&self, offset: usize, len: usize) -> Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| file.provide(offset, len))
     }
 
     /// Maps `len` bytes from `offset` on a second time, at the address `at` and in place of what is mapped there. All three are
@@ -282,7 +300,7 @@ impl Arena {
         file.ok_or_else(|| Error::unsupported("this process cannot share memory"))?.read_only()
     }
 
-    /// Whether the memory belongs to this process alone, because the system has no file for shared memory.
+    /// Whether the memory belongs to this process alone, because it is not shared or the system has no file for shared memory.
     #[must_use]
     pub fn is_private(&self) -> bool {
         self.file.is_none()
@@ -300,7 +318,7 @@ impl Arena {
         self.len() == 0
     }
 
-    /// A range of the arena; `None` if it is not within the first bytes, which the caller lays out, or what is allocated or reserved.
+    /// A range of the arena; `None` if it is not wholly accessible. What is laid out, allocated or reserved is; free bytes may be, too.
     #[must_use]
     pub fn piece(&self, offset: usize, len: usize) -> Option<Piece> {
         let segment = self.segment(offset)?;
@@ -356,8 +374,8 @@ impl Arena {
         self.allocated.fetch_sub(len, Ordering::Relaxed);
     }
 
-    /// Reserves `len` bytes from the start of a page, whose pages do not exist yet: they are zero when they are touched. Returns
-    /// their offset.
+    /// Reserves `len` bytes from the start of a page, whose pages do not exist yet: they are zero when they are touched, after
+    /// [`provide`](Self::provide). Returns their offset.
     ///
     /// # Errors
     /// `System` if the arena has no such range left.

@@ -5,10 +5,14 @@
 use crate::descriptor;
 use crate::error::{Error, Result};
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fstatfs, ftruncate,
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fstatfs, fstatvfs,
+    ftruncate,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// How many bytes are allocated at once.
+const STEP: usize = 2 << 20;
 
 /// A file for shared memory, mostly a memfd. Where a seccomp profile refuses `memfd_create`, it is a nameless file in `/dev/shm`.
 #[derive(Debug)]
@@ -69,7 +73,18 @@ impl ArenaFile {
 
     /// Allocates the pages of a range. Their contents stay.
     pub(super) fn allocate(&self, offset: usize, len: usize) -> rustix::io::Result<()> {
-        fallocate(&self.file, FallocateFlags::empty(), offset as u64, len as u64)
+        let end = offset + len;
+        // A signal ends the call and undoes it, so where signals come often only short ones succeed.
+        (offset..end).step_by(STEP).try_for_each(|start| {
+            let len = STEP.min(end - start) as u64;
+            retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), start as u64, len))
+        })
+    }
+
+    /// Bytes for which there is room in `/dev/shm`; `None` if the file is not there, or that has no limit.
+    fn room(&self) -> Option<u64> {
+        let status = fstatvfs(&self.file).ok().filter(|status| self.is_limited && status.f_blocks > 0)?;
+        Some(status.f_bavail.saturating_mul(status.f_frsize))
     }
 
     /// Returns the pages of a range to the system. They read as zeros then.
@@ -107,10 +122,12 @@ impl AsFd for ArenaFile {
     }
 }
 
-/// Why this process cannot share memory with others; `None` if it can.
-#[must_use]
-pub fn why_not_shared() -> Option<Error> {
-    ArenaFile::new().err()
+/// How many bytes the processes of this machine can share; `None` if only its memory limits them.
+///
+/// # Errors
+/// `Unsupported` if this process cannot share memory with others; `System` if it has no descriptor or memory left.
+pub fn shared_memory_room() -> Result<Option<u64>> {
+    ArenaFile::new().map(|file| file.room())
 }
 
 /// Why `memfd_create` is refused; `None` if it works.
@@ -141,4 +158,38 @@ fn new_file() -> rustix::io::Result<OwnedFd> {
     let file = descriptor::file("/dev/shm", flags, Mode::RUSR | Mode::WUSR)?;
     // Pages of a file on a disk would be written to it.
     if fstatfs(&file)?.f_type as i64 == TMPFS { Ok(file) } else { Err(Errno::OPNOTSUPP) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::thread::JoinHandleExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    extern "C" fn ignore(_: libc::c_int) {}
+
+    #[test]
+    fn signals_do_not_keep_memory_from_being_allocated() {
+        static IS_DONE: AtomicBool = AtomicBool::new(false);
+        const LEN: usize = 256 << 20;
+        // SAFETY: the handler does nothing, and without SA_RESTART it ends system calls. By default the signal is ignored.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
+            libc::sigaction(libc::SIGURG, &action, std::ptr::null_mut());
+        }
+        let allocating = std::thread::spawn(|| {
+            let file = ArenaFile::new().expect("a file");
+            file.seal(LEN).expect("a length");
+            let allocated = file.allocate(0, LEN);
+            IS_DONE.store(true, Ordering::Relaxed);
+            allocated
+        });
+        while !IS_DONE.load(Ordering::Relaxed) {
+            // SAFETY: the thread is not joined yet.
+            unsafe { libc::pthread_kill(allocating.as_pthread_t(), libc::SIGURG) };
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        allocating.join().expect("no panic").expect("memory");
+    }
 }

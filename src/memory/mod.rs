@@ -38,7 +38,7 @@ mod shared_range;
 mod unforked_map;
 
 pub use arena::Arena;
-pub use arena_file::{memfd_failure, why_not_shared};
+pub use arena_file::{memfd_failure, shared_memory_room};
 pub use buffer::Buffer;
 pub use gpu_sharing::{Export, Sharing};
 pub use peer_arena::PeerArena;

@@ -174,6 +174,65 @@ fn ranks_share_memory_without_memfds_or_use_tcp() {
     succeed(&mut without_memfd(&refuse, "EPERM", "nothing", "perf --ranks 1 -e 8"), LIMIT);
 }
 
+/// As [`without_memfd`], with a `/dev/shm` of `size`, as a container has it.
+fn with_small_shm(refuse: &Path, size: &str, arguments: &str) -> Command {
+    let mut command = program("unshare");
+    let script = format!("mount -t tmpfs -o size={size} tmpfs /dev/shm; exec \"$@\"");
+    command.args(["--mount", "--propagation", "private", "sh", "-ec", &script, "sh"]);
+    command
+        .arg(refuse)
+        .args(["EPERM", "shm", env!("CARGO_BIN_EXE_flexring")])
+        .args(arguments.split_whitespace());
+    command
+}
+
+#[test]
+fn only_shared_memory_needs_room_in_dev_shm() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(refuse) = refuse_memfd(folder.path()) else { return };
+    if !run(&mut with_small_shm(&refuse, "64M", "--version"), LIMIT).status.success() {
+        return eprintln!("skipped: no file system can be mounted");
+    }
+    let perf = |size: &str, arguments: &str| {
+        let arguments = format!("perf -e 1M -f 128 -n 2 {arguments}");
+        run(&mut with_small_shm(&refuse, size, &arguments), LIMIT)
+    };
+    for (size, arguments, links) in [
+        ("1M", "--ranks 1", ""),
+        ("1M", "--ranks 2 --transport tcp", "tcp to 1 rank"),
+        // Two ranks take less than 30 MiB.
+        ("64M", "--ranks 2 --transport shm", "shm to 1 rank"),
+        ("12M", "--ranks 2", "tcp to 1 rank"),
+    ] {
+        let ended = perf(size, arguments);
+        assert!(ended.status.success() && ended.text.contains(links), "{size}, {arguments}: {}", ended.text);
+        let is_slower = "ranks 0 and 1 need";
+        assert_eq!(ended.text.matches(is_slower).count(), usize::from(size == "12M"), "{}", ended.text);
+    }
+    let ended = perf("12M", "--ranks 2 --transport shm");
+    let error = "FLEXRING_TRANSPORT=shm: ranks 0 and 1 need";
+    assert!(!ended.status.success() && ended.text.contains(error), "{}", ended.text);
+}
+
+#[test]
+fn a_limit_of_files_does_not_concern_memory_that_is_not_shared() {
+    for arguments in ["--ranks 1", "--ranks 2 --transport tcp"] {
+        let mut perf = program("sh");
+        perf.args([
+            "-c",
+            "ulimit -f 100; exec \"$@\"",
+            "sh",
+            env!("CARGO_BIN_EXE_flexring"),
+            "perf",
+            "-e",
+            "1M",
+            "-f",
+            "128",
+        ]);
+        succeed(perf.args(["-n", "2"]).args(arguments.split_whitespace()), LIMIT);
+    }
+}
+
 #[test]
 fn doctor_tries_what_it_recommends() {
     let folder = tempfile::tempdir().expect("a folder");

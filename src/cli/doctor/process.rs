@@ -81,7 +81,7 @@ impl MemoryReport {
             slot_bytes,
             gpu_slot_bytes,
             memfd_failure: memory::memfd_failure().map(|cause| cause.to_string()),
-            sharing_failure: memory::why_not_shared().map(|error| error.message().to_owned()),
+            sharing_failure: memory::shared_memory_room().err().map(|error| error.message().to_owned()),
             failure: Arena::new(1).err().map(|error| error.message().to_owned()),
         }
     }

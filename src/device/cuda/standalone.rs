@@ -42,7 +42,7 @@ impl StandaloneDevice {
     pub fn new(gpu: usize, ctas: usize) -> Result<Self> {
         const SLOT: usize = 4096;
         let gpu = Gpu::open(u32::try_from(gpu).unwrap_or(u32::MAX))?;
-        let arena = Arc::new(Arena::new(SLOT)?);
+        let arena = Arc::new(Arena::private(SLOT)?);
         let pool =
             arena.piece(0, SLOT).ok_or_else(|| Error::internal("the arena is too small for a slot"))?;
         let host = HostSide { slots: (1, SLOT), pool, arena: &arena, viewed: &[] };

@@ -146,10 +146,16 @@ impl ArenaLayout {
         self.pool().offset - self.start
     }
 
+    /// Bytes at the start of the region that calls on the host use: all but the pool for vectors on GPUs.
+    #[must_use]
+    pub fn on_host(self) -> usize {
+        self.gpu_pool().offset - self.start
+    }
+
     /// Bytes at the start of the region whose pages exist before the first call, if the region is the first of its arena.
     #[must_use]
     pub fn populated(self) -> usize {
-        if self.is_prefaulted() { self.gpu_pool().offset - self.start } else { self.front() }
+        if self.is_prefaulted() { self.on_host() } else { self.front() }
     }
 
     /// Whether all that calls use is made ready for neighbours in advance.

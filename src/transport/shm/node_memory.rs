@@ -73,13 +73,14 @@ struct Reader {
 }
 
 impl OwnMemory {
-    /// The memory of one of `neighbours` processes on a node.
+    /// The memory of one of `neighbours` processes on a node. That of a process alone is not shared.
     ///
     /// # Errors
     /// `System` if there is too little memory, or no descriptor is left.
     pub fn new(neighbours: usize) -> Result<Arc<Self>> {
         let is_prefaulted = neighbours <= PREFAULTED_RANKS;
-        let arena = Arc::new(Arena::new(size_of::<NodePage>())?);
+        let new = if neighbours == 1 { Arena::private } else { Arena::new };
+        let arena = Arc::new(new(size_of::<NodePage>())?);
         arena.populate(0, size_of::<NodePage>())?;
         let page = ArenaRef::new(arena.piece(0, size_of::<NodePage>()), Arc::clone(&arena) as _)?;
         Ok(Arc::new(Self {
@@ -89,6 +90,12 @@ impl OwnMemory {
             prefault: is_prefaulted.then(WakeFd::new).transpose()?.map(Arc::new),
             regions: Mutex::default(),
         }))
+    }
+
+    /// Bytes that the memory of a process takes with one region that is laid out so.
+    #[must_use]
+    pub fn bytes_with(layout: ArenaLayout) -> u64 {
+        (size_of::<NodePage>().next_multiple_of(REGION_ALIGNMENT) + layout.bytes()) as u64
     }
 
     /// The memory itself.
@@ -132,6 +139,7 @@ impl OwnMemory {
         if let Some(node) = numa_node {
             self.arena.prefer(node, start, layout.bytes());
         }
+        self.arena.provide(start, layout.on_host())?;
         self.arena.populate(start, region.ready_bytes())?;
         Ok(region)
     }
