@@ -34,20 +34,22 @@ impl ThreadCall {
     /// Begins a call that waits for its turn in `queue`.
     ///
     /// # Errors
-    /// `InvalidArgument` if this thread is in a call of that queue.
+    /// `InvalidArgument` if this thread is in a call of that queue, or in [`DEPTH`] calls.
     #[inline]
     pub(super) fn begin(queue: &CallQueue) -> Result<Self> {
         let queue = std::ptr::from_ref(queue).addr();
         let begun = CALLS.try_with(|calls| {
             let depth = calls.depth.get();
-            if depth > 0 && (depth >= DEPTH || calls.queues[..depth].iter().any(|other| other.get() == queue))
-            {
+            if depth >= DEPTH {
+                return Err(too_deep());
+            }
+            if calls.queues[..depth].iter().any(|other| other.get() == queue) {
                 return Err(nested());
             }
             calls.depth.set(depth + 1);
             // A signal handler that runs between the two may use the next place only.
             compiler_fence(Ordering::SeqCst);
-            calls.queues[depth % DEPTH].set(queue);
+            calls.queues[depth].set(queue);
             Ok(())
         });
         let is_listed = begun.is_ok();
@@ -74,7 +76,14 @@ impl Drop for ThreadCall {
     #[inline]
     fn drop(&mut self) {
         if self.is_listed {
-            let _ = CALLS.try_with(|calls| calls.depth.set(calls.depth.get() - 1));
+            let _ = CALLS.try_with(|calls| {
+                let depth = calls.depth.get() - 1;
+                calls.depth.set(depth);
+                // A signal handler that runs between the two ends its calls before this thread goes on.
+                compiler_fence(Ordering::SeqCst);
+                // Else a handler during the next `begin` would find the queue of a call that is over.
+                calls.queues[depth].set(0);
+            });
         }
     }
 }
@@ -86,6 +95,15 @@ pub(super) fn nested() -> Error {
         "this thread is in a call of the same communicator: a signal handler, an interrupt check or a logger cannot make a call that waits \
          for the one that it interrupted: set a flag there, and make the call after the other one",
     )
+}
+
+/// The error of a call within too many others.
+#[cold]
+fn too_deep() -> Error {
+    Error::invalid_argument(format!(
+        "this thread is in {DEPTH} calls already, each made by a signal handler, an interrupt check or a logger during another one: set a \
+         flag there, and make the call after the other ones"
+    ))
 }
 
 #[cfg(test)]
@@ -112,10 +130,19 @@ mod tests {
     }
 
     #[test]
+    fn a_call_that_is_over_leaves_no_entry() {
+        let queue = CallQueue::default();
+        drop(ThreadCall::begin(&queue).expect("no other call"));
+        assert_eq!(CALLS.with(|calls| calls.queues.each_ref().map(Cell::get)), [0; DEPTH]);
+    }
+
+    #[test]
     fn calls_are_nested_only_so_deep() {
         let queues: [CallQueue; DEPTH + 1] = std::array::from_fn(|_| CallQueue::default());
         let calls: Vec<_> = queues.iter().map_while(|queue| ThreadCall::begin(queue).ok()).collect();
         assert_eq!(calls.len(), DEPTH);
+        let refused = ThreadCall::begin(&queues[DEPTH]).map(drop).expect_err("too deep");
+        assert!(refused.message().starts_with("this thread is in 8 calls already"), "{refused}");
         drop(calls);
         assert!(!ThreadCall::is_in(&queues[0]));
     }
