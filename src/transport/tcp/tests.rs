@@ -72,6 +72,18 @@ pub(super) fn listen() -> (Listener, SocketAddr) {
     (listener, endpoint)
 }
 
+/// Ranks 0 and 1 while they connect: of each the listener, and the address at which it looks for the other one.
+fn connecting(
+    [zero, one]: [(Listener, SocketAddr); 2],
+    options: LinkOptions,
+    until: Instant,
+) -> [thread::JoinHandle<Result<Tcp>>; 2] {
+    [(0, zero), (1, one)].map(|(me, (listener, other_at))| {
+        let peers = [(1 - me, vec![other_at])];
+        thread::spawn(move || Tcp::connect(listener, me, &peers, &key(7), options, until, &Fault::new()))
+    })
+}
+
 /// Links of so many sockets that are not encrypted.
 pub(super) fn plain(sockets_per_link: usize) -> LinkOptions {
     LinkOptions { sockets_per_link, is_encrypted: false, connect_timeout: CONNECT_TIMEOUT }

@@ -43,20 +43,7 @@ fn received_with_damage(len: usize, offset: usize, bit: u8) -> Result<Vec<u8>> {
     let middle = TcpListener::bind((LOOPBACK, 0)).expect("a port");
     let middle_at = middle.local_addr().expect("an address");
     let middle = damage(middle, zero_at, offset, bit);
-    let [mut zero, mut one] = [(zero, 0, (1, one_at)), (one, 1, (0, middle_at))]
-        .map(|(listener, me, peer)| {
-            thread::spawn(move || {
-                Tcp::connect(
-                    listener,
-                    me,
-                    &[(peer.0, vec![peer.1])],
-                    &key(7),
-                    plain(1),
-                    deadline(),
-                    &Fault::new(),
-                )
-            })
-        })
+    let [mut zero, mut one] = connecting([(zero, one_at), (one, middle_at)], plain(1), deadline())
         .map(|rank| rank.join().expect("no panic").expect("a link"));
     let (mut message, mut destination) = (vec![7; len], vec![0; len]);
     zero.begin(1);

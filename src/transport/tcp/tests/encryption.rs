@@ -41,27 +41,12 @@ fn recorded(listener: &TcpListener, far: SocketAddr) -> JoinHandle<Vec<u8>> {
 fn a_recorded_link_shows_no_message_if_it_is_encrypted() {
     with_timeout(|| {
         for options in [plain(1), encrypted(1)] {
-            let [zero, one] = [(); 2].map(|()| Listener::bind(&[LOOPBACK], None).expect("a listener"));
-            let (zero_at, one_at) = (zero.endpoints()[0], one.endpoints()[0]);
+            let ((zero, zero_at), (one, one_at)) = (listen(), listen());
             let tap = TcpListener::bind("127.0.0.1:0").expect("a port");
             let tapped = tap.local_addr().expect("an address");
-            let [zero, one] = [(zero, 0, (1, one_at)), (one, 1, (0, tapped))].map(|(listener, me, peer)| {
-                thread::spawn(move || {
-                    let fault = Fault::new();
-                    Tcp::connect(
-                        listener,
-                        me,
-                        &[(peer.0, vec![peer.1])],
-                        &key(99),
-                        options,
-                        deadline(),
-                        &fault,
-                    )
-                    .expect("a link")
-                })
-            });
+            let ranks = connecting([(zero, one_at), (one, tapped)], options, deadline());
             let wire = recorded(&tap, zero_at);
-            let (mut zero, mut one) = (zero.join().expect("no panic"), one.join().expect("no panic"));
+            let [mut zero, mut one] = ranks.map(|rank| rank.join().expect("no panic").expect("a link"));
             let pattern = b"a pattern that only ranks may read".repeat(100);
             let (mut sent, mut arrived) = (pattern.clone(), vec![0; pattern.len()]);
             for (tcp, peer) in [(&mut zero, 1), (&mut one, 0)] {
@@ -106,19 +91,7 @@ fn strangers_delay_no_ranks_that_encrypt() {
             }
             strangers.push(socket);
         }
-        let ranks = [(zero, 0, (1, one_at)), (one, 1, (0, zero_at))].map(|(listener, me, peer)| {
-            thread::spawn(move || {
-                Tcp::connect(
-                    listener,
-                    me,
-                    &[(peer.0, vec![peer.1])],
-                    &key(7),
-                    encrypted(2),
-                    deadline(),
-                    &Fault::new(),
-                )
-            })
-        });
+        let ranks = connecting([(zero, one_at), (one, zero_at)], encrypted(2), deadline());
         for rank in ranks {
             rank.join().expect("no panic").expect("a link");
         }
@@ -152,12 +125,8 @@ fn linked_through(
     let ((zero, zero_at), (one, one_at)) = (listen(), listen());
     let attacker = TcpListener::bind("127.0.0.1:0").expect("a port");
     let attacker_at = attacker.local_addr().expect("an address");
-    let ranks = [(zero, 0, (1, one_at)), (one, 1, (0, attacker_at))].map(|(listener, me, peer)| {
-        thread::spawn(move || {
-            let until = Instant::now() + Duration::from_secs(2);
-            Tcp::connect(listener, me, &[(peer.0, vec![peer.1])], &key(7), encrypted(1), until, &Fault::new())
-        })
-    });
+    let until = Instant::now() + Duration::from_secs(2);
+    let ranks = connecting([(zero, one_at), (one, attacker_at)], encrypted(1), until);
     let (mut to_one, _) = attacker.accept().expect("rank 1");
     let mut hello = [0; HELLO];
     to_one.read_exact(&mut hello).expect("a hello");
