@@ -9,6 +9,12 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
+/// What the kernel says about interfaces, in a folder for each.
+const INTERFACES: &str = "/sys/class/net";
+
+/// How many interfaces a bridge may be away from a device, such as a bond of VLANs.
+const STACKED: usize = 4;
+
 /// Addresses that a rank listens on, at most.
 const MOST_ADDRESSES: usize = 8;
 
@@ -32,17 +38,54 @@ impl Interface {
         text.trim().parse().ok().filter(|speed| *speed > 0)
     }
 
-    /// Whether it is a bridge, as container engines and hypervisors make them.
+    /// Whether it is a bridge within this machine, as container engines and hypervisors make them. The bridge that has a network device is the
+    /// machine's connection to that network.
     #[must_use]
-    pub fn is_bridge(&self) -> bool {
+    pub fn is_inner_bridge(&self) -> bool {
         const PREFIXES: [&str; 5] = ["docker", "virbr", "veth", "br-", "podman"];
-        PREFIXES.iter().any(|prefix| self.name.starts_with(prefix))
-            || Path::new(&self.file("bridge")).exists()
+        let is_bridge = PREFIXES.iter().any(|prefix| self.name.starts_with(prefix))
+            || Path::new(&self.file("bridge")).exists();
+        is_bridge && !has_device_behind(Path::new(INTERFACES), &self.name)
+    }
+
+    /// Whether it is a tunnel, such as that of a VPN: its packets travel over another interface.
+    #[must_use]
+    pub fn is_tunnel(&self) -> bool {
+        // ARPHRD_PPP, ARPHRD_TUNNEL, ARPHRD_TUNNEL6, ARPHRD_SIT, ARPHRD_IPGRE, ARPHRD_IP6GRE, and ARPHRD_NONE of tun devices and WireGuard.
+        const TYPES: [&str; 7] = ["512", "768", "769", "776", "778", "823", "65534"];
+        let kind = std::fs::read_to_string(self.file("type")).unwrap_or_default();
+        TYPES.contains(&kind.trim())
     }
 
     fn file(&self, name: &str) -> String {
-        format!("/sys/class/net/{}/{name}", self.name)
+        format!("{INTERFACES}/{}/{name}", self.name)
     }
+}
+
+/// Whether a bridge has a port that is a network device, or lies above one. `interfaces` is the kernel's folder of interfaces.
+fn has_device_behind(interfaces: &Path, bridge: &str) -> bool {
+    let names = |folder: &str| -> Vec<String> {
+        let entries = std::fs::read_dir(interfaces.join(folder)).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    };
+    let mut behind = names(&format!("{bridge}/brif"));
+    for _ in 0..STACKED {
+        if behind.iter().any(|name| interfaces.join(name).join("device").exists()) {
+            return true;
+        }
+        let lower = behind.iter().flat_map(|name| names(name));
+        behind = lower.filter_map(|entry| entry.strip_prefix("lower_").map(str::to_owned)).collect();
+    }
+    false
+}
+
+/// The addresses of this machine from which it connects to hosts outside of its networks.
+#[must_use]
+pub fn default_sources() -> [Option<IpAddr>; 2] {
+    // Addresses of the documentation, which no interface has.
+    let outside: [IpAddr; 2] =
+        [Ipv4Addr::new(192, 0, 2, 1).into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()];
+    outside.map(route_source)
 }
 
 /// Lists the addresses of all interfaces, in the system's order.
@@ -77,18 +120,15 @@ pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
 /// `ifname` has the syntax of `NCCL_SOCKET_IFNAME`: a comma-separated list of prefixes of which any may
 /// match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching interfaces. Of the remaining interfaces
 /// that are up, the one with the known address is the best, then the one with the default route, then the first. Link-local addresses,
-/// bridges without the default route, which mostly are those of container engines, and the loopback are chosen only if they are known, or one
+/// bridges with neither the default route nor a network device, which mostly are those of container engines, and the loopback are chosen only if they are known, or one
 /// if nothing else remains. If the loopback is known, the best other address is chosen, too. Addresses that cannot be
 /// listened on are left out if others remain.
 ///
 /// # Errors
 /// `InvalidSetting`, listing the existing interfaces, if none qualifies; `System` if they cannot be listed.
 pub fn choose_addresses(ifname: Option<&str>, family: Family, known: Option<IpAddr>) -> Result<Vec<IpAddr>> {
-    // Addresses of the documentation, which no interface has.
-    let outside: [IpAddr; 2] =
-        [Ipv4Addr::new(192, 0, 2, 1).into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()];
-    let defaults = outside.map(route_source);
-    Ok(without_unassigned(choose_from(&list_interfaces()?, ifname, family, known, &defaults)?, is_assigned))
+    let chosen = choose_from(&list_interfaces()?, ifname, family, known, &default_sources())?;
+    Ok(without_unassigned(chosen, is_assigned))
 }
 
 /// Leaves out the addresses that cannot be listened on, unless nothing but loopback is left: listening on them names the cause.
@@ -196,7 +236,7 @@ fn is_link_local(address: IpAddr) -> bool {
 /// How unlikely it is that other nodes can reach the interface: 0 is best, 2 worst. The bridge of a hypervisor may be the node's
 /// connection to its network; then it has the default route.
 fn reachability_penalty(interface: &Interface, is_default: bool) -> u8 {
-    if interface.address.is_loopback() { 2 } else { u8::from(!is_default && interface.is_bridge()) }
+    if interface.address.is_loopback() { 2 } else { u8::from(!is_default && interface.is_inner_bridge()) }
 }
 
 /// A parsed `FLEXRING_SOCKET_IFNAME`.
@@ -227,6 +267,27 @@ impl<'a> Pattern<'a> {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+
+    #[test]
+    fn a_bridge_with_a_network_device_leads_out_of_the_machine() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for path in [
+            "br0/brif/eth0",
+            "eth0/device",
+            "br1/brif/bond0.5",
+            "bond0.5/lower_bond0",
+            "bond0/lower_eth1",
+            "eth1/device",
+            "br-5f/brif/veth1",
+            "veth1",
+            "docker0/brif",
+        ] {
+            std::fs::create_dir_all(folder.path().join(path)).expect("a folder");
+        }
+        let bridges = ["br0", "br1", "br-5f", "docker0", "missing"];
+        let lead_out = bridges.map(|bridge| has_device_behind(folder.path(), bridge));
+        assert_eq!(lead_out, [true, true, false, false, false]);
+    }
 
     fn machine() -> Vec<Interface> {
         [

@@ -64,7 +64,9 @@ pub use call_state::{CallState, CallStateCell};
 pub use control_connection::ControlConnection;
 pub use coordinator::{Coordinator, create_unique_id};
 pub use framed_stream::ControlRoute;
-pub use interfaces::{Interface, choose_address, choose_addresses, list_interfaces, route_source};
+pub use interfaces::{
+    Interface, choose_address, choose_addresses, default_sources, list_interfaces, route_source,
+};
 pub use launcher::{Identity, RendezvousPoint, identity, is_alone, local_rank};
 pub use node::{host_name, node_name};
 pub use peer_messages::PeerMessages;

@@ -4,7 +4,7 @@
 //!
 //! The address over which a rank reaches the coordinator is known to work, and so is the coordinator's. A peer tries another one first only if it is on a faster
 //! network by what the drivers of both ends say: management networks are slow. Bridges of container engines have the same address on
-//! many nodes. A peer that has such an address itself tries it last.
+//! many nodes. A peer that has such an address itself tries it last, and tunnels, such as those of a VPN, before these.
 
 use crate::bootstrap::{self, ControlRoute, Interface};
 use crate::config::{Config, TransportChoice};
@@ -72,12 +72,15 @@ pub(super) struct PeerAddresses {
     is_named: bool,
     route: Option<ControlRoute>,
     interfaces: Vec<Interface>,
+    /// From where this rank connects to hosts outside of its networks.
+    defaults: [Option<IpAddr>; 2],
 }
 
 impl PeerAddresses {
     pub(super) fn new(config: &Config, route: Option<ControlRoute>) -> Self {
         let interfaces = bootstrap::list_interfaces().unwrap_or_default();
-        Self { is_named: config.socket_ifname.is_some(), route, interfaces }
+        let defaults = bootstrap::default_sources();
+        Self { is_named: config.socket_ifname.is_some(), route, interfaces, defaults }
     }
 
     /// The addresses of a peer in the order in which this rank tries them.
@@ -99,7 +102,9 @@ impl PeerAddresses {
                 .and_then(|from| interface_of(&self.interfaces, from))
                 .map(|from| LocalSource {
                     speed: from.speed(),
-                    is_suspicious: from.address == endpoint.address.ip() || from.is_bridge(),
+                    is_tunnel: from.is_tunnel(),
+                    is_suspicious: from.address == endpoint.address.ip()
+                        || (from.is_inner_bridge() && !self.defaults.contains(&Some(from.address))),
                 }),
         });
         in_order(paths.collect())
@@ -117,13 +122,20 @@ struct Path {
 
 struct LocalSource {
     speed: Option<u32>,
+    /// Whether its packets travel over another interface. What its driver says of its speed means nothing.
+    is_tunnel: bool,
     /// Whether it may not lead to another machine.
     is_suspicious: bool,
 }
 
 impl Path {
     fn speed(&self) -> Option<u32> {
-        Some(self.speed?.min(self.from.as_ref()?.speed?))
+        let from = self.from.as_ref().filter(|from| !from.is_tunnel)?;
+        Some(self.speed?.min(from.speed?))
+    }
+
+    fn is_tunnel(&self) -> bool {
+        self.from.as_ref().is_some_and(|from| from.is_tunnel)
     }
 
     fn is_suspicious(&self) -> bool {
@@ -141,7 +153,7 @@ fn in_order(mut paths: Vec<Path>) -> Vec<SocketAddr> {
             (false, false) => 2,
             (false, true) => 3,
         };
-        (place, Reverse(path.speed()))
+        (place, path.is_tunnel(), Reverse(path.speed()))
     });
     paths.into_iter().map(|path| path.address).collect()
 }
@@ -168,7 +180,12 @@ mod tests {
     fn path(number: u8, speeds: [u32; 2], is_known: bool, is_suspicious: bool) -> Path {
         let [speed, own] = speeds.map(|speed| (speed > 0).then_some(speed));
         let address = SocketAddr::from(([10, 0, 0, number], 1));
-        Path { address, speed, is_known, from: Some(LocalSource { speed: own, is_suspicious }) }
+        Path {
+            address,
+            speed,
+            is_known,
+            from: Some(LocalSource { speed: own, is_tunnel: false, is_suspicious }),
+        }
     }
 
     fn order(paths: Vec<Path>) -> Vec<u8> {
@@ -215,8 +232,22 @@ mod tests {
     }
 
     #[test]
+    fn tunnels_come_after_the_networks_that_they_use() {
+        let tunnel = |number, speeds| {
+            let mut path = path(number, speeds, false, false);
+            path.from.as_mut().expect("a source").is_tunnel = true;
+            path
+        };
+        // Drivers of tunnels say 10 Mbit/s, those of bridges mostly nothing.
+        let paths = vec![tunnel(1, [10; 2]), path(2, [0; 2], false, false), path(3, [0; 2], false, true)];
+        assert_eq!(order(paths), [2, 1, 3]);
+        assert_eq!(order(vec![tunnel(1, [100_000; 2]), path(2, [1_000; 2], true, false)]), [2, 1]);
+    }
+
+    #[test]
     fn the_loopback_is_for_the_ranks_of_a_node() {
-        let addresses = PeerAddresses { is_named: false, route: None, interfaces: Vec::new() };
+        let addresses =
+            PeerAddresses { is_named: false, route: None, interfaces: Vec::new(), defaults: [None; 2] };
         let endpoint = |text: &str| LinkEndpoint {
             address: text.parse().expect("an address"),
             speed: None,
