@@ -695,7 +695,8 @@ flexring_result flexring_send(const void *send,
                               flexring_comm *comm,
                               void *stream);
 
-// Receives `count` elements at `recv` from the rank `peer`, which calls flexring_send with the same count and type.
+// Receives `count` elements at `recv` from the rank `peer`, which calls flexring_send with the same count and type. There is no receive from
+// any rank.
 //
 // The caller promises:
 // `recv` is valid for writing `count` elements, in a group until its end; otherwise as for flexring_send.

@@ -41,10 +41,10 @@ VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 _DUMP = ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
 
-def _unsupported(call: str) -> Callable[..., Any]:
+def _unsupported(call: str, instead: str = "") -> Callable[..., Any]:
     def refuse(self: Any, *_arguments: Any, **_options: Any) -> Any:
         raise RuntimeError(
-            f"flexring's process groups have no {call} yet: fix: make this call in a group of another backend: "
+            f"flexring's process groups have no {call} yet: fix: {instead}make this call in a group of another backend: "
             'torch.distributed.new_group(backend="gloo")'
         )
 
@@ -466,7 +466,7 @@ class Collectives:
 
         return WorkOnGpu(tensors, stream, event, channel.line.submit(channel.abort, call), channel.abort)
 
-    recv_anysource = _unsupported("recv from any rank")
+    recv_anysource = _unsupported("recv from any rank", "name the rank that sends, or ")
 
     # The names of torch before 2.14.
     _allgather_base = all_gather_single

@@ -18,6 +18,8 @@ from ._library import NO_COLOR, UNIQUE_ID_BYTES, FlexringError, UniqueId, check,
 from ._statistics import RailStatistics, rail_statistics
 from ._vector import SIZES, Op, Vector, dtype_name, operation, source_and_target, vector_of, whole_and_part, writable
 
+_NO_RECV_FROM_ANY = "; a receive names the rank that sends, there is none from any rank"
+
 
 class Communicator:
     """A group of ranks that reduce vectors together. Every rank must make the same calls in the same order.
@@ -321,8 +323,9 @@ class Communicator:
         self._message(vector_of(vector), peer)(library.flexring_send, stream)
 
     def recv(self, out: V, peer: int, stream: object = None) -> V:
-        """Receives the vector that rank ``peer`` sends, with as many elements of the same type. Returns ``out``."""
-        self._message(writable(vector_of(out)), peer)(library.flexring_recv, stream)
+        """Receives the vector that rank ``peer`` sends, with as many elements of the same type. Returns ``out``. There is no receive
+        from any rank."""
+        self._message(writable(vector_of(out)), peer, _NO_RECV_FROM_ANY)(library.flexring_recv, stream)
         return out
 
     def send_async(self, vector: object, peer: int) -> Request[None]:
@@ -332,10 +335,10 @@ class Communicator:
 
     def recv_async(self, out: V, peer: int) -> Request[V]:
         """Starts :meth:`recv` and returns a :class:`Request`, as :meth:`send_async` does."""
-        return self._message(writable(vector_of(out)), peer).start(library.flexring_recv_async, out)
+        return self._message(writable(vector_of(out)), peer, _NO_RECV_FROM_ANY).start(library.flexring_recv_async, out)
 
-    def _message(self, vector: Vector, peer: int) -> Message:
-        return Message(self._open_handle(), vector, self._check_root(peer))
+    def _message(self, vector: Vector, peer: int, advice: str = "") -> Message:
+        return Message(self._open_handle(), vector, self._check_root(peer, advice))
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
@@ -426,9 +429,9 @@ class Communicator:
         state = "" if self._handle is not None else ", closed"
         return f"<flexring.Communicator rank {self._rank} of {self._size}{state}>"
 
-    def _check_root(self, root: int) -> int:
+    def _check_root(self, root: int, advice: str = "") -> int:
         if root not in range(self._size):
-            raise ValueError(f"there is no rank {root} among {self._size}")
+            raise ValueError(f"there is no rank {root} among {self._size}{advice}")
         return root
 
     def _open_handle(self) -> Handle:

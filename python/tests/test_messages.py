@@ -83,6 +83,8 @@ class Messages(WorldTest):
         def body(comm):
             with self.assertRaisesRegex(ValueError, "no rank 1 among 1"):
                 comm.send(numbers(1), 1)
+            with self.assertRaisesRegex(ValueError, "no rank -1 among 1; a receive names the rank that sends"):
+                comm.recv(numbers(1), -1)
             with self.assertRaisesRegex(ValueError, "read-only"):
                 comm.recv(b"x", 0)
 

@@ -6,7 +6,7 @@ use super::collectives::{RawCall, flexring_request, return_request};
 use super::comm::{borrow, flexring_comm};
 use super::status::{check_pointer, flexring_result, guarded};
 use super::types::flexring_dtype;
-use crate::communicator::{CallOutcome, CheckedCall, Communicator};
+use crate::communicator::{CallOutcome, CheckedCall, Communicator, NO_RECV_FROM_ANY};
 use crate::device::CallerStream;
 use crate::error::{Error, Result};
 use crate::executor::PeerMessage;
@@ -165,8 +165,10 @@ impl RawMessage {
             let piece = if *is_send { buffers.send(*count, 1)? } else { buffers.receive(*count, 1)? };
             (buffers, piece)
         };
-        let peer = Rank::try_from(*peer)
-            .map_err(|_| Error::invalid_argument(format!("{}: {peer} is not a rank", call.function)))?;
+        let advice = if *is_send { "" } else { NO_RECV_FROM_ANY };
+        let peer = Rank::try_from(*peer).map_err(|_| {
+            Error::invalid_argument(format!("{}: {peer} is not a rank{advice}", call.function))
+        })?;
         Ok(PeerMessage { is_send: *is_send, peer, dtype: buffers.dtype, piece })
     }
 
@@ -299,7 +301,8 @@ pub unsafe extern "C" fn flexring_send(
     unsafe { RawMessage::send("flexring_send", (send, count, dtype), peer, comm).run(stream) }
 }
 
-/// Receives `count` elements at `recv` from the rank `peer`, which calls flexring_send with the same count and type.
+/// Receives `count` elements at `recv` from the rank `peer`, which calls flexring_send with the same count and type. There is no receive from
+/// any rank.
 ///
 /// # Safety
 /// `recv` is valid for writing `count` elements, in a group until its end; otherwise as for flexring_send.

@@ -81,7 +81,8 @@ impl Communicator {
         self.group([Operation::send(vector, to)])
     }
 
-    /// Receives `vector` from the rank `from`, which sends it by [`send`](Self::send) or in a [`group`](Self::group).
+    /// Receives `vector` from the rank `from`, which sends it by [`send`](Self::send) or in a [`group`](Self::group). There is no
+    /// receive from any rank: to take messages as they come, have one in a [`group`](Self::group) for each rank that may send.
     ///
     /// # Errors
     /// As for [`group`](Self::group).
@@ -146,6 +147,10 @@ impl Communicator {
     }
 }
 
+/// What is said to a program that receives from a rank that does not exist, as -1 or MPI_ANY_SOURCE.
+pub(crate) const NO_RECV_FROM_ANY: &str =
+    "; a receive names the rank that sends, there is none from any rank";
+
 impl CallValidator<'_> {
     /// Checks a group of sends and receives.
     pub(crate) fn group(self, messages: Vec<PeerMessage>) -> Result<CheckedCall> {
@@ -155,7 +160,10 @@ impl CallValidator<'_> {
             let (name, direction) = if message.is_send { ("send", "to") } else { ("recv", "from") };
             if message.peer >= world {
                 let peer = message.peer;
-                return refuse(format!("{name} {direction} rank {peer}: there are {world} ranks, from 0"));
+                let advice = if message.is_send { "" } else { NO_RECV_FROM_ANY };
+                return refuse(format!(
+                    "{name} {direction} rank {peer}: there are {world} ranks, from 0{advice}"
+                ));
             }
             let (address, dtype) = (message.piece.as_ptr(), message.dtype);
             if !message.piece.is_empty() && !dtype.divides(address as usize) {

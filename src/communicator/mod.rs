@@ -52,6 +52,7 @@ mod worker_pool;
 pub use crate::transport::verbs::RailStatistics;
 pub use adaptation::{AdaptationStatistics, CallTimes, NodeLinkStatistics};
 pub(crate) use checked_call::{CallValidator, CheckedCall};
+pub(crate) use groups::NO_RECV_FROM_ANY;
 pub use groups::{Operation, OwnedOperation};
 pub(crate) use request::CallOutcome;
 pub use request::{Owned, Request};

@@ -132,6 +132,7 @@ static void collectives_are_checked(void) {
     EXPECT(INVALID, "send buffer is NULL", flexring_broadcast(NULL, recv, 8, f32, 0, comm, NULL));
     EXPECT(INVALID, "receive buffer is NULL", flexring_reduce(send, NULL, 8, f32, sum, 0, comm, NULL));
     EXPECT(INVALID, "root -1", flexring_broadcast(send, recv, 8, f32, -1, comm, NULL));
+    EXPECT(INVALID, "-1 is not a rank; a receive names the rank that sends", flexring_recv(recv, 8, f32, -1, comm, NULL));
     EXPECT(INVALID, "root 1 is not a rank", flexring_broadcast(send, recv, 8, f32, 1, comm, NULL));
     EXPECT(INVALID, "root 2147483647", flexring_reduce(send, recv, 8, f32, sum, INT_MAX, comm, NULL));
     EXPECT(INVALID, "not aligned", flexring_reduce_scatter((char *)send + 1, recv, 8, f32, sum, comm, NULL));

@@ -436,7 +436,9 @@ fn bad_arguments_are_refused_and_the_communicator_still_works() {
                 assert!(error.message().contains(phrase), "{error} does not contain {phrase:?}");
             };
             refused(comm.send(&[1f32], 2), "send to rank 2: there are 2 ranks, from 0");
-            refused(comm.recv(&mut [1f32], usize::MAX), "there are 2 ranks, from 0");
+            let any =
+                "there are 2 ranks, from 0; a receive names the rank that sends, there is none from any rank";
+            refused(comm.recv(&mut [1f32], usize::MAX), any);
             refused(comm.send(&[1f32], rank), "sends 1 vectors to itself and receives 0");
             let mut receive = [0f32; 3];
             let own = [Operation::send(&[1f32; 2], rank), Operation::recv(&mut receive, rank)];
