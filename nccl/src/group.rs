@@ -97,7 +97,7 @@ pub(crate) fn fail(failure: Failure) {
 /// `out` may be written until the communicator is made, or this function, or the group's end, reports that it is not.
 pub(crate) unsafe fn create(creation: Creation) -> Outcome<ncclResult_t> {
     let Creation { out, comm, make, has_handle, parent } = creation;
-    let handle = if has_handle { handles::insert(Arc::clone(&comm)) } else { null_mut() };
+    let handle = if has_handle { handles::insert(Arc::clone(&comm))? } else { null_mut() };
     // SAFETY: the caller guarantees it.
     unsafe { out.write(handle) };
     let begun = Begun { out, handle, comm, make, parent };

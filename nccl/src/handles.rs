@@ -1,50 +1,36 @@
 //! Handles of communicators.
 //!
-//! A handle is a number that is used once, not an address: a handle that was destroyed or never existed is recognised, and
-//! nothing that a caller passes is dereferenced.
+//! Owns that a communicator stays while a thread looks it up: programs abort communicators that other threads use.
 
 use crate::comm::Comm;
 use crate::status::{Failure, Outcome};
-use crate::types::{ncclComm, ncclComm_t};
-use std::collections::BTreeMap;
-use std::ptr::without_provenance_mut;
+use crate::types::ncclComm_t;
+use flexring::c_api::handles::HandleTable;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The live communicators of this process, by handle, and how many handles there have been.
-struct HandleTable {
-    live: BTreeMap<usize, Arc<Comm>>,
-    created: usize,
-}
+/// The live communicators of this process.
+static COMMS: HandleTable<Arc<Comm>> = HandleTable::new("communicator", "destroyed or aborted");
 
-static HANDLES: RwLock<HandleTable> = RwLock::new(HandleTable { live: BTreeMap::new(), created: 0 });
-
-/// Distance between handles. They look like addresses of an object, because programs test bits of pointers.
-const STEP: usize = 64;
+/// Held while a communicator is looked up, and exclusively while its handle is taken out of use.
+static LOOKUPS: RwLock<()> = RwLock::new(());
 
 /// A new handle.
-pub(crate) fn insert(comm: Arc<Comm>) -> ncclComm_t {
-    let mut table = HANDLES.write().unwrap_or_else(PoisonError::into_inner);
-    table.created += 1;
-    let handle = table.created * STEP;
-    table.live.insert(handle, comm);
-    without_provenance_mut::<ncclComm>(handle)
+pub(crate) fn insert(comm: Arc<Comm>) -> Outcome<ncclComm_t> {
+    let handle = COMMS.insert(comm).map_err(|(_, error)| Failure::system(error.message()))?;
+    Ok(handle.cast())
 }
 
 /// The communicator with this handle.
 pub(crate) fn find(handle: ncclComm_t) -> Outcome<Arc<Comm>> {
-    let table = HANDLES.read().unwrap_or_else(PoisonError::into_inner);
-    table.live.get(&handle.addr()).cloned().ok_or_else(|| unknown(handle))
+    let _lookup = LOOKUPS.read().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: no thread takes the communicator during the lookup.
+    let found = unsafe { COMMS.get(handle.cast_const().cast()) };
+    found.cloned().map_err(|error| Failure::argument(error.message()))
 }
 
 /// Takes a handle out of use.
 pub(crate) fn remove(handle: ncclComm_t) -> Outcome<Arc<Comm>> {
-    let mut table = HANDLES.write().unwrap_or_else(PoisonError::into_inner);
-    table.live.remove(&handle.addr()).ok_or_else(|| unknown(handle))
-}
-
-fn unknown(handle: ncclComm_t) -> Failure {
-    if handle.is_null() {
-        return Failure::argument("the communicator is NULL");
-    }
-    Failure::argument(format!("{handle:p} is no communicator: it was destroyed or aborted, or never made"))
+    let _taking = LOOKUPS.write().unwrap_or_else(PoisonError::into_inner);
+    let taken = COMMS.take(handle.cast_const().cast());
+    taken.map(|comm| *comm).map_err(|error| Failure::argument(error.message()))
 }

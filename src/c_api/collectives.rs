@@ -408,11 +408,12 @@ pub(super) unsafe fn return_request(
 /// No other thread uses `request`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_wait(request: *mut flexring_request) -> flexring_result {
+    const FUNCTION: &str = "flexring_wait";
     guarded(|| {
         // SAFETY: the caller guarantees that no other thread takes it.
-        let waits = unsafe { REQUESTS.get(request, "flexring_wait")? };
+        let waits = unsafe { REQUESTS.get(request) }.map_err(|error| error.context(FUNCTION))?;
         waits.outcomes.iter().try_for_each(|outcome| outcome.check_not_nested())?;
-        let request = REQUESTS.take(request, "flexring_wait")?;
+        let request = REQUESTS.take(request).map_err(|error| error.context(FUNCTION))?;
         // All of them end, whether one fails or not: their buffers are the caller's afterwards.
         request.outcomes.iter().map(|outcome| outcome.wait()).fold(Ok(()), Result::and)
     })
@@ -430,7 +431,7 @@ pub unsafe extern "C" fn flexring_test(
 ) -> flexring_result {
     guarded(|| {
         // SAFETY: the caller guarantees that no other thread takes it.
-        let request = unsafe { REQUESTS.get(request, "flexring_test")? };
+        let request = unsafe { REQUESTS.get(request) }.map_err(|error| error.context("flexring_test"))?;
         check_pointer(done, "flexring_test", "done")?;
         request.outcomes.iter().try_for_each(|outcome| outcome.check_process())?;
         let is_over = request.outcomes.iter().all(|outcome| outcome.is_over());

@@ -48,7 +48,7 @@ pub(super) unsafe fn borrow<'a>(comm: *const flexring_comm, function: &str) -> R
 /// As for [`borrow`].
 unsafe fn borrow_anywhere<'a>(comm: *const flexring_comm, function: &str) -> Result<&'a flexring_comm> {
     // SAFETY: the caller's contract is the same.
-    unsafe { COMMS.get(comm, function) }
+    unsafe { COMMS.get(comm) }.map_err(|error| error.context(function))
 }
 
 /// [`borrow`], but `None` in a forked child.
@@ -344,7 +344,7 @@ pub unsafe extern "C" fn flexring_comm_free(comm: *mut flexring_comm) -> flexrin
         }
         // SAFETY: the caller guarantees that no other thread frees it.
         unsafe { borrow_anywhere(comm, FUNCTION)? }.communicator.check_not_nested()?;
-        let comm = COMMS.take(comm, FUNCTION)?;
+        let comm = COMMS.take(comm).map_err(|error| error.context(FUNCTION))?;
         if comm.communicator.is_abandoned() {
             // Threads that the exit ends may be in its calls.
             std::mem::forget(comm);

@@ -3,7 +3,6 @@
 //! A handle is a number that is used once, not an address: a handle that was freed or never existed is recognised, and nothing that a
 //! caller passes is dereferenced. Looking one up takes no lock. Must not know what the objects are.
 
-use super::status::check_not_null;
 use crate::error::{Error, Result};
 use crate::process::PerProcess;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -20,8 +19,8 @@ const BLOCKS: usize = 4096;
 /// The lower half of a handle is the number of its slot, from 1, times [`STEP`]. The upper half counts the uses of the slot, from 1.
 const HALF: u32 = usize::BITS / 2;
 
-/// The live objects of one type, by handle.
-pub(super) struct HandleTable<T> {
+/// The live objects of one type, by handle. Public for `nccl/`.
+pub struct HandleTable<T> {
     /// What an object is in errors, such as "communicator", and how it ends, such as "freed".
     object: &'static str,
     end: &'static str,
@@ -43,7 +42,7 @@ struct Slot<T> {
 
 impl<T: 'static> HandleTable<T> {
     /// A table without objects, which are called so, and end so.
-    pub(super) const fn new(object: &'static str, end: &'static str) -> Self {
+    pub const fn new(object: &'static str, end: &'static str) -> Self {
         let blocks = [const { AtomicPtr::new(null_mut()) }; BLOCKS];
         Self { object, end, blocks, used: AtomicUsize::new(0), free: PerProcess::new() }
     }
@@ -52,7 +51,7 @@ impl<T: 'static> HandleTable<T> {
     ///
     /// # Errors
     /// The object, and the error of the program, if there are too many.
-    pub(super) fn insert(&'static self, object: T) -> std::result::Result<*mut T, (T, Error)> {
+    pub fn insert(&'static self, object: T) -> std::result::Result<*mut T, (T, Error)> {
         let reused = self.free().pop();
         let index = reused.unwrap_or_else(|| self.used.fetch_add(1, Ordering::Relaxed));
         let Some(slot) = self.slot_or_new(index) else {
@@ -74,13 +73,13 @@ impl<T: 'static> HandleTable<T> {
     /// No thread takes the object during `'a`.
     ///
     /// # Errors
-    /// `InvalidArgument`, which names `function`, if there is none.
+    /// `InvalidArgument` if there is none.
     #[inline]
-    pub(super) unsafe fn get<'a>(&self, handle: *const T, function: &str) -> Result<&'a T> {
+    pub unsafe fn get<'a>(&self, handle: *const T) -> Result<&'a T> {
         match self.slot_of(handle) {
             // SAFETY: the slot has had the object since before its handle was stored, and the caller guarantees that it stays.
             Some(slot) => Ok(unsafe { &*slot.object.load(Ordering::Relaxed) }),
-            None => Err(self.unknown(handle, function)),
+            None => Err(self.unknown(handle)),
         }
     }
 
@@ -88,12 +87,12 @@ impl<T: 'static> HandleTable<T> {
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    pub(super) fn take(&'static self, handle: *const T, function: &str) -> Result<Box<T>> {
+    pub fn take(&'static self, handle: *const T) -> Result<Box<T>> {
         let taken = |slot: &&Slot<T>| {
             slot.live.compare_exchange(handle.addr(), 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let Some(slot) = self.slot_of(handle).filter(taken) else {
-            return Err(self.unknown(handle, function));
+            return Err(self.unknown(handle));
         };
         let object = slot.object.swap(null_mut(), Ordering::Relaxed);
         self.free().push(Self::index_of(handle.addr()));
@@ -145,12 +144,13 @@ impl<T: 'static> HandleTable<T> {
     }
 
     #[cold]
-    fn unknown(&self, handle: *const T, function: &str) -> Error {
+    fn unknown(&self, handle: *const T) -> Error {
         let Self { object, end, .. } = self;
-        if let Err(error) = check_not_null(handle, function, &format!("the {object}")) {
-            return error;
-        }
-        Error::invalid_argument(format!("{function}: {handle:p} is no {object}: it was {end}, or never made"))
+        Error::invalid_argument(if handle.is_null() {
+            format!("the {object} is NULL")
+        } else {
+            format!("{handle:p} is no {object}: it was {end}, or never made")
+        })
     }
 }
 
@@ -162,20 +162,20 @@ mod tests {
     fn a_handle_is_used_once() {
         static TABLE: HandleTable<u32> = HandleTable::new("thing", "freed");
         // SAFETY: no other thread takes things.
-        let get = |handle: *mut u32| unsafe { TABLE.get(handle, "function") };
+        let get = |handle: *mut u32| unsafe { TABLE.get(handle) };
         let first = TABLE.insert(1).expect("room");
         let second = TABLE.insert(2).expect("room");
         assert_eq!((get(first).copied().ok(), get(second).copied().ok()), (Some(1), Some(2)));
-        assert_eq!(*TABLE.take(first, "function").expect("live"), 1);
+        assert_eq!(*TABLE.take(first).expect("live"), 1);
         let third = TABLE.insert(3).expect("room");
         assert_eq!(third.addr() as u32, first.addr() as u32, "the slot is used again");
         for stale in [first, without_provenance_mut(1), without_provenance_mut(usize::MAX)] {
             let message = get(stale).expect_err("no such thing").message().to_owned();
-            assert_eq!(message, format!("function: {stale:p} is no thing: it was freed, or never made"));
-            assert!(TABLE.take(stale, "function").is_err());
+            assert_eq!(message, format!("{stale:p} is no thing: it was freed, or never made"));
+            assert!(TABLE.take(stale).is_err());
         }
         let message = get(null_mut()).expect_err("NULL").message().to_owned();
-        assert_eq!(message, "function: the thing is NULL");
+        assert_eq!(message, "the thing is NULL");
         assert_eq!(get(third).copied().ok(), Some(3));
     }
 
@@ -186,7 +186,7 @@ mod tests {
             let handle = TABLE.insert(vec![round as u8]).expect("room").expose_provenance();
             if round % SLOTS == 0 {
                 let taken = std::thread::scope(|scope| {
-                    let take = || TABLE.take(std::ptr::with_exposed_provenance(handle), "function").is_ok();
+                    let take = || TABLE.take(std::ptr::with_exposed_provenance(handle)).is_ok();
                     let threads = [scope.spawn(take), scope.spawn(take), scope.spawn(take)];
                     threads.map(|thread| usize::from(thread.join().expect("no panic"))).iter().sum::<usize>()
                 });

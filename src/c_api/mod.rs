@@ -14,7 +14,8 @@ pub mod exchanges;
 #[cfg(test)]
 mod fuzz;
 pub mod groups;
-mod handles;
+#[doc(hidden)]
+pub mod handles;
 pub mod interrupt;
 pub mod statistics;
 pub mod status;
