@@ -60,7 +60,9 @@ fn the_first_command_of_the_readme_prints_a_table_and_no_warning() {
         ("FLEXRING_CUDA_KERNELS", "nvrtc"),
     ]);
     let text = crate::programs::succeed(&mut cargo, LIMIT);
-    let (notes, rows): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.starts_with('#'));
+    // On a busy machine ranks that start slowly are waited for, which the others say after 5 s.
+    let lines = text.lines().filter(|line| !line.contains(": waiting for "));
+    let (notes, rows): (Vec<&str>, Vec<&str>) = lines.partition(|line| line.starts_with('#'));
     // Other lines are those of the table: sizes, and times of 13 columns.
     let sizes: Vec<&str> = rows.iter().filter_map(|row| row.split_whitespace().next()).collect();
     assert_eq!(sizes, ["8", "128", "2048", "32768"], "{text}");
