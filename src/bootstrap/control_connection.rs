@@ -51,6 +51,27 @@ const ROOT_CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// ranks.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
+/// How and why a rank ends its world.
+#[derive(Clone, Copy, Debug)]
+pub enum Abort<'a> {
+    /// At once, for this reason.
+    AtOnce(&'a str),
+    /// For this reason, by a process that is about to end: the coordinator has the message when the abort returns, after a second at most.
+    BeforeExit(&'a str),
+    /// Because the process is about to end, otherwise as `BeforeExit`. The cause is a verb phrase, which the errors of the other ranks contain.
+    OnExit(&'a str),
+}
+
+impl Abort<'_> {
+    /// The error of the rank that aborts.
+    pub(crate) fn error_of(self, rank: Rank) -> Error {
+        match self {
+            Self::AtOnce(reason) | Self::BeforeExit(reason) => Error::aborted(reason).of_rank(rank),
+            Self::OnExit(cause) => Error::peer_lost(format!("rank {rank} {cause}")),
+        }
+    }
+}
+
 /// One rank's membership of its world.
 #[derive(Debug)]
 pub struct ControlConnection {
@@ -370,34 +391,23 @@ impl ControlConnection {
         CallsMade { finished: last.saturating_sub(u64::from(has_failed)), has_failed }
     }
 
-    /// Aborts this world, from any thread and at once: raises the fault here and lets the coordinator notify
-    /// the other ranks.
-    pub fn abort(&self, reason: &str) {
-        self.shared.fault.raise(Error::aborted(reason).of_rank(self.rank));
-        self.shared.send(ToCoordinator::Abort { reason: reason.into() });
-    }
-
-    /// Aborts this world because this process is about to end. `cause` is a verb phrase, which the errors of the other ranks contain.
-    /// Returns when the coordinator has the message, after a second at most.
-    pub fn abort_on_exit(&self, cause: &str) {
-        let own = Error::aborted(format!("rank {} {cause}", self.rank));
-        self.abort_and_wait(ToCoordinator::Exit { cause: cause.into() }, own);
-    }
-
-    /// [`abort`](Self::abort) for a process that is about to end: returns when the coordinator has the message, after a second at most.
-    pub fn abort_before_exit(&self, reason: &str) {
-        let own = Error::aborted(reason).of_rank(self.rank);
-        self.abort_and_wait(ToCoordinator::Abort { reason: reason.into() }, own);
-    }
-
-    fn abort_and_wait(&self, message: ToCoordinator, own: Error) {
-        if self.shared.fault.check().is_err() {
-            return;
+    /// Ends this world on all ranks, from any thread.
+    pub fn abort(&self, abort: Abort<'_>) {
+        let message = match abort {
+            Abort::AtOnce(reason) | Abort::BeforeExit(reason) => {
+                ToCoordinator::Abort { reason: reason.into() }
+            }
+            Abort::OnExit(cause) => ToCoordinator::Exit { cause: cause.into() },
+        };
+        if matches!(abort, Abort::AtOnce(_)) {
+            self.shared.fault.raise(abort.error_of(self.rank));
+            self.shared.send(message);
+        } else if self.shared.fault.check().is_ok() {
+            self.shared.send(message);
+            // Once the fault is raised, a wait ends early.
+            self.shared.wait(ROOT_CAUSE_TIMEOUT, |state| state.root_cause.is_some() || state.ended);
+            self.shared.fault.raise(abort.error_of(self.rank));
         }
-        self.shared.send(message);
-        // Once the fault is raised, a wait ends early.
-        self.shared.wait(ROOT_CAUSE_TIMEOUT, |state| state.root_cause.is_some() || state.ended);
-        self.shared.fault.raise(own);
     }
 
     /// Tells the other ranks that this one makes no more calls, without waiting: dropping does the rest. Links are closed afterwards, so

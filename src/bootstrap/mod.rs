@@ -61,7 +61,7 @@ mod tests;
 
 pub(crate) use call_state::departed_before_call;
 pub use call_state::{CallState, CallStateCell};
-pub use control_connection::ControlConnection;
+pub use control_connection::{Abort, ControlConnection};
 pub use coordinator::{Coordinator, create_unique_id};
 pub use framed_stream::ControlRoute;
 pub use interfaces::{

@@ -6,7 +6,7 @@
 
 use super::carriers;
 use crate::bootstrap::{
-    CallState, CallsMade, ControlConnection, ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus,
+    Abort, CallState, CallsMade, ControlConnection, ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus,
     departed_before_call, excluded_by, host_name,
 };
 use crate::call::Call;
@@ -61,30 +61,12 @@ impl ControlPlane {
         }
     }
 
-    /// Ends the communicator on all ranks, for this reason.
-    pub(super) fn abort(&self, fault: &Fault, rank: Rank, reason: &str) {
+    /// Ends the communicator on all ranks.
+    pub(super) fn abort(&self, fault: &Fault, rank: Rank, abort: Abort<'_>) {
         match self {
-            Self::Processes(connection) => connection.abort(reason),
+            Self::Processes(connection) => connection.abort(abort),
             Self::Threads(_) => {
-                fault.raise(Error::aborted(reason).of_rank(rank));
-            }
-        }
-    }
-
-    /// [`abort`](Self::abort) for a process that is about to end. The others have got the reason when it returns, after a second at most.
-    pub(super) fn abort_before_exit(&self, fault: &Fault, rank: Rank, reason: &str) {
-        match self {
-            Self::Processes(connection) => connection.abort_before_exit(reason),
-            Self::Threads(_) => self.abort(fault, rank, reason),
-        }
-    }
-
-    /// Ends the communicator on all ranks because this process is about to end, for this reason: a verb phrase.
-    pub(super) fn abort_on_exit(&self, fault: &Fault, rank: Rank, cause: &str) {
-        match self {
-            Self::Processes(connection) => connection.abort_on_exit(cause),
-            Self::Threads(_) => {
-                fault.raise(Error::peer_lost(format!("rank {rank} {cause}")));
+                fault.raise(abort.error_of(rank));
             }
         }
     }

@@ -59,7 +59,7 @@ pub use request::{Owned, Request};
 pub(crate) use unfinished::abort_unfinished;
 pub use user_memory::Registered;
 
-use crate::bootstrap::{ControlConnection, Identity, UniqueId, identity};
+use crate::bootstrap::{Abort, ControlConnection, Identity, UniqueId, identity};
 use crate::config::{Config, environment};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
@@ -81,8 +81,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use thread_calls::ThreadCall;
 use worker::Worker;
 
-/// What the abort of a call that a panic leaves behind says to the other ranks.
-const PANICKED: &str = "its program panicked during a call";
+/// Ends a call that a panic leaves behind.
+const PANICKED: Abort<'_> = Abort::AtOnce("its program panicked during a call");
+
+/// Longest reason why a process is about to end, in characters.
+const LONGEST_CAUSE: usize = 500;
 
 /// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order, apart from
 /// [sends and receives](Self::group).
@@ -266,7 +269,7 @@ impl Communicator {
     /// calls return an error on every rank. Has no effect in a forked child.
     pub fn abort(&self) {
         if self.is_in_creator() {
-            self.runner.abort("the communicator was aborted");
+            self.runner.abort(Abort::AtOnce("the communicator was aborted"));
         }
     }
 
@@ -276,7 +279,9 @@ impl Communicator {
     /// [`abort`](Self::abort).
     pub fn abort_on_exit(&self, cause: &str) {
         if self.is_in_creator() {
-            self.runner.abort_on_exit(cause);
+            let printable = |letter: char| if letter.is_control() { ' ' } else { letter };
+            let cause: String = cause.chars().map(printable).take(LONGEST_CAUSE).collect();
+            self.runner.abort(Abort::OnExit(&cause));
         }
     }
 

@@ -15,6 +15,7 @@ use super::registration_gate::RunningCall;
 use super::request::CallOutcome;
 use super::shared_call::SharedCall;
 use super::user_memory::UserMemory;
+use crate::bootstrap::Abort;
 use crate::call::Call;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
@@ -30,9 +31,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Longest reason why a process is about to end, in characters.
-const LONGEST_CAUSE: usize = 500;
 
 /// Runs calls. Shared by the threads that make blocking calls and the worker that runs asynchronous ones.
 pub(super) struct CallRunner {
@@ -179,21 +177,9 @@ impl CallRunner {
         CallValidator { rank: self.rank, world: self.world, block_lists: &self.block_lists }
     }
 
-    /// Ends the communicator on all ranks, for this reason.
-    pub(super) fn abort(&self, reason: &str) {
-        self.control.abort(&self.fault, self.rank, reason);
-    }
-
-    /// [`abort`](Self::abort) for a process that is about to end.
-    pub(super) fn abort_before_exit(&self, reason: &str) {
-        self.control.abort_before_exit(&self.fault, self.rank, reason);
-    }
-
-    /// Ends the communicator on all ranks because this process is about to end, for this reason.
-    pub(super) fn abort_on_exit(&self, cause: &str) {
-        let printable = |letter: char| if letter.is_control() { ' ' } else { letter };
-        let cause: String = cause.chars().map(printable).take(LONGEST_CAUSE).collect();
-        self.control.abort_on_exit(&self.fault, self.rank, &cause);
+    /// Ends the communicator on all ranks.
+    pub(super) fn abort(&self, abort: Abort<'_>) {
+        self.control.abort(&self.fault, self.rank, abort);
     }
 
     /// Locks the state. After a panic the executor has given up its links and refuses to run, so a poisoned lock is safe
@@ -224,7 +210,7 @@ impl CallRunner {
         reach(FaultPoint::CallFails);
         if self.fault.get().is_none() && failure.kind() == ErrorKind::Aborted {
             // There is no other cause to wait for.
-            self.abort(failure.message());
+            self.abort(Abort::AtOnce(failure.message()));
         }
         let error = match self.fault.get() {
             Some(error) => error.clone(),

@@ -5,6 +5,7 @@
 
 use super::runner::CallRunner;
 use super::thread_calls::ThreadCall;
+use crate::bootstrap::Abort;
 use crate::process::PerProcess;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,8 +17,8 @@ const ABORT_LIMIT: Duration = Duration::from_secs(2);
 /// How often it is checked whether calls are over.
 const STEP: Duration = Duration::from_millis(1);
 
-/// What the abort of an unfinished call says to the other ranks.
-pub(super) const EXITS: &str = "its process exits during a call";
+/// Ends an unfinished call.
+const EXITS: Abort<'_> = Abort::BeforeExit("its process exits during a call");
 
 /// The runners of this process, and some that are dropped.
 static RUNNERS: PerProcess<Mutex<Vec<Weak<CallRunner>>>> = PerProcess::new();
@@ -45,7 +46,7 @@ pub(crate) fn abort_unfinished(patience: Duration) {
     for runner in &aborted {
         runner.abandoned.store(true, Ordering::Relaxed);
         if runner.fault.get().is_none() {
-            runner.abort_before_exit(EXITS);
+            runner.abort(EXITS);
         }
     }
     // A signal handler may exit during a call of this thread, which does not end then.

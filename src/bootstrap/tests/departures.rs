@@ -1,5 +1,6 @@
 //! Ranks that leave while other ranks are in, or enter, a call beyond their last.
 
+use super::super::Abort;
 use super::super::call_state::example_call;
 use super::super::protocol::ToRank;
 use super::failures::{member_of_fake_coordinator, send_all};
@@ -141,7 +142,7 @@ fn a_process_that_is_about_to_end_names_the_reason() {
     watched(|| {
         for failing in [2, 0] {
             let members = world_after_call_16();
-            members[failing].control.abort_on_exit("raised ValueError: no data (train.py:20)");
+            members[failing].control.abort(Abort::OnExit("raised ValueError: no data (train.py:20)"));
             let process = Process::current();
             let expected = format!("rank {failing} ({process}) raised ValueError: no data (train.py:20)");
             assert_eq!(common_fault(&members), Error::peer_lost(expected));

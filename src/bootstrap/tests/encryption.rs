@@ -1,5 +1,6 @@
 //! Encrypted control connections: what others on the network see of them, and what they can change.
 
+use super::super::Abort;
 use super::super::frame_decoder::Preamble;
 use super::super::framed_stream::ReceivedFrames;
 use super::super::protocol::{ENCRYPTED, FRAME_LIMIT, OPENING_LIMIT, ToRank, decode, encode, frame_of};
@@ -63,7 +64,7 @@ fn ranks_meet_exchange_and_fail_together_over_encrypted_connections() {
         for length in [0, 100, 20_000, 100_000] {
             exchange(&members, length);
         }
-        members[2].control.abort("the test wants it");
+        members[2].control.abort(Abort::AtOnce("the test wants it"));
         for member in &members {
             let fault = member.wait_for_fault();
             assert!(fault.message().contains("the test wants it"), "{fault}");

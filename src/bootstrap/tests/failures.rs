@@ -1,5 +1,6 @@
 //! Failures after the rendezvous, as all ranks see them.
 
+use super::super::Abort;
 use super::super::CallState;
 use super::super::call_state::example_call;
 use super::super::handshake::{Admission, AdmissionStep, Gate};
@@ -92,7 +93,7 @@ fn an_abort_from_any_rank_reaches_all() {
     watched(|| {
         for rank in 0..3 {
             let (members, others) = (world(3), world(2));
-            members[rank].control.abort("the user gave up");
+            members[rank].control.abort(Abort::AtOnce("the user gave up"));
             assert!(members[rank].fault.get().is_some(), "the own fault is raised at once");
             let error = common_fault(&members);
             assert_eq!(error.kind(), ErrorKind::Aborted);
@@ -193,7 +194,7 @@ fn the_coordinator_outlives_its_own_rank() {
     watched(|| {
         let mut members = world(3);
         members.remove(0).control.leave();
-        members[1].control.abort("late");
+        members[1].control.abort(Abort::AtOnce("late"));
         assert_eq!(common_fault(&members).message(), "rank 2: late");
     });
 }

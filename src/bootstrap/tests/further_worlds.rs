@@ -1,5 +1,6 @@
 //! Further worlds over the control connections of one.
 
+use super::super::Abort;
 use super::super::call_state::example_call;
 use super::super::protocol::WorldId;
 use super::super::running_job::RunningJob;
@@ -138,7 +139,7 @@ fn members_have_ranks_and_a_secret_of_their_own() {
         let deeper = open(&all, 3, &[0, 2]);
         assert!(code(&deeper[0]) != code(&pair[0]));
         exchange(&deeper);
-        deeper[1].control.abort("the user gave up");
+        deeper[1].control.abort(Abort::AtOnce("the user gave up"));
         assert_eq!(common_fault(&deeper).message(), "rank 1: the user gave up");
         for world in [&first, &pair, &all] {
             assert_well(world);
@@ -203,7 +204,7 @@ fn abort_and_failure_in_one_world_leave_the_others() {
         let first = world(3);
         let a = open(&first, 1, &[0, 1, 2]);
         let b = open(&first, 2, &[0, 2]);
-        a[1].control.abort("the user gave up");
+        a[1].control.abort(Abort::AtOnce("the user gave up"));
         assert_eq!(common_fault(&a).message(), "rank 1: the user gave up");
         let root_cause = b[1].control.report(Error::system("out of memory"));
         assert_eq!(root_cause.message(), "rank 1: out of memory");
@@ -211,7 +212,7 @@ fn abort_and_failure_in_one_world_leave_the_others() {
         exchange(&first);
         // The first one fails, and others go on.
         let c = open(&first, 3, &[0, 1]);
-        first[2].control.abort("enough");
+        first[2].control.abort(Abort::AtOnce("enough"));
         assert_eq!(common_fault(&first).message(), "rank 2: enough");
         exchange(&c);
         let d = open(&first, 4, &[0, 1, 2]);
