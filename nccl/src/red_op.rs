@@ -8,6 +8,7 @@ use crate::types::{
     NCCL_NUM_OPS, NCCL_SCALAR_DEVICE, NCCL_SCALAR_HOST_IMMEDIATE, ncclComm_t, ncclDataType_t, ncclRedOp_t,
     ncclResult_t, ncclScalarResidence_t,
 };
+use flexring::c_api::DefaultFloatEnvironment;
 use flexring::c_api::types::{
     FLEXRING_AVG, FLEXRING_BFLOAT16, FLEXRING_FLOAT8E4M3, FLEXRING_FLOAT8E5M2, FLEXRING_FLOAT16,
     FLEXRING_FLOAT32, FLEXRING_FLOAT64, FLEXRING_INT8, FLEXRING_INT32, FLEXRING_INT64, FLEXRING_UINT8,
@@ -90,6 +91,7 @@ nccl_functions! {
         if scalar.is_null() {
             return Err(Failure::argument("scalar is NULL"));
         }
+        let _default = DefaultFloatEnvironment::enter();
         // SAFETY: the pointer is not NULL, and the caller guarantees an element of this type there.
         let factor = exact(unsafe { read(scalar, dtype) })?;
         let mut created = 0;

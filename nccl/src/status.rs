@@ -4,7 +4,7 @@ use crate::comm::Comm;
 use crate::group;
 use crate::handles;
 use crate::types::{NCCL_VERSION_CODE, ncclComm_t, ncclResult_t};
-use flexring::c_api::status::{DefaultFloatEnvironment, flexring_last_error, flexring_result};
+use flexring::c_api::status::{flexring_last_error, flexring_result};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
@@ -81,7 +81,6 @@ pub(crate) fn guarded_in_group(name: &str, body: impl FnOnce() -> Outcome<ncclRe
 
 /// The outcome of the function `name`, with its failure recorded.
 fn ended(name: &str, body: impl FnOnce() -> Outcome<ncclResult_t>) -> Outcome<ncclResult_t> {
-    let _default = DefaultFloatEnvironment::enter();
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Failure::panicked()));
     outcome.map_err(|failure| failure.context(name)).inspect_err(record)
 }

@@ -23,4 +23,4 @@ pub mod types;
 pub mod unique_id;
 
 // For a library over this one whose threads must respect the program, too.
-pub use crate::process::spawn;
+pub use crate::process::{DefaultFloatEnvironment, spawn};

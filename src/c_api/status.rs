@@ -1,8 +1,6 @@
 //! Result codes, and the message of the last error.
 
 use crate::error::{Error, ErrorKind, Result};
-#[doc(hidden)]
-pub use crate::process::DefaultFloatEnvironment;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -59,7 +57,6 @@ thread_local! {
 
 /// Runs the body of an entry point. Errors and panics become a code, and a message for `flexring_last_error`.
 pub(super) fn guarded(body: impl FnOnce() -> Result<()>) -> flexring_result {
-    let _default = DefaultFloatEnvironment::enter();
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::panicked(&*panic)));
     let Err(error) = outcome else {
         return flexring_result::FLEXRING_SUCCESS;

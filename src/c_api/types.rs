@@ -3,7 +3,9 @@
 use super::status::{check_pointer, flexring_result, guarded};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
+use crate::process::DefaultFloatEnvironment;
 use std::ffi::c_int;
+use std::hint::black_box;
 
 /// The type of one element: FLEXRING_INT8 and so on. The numbers below 12 are those of ncclDataType_t.
 #[allow(non_camel_case_types, reason = "named as C names types")]
@@ -96,7 +98,12 @@ pub(super) fn op_of(code: flexring_op) -> Result<ReduceOp> {
 const PREMUL_SUM: u64 = 0x464c_5831 << 32;
 
 fn factor_of(code: flexring_op) -> Option<f64> {
-    (code >> 32 == PREMUL_SUM >> 32).then(|| f64::from(f32::from_bits(code as u32)))
+    if code >> 32 != PREMUL_SUM >> 32 {
+        return None;
+    }
+    // Otherwise the conversion would flush a subnormal factor where the program's thread flushes.
+    let _default = DefaultFloatEnvironment::enter();
+    Some(f64::from(f32::from_bits(black_box(code) as u32)))
 }
 
 /// Makes an operation that sums each rank's elements times that rank's own `factor`. Ranks may give different

@@ -113,7 +113,6 @@ impl Communicator {
     /// `InvalidSetting` for an environment variable whose value is not accepted; `Rendezvous` if the ranks do not find each other
     /// in time; `Disagreement` if they differ in version or settings.
     pub fn from_env() -> Result<Self> {
-        let _default = DefaultFloatEnvironment::enter();
         let (config, identity) = Self::settings(|config| identity(config, environment))?;
         Self::with_config(&config, &identity)
     }
@@ -124,7 +123,6 @@ impl Communicator {
     /// # Errors
     /// As for [`from_env`](Self::from_env), and `InvalidArgument` if `rank` is not in the world.
     pub fn from_unique_id(world: usize, id: &UniqueId, rank: Rank) -> Result<Self> {
-        let _default = DefaultFloatEnvironment::enter();
         let (config, identity) = Self::settings(|_| Identity::from_unique_id(world, id, rank))?;
         Self::with_config(&config, &identity)
     }
@@ -132,6 +130,7 @@ impl Communicator {
     /// The settings of the environment, and the rank that `identity` gives. If a setting is invalid, the ranks that wait for this one
     /// learn why it does not come.
     pub(crate) fn settings(identity: impl FnOnce(&Config) -> Result<Identity>) -> Result<(Config, Identity)> {
+        let _default = DefaultFloatEnvironment::enter();
         let (config, failure) = Config::read_partly(environment);
         match (identity(&config), failure) {
             (identity, None) => Ok((config, identity?)),

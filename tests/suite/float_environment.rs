@@ -6,12 +6,18 @@
 
 use crate::harness::{Setup, World, cases, spawn};
 use fastrand::Rng;
+use flexring::c_api::collectives::flexring_all_reduce;
+use flexring::c_api::comm::{flexring_comm_free, flexring_comm_init_rank};
+use flexring::c_api::status::flexring_result;
+use flexring::c_api::types::{FLEXRING_FLOAT64, flexring_op_create_premul_sum};
+use flexring::c_api::unique_id::{flexring_get_unique_id, flexring_unique_id};
 use flexring::config::Simd;
 use flexring::device::host::Host;
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Communicator, Element, ReduceOp};
 use half::{bf16, f16};
 use std::arch::asm;
+use std::ptr::null_mut;
 
 /// The register with the settings of a thread: MXCSR.
 #[cfg(target_arch = "x86_64")]
@@ -202,5 +208,38 @@ fn communicators_of_threads_that_compute_otherwise_give_equal_bits() {
         for environment in register::ENVIRONMENTS {
             assert!(sums(environment) == expected, "{environment:#x}");
         }
+    }
+}
+
+/// What the C ABI gives for a sum of 1 times a subnormal factor, in a world of one rank.
+fn product_in_c(factor: f32) -> f64 {
+    let (mut comm, mut op) = (null_mut(), 0);
+    let mut id = flexring_unique_id { internal: [0; 128] };
+    let (one, mut product) = (1f64, 0f64);
+    let (from, to) = ((&raw const one).cast(), (&raw mut product).cast());
+    // SAFETY: all pointers are to variables of these types, and the handle is live until it is freed.
+    let results = unsafe {
+        [
+            flexring_get_unique_id(&raw mut id),
+            flexring_comm_init_rank(&raw mut comm, 1, id, 0),
+            flexring_op_create_premul_sum(factor, &raw mut op),
+            flexring_all_reduce(from, to, 1, FLEXRING_FLOAT64, op, comm, null_mut()),
+            flexring_comm_free(comm),
+        ]
+    };
+    assert_eq!(results, [flexring_result::FLEXRING_SUCCESS; 5]);
+    product
+}
+
+#[test]
+fn factors_in_c_do_not_depend_on_how_the_threads_of_the_program_compute() {
+    if !World::Local.is_enabled() {
+        return;
+    }
+    let factor = f32::from_bits(1);
+    for environment in register::ENVIRONMENTS {
+        let (product, after) = with_environment(environment, || product_in_c(factor));
+        assert_eq!(after, environment);
+        assert_eq!(product.to_bits(), f64::from(factor).to_bits(), "{environment:#x}");
     }
 }
