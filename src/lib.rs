@@ -40,7 +40,8 @@ pub mod logging;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod memory;
 mod named_file;
-mod peer_text;
+#[doc(hidden)]
+pub mod peer_text;
 pub mod plan;
 #[allow(unsafe_code, reason = "calls the C library")]
 mod process;

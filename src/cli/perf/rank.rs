@@ -18,6 +18,7 @@ use flexring::call::Collective;
 use flexring::communicator::{Owned, RailStatistics};
 use flexring::config::{Config, Size, environment};
 use flexring::float8::{F8E4M3, F8E5M2};
+use flexring::peer_text::PeerText;
 use flexring::{Boolean, Communicator, DType, Error, ReduceOp, Result};
 use half::{bf16, f16};
 
@@ -206,9 +207,9 @@ fn gather_ranks(comm: &Communicator, gpu: Option<RankGpu>) -> Result<Vec<RankInf
     let mut all = vec![0u32; 2 * comm.world_size()];
     all[2 * comm.rank()..][..2].copy_from_slice(&numbers);
     comm.all_reduce(&mut all, ReduceOp::Sum)?;
-    let hosts = gather_texts(comm, &host_name())?;
+    let hosts = gather_names(comm, &host_name())?;
     let (name, address) = gpu.as_ref().map_or(("", ""), |gpu| (&gpu.name, &gpu.address));
-    let (names, addresses) = (gather_texts(comm, name)?, gather_texts(comm, address)?);
+    let (names, addresses) = (gather_names(comm, name)?, gather_names(comm, address)?);
     let gpus = names.into_iter().zip(addresses).zip(all.chunks(2));
     let gpus = gpus.map(|((name, address), numbers)| {
         (!address.is_empty()).then_some(RankGpu { number: numbers[1], address, name })
@@ -238,9 +239,10 @@ fn gather_rails(comm: &Communicator) -> Result<Vec<Vec<RailStatistics>>> {
     Ok(texts.iter().map(|text| serde_json::from_str(text).unwrap_or_default()).collect())
 }
 
-/// The text of every rank, each cut to [`NAME_BYTES`].
-fn gather_texts(comm: &Communicator, text: &str) -> Result<Vec<String>> {
-    gather_cut_texts(comm, text, NAME_BYTES)
+/// The name of every rank, each cut to [`NAME_BYTES`] and safe to print.
+fn gather_names(comm: &Communicator, name: &str) -> Result<Vec<String>> {
+    let names = gather_cut_texts(comm, name, NAME_BYTES)?;
+    Ok(names.iter().map(|name| PeerText::from(&**name).into()).collect())
 }
 
 /// The text of every rank, each cut to this many bytes.
@@ -250,4 +252,21 @@ fn gather_cut_texts(comm: &Communicator, text: &str, most: usize) -> Result<Vec<
     comm.all_reduce(&mut all, ReduceOp::Sum)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
     Ok(all.chunks(most).map(text).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_ranks_are_safe_to_print() {
+        let comms = Communicator::local(2).expect("two ranks");
+        let names = ["node-1", "node\u{1b}[2J\u{202e}2\n"];
+        let gathered = std::thread::scope(|scope| {
+            let gather = |comm: &Communicator| gather_names(comm, names[comm.rank()]).expect("names");
+            let ranks: Vec<_> = comms.iter().map(|comm| scope.spawn(move || gather(comm))).collect();
+            ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect::<Vec<_>>()
+        });
+        assert_eq!(gathered, [["node-1", "node?[2J?2?"], ["node-1", "node?[2J?2?"]]);
+    }
 }

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[non_exhaustive]
 pub struct RailStatistics {
     /// The name of the device, such as `mlx5_0`.
+    #[serde(deserialize_with = "crate::peer_text::one_line")]
     pub device: String,
     /// The number of the port, from 1.
     pub port: u8,
