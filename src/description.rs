@@ -1,4 +1,4 @@
-//! Reads topologies, plans and tuning profiles from files.
+//! Reads topologies, plans, tuning profiles and descriptions of machines from files.
 //!
 //! Owns the file access for `plan`, which does no I/O, and the longest files. Must not know the formats.
 
@@ -9,6 +9,7 @@ use crate::plan::schedule::Schedule;
 use crate::plan::topology::Topology;
 use crate::plan::{plan_file, topology_file, tuning};
 use std::io;
+use std::path::Path;
 
 /// Longest topology. A million nodes take less than half of it.
 const LONGEST_TOPOLOGY: Size = Size(64 << 20);
@@ -16,8 +17,11 @@ const LONGEST_TOPOLOGY: Size = Size(64 << 20);
 /// Longest plan. A ring of 3,000 ranks takes about half of it.
 const LONGEST_PLAN: Size = Size(512 << 20);
 
+/// Longest description of a machine. One with 8 GPUs and 16 RDMA ports takes less than 1 MiB.
+const LONGEST_MACHINE: Size = Size(64 << 20);
+
 /// The text of the file at `path`, which may have at most `longest` bytes.
-fn text_of(path: &str, longest: Size) -> io::Result<String> {
+fn text_of(path: impl AsRef<Path>, longest: Size) -> io::Result<String> {
     let bytes = named_file::read(path.as_ref(), longest)?;
     String::from_utf8(bytes).map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
 }
@@ -79,6 +83,14 @@ pub fn tuning_profile(path: &str) -> Result<String> {
     })
 }
 
+/// The text of the file with this name that describes a machine.
+///
+/// # Errors
+/// Those of the system; `InvalidInput` for what is no regular file, `FileTooLarge` for a long one.
+pub fn machine(path: &Path) -> io::Result<String> {
+    text_of(path, LONGEST_MACHINE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +125,7 @@ mod tests {
             refused(topology(path, None).expect_err("no file"));
             refused(plan(path).expect_err("no file"));
             refused(tuning_profile(path).expect_err("no file"));
+            refused(Error::io("machine", machine(path.as_ref()).expect_err("no file")));
         }
         let long = folder.path().join("long");
         std::fs::write(&long, vec![b' '; tuning::LONGEST_FILE + 1]).expect("a file");

@@ -149,6 +149,10 @@ def _candidates() -> list[str]:
 def _load() -> tuple[ctypes.CDLL, str]:
     failures = []
     for path in _candidates():
+        if os.path.exists(path) and not os.path.isfile(path):
+            # The loader would wait for the writer of a pipe.
+            failures.append(f"{path}: it is no regular file")
+            continue
         try:
             # ctypes releases the interpreter's lock while a function of a CDLL runs.
             return ctypes.CDLL(path), path

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -370,6 +371,14 @@ class Processes(unittest.TestCase):
         self.assertNotEqual(ended.returncode, 0)
         self.assertIn("/nowhere/libflexring.so", ended.stderr)
         self.assertIn("ImportError", ended.stderr)
+
+    def test_a_library_that_is_a_pipe_or_a_folder_is_refused_at_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = os.path.join(folder, "libflexring.so")
+            os.mkfifo(pipe)
+            for path in (pipe, folder):
+                ended = self.run_python("import flexring", FLEXRING_LIBRARY=path)
+                self.assertIn(f"{path}: it is no regular file", ended.stderr)
 
     def test_errors_quote_bad_settings(self):
         program = "import flexring; flexring.Communicator.from_env()"

@@ -11,6 +11,7 @@
 //! Must not know what the files mean.
 
 use crate::error::CommandError;
+use flexring::description;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, symlink};
@@ -34,7 +35,7 @@ impl Machine {
             let root = path.canonicalize().map_err(unreadable)?;
             return Self { root, is_own: false }.checked(path);
         }
-        let text = fs::read_to_string(path).map_err(unreadable)?;
+        let text = description::machine(path).map_err(unreadable)?;
         let unwritable =
             |cause: io::Error| CommandError::Failed(format!("cannot write the machine's files: {cause}"));
         // Removed by its owner also if a line cannot be used.
