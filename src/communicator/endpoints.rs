@@ -8,8 +8,7 @@
 
 use crate::bootstrap::{self, ControlRoute, Interface};
 use crate::config::{Config, TransportChoice};
-use crate::error::{Error, Result};
-use crate::rank::Rank;
+use crate::error::Result;
 use std::cmp::Reverse;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -45,10 +44,7 @@ pub(super) fn shrink_addresses(config: &Config, route: Option<ControlRoute>) -> 
         // All ranks are on this node.
         return Ok(vec![Ipv4Addr::LOCALHOST.into()]);
     }
-    // Each has a socket for as long as there is a communicator, so there is one for each kind.
-    let addresses = listen_addresses(config, route)?;
-    let of_kind = |loopback| addresses.iter().find(|address| address.is_loopback() == loopback).copied();
-    Ok([false, true].into_iter().filter_map(of_kind).collect())
+    listen_addresses(config, route)
 }
 
 /// What peers learn about the addresses at which this rank listens.
@@ -83,21 +79,16 @@ impl PeerAddresses {
         Self { is_named: config.socket_ifname.is_some(), route, interfaces, defaults }
     }
 
-    /// The addresses of a peer in the order in which this rank tries them.
+    /// The addresses of a peer in the order in which this rank tries them for links.
     pub(super) fn ordered(&self, endpoints: &[LinkEndpoint], same_node: bool) -> Vec<SocketAddr> {
-        let is_inside = same_node && !self.is_named;
-        let matching: Vec<&LinkEndpoint> =
-            endpoints.iter().filter(|endpoint| endpoint.address.ip().is_loopback() == is_inside).collect();
-        if is_inside && !matching.is_empty() {
-            return matching.iter().map(|endpoint| endpoint.address).collect();
+        let usable = self.usable(endpoints, same_node);
+        if usable.iter().all(|endpoint| endpoint.address.ip().is_loopback()) {
+            return usable.iter().map(|endpoint| endpoint.address).collect();
         }
-        // On other nodes the loopback leads to unrelated processes.
-        let usable = if matching.is_empty() { endpoints.iter().collect() } else { matching };
         let paths = usable.into_iter().map(|endpoint| Path {
             address: endpoint.address,
             speed: endpoint.speed,
-            is_known: endpoint.is_known
-                || self.route.is_some_and(|route| route.coordinator == endpoint.address.ip()),
+            is_known: self.is_known(endpoint),
             from: bootstrap::route_source(endpoint.address.ip())
                 .and_then(|from| interface_of(&self.interfaces, from))
                 .map(|from| LocalSource {
@@ -108,6 +99,31 @@ impl PeerAddresses {
                 }),
         });
         in_order(paths.collect())
+    }
+
+    /// Those at which this rank asks a peer whether it shrinks. Which one is faster does not matter, and every rank needs those of all
+    /// others, so this asks the kernel for no route.
+    pub(super) fn for_shrink(&self, endpoints: &[LinkEndpoint], same_node: bool) -> Vec<SocketAddr> {
+        let mut usable = self.usable(endpoints, same_node);
+        usable.sort_by_key(|endpoint| !self.is_known(endpoint));
+        let addresses = usable.into_iter().map(|endpoint| endpoint.address).enumerate();
+        let leads_there = |(index, address): &(usize, SocketAddr)| {
+            *index == 0 || interface_of(&self.interfaces, address.ip()).is_none()
+        };
+        addresses.filter(leads_there).map(|(_, address)| address).collect()
+    }
+
+    /// Loopback within a node, and else the others, if there are any: on other nodes the loopback leads to unrelated processes.
+    fn usable<'a>(&self, endpoints: &'a [LinkEndpoint], same_node: bool) -> Vec<&'a LinkEndpoint> {
+        let is_inside = same_node && !self.is_named;
+        let matching: Vec<&LinkEndpoint> =
+            endpoints.iter().filter(|endpoint| endpoint.address.ip().is_loopback() == is_inside).collect();
+        if matching.is_empty() { endpoints.iter().collect() } else { matching }
+    }
+
+    /// Whether the address of a peer is known to work.
+    fn is_known(&self, endpoint: &LinkEndpoint) -> bool {
+        endpoint.is_known || self.route.is_some_and(|route| route.coordinator == endpoint.address.ip())
     }
 }
 
@@ -156,21 +172,6 @@ fn in_order(mut paths: Vec<Path>) -> Vec<SocketAddr> {
         (place, path.is_tunnel(), Reverse(path.speed()))
     });
     paths.into_iter().map(|path| path.address).collect()
-}
-
-/// By rank, the one of its addresses, `endpoints`, by which this rank asks it whether it shrinks.
-pub(super) fn shrink_endpoints<'a>(
-    config: &Config,
-    endpoints: impl Iterator<Item = &'a [SocketAddr]>,
-    same_node: &[bool],
-) -> Result<Vec<SocketAddr>> {
-    let endpoint = |(rank, (endpoints, same_node)): (Rank, (&[SocketAddr], &bool))| {
-        let loopback = *same_node && config.socket_ifname.is_none();
-        let endpoint = endpoints.iter().find(|endpoint| endpoint.ip().is_loopback() == loopback);
-        let missing = || Error::internal(format!("rank {rank} has no address for a shrink"));
-        endpoint.or(endpoints.first()).copied().ok_or_else(missing)
-    };
-    endpoints.zip(same_node).enumerate().map(endpoint).collect()
 }
 
 #[cfg(test)]
@@ -242,6 +243,23 @@ mod tests {
         let paths = vec![tunnel(1, [10; 2]), path(2, [0; 2], false, false), path(3, [0; 2], false, true)];
         assert_eq!(order(paths), [2, 1, 3]);
         assert_eq!(order(vec![tunnel(1, [100_000; 2]), path(2, [1_000; 2], true, false)]), [2, 1]);
+    }
+
+    #[test]
+    fn a_shrink_asks_at_the_known_address_first_and_not_at_addresses_of_this_machine() {
+        let own = "192.0.2.4".parse().expect("an address");
+        let interfaces = vec![Interface { name: "br0".to_owned(), address: own, up: true }];
+        let addresses = PeerAddresses { is_named: false, route: None, interfaces, defaults: [None; 2] };
+        let endpoint = |last: u8, known: u8| LinkEndpoint {
+            address: SocketAddr::from(([192, 0, 2, last], 1)),
+            speed: Some(100_000 / u32::from(last)),
+            is_known: last == known,
+        };
+        for (known, expected) in [(3, vec![3, 1, 2]), (4, vec![4, 1, 2, 3])] {
+            let endpoints = [1, 2, 3, 4].map(|last| endpoint(last, known));
+            let expected: Vec<_> = expected.iter().map(|last| endpoint(*last, known).address).collect();
+            assert_eq!(addresses.for_shrink(&endpoints, false), expected);
+        }
     }
 
     #[test]

@@ -88,7 +88,10 @@ impl Introduction {
             topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),
             descriptors: descriptors.as_ref().map(DescriptorExchange::address),
             shared_room: room.flatten(),
-            shrink_endpoints: shrink_listener.as_ref().map(|it| it.endpoints().to_vec()).unwrap_or_default(),
+            shrink_endpoints: shrink_listener
+                .as_ref()
+                .map(|it| endpoints::described(it.endpoints(), route))
+                .unwrap_or_default(),
             endpoints: listener
                 .as_ref()
                 .map(|it| endpoints::described(&it.endpoints(), route))

@@ -7,7 +7,7 @@ use super::Communicator;
 use super::blueprint::{Blueprint, LocalRank, WorldSpec};
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
 use super::cores::Cores;
-use super::endpoints;
+use super::endpoints::PeerAddresses;
 use super::gpu;
 use super::inter_node::{self, InterNodeSetup};
 use super::introduction::{ConnectionOrigin, Introduction, has_room};
@@ -230,8 +230,13 @@ impl Communicator {
         };
         let service = match shrink_listener {
             Some(listener) => {
-                let listening = infos.iter().map(|info| info.shrink_endpoints.as_slice());
-                let endpoints = endpoints::shrink_endpoints(config, listening, &same_node)?;
+                let addresses = PeerAddresses::new(config, connection.route());
+                let ordered = |(rank, info): (Rank, &PeerInfo)| {
+                    let ordered = addresses.for_shrink(&info.shrink_endpoints, same_node[rank]);
+                    let missing = || Error::internal(format!("rank {rank} has no address for a shrink"));
+                    (!ordered.is_empty()).then_some(ordered).ok_or_else(missing)
+                };
+                let endpoints = infos.iter().enumerate().map(ordered).collect::<Result<Vec<_>>>()?;
                 // Random numbers of all ranks, so that no other communicator has this key.
                 let nonces: Vec<&[u8]> = infos.iter().map(|info| info.nonce.as_slice()).collect();
                 let key = connection.secret().derive("shrink", &nonces);

@@ -10,7 +10,6 @@ use crate::error::{Error, Result};
 use crate::peer_text;
 use crate::transport::shm::ExchangeAddress;
 use crate::transport::verbs::port_selection::Offer;
-use std::net::SocketAddr;
 
 /// What a rank publishes about itself.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -34,7 +33,7 @@ pub(super) struct PeerInfo {
     /// Where this rank listens for TCP links.
     pub endpoints: Vec<LinkEndpoint>,
     /// Where this rank answers ranks that shrink the communicator.
-    pub shrink_endpoints: Vec<SocketAddr>,
+    pub shrink_endpoints: Vec<LinkEndpoint>,
     /// Random. The keys of links are derived from the job's secret and those of both ranks.
     pub nonce: [u8; 16],
     /// Ranks with equal numbers are threads of one process.

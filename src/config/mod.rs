@@ -222,7 +222,7 @@ settings! {
     socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, AnyValue,
         "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes. Unset: all but link-local ones and bridges without the default route. Ranks prefer the one over which they reach rank 0, unless their drivers say that another one is faster, and try the others if it does not lead to a peer.";
     port_range: Option<ListeningPorts> = "FLEXRING_PORT_RANGE", None, AnyValue,
-        "Ports of this node's listening sockets, apart from FLEXRING_MASTER_PORT: a rank listens for links and for shrinking, and the process that creates a unique id for the ranks. Firewalls between the nodes must allow them. A rank needs up to four ports, and up to two more for each communicator that it has beside others. Unset: the kernel chooses.";
+        "Ports of this node's listening sockets, apart from FLEXRING_MASTER_PORT: a rank listens for links and for shrinking, and the process that creates a unique id for the ranks. Firewalls between the nodes must allow them. A rank needs up to two ports for each of its addresses, and up to one more there for each communicator that it has beside others. Unset: the kernel chooses.";
     socket_family: Family = "FLEXRING_SOCKET_FAMILY", Family::Auto, AnyValue,
         "IP version of TCP links.";
     ibverbs: Option<String> = "FLEXRING_IBVERBS", None, AnyValue,

@@ -156,7 +156,7 @@ mod tests {
         let listener = ShrinkListener::bind(&[ip], None).expect("a port");
         let stopped = TcpListener::bind((ip, 0)).expect("a port");
         stopped.set_nonblocking(true).expect("a socket");
-        let endpoints = vec![listener.endpoints()[0], stopped.local_addr().expect("bound")];
+        let endpoints = vec![listener.endpoints().to_vec(), vec![stopped.local_addr().expect("bound")]];
         let config = Config { tls: Switch(true), socket_ifname: Some("=lo".to_owned()), ..Config::default() };
         let params =
             ShrinkServiceParams { me: 0, endpoints, key: key(), listener, ranks_per_core: 0, config };

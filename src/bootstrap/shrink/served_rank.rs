@@ -31,17 +31,30 @@ const LACKS: [Errno; 5] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOM
 #[derive(Debug)]
 pub(super) struct ServedRankParams {
     pub(super) session: SessionParams,
-    /// By rank.
-    pub(super) endpoints: Vec<SocketAddr>,
+    /// As [`ShrinkServiceParams::endpoints`](super::service::ShrinkServiceParams::endpoints).
+    pub(super) endpoints: Vec<Vec<SocketAddr>>,
     pub(super) ranks_per_core: usize,
     /// For the coordinator of a new world.
     pub(super) config: Config,
+}
+
+/// A connection that the kernel is making.
+#[derive(Debug)]
+struct PendingConnection {
+    rank: Rank,
+    /// The index of the endpoint.
+    endpoint: usize,
+    stream: TcpStream,
+    /// When the next endpoint is tried, if there is one.
+    until: Option<Instant>,
 }
 
 /// A connection, authenticated or not.
 #[derive(Debug)]
 struct ServedSession {
     session: Session,
+    /// Whether what its other end says about the rank's process counts: not at an address that may be that of another machine.
+    is_best: bool,
     opened: Instant,
     /// Closes once everything is sent.
     closing: bool,
@@ -56,7 +69,9 @@ pub(super) struct ServedRank {
     agreement: Agreement,
     sessions: Vec<ServedSession>,
     /// Connections that the kernel is making.
-    connecting: Vec<(Rank, TcpStream)>,
+    connecting: Vec<PendingConnection>,
+    /// By rank, the index of the endpoint that was reached last.
+    reached: Vec<usize>,
     /// Notices that travel on connections of their own.
     notices: Notices,
     /// The coordinator of the new world that this rank leads, until the world is joined. Dropping it cancels an incomplete
@@ -84,6 +99,7 @@ impl ServedRank {
             agreement: Agreement::new(*me, *world, silence, Instant::now()),
             sessions: Vec::new(),
             connecting: Vec::new(),
+            reached: vec![0; *world],
             notices: Notices::default(),
             coordinator: None,
             fault: None,
@@ -113,7 +129,7 @@ impl ServedRank {
 
     /// Adds what to poll for: connections that are being made, sessions, and notices.
     pub(super) fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
-        fds.extend(self.connecting.iter().map(|(_, stream)| PollFd::new(stream, PollFlags::OUT)));
+        fds.extend(self.connecting.iter().map(|pending| PollFd::new(&pending.stream, PollFlags::OUT)));
         fds.extend(
             self.sessions.iter().map(|served| PollFd::new(&served.session, served.session.poll_flags())),
         );
@@ -151,6 +167,7 @@ impl ServedRank {
             return;
         }
         self.has_events = false;
+        self.try_further_endpoints(now);
         if self.agreement.is_active() {
             self.agreement.on_tick(now);
         }
@@ -164,7 +181,9 @@ impl ServedRank {
         self.has_left = leaving;
         self.close_finished(now);
         let late = self.oldest_unauthenticated().map(|opened| opened + OPENING_TIMEOUT);
-        self.due = late.into_iter().chain(self.agreement.deadline(now)).chain(self.notices.deadline()).min();
+        let further = self.connecting.iter().filter_map(|pending| pending.until);
+        let due = further.chain(late).chain(self.agreement.deadline(now)).chain(self.notices.deadline());
+        self.due = due.min();
     }
 
     /// Carries out what the program has asked for. Whether the handle is being dropped.
@@ -213,8 +232,8 @@ impl ServedRank {
 
     /// Closes the connections that this rank made, once everything is sent.
     fn close_own(&mut self) {
-        for (rank, _) in self.connecting.drain(..) {
-            self.agreement.on_not_tried(rank, None);
+        for pending in self.connecting.drain(..) {
+            self.agreement.on_not_tried(pending.rank, None);
         }
         for served in self.sessions.iter_mut().filter(|served| served.session.is_initiator()) {
             served.closing = true;
@@ -236,7 +255,7 @@ impl ServedRank {
 
     fn execute(&mut self, action: AgreementAction, now: Instant) {
         match action {
-            AgreementAction::Connect(rank) => self.connect(rank, now),
+            AgreementAction::Connect(rank) => self.connect(rank, 0, now),
             AgreementAction::Send(rank, message) => {
                 if let Some(session) = self.session_of(rank)
                     && let Err(error) = session.send(message)
@@ -251,7 +270,10 @@ impl ServedRank {
                             log::error!("cannot send rank {rank} the notice of a shrink: {error}");
                         }
                     }
-                    None => self.notices.send(rank, self.params.endpoints[rank], notice, now),
+                    None => {
+                        let endpoint = self.params.endpoints[rank][self.reached[rank]];
+                        self.notices.send(rank, endpoint, notice, now);
+                    }
                 }
             }
             // A rank that is stopped must find its notice when it continues.
@@ -299,21 +321,39 @@ impl ServedRank {
         sessions.max_by_key(|served| served.session.is_authenticated()).map(|served| &mut served.session)
     }
 
-    fn connect(&mut self, rank: Rank, now: Instant) {
-        match start_connecting(self.params.endpoints[rank]) {
-            Ok(socket) => self.connecting.push((rank, socket)),
-            Err(cause) => self.on_connect_error(rank, &cause, now),
+    /// Begins to connect to an endpoint of the rank.
+    fn connect(&mut self, rank: Rank, endpoint: usize, now: Instant) {
+        let count = self.params.endpoints[rank].len();
+        match start_connecting(self.params.endpoints[rank][endpoint]) {
+            Ok(stream) => {
+                // All are tried before the rank counts as unreachable.
+                let share =
+                    silence(self.params.ranks_per_core) / u32::try_from(count + 1).unwrap_or(u32::MAX);
+                let until = (endpoint + 1 < count).then(|| now + share);
+                self.connecting.push(PendingConnection { rank, endpoint, stream, until });
+            }
+            Err(cause) => self.on_connect_error(rank, endpoint, &cause, now),
         }
     }
 
-    fn on_connect_error(&mut self, rank: Rank, cause: &io::Error, now: Instant) {
+    /// Gives up connections that take too long for ranks that have further endpoints.
+    fn try_further_endpoints(&mut self, now: Instant) {
+        let is_late = |pending: &mut PendingConnection| pending.until.is_some_and(|until| until <= now);
+        for late in Vec::from_iter(self.connecting.extract_if(.., is_late)) {
+            self.connect(late.rank, late.endpoint + 1, now);
+        }
+    }
+
+    fn on_connect_error(&mut self, rank: Rank, endpoint: usize, cause: &io::Error, now: Instant) {
         let errno = cause.raw_os_error();
         let is = |expected: Errno| errno == Some(expected.raw_os_error());
-        if is(Errno::CONNREFUSED) || is(Errno::CONNRESET) {
+        if endpoint == 0 && (is(Errno::CONNREFUSED) || is(Errno::CONNRESET)) {
             self.agreement.on_refused(rank, now);
         } else if LACKS.into_iter().any(is) {
             log::debug!("rank {rank} is asked later whether it shrinks: {cause}");
             self.agreement.on_not_tried(rank, Some(now));
+        } else if endpoint + 1 < self.params.endpoints[rank].len() {
+            self.connect(rank, endpoint + 1, now);
         } else {
             log::debug!("rank {rank} cannot be asked whether it shrinks: {cause}");
             self.agreement.on_unreachable(rank, now);
@@ -323,13 +363,14 @@ impl ServedRank {
     /// Completes connections, from the highest index down, because a completed one leaves the list.
     fn finish_connecting(&mut self, ready: &[usize], now: Instant) {
         for index in ready.iter().rev() {
-            let (rank, stream) = self.connecting.swap_remove(*index);
+            let PendingConnection { rank, endpoint, stream, .. } = self.connecting.swap_remove(*index);
             match check_connected(&stream) {
                 Ok(()) => {
+                    self.reached[rank] = endpoint;
                     self.agreement.on_connected(rank);
                     self.open(stream, rank, now);
                 }
-                Err(cause) => self.on_connect_error(rank, &cause, now),
+                Err(cause) => self.on_connect_error(rank, endpoint, &cause, now),
             }
         }
     }
@@ -341,7 +382,10 @@ impl ServedRank {
             Ok(session)
         });
         match opened {
-            Ok(session) => self.sessions.push(ServedSession { session, opened: now, closing: false }),
+            Ok(session) => {
+                let is_best = self.reached[rank] == 0;
+                self.sessions.push(ServedSession { session, is_best, opened: now, closing: false });
+            }
             Err(error) => {
                 log::debug!("{error}");
                 self.agreement.on_lost(rank, now);
@@ -353,7 +397,7 @@ impl ServedRank {
     pub(super) fn accept(&mut self, connection: OpenedConnection, now: Instant) {
         match Session::accept(connection, &self.params.session) {
             Ok(session) => {
-                self.sessions.push(ServedSession { session, opened: now, closing: false });
+                self.sessions.push(ServedSession { session, is_best: true, opened: now, closing: false });
                 self.has_events = true;
                 // What came together with the opening makes the socket readable no more.
                 self.receive(&[self.sessions.len() - 1], now);
@@ -403,7 +447,7 @@ impl ServedRank {
             }
             if let Some(why) = received.end {
                 log::trace!("a connection between ranks that shrink {why}");
-                ended.push((*index, peer, received.is_gone));
+                ended.push((*index, peer, received.is_gone && self.sessions[*index].is_best));
             }
         }
         for (index, ..) in ended.iter().rev() {

@@ -27,8 +27,9 @@ const SYSTEM_ERRORS: u32 = 3;
 pub struct ShrinkServiceParams {
     /// This process's rank.
     pub me: Rank,
-    /// By rank, the endpoint of its [`ShrinkListener`] by which this rank reaches it.
-    pub endpoints: Vec<SocketAddr>,
+    /// By rank, the endpoints of its [`ShrinkListener`] by which this rank may reach it, in the order in which they are tried. What the first
+    /// one says decides whether the rank is gone.
+    pub endpoints: Vec<Vec<SocketAddr>>,
     /// Authenticates the ranks of this communicator. No other communicator has it.
     pub key: SecretKey,
     /// The handle by which other ranks have found this one so far.

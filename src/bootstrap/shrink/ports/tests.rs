@@ -13,6 +13,7 @@ use crate::bootstrap::protocol::decode;
 use crate::config::Config;
 use crate::rank::Rank;
 use crate::secret::SecretKey;
+use socket2::{Domain, Socket, Type};
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -50,7 +51,8 @@ impl TestWorld {
 
     fn serve(&self, me: Rank, listener: ShrinkListener) -> ShrinkService {
         let config = Config { socket_ifname: Some("=lo".to_owned()), ..Config::default() };
-        let (key, endpoints) = (self.key(), self.endpoints.clone());
+        let endpoints = self.endpoints.iter().map(|endpoint| vec![*endpoint]).collect();
+        let key = self.key();
         let params =
             ShrinkServiceParams { me, endpoints, key, listener, ranks_per_core: RANKS_PER_CORE, config };
         ShrinkService::start(params).expect("a thread")
@@ -235,4 +237,56 @@ fn further_communicators_cost_no_thread_and_no_descriptor() {
     settled(with_one);
     drop(first);
     settled(without);
+}
+
+/// An address at which connections are neither made nor refused, for as long as the sockets are there.
+fn silent_endpoint() -> (SocketAddr, Vec<Socket>) {
+    let socket = || Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    let listener = socket();
+    listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a port");
+    // Room for one connection, which nothing accepts.
+    listener.listen(0).expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let waiting = [(); 3].map(|()| {
+        let waiting = socket();
+        waiting.set_nonblocking(true).expect("a socket");
+        // Those after the first are not answered.
+        let _ = waiting.connect(&address);
+        waiting
+    });
+    (address.as_socket().expect("IPv4"), waiting.into_iter().chain([listener]).collect())
+}
+
+#[test]
+fn a_rank_is_asked_at_its_other_addresses_if_the_first_one_does_not_answer() {
+    let ip = Ipv4Addr::new(127, 15, 0, 9);
+    let (silent, _sockets) = silent_endpoint();
+    // The kernel refuses to connect to this one.
+    for first in [silent, SocketAddr::from((Ipv4Addr::BROADCAST, 1))] {
+        let (world, listeners) = TestWorld::join(ip, "two addresses", 2);
+        let begun = Instant::now();
+        let services: Vec<ShrinkService> = listeners
+            .into_iter()
+            .enumerate()
+            .map(|(me, listener)| {
+                let config = Config { socket_ifname: Some("=lo".to_owned()), ..Config::default() };
+                let endpoints = world.endpoints.iter().map(|endpoint| vec![first, *endpoint]).collect();
+                let params = ShrinkServiceParams {
+                    me,
+                    endpoints,
+                    key: world.key(),
+                    listener,
+                    ranks_per_core: 0,
+                    config,
+                };
+                ShrinkService::start(params).expect("a thread")
+            })
+            .collect();
+        std::thread::scope(|scope| {
+            for service in &services {
+                scope.spawn(|| assert_eq!(shrink(service), [0, 1], "{first}"));
+            }
+        });
+        assert!(begun.elapsed() < SILENCE);
+    }
 }
