@@ -140,10 +140,11 @@ fn without_unassigned(mut addresses: Vec<IpAddr>, is_assigned: impl Fn(&IpAddr) 
 }
 
 /// Whether sockets can have this address. The kernel also lists IPv6 addresses that it is still checking for duplicates, and those of which
-/// it has found one.
+/// it has found one. Link-local IPv6 addresses are invalid without an interface (a scope), which has another number on each machine.
 fn is_assigned(address: &IpAddr) -> bool {
     let bound = descriptor::udp_socket((*address, 0).into());
-    !bound.is_err_and(|cause| cause.kind() == io::ErrorKind::AddrNotAvailable)
+    let refused = [io::ErrorKind::AddrNotAvailable, io::ErrorKind::InvalidInput];
+    !bound.is_err_and(|cause| refused.contains(&cause.kind()))
 }
 
 /// The address of this machine from which it would connect to `to`. `None` if there is no route.
@@ -410,6 +411,7 @@ mod tests {
         let [unassigned, loopback] = ["2001:db8::1", "127.0.0.1"];
         assert!(is_assigned(&addresses(&[loopback])[0]));
         assert!(!is_assigned(&addresses(&["192.0.2.1"])[0]));
+        assert!(!is_assigned(&addresses(&["fe80::1"])[0]), "it needs an interface");
         let is_assigned = |address: &IpAddr| address.to_string() != unassigned;
         for (chosen, left) in [
             (vec![unassigned, "10.0.0.1", loopback], vec!["10.0.0.1", loopback]),
