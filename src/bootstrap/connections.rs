@@ -6,7 +6,7 @@
 use super::framed_stream::FramedStream;
 use super::handshake::Admission;
 use super::node_secret::NodeSecretListener;
-use super::protocol::{Bytes, FRAME_LIMIT, OPENING_LIMIT, PROOF_LIMIT, ToRank, encode};
+use super::protocol::{Bytes, FRAME_LIMIT, OPENING_LIMIT, PROOF_LIMIT, Purpose, ToRank, encode};
 use super::status_socket::StatusSocket;
 use crate::descriptor;
 use crate::descriptor_limit;
@@ -67,6 +67,16 @@ impl Client {
             // What a client sends while it is closed is discarded.
             (ClientState::Unauthenticated { .. } | ClientState::Closing { .. }, _) => OPENING_LIMIT,
             (ClientState::Joined(_), _) => FRAME_LIMIT,
+        }
+    }
+
+    /// The rank that its other end claims and has not proved yet, as a verb phrase, if it claims one.
+    pub(super) fn claim(&self) -> Option<String> {
+        match &self.admission {
+            Some(Admission::AwaitProof { opening, .. }) if opening.header.purpose == Purpose::Join => {
+                Some(opening.header.claim())
+            }
+            _ => None,
         }
     }
 }

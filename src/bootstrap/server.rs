@@ -214,10 +214,25 @@ impl Server {
                 return;
             }
         }
-        if let Some(cause) = received.end
-            && let Some(ClientState::Joined(rank)) = self.clients.end(id)
+        if let Some(cause) = received.end {
+            self.on_end(id, &cause, now);
+        }
+    }
+
+    /// Handles the end of a connection.
+    fn on_end(&mut self, id: ClientId, cause: &str, now: Instant) {
+        if let Some(client) = self.clients.get(id)
+            && let (ClientState::Unauthenticated { .. }, Some(claim)) = (client.state, client.claim())
         {
-            self.on_disconnect(rank, &cause, now);
+            let note = format!(
+                "a process at {} {claim}, but its connection {cause} before it proved that",
+                client.host
+            );
+            log::debug!("{note}");
+            self.note_refusal(note);
+        }
+        if let Some(ClientState::Joined(rank)) = self.clients.end(id) {
+            self.on_disconnect(rank, cause, now);
         }
     }
 
@@ -498,9 +513,7 @@ impl Server {
         for (id, cause) in self.clients.flush(self.client_of_rank_0) {
             // What the rank has sent before says more than the end of its connection.
             self.receive(id, now);
-            if let Some(ClientState::Joined(rank)) = self.clients.end(id) {
-                self.on_disconnect(rank, &cause, now);
-            }
+            self.on_end(id, &cause, now);
             self.apply_decisions(now);
         }
         self.clients.finish();

@@ -256,6 +256,31 @@ fn the_ranks_that_wait_learn_who_was_refused() {
 }
 
 #[test]
+fn the_ranks_that_wait_learn_who_left_before_it_was_authenticated() {
+    watched(|| {
+        let port = free_port();
+        let config = Config { connect_timeout: Duration::from_secs(2), ..with_secret(SECRET) };
+        thread::scope(|scope| {
+            let waiting = scope
+                .spawn(|| join_errors(&[(0, 3, config.clone()), (1, 3, config.clone())], &address_of(port)));
+            let (header, _) = hello_of(2, 3);
+            let (_, opening) = Applicant::new(&secret_of(&config), JOB, &header).expect("random bytes");
+            let mut stream = FramedStream::new(connect_to(port), false).expect("a socket");
+            stream.enqueue(opening);
+            assert!(matches!(next_frame(&mut stream), Some(ToRank::Challenge(_))));
+            // It is killed.
+            drop(stream);
+            let errors = waiting.join().expect("no panic");
+            let error = all_equal(&errors);
+            assert!(error.message().starts_with("rank 2 of 3 did not join"), "{error}");
+            let expected =
+                "a process at 127.0.0.1 claims rank 2, but its connection closed before it proved that";
+            assert!(error.message().contains(expected), "{error}");
+        });
+    });
+}
+
+#[test]
 fn an_impostor_of_the_coordinator_is_not_believed() {
     watched(|| {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
