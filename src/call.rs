@@ -15,6 +15,8 @@ use std::sync::Arc;
     PartialEq,
     Eq,
     Hash,
+    PartialOrd,
+    Ord,
     serde::Serialize,
     serde::Deserialize,
     strum::FromRepr,

@@ -23,7 +23,7 @@ use crate::plan::traffic::Traffic;
 use crate::plan::tuning::TuningProfile;
 use crate::plan::verifier::VerifiedPlan;
 use crate::rank::Rank;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
@@ -59,7 +59,8 @@ pub(super) struct Plans {
     one_node: bool,
     /// Those of the executor's links, once the programs are prepared.
     rails: usize,
-    lowered: HashMap<ProgramKey, LoweredProgram>,
+    /// A call finds its program by few comparisons; hashing the key would take several times as long.
+    lowered: BTreeMap<ProgramKey, LoweredProgram>,
     /// The chosen algorithm, and why it was chosen.
     selection: AlgorithmSelection,
 }
@@ -126,7 +127,7 @@ impl Plans {
             gpu_slot_bytes: config.gpu_slot_bytes(),
             one_node,
             rails: 1,
-            lowered: HashMap::new(),
+            lowered: BTreeMap::new(),
             selection,
         })
     }

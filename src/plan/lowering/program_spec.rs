@@ -40,7 +40,7 @@ impl HeldPart {
 }
 
 /// The collective that a program executes, and in which variant. Equal on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProgramSpec {
     /// The collective.
     pub collective: Collective,
@@ -55,7 +55,7 @@ pub struct ProgramSpec {
 }
 
 /// How the vector of a call moves between the ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Movement {
     /// In spans that are sent whole, in as few messages as possible: through all levels, or straight to their destination where the
     /// collective has no levels.
