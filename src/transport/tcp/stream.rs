@@ -114,21 +114,30 @@ impl FrameStream {
     pub fn flush(&mut self) -> io::Result<usize> {
         let mut total = 0;
         while self.writable && self.is_sending() {
-            let mut iov = [IoSlice::new(&[]); 2 * BATCH];
-            let mut asked = 0;
-            let mut used = 0;
-            for (frame, place) in self.outgoing.iter().zip(iov.chunks_exact_mut(2)) {
-                place.copy_from_slice(&frame.unsent());
-                asked += frame.missing();
-                used += 2;
-            }
-            let SendProgress { sent, writable } =
-                self.socket.send_parts(&mut iov[..used], asked).inspect_err(|_| self.writable = false)?;
+            let progress = match (self.outgoing.front(), self.outgoing.len()) {
+                // Without a table: most often there is one.
+                (Some(frame), 1) => self.socket.send_parts(&mut frame.unsent(), frame.missing()),
+                _ => self.send_batch(),
+            };
+            let SendProgress { sent, writable } = progress.inspect_err(|_| self.writable = false)?;
             self.writable = writable;
             total += sent;
             self.account(sent);
         }
         Ok(total)
+    }
+
+    /// Sends bytes of several frames with one system call.
+    fn send_batch(&mut self) -> io::Result<SendProgress> {
+        let mut iov = [IoSlice::new(&[]); 2 * BATCH];
+        let mut asked = 0;
+        let mut used = 0;
+        for (frame, place) in self.outgoing.iter().zip(iov.chunks_exact_mut(2)) {
+            place.copy_from_slice(&frame.unsent());
+            asked += frame.missing();
+            used += 2;
+        }
+        self.socket.send_parts(&mut iov[..used], asked)
     }
 
     /// Removes the frames that are sent completely.
@@ -151,21 +160,17 @@ impl FrameStream {
         if !(self.readable && self.is_expecting()) {
             return Ok(ReadOutcome::Blocked);
         }
-        let mut iov: [IoSliceMut<'_>; 2 * BATCH] = array::from_fn(|_| IoSliceMut::new(&mut []));
-        let mut asked = 0;
-        let mut used = 0;
-        let open = self.incoming.iter_mut().filter(|frame| !frame.is_complete());
-        for (frame, place) in open.zip(iov.chunks_exact_mut(2)) {
-            if asked >= limit {
-                break;
+        let is_batch = self.incoming.len() > 1;
+        let received = match self.incoming.front_mut() {
+            // Without a table: most often there is one.
+            Some(frame) if !is_batch => {
+                let mut parts = frame.unfilled(limit);
+                let asked = parts.iter().map(|part| part.len()).sum();
+                self.socket.receive_parts(&mut parts, asked)
             }
-            used += 2;
-            for (place, part) in place.iter_mut().zip(frame.unfilled(limit - asked)) {
-                asked += part.len();
-                *place = part;
-            }
-        }
-        let (mut got, has_more) = match self.socket.receive_parts(&mut iov[..used], asked) {
+            _ => self.receive_batch(limit),
+        };
+        let (mut got, has_more) = match received {
             Ok((0, _)) => {
                 self.readable = false;
                 return Ok(ReadOutcome::Closed);
@@ -183,6 +188,25 @@ impl FrameStream {
             got = frame.advance(got);
         }
         Ok(moved)
+    }
+
+    /// Reads bytes of several frames with one system call. How many, and whether there may be more.
+    fn receive_batch(&mut self, limit: usize) -> io::Result<(usize, bool)> {
+        let mut iov: [IoSliceMut<'_>; 2 * BATCH] = array::from_fn(|_| IoSliceMut::new(&mut []));
+        let mut asked = 0;
+        let mut used = 0;
+        let open = self.incoming.iter_mut().filter(|frame| !frame.is_complete());
+        for (frame, place) in open.zip(iov.chunks_exact_mut(2)) {
+            if asked >= limit {
+                break;
+            }
+            used += 2;
+            for (place, part) in place.iter_mut().zip(frame.unfilled(limit - asked)) {
+                asked += part.len();
+                *place = part;
+            }
+        }
+        self.socket.receive_parts(&mut iov[..used], asked)
     }
 
     /// Drops all frames, and with them every piece, and shuts the socket down in both directions.
