@@ -80,9 +80,21 @@ fn table(rows: &[SettingRow]) -> String {
 fn markdown(rows: &[SettingRow]) -> String {
     let mut text = "| setting | default | takes | what it does |\n|---|---|---|---|\n".to_owned();
     for row in rows {
-        text += &format!("| `{}` | {} | {} | {} |\n", row.name, row.default, row.expected, row.description);
+        let description = linked(row.description);
+        text += &format!("| `{}` | {} | {} | {description} |\n", row.name, row.default, row.expected);
     }
     text
+}
+
+/// The text with links in place of paths such as `docs/rdma.md`, as seen from that folder.
+fn linked(text: &str) -> String {
+    let mut parts = text.split("docs/");
+    let mut linked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (name, rest) = part.split_once(".md").unwrap_or((part, ""));
+        linked += &format!("[{name}.md]({name}.md){rest}");
+    }
+    linked
 }
 
 fn json(rows: &[SettingRow]) -> Result<String, CommandError> {

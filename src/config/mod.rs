@@ -154,9 +154,9 @@ settings! {
     master_addr: Option<String> = "FLEXRING_MASTER_ADDR", None, AnyValue,
         "Host name or address of rank 0, where the ranks find each other.";
     master_port: Option<u16> = "FLEXRING_MASTER_PORT", None, AnyValue,
-        "TCP port of rank 0, where the ranks find each other. Unset: one from 20000 to 30000 that follows from the name of the job (under torchrun, its run id and MASTER_PORT), or one of two further ones if another process has it.";
+        "TCP port of rank 0, where the ranks find each other. Unset: one from 20000 to 30000 that follows from the name of the job, or one of two further ones if another process has it. More: docs/bootstrap.md.";
     secret: Option<SecretText> = "FLEXRING_SECRET", None, AnyValue,
-        "Secret of the job, the same on all ranks: only processes that know it can join. At least 16 bytes, for example from `openssl rand -hex 32`. Unset: jobs that a launcher starts on one node, and unique ids, have a random one; other jobs trust all that can reach rank 0.";
+        "Secret of the job, equal on all ranks: only processes that know it can join. At least 16 bytes, for example from `openssl rand -hex 32`. Unset: jobs that a launcher starts on one node, and unique ids, have a random one; other jobs trust all that can reach rank 0.";
     secret_file: Option<String> = "FLEXRING_SECRET_FILE", None, AnyValue,
         "File that contains the secret of the job, instead of FLEXRING_SECRET. Only the user may be able to read it, or root and one group if it is root's.";
     #[shared yes]
@@ -179,22 +179,22 @@ settings! {
         "JSON file of a schedule, as written by `flexring plan --write`. It is verified, and then used for all calls.";
     #[shared yes]
     tuning: Option<String> = "FLEXRING_TUNING", None, AnyValue,
-        "File of a tuning profile, as written by `flexring tune` on this cluster. Rank 0 reads it. Its links replace those of the topology, and auto selects plans, sub-chunks, slots and sockets per link from it where the settings of these are not set.";
+        "File of a tuning profile, which `flexring tune` wrote on this cluster; rank 0 reads it. Its links replace those of the topology, and auto takes plans, sub-chunks, slots and sockets per link from it where they are not set. More: docs/tuning.md.";
     #[shared yes]
     adapt: Switch = "FLEXRING_ADAPT", Switch(false), AnyValue,
-        "Whether auto plans again when the link of a node becomes slower or faster than the others. Applies to vectors on the host, from three nodes on, if FLEXRING_ALGO and FLEXRING_LOWERING are auto and neither dimensions nor a plan file are set.";
+        "Whether auto plans again when the link of a node becomes slower or faster than the others. For vectors on the host, from three nodes on, if the settings name no algorithm, lowering, dimensions or plan file. More: docs/tuning.md.";
     #[shared yes]
     reproducible: Switch = "FLEXRING_REPRODUCIBLE", Switch(false), AnyValue,
         "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";
     #[shared yes]
     direct: Size = "FLEXRING_DIRECT", Size(64 << 10), AnyValue,
-        "Longest vector that uses a plan of few messages in a row: a direct exchange between up to 16 ranks, recursive halving between more. With FLEXRING_TRANSPORT=tcp three and more ranks of one node use a star instead for vectors on the host: one of them adds, and sends the sum to the others. Applies if FLEXRING_ALGO and FLEXRING_LOWERING are auto, no plan file is set, and no two ranks share memory or there are more than 16 nodes. Two ranks exchange such vectors in one hop.";
+        "Longest vector for which auto sends few messages in a row rather than few bytes: one hop between two ranks, a direct exchange between up to 16, recursive halving between more, a star over TCP on one node. Not where ranks share memory on up to 16 nodes. More: docs/schedules.md.";
     #[shared yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, AnyValue,
-        "How the members of a group send what they contribute to its root. chain: each adds its part to what it receives, and sends the sum on. direct: each sends its part to the root, which adds all of them in one pass. auto: direct within a node, and between up to 16 ranks on nodes of their own; else chain.";
+        "How the members of a group send their parts to its root. chain: each adds its part to what it receives and sends the sum on. direct: each sends its part to the root, which adds all in one pass. auto: direct within a node and between up to 16 ranks on nodes of their own, else chain.";
     #[shared yes]
     transport: TransportChoice = "FLEXRING_TRANSPORT", TransportChoice::Auto, AnyValue,
-        "Transport between ranks. auto: shared memory within a node; between nodes RDMA if all ranks can use it, TCP if none can, and an error if only some can or if RDMA fails. auto-tcp: TCP with a warning instead of that error. shm: shared memory, for ranks of one node only. tcp and verbs: TCP or RDMA between all ranks, within a node, too.";
+        "Transport between ranks. auto: shared memory within a node; between nodes RDMA if all ranks can use it, TCP if none can, else an error, as when RDMA fails. auto-tcp: TCP with a warning instead of that error. shm: one node only. tcp, verbs: TCP or RDMA between all ranks, also within a node.";
     #[shared yes]
     subchunk: Size = "FLEXRING_SUBCHUNK", Size(128 << 10), SUBCHUNKS,
         "Length of a sub-chunk, the unit of the pipeline, and of a slot of the pool.";
@@ -205,10 +205,10 @@ settings! {
         "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK.";
     #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
-        "Longest vector that is optimized for the number of messages alone. What counts is the whole vector, and in an all-to-all all blocks of one rank. Ranks of which no two share memory exchange it in one hop, unless they use a star (FLEXRING_DIRECT); more than 16 ranks on as many nodes use a binary tree. On one node see FLEXRING_MAILBOX.";
+        "Longest vector for which only the number of messages counts: ranks that share no memory exchange it in one hop, or by a binary tree if there are more than 16. The length is that of the whole vector, in an all-to-all that of all blocks of a rank. More: docs/schedules.md.";
     #[shared yes]
     mailbox: Size = "FLEXRING_MAILBOX", Size(64 << 10), UP_TO_64K,
-        "Longest vector that ranks of one node exchange through mailboxes in shared memory, counted as for FLEXRING_SMALL. Lower limits apply: with 2 ranks 16K; with ranks that share cores 64K for 3, 32K for 4 to 7, and 64K for 8 and more, of which the first does the reduction; with a core for each rank 16K for up to 8, else 128K divided by their number, but not less than 4K. On GPUs, whose kernels copy such a vector to pinned memory and back: 64K with 2 to 4 ranks, else 256K divided by the number of ranks, but not less than 4K. 0: never.";
+        "Longest vector that ranks of one node exchange through mailboxes in shared memory. This is an upper bound: lower limits follow from the numbers of ranks and cores. 0: never. More: docs/schedules.md.";
     slots: usize = "FLEXRING_SLOTS", 64, 2..=65536,
         "Number of slots in a rank's pool. Raised to the number of other ranks if all ranks share memory, and else to twice that number.";
     #[shared yes]
@@ -218,11 +218,11 @@ settings! {
     // 1+1+2 1.05 and 1.02, 5+2+1 1.08 and 1.05, 3+3+4 1.03 and 1.02, 1+1+1+1+1+1 1.02 and 1.00, 1+4 1.02 and 1.04; 16 MiB: 1.04 and 1.00, 1.07 and 1.04,
     // 1.06 and 1.04, 1.05 and 1.01, 1.01 and 1.00. 32K: 1.04, 1.06, 1.07 with 64 MiB on the first three.
     socket_buffer: Size = "FLEXRING_SOCKET_BUFFER", Size(64 << 10), AnyValue,
-        "Bytes that the kernel may hold for one TCP connection until the peer acknowledges them, as a mean over the connections of a node: each gets a part by what plans send over it, and at least half of this; links that the topology or the tuning profile knows to be slower than 250 Mbit/s get less in proportion. Connections within a machine get at least 128K. More than the connection's bandwidth times its delay only fills queues. 0: the kernel decides.";
+        "Bytes that a TCP connection between nodes may have in flight, as a mean: connections that carry more get more, slow links less, and connections within a machine at least 128K. More than bandwidth times delay only fills queues. 0: the kernel decides. More: docs/tuning.md.";
     socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, AnyValue,
-        "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes. Unset: all but link-local ones and bridges without the default route. Ranks prefer the one over which they reach rank 0, unless their drivers say that another one is faster, and try the others if it does not lead to a peer.";
+        "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes. Unset: all but link-local ones and bridges without the default route, first the one that reaches rank 0, or a faster one. More: docs/bootstrap.md.";
     port_range: Option<ListeningPorts> = "FLEXRING_PORT_RANGE", None, AnyValue,
-        "Ports of this node's listening sockets, apart from FLEXRING_MASTER_PORT: a rank listens for links and for shrinking, and the process that creates a unique id for the ranks. Firewalls between the nodes must allow them. A rank needs up to two ports for each of its addresses, and up to one more there for each communicator that it has beside others. Unset: the kernel chooses.";
+        "Ports of this node's listening sockets for links, shrinking and unique ids; FLEXRING_MASTER_PORT is apart. Firewalls between the nodes must allow them. A rank needs up to two for each of its addresses, and up to one more there for each further communicator. Unset: the kernel chooses.";
     socket_family: Family = "FLEXRING_SOCKET_FAMILY", Family::Auto, AnyValue,
         "IP version of TCP links.";
     ibverbs: Option<String> = "FLEXRING_IBVERBS", None, AnyValue,
@@ -239,7 +239,7 @@ settings! {
     // 1 us, and a CTS half a round trip of 2 to 4 us.
     #[shared yes]
     ib_eager: Size = "FLEXRING_IB_EAGER", Size(8 << 10), UP_TO_64K,
-        "Longest message over RDMA that is written to a buffer of the peer at once, if it is one of the first four of a call on a link. Longer ones are written to their destination once the peer has sent its address. Each link has 16 such buffers on each rank.";
+        "Longest RDMA message that is written to a buffer of the peer at once, if it is one of the first four of a call on a link. Longer ones are written to their destination once the peer has sent its address. More: docs/rdma.md.";
     ib_gid_index: Option<usize> = "FLEXRING_IB_GID_INDEX", None, 0..=255,
         "Index into the port's GID table of the GID that this rank uses. Unset: the best entry by RoCE version and IP version.";
     ib_flid_gid_index: usize = "FLEXRING_IB_FLID_GID_INDEX", 1, 0..=255,
@@ -280,7 +280,7 @@ settings! {
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, AnyValue,
         "How RDMA devices reach GPU memory. dmabuf: by DMA-BUF. peer: by peer memory. off: through pinned host memory. auto: the first of these that works.";
     gdr_level: GdrLevel = "FLEXRING_GDR_LEVEL", GdrLevel::Pxb, AnyValue,
-        "Largest distance between an RDMA device and the rank's GPU at which the device accesses the GPU's memory; farther, data passes through pinned host memory. LOC: never. PIX: below one PCI switch. PXB: below several. PHB: across the root complex, on one NUMA node. SYS: always. Applies if FLEXRING_GPU_DIRECT is auto and the GPU is known when the communicator is created.";
+        "Largest distance between an RDMA device and the GPU at which the device accesses GPU memory; farther, data passes through host memory. LOC: never. PIX: below one PCI switch. PXB: below several. PHB: on one NUMA node. SYS: always. Applies if FLEXRING_GPU_DIRECT is auto.";
     timeout: Duration = "FLEXRING_TIMEOUT_MS", Duration::from_secs(300), AnyValue,
         "Time that a call waits for other ranks before it fails.";
     connect_timeout: Duration = "FLEXRING_CONNECT_TIMEOUT_MS", Duration::from_secs(60), AnyValue,
@@ -290,7 +290,7 @@ settings! {
     spin_us: usize = "FLEXRING_SPIN_US", 200, AnyValue,
         "Time in microseconds that a wait spins before it sleeps. While other programs compute on its core, it sleeps at once.";
     threads: usize = "FLEXRING_THREADS", 1, 1..=64,
-        "Number of threads that add and copy vectors on the host in a call of this rank, the calling thread included. Sums have the same bits for every number. Each communicator starts its own. More than one helps where NICs are faster than one core adds, and costs cores that the program may need: at most the cores of the node divided by its ranks.";
+        "Number of threads that add and copy vectors on the host in a call of this rank, the calling thread included. Sums have the same bits for every number. Helps where NICs are faster than one core adds. At most the cores of the node divided by its ranks. More: docs/rdma.md.";
     simd: Simd = "FLEXRING_SIMD", Simd::Auto, AnyValue,
         "Instruction set of reductions on the host.";
     #[shared yes]
