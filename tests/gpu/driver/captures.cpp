@@ -74,8 +74,9 @@ bool may_disturb_captures(const char* function) {
 }
 
 bool captures_behind_legacy(const Context& context) {
-    return std::any_of(context.streams.begin(), context.streams.end(),
-                       [](const StreamRef& stream) { return stream->sequence && stream->orders_with_legacy(); });
+    return std::any_of(context.streams.begin(), context.streams.end(), [](const StreamRef& stream) {
+        return stream->sequence && stream->orders_with_legacy();
+    });
 }
 
 bool invalidate_captures_behind_legacy(Context& context) {
@@ -112,7 +113,8 @@ CUresult wait_in_capture(Stream& stream, const Event& event) {
     if (!event.sequence->valid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (stream.sequence && stream.sequence != event.sequence) return invalid(CUDA_ERROR_STREAM_CAPTURE_MERGE);
     // The legacy stream cannot be captured, and a graph of several GPUs is not simulated.
-    if (stream.legacy || stream.context != event.context) return invalid(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (stream.legacy || stream.context != event.context)
+        return invalid(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     stream.sequence = event.sequence;
     for (const NodeRef& node : event.captured) {
         auto& frontier = stream.frontier;
@@ -138,7 +140,8 @@ void end(const SequenceRef& sequence) {
     }
 }
 
-// Whether another stream has work in the capture that does not come before the last work of the stream where it began.
+// Whether another stream has work in the capture that does not come before the last work of the stream where
+// it began.
 bool has_unjoined_work(const Stream& origin) {
     std::set<const Node*> joined;
     std::vector<const Node*> next;
@@ -176,8 +179,8 @@ CUresult about(const char* name, CUstream handle, Body body) {
 }
 
 // What cuStreamGetCaptureInfo returns.
-CUresult info(Stream& stream, int* status, unsigned long long* id, CUgraph* graph, const CUgraphNode** dependencies,
-              const CUgraphEdgeData** edges, size_t* count) {
+CUresult info(Stream& stream, int* status, unsigned long long* id, CUgraph* graph,
+              const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
     if (!status) return CUDA_ERROR_INVALID_VALUE;
     if (stream.legacy && captures_behind_legacy(*stream.context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = static_cast<int>(status_of(stream));
@@ -221,8 +224,9 @@ SIMCUDA_EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
         if (mode < 0 || mode > 2) return CUDA_ERROR_INVALID_VALUE;
         if (stream->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         if (stream->sequence) return CUDA_ERROR_ILLEGAL_STATE;
-        stream->sequence = std::make_shared<Sequence>(Sequence{++sequences, static_cast<CaptureMode>(mode), stream.get(),
-                                                               std::this_thread::get_id(), new_graph(*stream->context)});
+        stream->sequence =
+            std::make_shared<Sequence>(Sequence{++sequences, static_cast<CaptureMode>(mode), stream.get(),
+                                                std::this_thread::get_id(), new_graph(*stream->context)});
         stream->sequence->graph->capturing = true;
         return CUDA_SUCCESS;
     });
@@ -237,7 +241,7 @@ SIMCUDA_EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
         const bool here = sequence->capturer == std::this_thread::get_id();
         if (!here && sequence->mode != CaptureMode::Relaxed) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
         *graph = nullptr;
-        const CUresult code = !sequence->valid            ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+        const CUresult code = !sequence->valid             ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                               : has_unjoined_work(*stream) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                                                            : CUDA_SUCCESS;
         if (code != CUDA_SUCCESS) {
@@ -257,16 +261,17 @@ SIMCUDA_EXPORT CUresult cuStreamIsCapturing(CUstream handle, int* status) {
     });
 }
 
-SIMCUDA_EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int* status, unsigned long long* id, CUgraph* graph,
-                                                  const CUgraphNode** dependencies, size_t* count) {
+SIMCUDA_EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int* status, unsigned long long* id,
+                                                  CUgraph* graph, const CUgraphNode** dependencies,
+                                                  size_t* count) {
     return about(__func__, handle, [&](const StreamRef& stream) {
         return info(*stream, status, id, graph, dependencies, nullptr, count);
     });
 }
 
-SIMCUDA_EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int* status, unsigned long long* id, CUgraph* graph,
-                                                  const CUgraphNode** dependencies, const CUgraphEdgeData** edges,
-                                                  size_t* count) {
+SIMCUDA_EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int* status, unsigned long long* id,
+                                                  CUgraph* graph, const CUgraphNode** dependencies,
+                                                  const CUgraphEdgeData** edges, size_t* count) {
     return about(__func__, handle, [&](const StreamRef& stream) {
         return info(*stream, status, id, graph, dependencies, edges, count);
     });

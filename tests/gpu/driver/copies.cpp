@@ -177,7 +177,8 @@ SIMCUDA_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, 
     return in_stream(
         name, handle,
         [&](Stream& stream, Lock& lock) {
-            if (!world().context(to_context) || !world().context(from_context)) return CUDA_ERROR_INVALID_CONTEXT;
+            if (!world().context(to_context) || !world().context(from_context))
+                return CUDA_ERROR_INVALID_CONTEXT;
             return copy(name, stream, lock, to, Side::Device, from, Side::Device, bytes, When::InStream);
         },
         InCapture::Recorded);
@@ -192,6 +193,8 @@ SIMCUDA_EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, siz
     const char* name = __func__;
     return in_stream(
         name, handle,
-        [&](Stream& stream, Lock& lock) { return fill(name, stream, lock, to, value, bytes, When::InStream); },
+        [&](Stream& stream, Lock& lock) {
+            return fill(name, stream, lock, to, value, bytes, When::InStream);
+        },
         InCapture::Recorded);
 }

@@ -18,8 +18,8 @@ CUgraphNodeType type_of(const char* what) {
     return name == "cuLaunchHostFunc" ? CU_GRAPH_NODE_TYPE_HOST : CU_GRAPH_NODE_TYPE_KERNEL;
 }
 
-// Divides nodes among the fewest streams found by going through them once: a node follows one in the same stream only if it
-// depends on it, directly or not. Returns the number of streams.
+// Divides nodes among the fewest streams found by going through them once: a node follows one in the same
+// stream only if it depends on it, directly or not. Returns the number of streams.
 size_t plan(const std::vector<NodeRef>& nodes, std::vector<size_t>& lane_of) {
     std::map<const Node*, std::set<const Node*>> before;
     std::vector<const Node*> ends;
@@ -29,7 +29,8 @@ size_t plan(const std::vector<NodeRef>& nodes, std::vector<size_t>& lane_of) {
             all.insert(one.get());
             all.insert(before[one.get()].begin(), before[one.get()].end());
         }
-        const auto end = std::find_if(ends.begin(), ends.end(), [&](const Node* last) { return all.count(last) > 0; });
+        const auto end =
+            std::find_if(ends.begin(), ends.end(), [&](const Node* last) { return all.count(last) > 0; });
         lane_of.push_back(static_cast<size_t>(end - ends.begin()));
         if (end == ends.end()) ends.push_back(node.get());
         else *end = node.get();
@@ -49,7 +50,8 @@ void retire_lanes(ExecutableGraph& graph) {
     graph.lanes.clear();
 }
 
-CUresult instantiate(const char* name, CUgraphExec* out, CUgraph handle, unsigned long long flags, unsigned long long allowed) {
+CUresult instantiate(const char* name, CUgraphExec* out, CUgraph handle, unsigned long long flags,
+                     unsigned long long allowed) {
     return in_context(name, [&](Context& context, Lock& lock) -> CUresult {
         auto found = world().graphs.find(handle);
         if (!out || found == world().graphs.end() || flags & ~allowed) return CUDA_ERROR_INVALID_VALUE;
@@ -63,7 +65,8 @@ CUresult instantiate(const char* name, CUgraphExec* out, CUgraph handle, unsigne
         made->nodes = graph->nodes;
         const size_t lanes = plan(made->nodes, made->lane_of);
         while (made->lanes.size() < lanes) {
-            auto lane = std::make_shared<Stream>(nullptr, &context, unsigned{CU_STREAM_NON_BLOCKING}, 0, false);
+            auto lane =
+                std::make_shared<Stream>(nullptr, &context, unsigned{CU_STREAM_NON_BLOCKING}, 0, false);
             if (!lane->start()) {
                 retire_lanes(*made);
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -88,8 +91,9 @@ void launch(const ExecutableGraphRef& graph, Stream& stream) {
         const NodeRef& node = graph->nodes[nth];
         std::vector<PointRef> after{begin};
         for (const NodeRef& before : node->after) after.push_back(done[before.get()]);
-        done[node.get()] = submit_unqueued(*graph->lanes[graph->lane_of[nth]], node->what,
-                                           [node](Stream& stream) { return node->run(stream); }, after);
+        done[node.get()] = submit_unqueued(
+            *graph->lanes[graph->lane_of[nth]], node->what,
+            [node](Stream& stream) { return node->run(stream); }, after);
         all.push_back(done[node.get()]);
     }
     ++graph->running;
@@ -119,13 +123,16 @@ CUresult about(const char* name, CUgraph handle, Body body) {
 
 }  // namespace
 
-NodeRef Graph::add(const char* what, std::function<CUresult(Stream&)> run, CUfunction kernel, std::vector<NodeRef> after) {
+NodeRef Graph::add(const char* what, std::function<CUresult(Stream&)> run, CUfunction kernel,
+                   std::vector<NodeRef> after) {
     const auto handle = static_cast<CUgraphNode>(world().memory->handle());
-    nodes.push_back(std::make_shared<Node>(Node{handle, type_of(what), what, std::move(run), kernel, std::move(after)}));
+    nodes.push_back(
+        std::make_shared<Node>(Node{handle, type_of(what), what, std::move(run), kernel, std::move(after)}));
     return nodes.back();
 }
 
-std::vector<NodeRef> Graph::add_copies(const std::vector<NodeRef>& originals, const std::vector<NodeRef>& after) {
+std::vector<NodeRef> Graph::add_copies(const std::vector<NodeRef>& originals,
+                                       const std::vector<NodeRef>& after) {
     std::map<NodeRef, NodeRef> copies;
     std::set<NodeRef> ends;
     for (const NodeRef& original : originals) {
@@ -203,7 +210,8 @@ SIMCUDA_EXPORT CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size
     return about(__func__, handle, [&](const GraphRef& graph) {
         if (!count) return CUDA_ERROR_INVALID_VALUE;
         const size_t all = graph->nodes.size();
-        for (size_t nth = 0; nodes && nth < *count; ++nth) nodes[nth] = nth < all ? graph->nodes[nth]->handle : nullptr;
+        for (size_t nth = 0; nodes && nth < *count; ++nth)
+            nodes[nth] = nth < all ? graph->nodes[nth]->handle : nullptr;
         *count = nodes ? std::min(*count, all) : all;
         return CUDA_SUCCESS;
     });
@@ -222,13 +230,15 @@ SIMCUDA_EXPORT CUresult cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* 
     });
 }
 
-SIMCUDA_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
+SIMCUDA_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph,
+                                                    unsigned long long flags) {
     return instantiate(__func__, out, graph, flags,
                        CU_GRAPH_INSTANTIATE_AUTO_FREE_ON_LAUNCH | CU_GRAPH_INSTANTIATE_DEVICE_LAUNCH |
                            CU_GRAPH_INSTANTIATE_USE_NODE_PRIORITY);
 }
 
-SIMCUDA_EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec* out, CUgraph graph, CUgraphInstantiateParams* parameters) {
+SIMCUDA_EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec* out, CUgraph graph,
+                                                     CUgraphInstantiateParams* parameters) {
     if (!parameters) return in_context(__func__, [](Context&, Lock&) { return CUDA_ERROR_INVALID_VALUE; });
     const CUresult code = instantiate(__func__, out, graph, parameters->flags, 15);
     parameters->failed = nullptr;

@@ -1,8 +1,9 @@
 // Graphs, the executable graphs made from them, and the references to user objects that both own.
 //
-// Owns what a launch of a graph is: its nodes run in streams of the executable graph, so that nodes without a path between them run
-// in any order. A launch waits for the earlier launches of the same executable graph. The caller holds the world's lock in every
-// function. Must not know what nodes do, nor how they are captured.
+// Owns what a launch of a graph is: its nodes run in streams of the executable graph, so that nodes without a
+// path between them run in any order. A launch waits for the earlier launches of the same executable graph.
+// The caller holds the world's lock in every function. Must not know what nodes do, nor how they are
+// captured.
 #pragma once
 
 #include <functional>
@@ -41,8 +42,10 @@ struct Graph {
     // Owned by a capture: the program must not destroy it.
     bool capturing = false;
 
-    NodeRef add(const char* what, std::function<CUresult(Stream&)> run, CUfunction kernel, std::vector<NodeRef> after);
-    // Adds copies of nodes, of which those without dependencies get these ones. Returns the copies on which none depends.
+    NodeRef add(const char* what, std::function<CUresult(Stream&)> run, CUfunction kernel,
+                std::vector<NodeRef> after);
+    // Adds copies of nodes, of which those without dependencies get these ones. Returns the copies on which
+    // none depends.
     std::vector<NodeRef> add_copies(const std::vector<NodeRef>& originals, const std::vector<NodeRef>& after);
 };
 using GraphRef = std::shared_ptr<Graph>;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <climits>
 #include <csignal>
+#include <cstring>
 #include <list>
 
 #include <linux/futex.h>
@@ -118,6 +119,14 @@ public:
         if (stopped_) throw Left{};
     }
     Context& context() const { return context_; }
+    // The memory must exist until the end of the kernel.
+    void keep(const View& view) {
+        std::lock_guard<std::mutex> guard(mutex_);
+        for (const View& other : views_) {
+            if (other.range == view.range) return;
+        }
+        views_.push_back(view);
+    }
 
     // Waits until a word changes that the other CTAs poll, for at most two milliseconds. `seen`: the changes before the poll.
     void await_change(u32& seen) {
@@ -137,20 +146,24 @@ private:
         stopped_ = true;
         note_change(true);
     }
-    CUresult look_up();
+    CUresult look_up(const EngineLaunch& engine);
+    CUresult look_up(const CollectiveLaunch& collective);
+    // The memory at an address that the parameters name.
+    CUresult look_up(const void* at, size_t bytes, View& view);
     // Takes room for a CTA; false if the GPU has none.
     bool make_resident();
     void run_ctas(u64 seed);
     void await_room();
     void await_end();
-    std::string story();
+    std::string story(const EngineLaunch& engine);
+    std::string story(const CollectiveLaunch& collective);
 
     Stream& stream_;
     Context& context_;
     // What it may access until its end, and where its control words are.
     std::vector<View> views_;
-    flexring::GpuState* gpu_ = nullptr;
-    flexring::HostControl* host_ = nullptr;
+    char* state_ = nullptr;
+    char* words_ = nullptr;
 
     std::mutex mutex_;
     std::condition_variable changed_;
@@ -166,7 +179,10 @@ private:
 // A CTA on its thread.
 class Cta final : public flexring::Machine {
 public:
-    Cta(Run& run, u64 seed) : run_(run), random_(seed) {}
+    Cta(Run& run, u64 seed) : run_(run), random_(seed) {
+        const bool collective = std::holds_alternative<CollectiveLaunch>(run.launch.what);
+        if (collective && settings().delay_us) late_stores_ = static_cast<unsigned>(random_() % 4);
+    }
     ~Cta() { forget_pieces(); }
 
     void* reach(void* at, u64 bytes, u32 alignment, bool write) override {
@@ -190,9 +206,11 @@ public:
 
     void* reach_shared(void* at, u64 bytes) override {
         run_.step();
-        char* const alias = look_up(reinterpret_cast<CUdeviceptr>(at), bytes, true).at;
-        if (at == run_.launch.parameters.gpu) line_ = reinterpret_cast<flexring::GpuLine*>(alias);
-        return alias;
+        const View view = look_up(reinterpret_cast<CUdeviceptr>(at), bytes, true);
+        run_.keep(view);
+        const auto* engine = std::get_if<EngineLaunch>(&run_.launch.what);
+        if (engine && at == engine->parameters.gpu) line_ = reinterpret_cast<flexring::GpuLine*>(view.at);
+        return view.at;
     }
 
     void end_reach() override {
@@ -219,6 +237,12 @@ public:
     }
 
     void published(const void* word) override {
+        // Another rank sees some stores of a collective late.
+        if (late_stores_ > 0 && random_() % 16 == 0) {
+            --late_stores_;
+            std::this_thread::sleep_for(microseconds(random_() % settings().delay_us));
+        }
+        if (!line_) return;
         const auto place = static_cast<const char*>(word) - reinterpret_cast<const char*>(line_);
         if (place < 0 || place >= static_cast<long>(sizeof(flexring::GpuLine))) return;
         idle_ = 0;
@@ -276,29 +300,56 @@ private:
     const flexring::GpuLine* line_ = nullptr;
     unsigned idle_ = 0;
     u32 seen_ = 0;
+    // How many stores it may delay.
+    unsigned late_stores_ = 0;
 };
+
+// Runs a CTA to its end on this thread.
+void run_one(const KernelLaunch& launch, unsigned cta, Cta& machine) {
+    if (const auto* engine = std::get_if<EngineLaunch>(&launch.what)) {
+        return flexring::run_cta(engine->kernel, engine->parameters, launch.grid, cta, machine);
+    }
+    const auto& collective = std::get<CollectiveLaunch>(launch.what);
+    flexring::run_collective_cta(collective.kernel, collective.parameters, launch.grid, cta, machine);
+}
 
 u64 value_of(const u64& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
 
-std::string Run::story() {
+std::string Run::story(const EngineLaunch& engine) {
     using namespace flexring;
+    const auto& gpu = *reinterpret_cast<const GpuState*>(state_);
+    const auto& host = *reinterpret_cast<const HostControl*>(words_);
     const char* const rings[kRings] = {"out", "in", "reduce"};
-    std::string story = "call " + std::to_string(launch.parameters.call) + ", " + std::to_string(resident_) +
-                        " CTAs resident, " + std::to_string(ended_) + " of " + std::to_string(launch.grid) + " ended; started " +
-                        std::to_string(value_of(host_->kernel.started)) + ", finished " +
-                        std::to_string(value_of(host_->host.finished)) + ", aborted " +
-                        std::to_string(value_of(host_->host.aborted));
+    std::string story = "call " + std::to_string(engine.parameters.call) + "; started " +
+                        std::to_string(value_of(host.kernel.started)) + ", finished " +
+                        std::to_string(value_of(host.host.finished)) + ", aborted " +
+                        std::to_string(value_of(host.host.aborted));
     for (int ring = 0; ring < kRings; ++ring) {
-        story += std::string("; ring ") + rings[ring] + ": published " + std::to_string(value_of(host_->host.head[ring])) +
-                 ", fetched " + std::to_string(value_of(gpu_->line.head[ring]));
+        story += std::string("; ring ") + rings[ring] + ": published " +
+                 std::to_string(value_of(host.host.head[ring])) + ", fetched " +
+                 std::to_string(value_of(gpu.line.head[ring]));
     }
     return story;
 }
 
-CUresult Run::look_up() {
-    using flexring::LaunchParameters;
-    const LaunchParameters& parameters = launch.parameters;
-    Lock lock(world().mutex);
+std::string Run::story(const CollectiveLaunch& collective) {
+    const auto& state = *reinterpret_cast<const flexring::CollectiveState*>(state_);
+    const auto& status = *reinterpret_cast<const flexring::CollectiveStatus*>(words_);
+    return "launch " + hexadecimal(collective.parameters.launch) + " of rank " +
+           std::to_string(collective.parameters.rank) + ", owner " + hexadecimal(value_of(state.owner)) +
+           ", epoch " + hexadecimal(value_of(state.epoch)) + ", waiting for " +
+           hexadecimal(value_of(status.waiting_for)) + " in call " +
+           std::to_string(value_of(status.waiting_epoch)) + ", failure " +
+           std::to_string(value_of(status.failure)) + ", aborted " + std::to_string(value_of(status.aborted));
+}
+
+CUresult Run::look_up(const void* at, size_t bytes, View& view) {
+    return world().memory->reach(context_, launch.name.c_str(), reinterpret_cast<CUdeviceptr>(at), bytes,
+                                 Access::Read, By::Kernel, view);
+}
+
+CUresult Run::look_up(const EngineLaunch& engine) {
+    const flexring::LaunchParameters& parameters = engine.parameters;
     const std::pair<const void*, size_t> pieces[] = {
         {parameters.gpu, sizeof *parameters.gpu},          {parameters.host, sizeof *parameters.host},
         {parameters.input, parameters.input_bytes},        {parameters.staged_input, parameters.input_bytes},
@@ -307,17 +358,17 @@ CUresult Run::look_up() {
     for (const auto& [at, bytes] : pieces) {
         if (bytes == 0) continue;
         views_.emplace_back();
-        const auto address = reinterpret_cast<CUdeviceptr>(at);
-        const CUresult code = world().memory->reach(context_, launch.name.c_str(), address, bytes, Access::Read, By::Kernel,
-                                                    views_.back());
-        if (code != CUDA_SUCCESS) return code;
+        if (const CUresult code = look_up(at, bytes, views_.back()); code != CUDA_SUCCESS) return code;
     }
-    gpu_ = reinterpret_cast<flexring::GpuState*>(views_[0].at);
-    host_ = reinterpret_cast<flexring::HostControl*>(views_[1].at);
-    if (!views_[0].range->on_device()) die(launch.name.c_str(), "the state of the communicator is not in GPU memory");
-    if (!views_[1].range->on_host()) die(launch.name.c_str(), "the control words are not in pinned host memory");
-    if ((injected_ = world().asked_to_fail("kernel")) != CUDA_SUCCESS) steps_left_ = 1 + static_cast<long>(stream_.random() % 100);
     return CUDA_SUCCESS;
+}
+
+// Only what belongs to the communicator: the kernel reaches parts of the vectors, and the states of peers.
+CUresult Run::look_up(const CollectiveLaunch& collective) {
+    const flexring::CollectiveParameters& parameters = collective.parameters;
+    views_.resize(2);
+    const CUresult code = look_up(parameters.state, sizeof *parameters.state, views_[0]);
+    return code != CUDA_SUCCESS ? code : look_up(parameters.status, sizeof *parameters.status, views_[1]);
 }
 
 bool Run::make_resident() {
@@ -338,7 +389,7 @@ void Run::run_ctas(u64 seed) {
         }
         try {
             Cta machine(*this, seed + cta);
-            flexring::run_cta(launch.kernel, launch.parameters, launch.grid, cta, machine);
+            run_one(launch, cta, machine);
         } catch (const Left&) {
         }
         std::lock_guard<std::mutex> guard(mutex_);
@@ -392,22 +443,43 @@ void Run::await_end() {
             pool().run([this, seed = stream_.random()] { run_ctas(seed); });
         }
         if (settings().hang_s && Clock::now() - since > std::chrono::seconds(settings().hang_s)) {
-            die(launch.name.c_str(), "runs for " + std::to_string(settings().hang_s) + " s already: " + story());
+            const std::string ctas = "; " + std::to_string(resident_) + " CTAs resident, " +
+                                     std::to_string(ended_) + " of " + std::to_string(launch.grid) + " ended";
+            die(launch.name.c_str(),
+                "runs for " + std::to_string(settings().hang_s) + " s already: " +
+                    std::visit([this](const auto& what) { return story(what); }, launch.what) + ctas);
         }
     }
 }
 
 CUresult Run::run() {
     // The launch that loads the kernel.
-    if (launch.parameters.call == 0) {
+    const auto* engine = std::get_if<EngineLaunch>(&launch.what);
+    if (engine ? engine->parameters.call == 0
+               : std::get<CollectiveLaunch>(launch.what).parameters.launch == 0) {
         Cta machine(*this, 0);
-        flexring::run_cta(launch.kernel, launch.parameters, launch.grid, 0, machine);
+        run_one(launch, 0, machine);
         return CUDA_SUCCESS;
     }
-    if (const CUresult code = look_up(); code != CUDA_SUCCESS) return code;
     {
+        Lock lock(world().mutex);
+        const CUresult code = std::visit([this](const auto& what) { return look_up(what); }, launch.what);
+        if (code != CUDA_SUCCESS) return code;
+        state_ = views_[0].at;
+        words_ = views_[1].at;
+        if (!views_[0].range->on_device())
+            die(launch.name.c_str(), "the state of the communicator is not in GPU memory");
+        if (!views_[1].range->on_host())
+            die(launch.name.c_str(), "the control words are not in pinned host memory");
+        injected_ = world().asked_to_fail("kernel");
+        if (injected_ != CUDA_SUCCESS) steps_left_ = 1 + static_cast<long>(stream_.random() % 100);
+    }
+    // Kernels of collectives detect it themselves.
+    if (engine) {
         std::lock_guard<std::mutex> guard(machines().mutex);
-        if (!machines().states.insert(gpu_).second) die(launch.name.c_str(), "two kernels of one communicator run at the same time");
+        if (!machines().states.insert(state_).second) {
+            die(launch.name.c_str(), "two kernels of one communicator run at the same time");
+        }
     }
     ++running_kernels;
     await_room();
@@ -421,9 +493,9 @@ CUresult Run::run() {
     for (unsigned nth = 0; nth < begin; ++nth) pool().run([this, seed = stream_.random()] { run_ctas(seed); });
     await_end();
     --running_kernels;
-    {
+    if (engine) {
         std::lock_guard<std::mutex> guard(machines().mutex);
-        machines().states.erase(gpu_);
+        machines().states.erase(state_);
     }
     Lock lock(world().mutex);
     for (const View& view : views_) {
@@ -437,6 +509,30 @@ CUresult Run::run() {
 unsigned ctas_per_multiprocessor(unsigned block) {
     constexpr unsigned threads = 2048;
     return block == 0 || block > static_cast<unsigned>(flexring::kMaxThreads) ? 0 : threads / block;
+}
+
+bool is_kernel(const std::string& name) {
+    return flexring::kernel_named(name.c_str()) || flexring::collective_kernel_named(name.c_str());
+}
+
+KernelLaunch read_launch(const char* function, const std::string& name, unsigned grid, unsigned block,
+                         const void* parameters) {
+    KernelLaunch launch{name, grid, block, {}};
+    bool complete = true;
+    if (const flexring::Kernel kernel = flexring::kernel_named(name.c_str())) {
+        EngineLaunch engine{kernel, {}};
+        std::memcpy(&engine.parameters, parameters, sizeof engine.parameters);
+        complete = engine.parameters.call == 0 || (engine.parameters.gpu && engine.parameters.host);
+        launch.what = engine;
+    } else {
+        CollectiveLaunch collective{flexring::collective_kernel_named(name.c_str()), {}};
+        std::memcpy(&collective.parameters, parameters, sizeof collective.parameters);
+        complete = collective.parameters.launch == 0 ||
+                   (collective.parameters.state && collective.parameters.status);
+        launch.what = collective;
+    }
+    if (!complete) die(function, "the kernel of a call has no control words");
+    return launch;
 }
 
 CUresult run_kernel(Stream& stream, const KernelLaunch& launch) { return Run(stream, launch).run(); }

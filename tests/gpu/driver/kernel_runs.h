@@ -6,19 +6,45 @@
 #pragma once
 
 #include <string>
+#include <variant>
 
 #include "../../../kernels/host/kernels.h"
 #include "streams.h"
 
+#if !__has_include("../../../kernels/collective.cu")
+#include "../../../kernels/collective.h"
+namespace flexring {
+using CollectiveKernel = void (*)(CollectiveParameters);
+inline CollectiveKernel collective_kernel_named(const char*) { return nullptr; }
+inline void run_collective_cta(CollectiveKernel, const CollectiveParameters&, unsigned, unsigned, Machine&) {}
+}  // namespace flexring
+#endif
+
 namespace sim {
+
+// A kernel of engine.cu, or one of collective.cu, with its parameters.
+struct EngineLaunch {
+    flexring::Kernel kernel;
+    flexring::LaunchParameters parameters;
+};
+struct CollectiveLaunch {
+    flexring::CollectiveKernel kernel;
+    flexring::CollectiveParameters parameters;
+};
 
 struct KernelLaunch {
     std::string name;
-    flexring::Kernel kernel;
     unsigned grid;
     unsigned block;
-    flexring::LaunchParameters parameters;
+    std::variant<EngineLaunch, CollectiveLaunch> what;
 };
+
+// Whether there is a kernel of this name.
+bool is_kernel(const std::string& name);
+
+// A launch with copied parameters. Ends the process if they make no sense.
+KernelLaunch read_launch(const char* function, const std::string& name, unsigned grid, unsigned block,
+                         const void* parameters);
 
 // Number of CTAs of this many threads that a multiprocessor has room for.
 unsigned ctas_per_multiprocessor(unsigned block);

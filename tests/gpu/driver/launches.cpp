@@ -3,7 +3,6 @@
 // Owns what a launch may look like. Its parameters are copied when it is launched, as a GPU takes them by value.
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernel_runs.h"
 #include "world.h"
@@ -46,10 +45,7 @@ CUresult launch_in(Stream& stream, Lock& lock, const char* name, CUfunction func
     if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1) return CUDA_ERROR_INVALID_VALUE;
     if (extra) return CUDA_ERROR_NOT_SUPPORTED;
     if (!parameters || !parameters[0]) return CUDA_ERROR_INVALID_VALUE;
-    KernelLaunch launch{found->second.name, flexring::kernel_named(found->second.name.c_str()), grid, block, {}};
-    std::memcpy(&launch.parameters, parameters[0], sizeof launch.parameters);
-    const bool addressed = launch.parameters.gpu && launch.parameters.host;
-    if (launch.parameters.call != 0 && !addressed) die(name, "the kernel of a call has no control words");
+    const KernelLaunch launch = read_launch(name, found->second.name, grid, block, parameters[0]);
     found->second.load(lock, name);
     auto run = [launch](Stream& stream) { return run_kernel(stream, launch); };
     if (stream.sequence) record(stream, name, run, function);
@@ -97,7 +93,7 @@ SIMCUDA_EXPORT CUresult cuModuleGetFunction(CUfunction* out, CUmodule module, co
         if (!out || !name) return CUDA_ERROR_INVALID_VALUE;
         auto found = world().modules.find(module);
         if (found == world().modules.end() || found->second.context != &context) return CUDA_ERROR_INVALID_HANDLE;
-        if (!flexring::kernel_named(name)) return CUDA_ERROR_NOT_FOUND;
+        if (!is_kernel(name)) return CUDA_ERROR_NOT_FOUND;
         const auto handle = static_cast<CUfunction>(world().memory->handle());
         world().functions[handle] = {&context, module, name};
         *out = handle;
@@ -163,7 +159,8 @@ SIMCUDA_EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunctio
             }
             const std::array<unsigned, 6> shape = {config->grid[0],  config->grid[1],  config->grid[2],
                                                    config->block[0], config->block[1], config->block[2]};
-            return launch_in(stream, lock, "cuLaunchKernelEx", function, shape, config->shared, parameters, extra);
+            return launch_in(stream, lock, "cuLaunchKernelEx", function, shape, config->shared, parameters,
+                             extra);
         },
         InCapture::Recorded);
 }

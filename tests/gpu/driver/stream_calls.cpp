@@ -45,7 +45,8 @@ CUresult about(const char* name, CUstream handle, Body body) {
 // Whether a function that needs the state of a stream must fail because of a capture, which it invalidates.
 CUresult refuse_capturing(Stream& stream) {
     if (stream.legacy) {
-        return invalidate_captures_behind_legacy(*stream.context) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+        return invalidate_captures_behind_legacy(*stream.context) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+                                                                  : CUDA_SUCCESS;
     }
     if (!stream.sequence) return CUDA_SUCCESS;
     stream.sequence->valid = false;
@@ -218,7 +219,8 @@ SIMCUDA_EXPORT CUresult cuEventCreate(CUevent* out, unsigned flags) {
         if (!out || flags & ~all) return CUDA_ERROR_INVALID_VALUE;
         if (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
         const auto handle = static_cast<CUevent>(world().memory->handle());
-        world().events[handle] = std::make_shared<Event>(Event{handle, &context, flags, nullptr, nullptr, {}});
+        world().events[handle] =
+            std::make_shared<Event>(Event{handle, &context, flags, nullptr, nullptr, {}});
         *out = handle;
         return CUDA_SUCCESS;
     });

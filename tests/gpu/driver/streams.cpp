@@ -123,8 +123,8 @@ namespace {
 // Whether work waits in a hardware queue, and blocks it until it is done.
 enum class Queue { None, Used, Blocked };
 
-PointRef enqueue(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after,
-                 Queue queue, std::function<void()> finally = nullptr) {
+PointRef enqueue(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,
+                 std::vector<PointRef> after, Queue queue, std::function<void()> finally = nullptr) {
     if (stream.sequence) {
         record(stream, what, std::move(run));
         return stream.last;
@@ -137,7 +137,12 @@ PointRef enqueue(Stream& stream, const char* what, std::function<CUresult(Stream
     } else if (stream.orders_with_legacy()) {
         after.push_back(context.legacy->last);
     }
-    Work work{what, std::move(run), {}, std::make_shared<Point>(), std::make_shared<Point>(), queue == Queue::Blocked,
+    Work work{what,
+              std::move(run),
+              {},
+              std::make_shared<Point>(),
+              std::make_shared<Point>(),
+              queue == Queue::Blocked,
               std::move(finally)};
     // A hardware queue starts its work in order. Its first item waits for the stream's earlier work and for events, and
     // all items behind it wait too, whatever their streams.
@@ -165,8 +170,8 @@ void submit_wait(Stream& stream, const char* what, std::function<CUresult(Stream
     enqueue(stream, what, std::move(run), {}, Queue::Blocked);
 }
 
-PointRef submit_unqueued(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after,
-                         std::function<void()> finally) {
+PointRef submit_unqueued(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,
+                         std::vector<PointRef> after, std::function<void()> finally) {
     return enqueue(stream, what, std::move(run), std::move(after), Queue::None, std::move(finally));
 }
 
@@ -195,7 +200,7 @@ void HostThread::run(Stream& stream, CUhostFn function, void* data) {
 }
 
 void HostThread::post(CUhostFn function, void* data) {
-    if (!stopping_) add(function, data);
+    if (!stopping_ && !world().exiting) add(function, data);
 }
 
 PointRef HostThread::add(CUhostFn function, void* data) {

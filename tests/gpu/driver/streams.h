@@ -147,17 +147,18 @@ private:
     bool busy_ = false;
 };
 
-// Enqueues work at the end of a stream, also ordered by the rules of the legacy default stream. In a stream that captures, all
-// functions that enqueue record a node instead.
+// Enqueues work at the end of a stream, also ordered by the rules of the legacy default stream. In a stream
+// that captures, all functions that enqueue record a node instead.
 PointRef submit(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,
                 std::vector<PointRef> after = {});
 
 // Enqueues work that waits for an external condition and so blocks later work in the stream's hardware queue.
 void submit_wait(Stream& stream, const char* what, std::function<CUresult(Stream&)> run);
 
-// Enqueues work that uses no hardware queue: work of a graph, or its end. `finally` is called with the lock held when it is over.
-PointRef submit_unqueued(Stream& stream, const char* what, std::function<CUresult(Stream&)> run, std::vector<PointRef> after,
-                         std::function<void()> finally = nullptr);
+// Enqueues work that uses no hardware queue: work of a graph, or its end. `finally` is called with the lock
+// held when it is over.
+PointRef submit_unqueued(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,
+                         std::vector<PointRef> after, std::function<void()> finally = nullptr);
 
 // Blocks the calling thread until this point is reached. Ends the process with a message if that takes SIMCUDA_HANG_S
 // seconds.

@@ -70,7 +70,8 @@ void UserObjects::release() {
 
 using namespace sim;
 
-SIMCUDA_EXPORT CUresult cuUserObjectCreate(CUuserObject* out, void* data, CUhostFn destructor, unsigned count, unsigned flags) {
+SIMCUDA_EXPORT CUresult cuUserObjectCreate(CUuserObject* out, void* data, CUhostFn destructor, unsigned count,
+                                           unsigned flags) {
     return initialised(__func__, [&](Lock&) {
         const bool valid = out && destructor && is_count(count) && flags == CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
         if (!valid) return CUDA_ERROR_INVALID_VALUE;
@@ -96,10 +97,12 @@ SIMCUDA_EXPORT CUresult cuUserObjectRelease(CUuserObject handle, unsigned count)
     });
 }
 
-SIMCUDA_EXPORT CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject handle, unsigned count, unsigned flags) {
+SIMCUDA_EXPORT CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject handle, unsigned count,
+                                                unsigned flags) {
     return about(__func__, handle, count, [&](UserObject& object) {
         auto found = world().graphs.find(graph);
-        if (found == world().graphs.end() || flags & ~CU_GRAPH_USER_OBJECT_MOVE) return CUDA_ERROR_INVALID_VALUE;
+        if (found == world().graphs.end() || flags & ~CU_GRAPH_USER_OBJECT_MOVE)
+            return CUDA_ERROR_INVALID_VALUE;
         if (flags & CU_GRAPH_USER_OBJECT_MOVE) disown("cuGraphRetainUserObject", object, count);
         else object.references += count;
         found->second->objects.add(handle, count);

@@ -92,7 +92,9 @@ EventRef World::event(CUevent handle) {
 }
 
 CUresult admit(const char* name, Needs needs, Lock& lock, Context*& context, Holds& holds) {
-    if (inside_host_function()) die(name, "called from a host function or a destructor of a user object, which may make no CUDA call");
+    if (inside_host_function())
+        die(name,
+            "called from a host function or a destructor of a user object, which may make no CUDA call");
     if (forked) return CUDA_ERROR_NOT_INITIALIZED;
     if (running_kernels > 0 && thread_name() == "flexring-worker") {
         die(name, "called by a worker of flexring while a kernel runs, which may wait for that kernel");
@@ -241,7 +243,8 @@ void Context::tell_leaks() const {
     report(streams.size(), "stream");
     report(count(world.events, [](const EventRef& event) { return event->context; }), "event");
     report(count(world.graphs, [](const GraphRef& graph) { return graph->context; }), "graph");
-    report(count(world.executable_graphs, [](const ExecutableGraphRef& graph) { return graph->context; }), "executable graph");
+    report(count(world.executable_graphs, [](const ExecutableGraphRef& graph) { return graph->context; }),
+           "executable graph");
     report(count(world.modules, [](const Module& module) { return module.context; }), "module");
     if (!world.memory) return;
     for (const RangeRef& range : world.memory->of(this)) {

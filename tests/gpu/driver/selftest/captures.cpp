@@ -1,4 +1,5 @@
-// Stream capture: the modes, the calls that invalidate captures, and dependencies into, out of and between captures.
+// Stream capture: the modes, the calls that invalidate captures, and dependencies into, out of and between
+// captures.
 
 #include <thread>
 
@@ -12,7 +13,8 @@ static void exchange(Mode mode, Mode expected) {
     CHECK(value == expected);
 }
 
-// The result of an event query by another thread of mode `theirs`, during a capture of mode `ours`, and of the end of the capture.
+// The result of an event query by another thread of mode `theirs`, during a capture of mode `ours`, and of
+// the end of the capture.
 static void check_query(Mode ours, Mode theirs, CUresult query, CUresult end) {
     CUstream one = stream();
     CUevent never = event();
@@ -31,7 +33,8 @@ static void check_query(Mode ours, Mode theirs, CUresult query, CUresult end) {
 
 void unsafe_calls_invalidate_captures() {
     begin();
-    constexpr CUresult refused = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, broken = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    constexpr CUresult refused = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                       broken = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     check_query(Global, Global, refused, broken);
     check_query(Global, ThreadLocal, CUDA_SUCCESS, CUDA_SUCCESS);
     check_query(Global, Relaxed, CUDA_SUCCESS, CUDA_SUCCESS);
@@ -103,8 +106,8 @@ void captures_end_in_their_thread() {
     CUstream blocking = stream(0);
     Pointer memory = allocate();
     WORKS(cu("cuStreamBeginCapture_v2", blocking, static_cast<int>(Relaxed)));
-    CHECK(cu("cuMemsetD8Async", memory, static_cast<unsigned char>(0), kBytes, static_cast<CUstream>(nullptr)) ==
-          CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    CHECK(cu("cuMemsetD8Async", memory, static_cast<unsigned char>(0), kBytes,
+             static_cast<CUstream>(nullptr)) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     CHECK(cu("cuStreamEndCapture", blocking, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
@@ -218,7 +221,8 @@ void captured_work_has_no_state() {
     check(CUDA_ERROR_CAPTURED_EVENT, [&] { return cu("cuEventQuery", captured); });
     check(CUDA_ERROR_CAPTURED_EVENT, [&] { return cu("cuEventSynchronize", captured); });
     check(refused, [&] { return cu("cuCtxSynchronize"); });
-    check(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, [&] { return cu("cuStreamSynchronize", static_cast<CUstream>(nullptr)); });
+    check(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+          [&] { return cu("cuStreamSynchronize", static_cast<CUstream>(nullptr)); });
     check(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
           [&] { return cu("cuMemsetD8_v2", memory, static_cast<unsigned char>(1), kBytes); });
     check(refused, [&] {
@@ -228,7 +232,8 @@ void captured_work_has_no_state() {
     // The state of the legacy stream is unknown then, but a query does no harm.
     begin_capture(blocking, Global);
     int value = 0;
-    CHECK(cu("cuStreamIsCapturing", static_cast<CUstream>(nullptr), &value) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    CHECK(cu("cuStreamIsCapturing", static_cast<CUstream>(nullptr), &value) ==
+          CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     WORKS(end_capture(blocking));
     WORKS(cu("cuStreamIsCapturing", static_cast<CUstream>(nullptr), &value));
 }

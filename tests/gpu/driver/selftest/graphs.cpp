@@ -27,11 +27,15 @@ CUgraphExec instantiate(CUgraph graph) {
 
 void launch(CUgraphExec graph, CUstream stream) { WORKS(cu("cuGraphLaunch", graph, stream)); }
 
-void set(Pointer at, unsigned char value, CUstream stream) { WORKS(cu("cuMemsetD8Async", at, value, kBytes, stream)); }
+void set(Pointer at, unsigned char value, CUstream stream) {
+    WORKS(cu("cuMemsetD8Async", at, value, kBytes, stream));
+}
 
 void copy(Pointer to, Pointer from, CUstream stream) { WORKS(cu("cuMemcpyAsync", to, from, kBytes, stream)); }
 
-void call(CUhostFn function, void* data, CUstream stream) { WORKS(cu("cuLaunchHostFunc", stream, function, data)); }
+void call(CUhostFn function, void* data, CUstream stream) {
+    WORKS(cu("cuLaunchHostFunc", stream, function, data));
+}
 
 size_t nodes_of(CUgraph graph) {
     size_t count = 0;
@@ -73,7 +77,8 @@ CUuserObject object(unsigned references = 1) {
     return made;
 }
 bool becomes_destroyed(int count) {
-    for (int tries = 0; destroyed < count && tries < 5000; ++tries) std::this_thread::sleep_for(milliseconds(1));
+    for (int tries = 0; destroyed < count && tries < 5000; ++tries)
+        std::this_thread::sleep_for(milliseconds(1));
     return destroyed == count;
 }
 bool stays_destroyed(int count) {
@@ -223,7 +228,9 @@ void captures_report_their_graph() {
     unsigned long long id = 0, next = 0;
     size_t count = 7;
     int capturing = 3;
-    auto info = [&] { return cu("cuStreamGetCaptureInfo_v2", one, &capturing, &id, &graph, &dependencies, &count); };
+    auto info = [&] {
+        return cu("cuStreamGetCaptureInfo_v2", one, &capturing, &id, &graph, &dependencies, &count);
+    };
     WORKS(info());
     CHECK(capturing == 0 && !graph && count == 7);
     begin_capture(one);
@@ -315,8 +322,8 @@ void user_objects_die_with_captures() {
         int capturing = 0;
         CUgraph graph = nullptr;
         begin_capture(one);
-        WORKS(cu("cuStreamGetCaptureInfo_v2", one, &capturing, static_cast<unsigned long long*>(nullptr), &graph,
-                 static_cast<const CUgraphNode**>(nullptr), static_cast<size_t*>(nullptr)));
+        WORKS(cu("cuStreamGetCaptureInfo_v2", one, &capturing, static_cast<unsigned long long*>(nullptr),
+                 &graph, static_cast<const CUgraphNode**>(nullptr), static_cast<size_t*>(nullptr)));
         WORKS(cu("cuGraphRetainUserObject", graph, object(), 1u, 1u));
         return graph;
     };

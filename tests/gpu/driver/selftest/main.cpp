@@ -60,7 +60,8 @@ const std::vector<Scenario> scenarios = {
              {"SIMCUDA_FAIL=cuMemAlloc_v2:3:2,work:2:214", "SIMCUDA_WITHOUT=cuMemHostUnregister"}, 0, {}),
     SCENARIO(memory_is_limited, {"SIMCUDA_MEMORY=1000000"}, 0, {}),
     SCENARIO(pointers_report_their_attributes, {}, 0, {}),
-    SCENARIO(pool_memory_follows_its_stream, {}, 0, {"is allocated by a stream that has not reached the allocation yet"}),
+    SCENARIO(pool_memory_follows_its_stream, {}, 0,
+             {"is allocated by a stream that has not reached the allocation yet"}),
     SCENARIO(gpus_access_each_other_if_enabled, {"SIMCUDA_GPUS=2"}, 0,
              {"is memory of a GPU that this one has no access to"}),
     SCENARIO(memory_is_shared_between_processes, {}, 0, {}),
@@ -84,7 +85,8 @@ const std::vector<Scenario> scenarios = {
     SCENARIO(exits_while_threads_wait_for_a_lock, {}, 0, {}),
     SCENARIO(one_queue_blocks_other_streams, {"CUDA_DEVICE_MAX_CONNECTIONS=1"}, 0, {}),
     SCENARIO(own_queues_do_not_block, {"CUDA_DEVICE_MAX_CONNECTIONS=32"}, 0, {}),
-    SCENARIO(running_work_does_not_block_its_queue, {"CUDA_DEVICE_MAX_CONNECTIONS=1", "SIMCUDA_IMPLICIT_SYNC=0"}, 0, {}),
+    SCENARIO(running_work_does_not_block_its_queue,
+             {"CUDA_DEVICE_MAX_CONNECTIONS=1", "SIMCUDA_IMPLICIT_SYNC=0"}, 0, {}),
     SCENARIO(unsafe_calls_invalidate_captures, {}, 0, {}),
     SCENARIO(a_wait_for_earlier_work_invalidates_a_capture, {}, 0, {}),
     SCENARIO(captures_end_in_their_thread, {}, 0, {}),
@@ -99,11 +101,22 @@ const std::vector<Scenario> scenarios = {
     SCENARIO(graphs_are_cloned_and_nested, {}, 0, {}),
     SCENARIO(user_objects_outlive_launches, {}, 0, {}),
     SCENARIO(user_objects_die_with_captures, {}, 0, {}),
-    SCENARIO(calls_in_destructors_die, {}, SIGABRT, {"cuDeviceGetCount: called from a host function or a destructor"}),
-    SCENARIO(kernels_unloaded_under_a_graph_die, {}, SIGABRT, {"the module of a kernel of the graph was unloaded"}),
+    SCENARIO(calls_in_destructors_die, {}, SIGABRT,
+             {"cuDeviceGetCount: called from a host function or a destructor"}),
+    SCENARIO(kernels_unloaded_under_a_graph_die, {}, SIGABRT,
+             {"the module of a kernel of the graph was unloaded"}),
     SCENARIO(invalid_graph_calls_fail, {}, 0, {}),
     SCENARIO(destroyed_contexts_release_graphs, {"SIMCUDA_LEAKS=1"}, 0,
              {"leaked 1 graph of GPU 0", "leaked 1 executable graph of GPU 0"}),
+#if __has_include("../../../../kernels/collective.cu")
+    SCENARIO(collectives_run_between_processes, {}, 0, {}),
+    SCENARIO(overlapping_collectives_report_it, {}, 0, {}),
+    SCENARIO(collectives_with_wrong_peers_break, {}, 0, {"flexring_collective_float: 0x", "is no memory"}),
+    SCENARIO(endless_collectives_are_reported, {"SIMCUDA_HANG_S=1"}, SIGABRT,
+             {"flexring_collective_float: runs for 1 s already: launch 0x1 of rank 0"}),
+    SCENARIO(memory_unregistered_under_a_collective_is_noticed, {"SIMCUDA_IMPLICIT_SYNC=0"}, SIGABRT,
+             {"memory was freed or unregistered while the kernel used it"}),
+#endif
 };
 
 // Runs a scenario in a process of its own for at most a minute. Returns what is wrong with its end, or nothing.
@@ -155,6 +168,7 @@ int main(int count, char** arguments) {
     if (count > 1) {
         if (count > 2) argument = arguments[2];
         if (!std::strcmp(arguments[1], "opens_a_handle")) return opens_a_handle(), 0;
+        if (!std::strcmp(arguments[1], "takes_part_in_collectives")) return takes_part_in_collectives(), 0;
         if (!std::strcmp(arguments[1], "holds_a_handle")) return holds_a_handle(), 0;
         for (const Scenario& scenario : scenarios) {
             if (!std::strcmp(arguments[1], scenario.name)) return scenario.body(), 0;

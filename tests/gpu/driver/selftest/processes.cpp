@@ -4,12 +4,11 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "programs.h"
+#include "processes.h"
 
 namespace selftest {
 
-// Runs this program again as another process. Returns the write end of a pipe to it, and its process id.
-static pid_t again(const char* scenario, const std::string& argument, int& input) {
+pid_t again(const char* scenario, const std::string& argument, int& input) {
     int ends[2];
     CHECK(pipe2(ends, O_CLOEXEC) == 0);
     pid_t child = fork();
@@ -23,12 +22,12 @@ static pid_t again(const char* scenario, const std::string& argument, int& input
     return child;
 }
 
-static bool succeeded(pid_t child) {
+bool succeeded(pid_t child) {
     int status = 0;
     return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-static std::string text_of(const CUipcMemHandle& handle) {
+std::string text_of(const CUipcMemHandle& handle) {
     std::string text;
     for (char byte : handle.reserved) {
         char two[3];
@@ -38,7 +37,7 @@ static std::string text_of(const CUipcMemHandle& handle) {
     return text;
 }
 
-static CUipcMemHandle told_handle() {
+CUipcMemHandle told_handle() {
     CUipcMemHandle handle;
     for (size_t i = 0; i < 64; ++i) {
         handle.reserved[i] = static_cast<char>(std::stoi(argument.substr(2 * i, 2), nullptr, 16));
