@@ -13,6 +13,9 @@ constexpr int kMostRanks = 16;
 constexpr int kMostSlices = 64;
 // Bytes of a stage: what a slice moves in one round.
 constexpr int kStageBytes = 65536;
+// The rounds of a slice are counted in the lower bits of `ready` and `done`, calls in as many as remain.
+constexpr int kRoundBits = 20;
+constexpr int kEpochBits = 43;
 // 64-bit words that describe a call to the other ranks.
 constexpr int kCallWords = 4;
 // How a call moves its data.
@@ -44,14 +47,14 @@ struct alignas(16) Packet {
 struct CollectiveState {
     // Used by this rank's kernels alone. The launch that runs, as its parameters name it; 0 if none does.
     unsigned long long owner;
-    // The number of the last call that was completed.
+    // The number of the last call that was completed, in kEpochBits bits. Above them what counts the CTAs of the kernel that runs:
+    // collective.cu explains it. All 0 before the first call.
     unsigned long long epoch;
-    // The next slice to be taken, and the number of CTAs that have left.
-    unsigned int ticket;
-    unsigned int left;
-    // Set by a kernel that fails, so that its other CTAs leave.
+    // Not 0 while a thread has written `waiting_for`, which only one may do at a time.
+    unsigned long long reporter;
+    // Not 0 after a failure, so that the other CTAs leave.
     unsigned int stopped;
-    // Set by the host or after a failure: every later kernel leaves.
+    // Set by the host: every later kernel leaves. After a failure they do so too.
     unsigned int closed;
     // By rank, this rank included: where this GPU maps its state. Written by the host before the first launch.
     CollectiveState* peers[kMostRanks];
@@ -60,7 +63,7 @@ struct CollectiveState {
     alignas(128) Packet entry[2][kMostSlices][kMostRanks];
     // By parity and rank: the words of its call, for the message of a mismatch.
     Packet words[2][kMostRanks][kCallWords];
-    // By slice and rank: epoch << 24 | the rounds of that call that are staged, and that are complete. Only grow.
+    // By slice and rank: epoch << kRoundBits | the rounds of that call that are staged, and that are complete. Only grow.
     alignas(128) unsigned long long ready[kMostSlices][kMostRanks];
     alignas(128) unsigned long long done[kMostSlices][kMostRanks];
 };
@@ -103,7 +106,7 @@ struct CollectiveParameters {
     unsigned int sends;
     unsigned int receives;
     // Bytes from the block for one rank to that for the next in the input, and of the blocks of ranks in the output. 0 if all
-    // are the same block. Blocks received are reduced, in the order of ranks, if `reduces`, and then have one place.
+    // are the same block. Whether `send_stride` is 0 must be the same on all ranks, because it divides the stages. Blocks received are reduced, in the order of ranks, if `reduces`, and then have one place.
     unsigned long long send_stride;
     unsigned long long receive_stride;
     unsigned int reduces;
@@ -120,6 +123,21 @@ struct CollectiveParameters {
     unsigned int short_bytes;
     // Whether the last CTA to leave writes `launch` to `completed`, after the result.
     unsigned int reports;
+};
+
+// The rules of the protocol that tests break one by one, to see that they would notice.
+enum Rule : unsigned int {
+    kNoRule,
+    kTwoParities,
+    kClearAtWrap,
+    kSlicesByTicket,
+    kOneKernel,
+    kEntriesOfAll,
+    kOrderedWords,
+    kTwoStages,
+    kWaitForDone,
+    kOutputAfterEntries,
+    kRules,
 };
 
 }  // namespace flexring

@@ -353,13 +353,6 @@ __device__ __forceinline__ void run(const LaunchParameters& call) {
 
 }  // namespace flexring
 
-// The types, named as in src/dtype.rs.
-#define FLEXRING_TYPES(with)                                                        \
-    with(int8, Int8) with(uint8, Uint8) with(int32, Int32) with(uint32, Uint32)     \
-    with(int64, Int64) with(uint64, Uint64) with(half, Half) with(float, Single)    \
-    with(double, Double) with(bfloat16, Bfloat) with(float8e4m3, E4m3) with(float8e5m2, E5m2) \
-    with(int16, Int16) with(uint16, Uint16) with(bool, Boolean)
-
 #define FLEXRING_KERNEL(name, Type)                                                                  \
     extern "C" __global__ void __launch_bounds__(flexring::kMaxThreads, 1)                           \
         flexring_##name(const __grid_constant__ flexring::LaunchParameters call) {                   \

@@ -38,7 +38,13 @@ __device__ __forceinline__ u64 load_relaxed(const u64* word) {
     return value;
 }
 
-// A word of host memory that does not change before the host is informed; never from L1.
+__device__ __forceinline__ u32 load_relaxed(const u32* word) {
+    u32 value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+
+// A word that the host or another GPU may write: some value that it has had; never from L1.
 __device__ __forceinline__ u64 load_relaxed_sys(const u64* word) {
     u64 value;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -51,6 +57,38 @@ __device__ __forceinline__ void store_relaxed(u64* word, u64 value) {
 }
 __device__ __forceinline__ void store_relaxed(u32* word, u32 value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+// A word that the host reads or another GPU; a release store makes it visible in order.
+__device__ __forceinline__ void store_relaxed_sys(u64* word, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+// After a relaxed load that has read what another GPU released in a word: what that GPU wrote before it is visible to what follows.
+__device__ __forceinline__ void acquire_sys(const u64*) { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// What this CTA wrote before its last barrier is visible to a GPU that sees what this thread writes next.
+__device__ __forceinline__ void release_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// Two words that are written together, but not seen together: each says for itself whether it has arrived.
+__device__ __forceinline__ void store_packet(u64* words, u64 first, u64 second) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(words), "l"(first), "l"(second) : "memory");
+}
+__device__ __forceinline__ void load_packet(const u64* words, u64& first, u64& second) {
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(words) : "memory");
+}
+
+// 16 bytes that other GPUs read or write, but not at the same time: other words order the accesses.
+__device__ __forceinline__ void store_staged(u32* words, const u32 (&from)[4]) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(words), "r"(from[0]), "r"(from[1]), "r"(from[2]),
+                 "r"(from[3])
+                 : "memory");
+}
+__device__ __forceinline__ void load_staged(const u32* words, u32 (&into)[4]) {
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(into[0]), "=r"(into[1]), "=r"(into[2]), "=r"(into[3])
+                 : "l"(words)
+                 : "memory");
 }
 
 // Publishes to other CTAs what this CTA wrote before its last barrier.
@@ -71,9 +109,39 @@ __device__ __forceinline__ u32 add_acq_rel(u32* word, u32 value) {
     return before;
 }
 
+__device__ __forceinline__ u64 add_acq_rel(u64* word, u64 value) {
+    u64 before;
+    asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(word), "l"(value) : "memory");
+    return before;
+}
+
+// These order nothing else.
+__device__ __forceinline__ u64 add_relaxed(u64* word, u64 value) {
+    u64 before;
+    asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(word), "l"(value) : "memory");
+    return before;
+}
+__device__ __forceinline__ u64 compare_and_swap(u64* word, u64 expected, u64 value) {
+    u64 before;
+    asm volatile("atom.cas.relaxed.gpu.global.b64 %0, [%1], %2, %3;"
+                 : "=l"(before)
+                 : "l"(word), "l"(expected), "l"(value)
+                 : "memory");
+    return before;
+}
+
+// A clock.
+__device__ __forceinline__ u64 nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+
 // Pauses, for about so many nanoseconds at most. The fetcher's pause leaves PCIe to others; that of the other CTAs, L2.
 __device__ __forceinline__ void pause_fetcher() { __nanosleep(200); }
 __device__ __forceinline__ void pause_poller() { __nanosleep(100); }
+// Between two looks at a word that another GPU writes, which cost time enough.
+__device__ __forceinline__ void pause_waiter() {}
 
 // Where a simulated GPU checks and translates addresses, from `reach` to `end_reach`. A GPU does that itself.
 template <class T>
@@ -82,6 +150,8 @@ template <class T>
 __device__ __forceinline__ T* reach_to_write(T* at, u64) { return at; }
 template <class T>
 __device__ __forceinline__ T& reach_shared(T* at) { return *at; }
+template <class T>
+__device__ __forceinline__ T* reach_shared(T* at, u64) { return at; }
 __device__ __forceinline__ void end_reach() {}
 
 }  // namespace flexring

@@ -3,6 +3,7 @@
 //     g++ -O2 -std=c++17 -ffp-contract=off -c kernels/host/launch.cpp -I kernels
 #pragma once
 
+#include "../collective.h"
 #include "../engine.h"
 #include "shim.h"
 
@@ -13,10 +14,19 @@ using Kernel = void (*)(LaunchParameters);
 // The kernel of this name; null if there is none.
 Kernel kernel_named(const char* name);
 
+using CollectiveKernel = void (*)(CollectiveParameters);
+
+// As above, for the kernels of collective.cu.
+CollectiveKernel collective_kernel_named(const char* name);
+
 // Whether the shares of a descriptor of so many tiles, divided among so many workers, have each tile once.
 bool shares_cover(unsigned workers, unsigned tiles, unsigned ring, bool on_host, unsigned long long index);
 
 // Runs CTA number `cta` of a grid to its end on this thread. Passes on what the machine throws.
 void run_cta(Kernel kernel, const LaunchParameters& parameters, unsigned grid, unsigned cta, Machine& machine);
+void run_collective_cta(CollectiveKernel kernel, const CollectiveParameters& parameters, unsigned grid, unsigned cta, Machine& machine);
+
+// Has the kernels of collective.cu break a Rule.
+void break_rule(unsigned rule);
 
 }  // namespace flexring

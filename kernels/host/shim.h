@@ -4,6 +4,7 @@
 // reports a missing one. Compile without contraction (-ffp-contract=off).
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,6 +25,9 @@ struct Index {
 inline thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 
 inline void __syncthreads() {}
+inline int __syncthreads_or(int any) { return any; }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 [[noreturn]] inline void __trap() {
     std::fputs("a kernel has executed a trap\n", stderr);
@@ -64,7 +68,7 @@ class Machine {
     virtual void end_reach() = 0;
     // The CTA has nothing to do.
     virtual void pause(bool fetcher) = 0;
-    // A word has changed that other CTAs wait for.
+    // A word changes that other CTAs wait for.
     virtual void published(const void* word) = 0;
 };
 
@@ -75,6 +79,7 @@ inline u64 load_acquire_sys(const u64* word) { return __atomic_load_n(word, __AT
 inline u64 load_acquire_gpu(const u64* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 inline u32 load_acquire_gpu(const u32* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 inline u64 load_relaxed(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+inline u32 load_relaxed(const u32* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 inline u64 load_relaxed_sys(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 inline void store_relaxed(u64* word, u64 value) {
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
@@ -86,11 +91,45 @@ inline void store_release_gpu(u64* word, u64 value) {
     if (machine) machine->published(word);
 }
 // ThreadSanitizer does not know fences, so this is not a fence and a relaxed store.
-inline void store_release_sys(u64* word, u64 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+inline void store_release_sys(u64* word, u64 value) {
+    if (machine) machine->published(word);
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+inline void store_relaxed_sys(u64* word, u64 value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+// As above: this is not a fence behind a relaxed load.
+inline void acquire_sys(const u64* word) { (void)__atomic_load_n(word, __ATOMIC_ACQUIRE); }
+// What follows is a relaxed store of a packet, and what it orders are packets too, which ThreadSanitizer does not report.
+inline void release_sys() {
+#ifndef __SANITIZE_THREAD__
+    __atomic_thread_fence(__ATOMIC_ACQ_REL);
+#endif
+}
+inline void store_packet(u64* words, u64 first, u64 second) {
+    __atomic_store_n(words + 1, second, __ATOMIC_RELAXED);
+    if (machine) machine->published(words);
+    __atomic_store_n(words, first, __ATOMIC_RELAXED);
+}
+inline void load_packet(const u64* words, u64& first, u64& second) {
+    first = __atomic_load_n(words, __ATOMIC_RELAXED);
+    second = __atomic_load_n(words + 1, __ATOMIC_RELAXED);
+}
+inline void store_staged(u32* words, const u32 (&from)[4]) { std::memcpy(words, from, sizeof from); }
+inline void load_staged(const u32* words, u32 (&into)[4]) { std::memcpy(into, words, sizeof into); }
 inline u32 add_acq_rel(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL); }
+inline u64 add_acq_rel(u64* word, u64 value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL); }
+inline u64 add_relaxed(u64* word, u64 value) { return __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
+inline u64 compare_and_swap(u64* word, u64 expected, u64 value) {
+    __atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return expected;
+}
+inline u64 nanoseconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
 
 inline void pause_fetcher() { machine->pause(true); }
 inline void pause_poller() { machine->pause(false); }
+inline void pause_waiter() { machine->pause(true); }
 
 template <class T>
 inline const T* reach_to_read(const T* at, u64 bytes) {
@@ -103,6 +142,10 @@ inline T* reach_to_write(T* at, u64 bytes) {
 template <class T>
 inline T& reach_shared(T* at) {
     return machine ? *static_cast<T*>(machine->reach_shared(at, sizeof(T))) : *at;
+}
+template <class T>
+inline T* reach_shared(T* at, u64 bytes) {
+    return machine ? static_cast<T*>(machine->reach_shared(at, bytes)) : at;
 }
 inline void end_reach() {
     if (machine) machine->end_reach();

@@ -1,0 +1,887 @@
+// Kernels that run a whole collective without the host: one for each type. `collective.h` has the memory that they share.
+//
+// A call is divided into slices. Each is run by one CTA of every rank, from beginning to end, and waits for nothing but the same
+// slice of the other ranks. CTAs take slices in order, so the first slice that is not complete has a CTA on each rank or gets one:
+// one resident CTA of each rank completes the call, and the ranks' grids may differ.
+//
+// A slice begins with an entry packet from every rank to every other one: the hash of its call. A rank writes no output before it
+// has seen those of all ranks, and so no two ranks' calls are mixed up. As all ranks send them in every collective, a rank that
+// has seen those of call e may write to the memory of call e + 1, but not of call e + 2: the ranks it waits for may be in e.
+//
+// - Short: each rank writes its blocks into the inboxes of those that receive them, as packets, which need no fence. There are two
+//   sets of inboxes and of entry packets, for even and odd calls.
+// - Staged: rounds through two stages of each rank in turn. `ready` says that a stage is filled, `done` that it was read. An
+//   all-reduce has an owner for each part of a stage: it reduces the input stages of all ranks, and writes the output stages of all.
+//
+// | word         | writer               | order of the store   | reader              | order of the load      |
+// |--------------|----------------------|----------------------|---------------------|------------------------|
+// | owner        | all CTAs             | compare-and-swap     | the same            | relaxed: see below     |
+// | epoch        | all CTAs             | add, swap            | the same            | relaxed; the add that  |
+// |              |                      |                      |                     | leaves: acq_rel.gpu    |
+// | closed       | host                 | a copy               | CTAs                | relaxed                |
+// | stopped      | a CTA                | add, acq_rel.gpu     | CTAs                | relaxed                |
+// | entry, words | each rank            | packets, relaxed.sys | the slice's CTA     | relaxed.sys            |
+// | inboxes      | each rank            | packets, relaxed.sys | the slice's CTA     | relaxed.sys            |
+// | input stages | the slice's CTA      | before ready         | the peers' CTAs     | after ready            |
+// | ready        | each rank            | release.sys          | the slice's CTA     | relaxed.sys, fence.sys |
+// | output stages| the peers' CTAs      | before done          | the slice's CTA     | after done             |
+// | done         | each rank            | release.sys          | the slice's CTA     | relaxed.sys, fence.sys |
+// | status       | CTAs                 | release.sys          | host                | acquire                |
+//
+// - The word `epoch` holds the number of the last call, whether a call has failed, and for the kernel that runs the number of CTAs
+//   that have left and of tickets that were taken. So one addition gives a CTA the number of its call and its first slice.
+// - A kernel runs only if it got `owner`. Both atomic operations are under way at the same time: the addition may have been early,
+//   while another kernel ran, and `owner` got later. Then the other kernel has found a ticket too many when it ended, and has kept
+//   the word as it is, with kFailed; so no kernel runs with the number of an earlier call. Nothing else of an earlier kernel
+//   needs an order, because streams order kernels.
+// - Flags repeat after 2^31 calls. Where they begin again, each call clears what calls of the other parity have left.
+#include "collective.h"
+#include "memory_order.h"
+#include "number.h"
+#include "reduce.h"
+
+namespace flexring {
+
+#ifdef FLEXRING_ON_HOST
+inline u32 broken_rule = kNoRule;
+inline bool keeps(Rule rule) { return broken_rule != rule; }
+#else
+__device__ constexpr bool keeps(Rule) { return true; }
+#endif
+
+// The parts of the word `epoch`. Tickets are at the top, where they may overflow.
+constexpr u64 kEpochMask = (1ull << kEpochBits) - 1;
+constexpr u64 kFailed = 1ull << kEpochBits;
+constexpr int kCountBits = 10;
+constexpr int kLeftShift = 44;
+constexpr int kTicketShift = kLeftShift + kCountBits;
+constexpr u64 kOneLeft = 1ull << kLeftShift;
+constexpr u64 kOneTicket = 1ull << kTicketShift;
+static_assert(kEpochBits < kLeftShift && kTicketShift + kCountBits == 64 && kEpochBits + kRoundBits <= 64, "words have room");
+
+// A thread that waits looks at `stopped` and the clock once in so many polls, and at the host's memory once in so many looks.
+#ifdef FLEXRING_ON_HOST
+constexpr u32 kPolls = 4;
+#else
+constexpr u32 kPolls = 1024;
+#endif
+constexpr u32 kLooks = 8;
+// What is waited for is reported after so many nanoseconds.
+constexpr u64 kPatience = 1'000'000;
+
+// Bytes of a stage, and granules that a CTA has of the blocks of all ranks. A test makes both small.
+#ifdef FLEXRING_STRESSED
+constexpr u32 kStage = 1024;
+constexpr u32 kGathered = 48;
+#else
+constexpr u32 kStage = kStageBytes;
+constexpr u32 kGathered = 2048;
+#endif
+// Packets of two halves that a thread polls at a time.
+constexpr int kPolled = 4;
+
+// The part of each block that a slice has: whole granules, but for the last one of a block.
+struct Part {
+    u64 first;
+    u64 bytes;
+};
+__device__ __forceinline__ Part part_of(u64 block, u32 slice, u32 slices) {
+    const u64 granules = (block + 15) / 16;
+    const u64 first = granules * slice / slices * 16, end = granules * (slice + 1) / slices * 16;
+    return Part{first, (end < block ? end : block) - first};
+}
+
+// What all rounds of a slice have in common.
+struct Rounds {
+    Part part;
+    // Bytes of a block in a stage, and from one block to the next.
+    u32 room;
+    u32 stride;
+    u32 count;
+    __device__ __forceinline__ u64 first(u32 round) const { return static_cast<u64>(round) * room; }
+    __device__ __forceinline__ u32 bytes(u32 round) const {
+        const u64 left = part.bytes - first(round);
+        return left < room ? static_cast<u32>(left) : room;
+    }
+};
+
+// What the threads of a CTA share. Also what would take registers.
+struct CollectiveShared {
+    CollectiveState* peers[kMostRanks];
+    // The ranks whose blocks are received, in order.
+    u32 received[kMostRanks];
+    u64 epoch;
+    // The slice to run; as many as the call has or more if the CTA leaves.
+    u32 slice;
+    // Whether the kernel runs the call, and whether it is to leave at once.
+    bool runs;
+    bool failed;
+    Rounds rounds;
+    Granule gathered[kGathered];
+};
+constexpr u32 kNoSlice = 0xffffffff;
+
+// A call, as the threads of a CTA see it.
+struct Running {
+    const CollectiveParameters& call;
+    CollectiveState& state;
+    CollectiveStatus& status;
+    CollectiveShared& shared;
+
+    __device__ __forceinline__ u64 epoch() const { return shared.epoch; }
+    __device__ __forceinline__ u32 slice() const { return shared.slice; }
+    __device__ __forceinline__ u32 flag() const { return 1u << 31 | static_cast<u32>(shared.epoch & 0x7fffffff); }
+    __device__ __forceinline__ u32 parity() const { return keeps(kTwoParities) ? static_cast<u32>(shared.epoch & 1) : 0; }
+};
+
+__device__ __forceinline__ bool has(u32 ranks, u32 rank) { return (ranks >> rank & 1) != 0; }
+
+// The packets that `source` writes for a rank whose memory begins at `state`.
+__device__ __forceinline__ Packet* inbox_of(CollectiveState* state, const CollectiveParameters& call, u32 parity, u32 source) {
+    return reinterpret_cast<Packet*>(state + 1) + static_cast<u64>(parity * call.ranks + source) * (call.short_bytes / 8);
+}
+
+// Whether a type's kernel moves blocks without reducing them, which that of bytes does for all types.
+template <class E>
+constexpr bool kMoves = false;
+template <>
+constexpr bool kMoves<Uint8> = true;
+
+constexpr u32 kInput = 0;
+constexpr u32 kOutput = 1;
+
+__device__ __forceinline__ u64 bytes_before_stages(const CollectiveParameters& call) {
+    return sizeof(CollectiveState) + 2ull * call.ranks * (call.short_bytes / 8) * sizeof(Packet);
+}
+
+// Where the stage of a slice for this round begins in a rank's memory.
+__device__ __forceinline__ u32 stage_at(const CollectiveParameters& call, u32 kind, u32 slice, u32 round) {
+    const u32 turn = keeps(kTwoStages) ? static_cast<u32>(round & 1) : 0;
+    return static_cast<u32>(bytes_before_stages(call)) + ((kind * kMostSlices + slice) * 2 + turn) * kStageBytes;
+}
+
+__device__ __forceinline__ void put_packet(Packet* packet, u32 low, u32 high, u32 flag) {
+    store_packet(packet->half, static_cast<u64>(low) << 32 | flag, static_cast<u64>(high) << 32 | flag);
+}
+__device__ __forceinline__ bool is_there(const u64 (&half)[2], u32 flag) {
+    return static_cast<u32>(half[0]) == flag && static_cast<u32>(half[1]) == flag;
+}
+__device__ __forceinline__ u64 data_of(const u64 (&half)[2]) { return half[0] >> 32 | (half[1] >> 32) << 32; }
+
+// Has the other CTAs leave, once they wait. True for the first failure, which is reported to the host.
+__device__ __forceinline__ bool stops(CollectiveState& state) { return add_acq_rel(&state.stopped, 1) == 0; }
+__device__ __forceinline__ void report_failure(CollectiveStatus& status, u32 failure, u32 rank, u64 epoch) {
+    store_relaxed_sys(&status.failed_rank, rank);
+    store_relaxed_sys(&status.failed_epoch, epoch);
+    store_release_sys(&status.failure, failure);
+}
+__device__ __forceinline__ void fail(CollectiveState& state, CollectiveStatus& status, u32 failure, u32 rank, u64 epoch) {
+    if (stops(state)) report_failure(status, failure, rank, epoch);
+}
+
+// A thread that waits for another rank.
+class Waiter {
+  public:
+    // Called after a poll in vain; `what` returns the first missing one as kind << 16 | rank. False if the call has failed.
+    template <class What>
+    __device__ __forceinline__ bool again(const Running& run, What what) {
+        pause_waiter();
+        if (++polls_ % kPolls != 0) return true;
+        if (load_relaxed(&run.state.stopped)) return false;
+        const u64 now = nanoseconds();
+        if (since_ == 0) since_ = now;
+        const u32 now_for = what();
+        if (reported_ != 0 || (now - since_ > kPatience && compare_and_swap(&run.state.reporter, 0, 1) == 0)) {
+            if (reported_ != now_for) store_relaxed_sys(&run.status.waiting_for, static_cast<u64>(run.slice()) << 32 | now_for);
+            if (reported_ == 0) store_release_sys(&run.status.waiting_epoch, run.epoch());
+            reported_ = now_for;
+        }
+        if (polls_ % (kPolls * kLooks) != 0 || !load_relaxed_sys(&run.status.aborted)) return true;
+        fail(run.state, run.status, kAbandoned, now_for & 0xffff, run.epoch());
+        return false;
+    }
+    // Called when the wait is over.
+    __device__ __forceinline__ void end(const Running& run) {
+        if (reported_ == 0) return;
+        store_relaxed_sys(&run.status.waiting_epoch, 0);
+        store_release_gpu(&run.state.reporter, 0);
+        reported_ = 0;
+    }
+
+  private:
+    u32 polls_ = 0;
+    u64 since_ = 0;
+    // What is reported to be waited for; never 0.
+    u32 reported_ = 0;
+};
+
+// Reports that another rank makes another call, with its words, which it sends with its first slice.
+__device__ __forceinline__ void report_mismatch(const Running& run, u32 rank) {
+    if (!stops(run.state)) return;
+#pragma unroll 1
+    for (u32 nth = 0; nth < kCallWords;) {
+        u64 half[2];
+        load_packet(run.state.words[run.parity()][rank][nth].half, half[0], half[1]);
+        if (is_there(half, run.flag())) {
+            store_relaxed_sys(&run.status.their_words[nth++], data_of(half));
+        } else {
+            pause_waiter();
+            if (load_relaxed_sys(&run.status.aborted)) break;
+        }
+    }
+    report_failure(run.status, kMismatch, rank, run.epoch());
+}
+
+// These bytes of the blocks for several ranks, or from them.
+template <class Stored, class Byte>
+class Blocks {
+  public:
+    __device__ __forceinline__ Blocks(Byte* base, u64 stride, u32 ranks, u64 first, u64 bytes)
+        : base_(base + first), stride_(stride) {
+#ifdef FLEXRING_ON_HOST
+        u32 reached = kMostRanks;
+        for (u32 rank = 0; rank < kMostRanks && bytes != 0; ++rank) {
+            if (!has(ranks, rank)) continue;
+            const bool again = reached < kMostRanks && stride == 0;
+            reached_[rank] = again ? reached_[reached] : reach(base + first + rank * stride, bytes);
+            reached = rank;
+        }
+#else
+        (void)ranks, (void)bytes;
+#endif
+    }
+    __device__ __forceinline__ Byte* operator[](u32 rank) const {
+#ifdef FLEXRING_ON_HOST
+        return reached_[rank];
+#else
+        return base_ + rank * stride_;
+#endif
+    }
+    // Whether all blocks begin at multiples of 16 bytes.
+    __device__ __forceinline__ bool are_aligned() const {
+        return (skew_of(base_) | static_cast<u32>(stride_ % 16)) == 0;
+    }
+
+  private:
+    Byte* base_;
+    u64 stride_;
+#ifdef FLEXRING_ON_HOST
+    static const u8* reach(const u8* at, u64 bytes) {
+        return reinterpret_cast<const u8*>(reach_to_read(reinterpret_cast<const Stored*>(at), bytes));
+    }
+    static u8* reach(u8* at, u64 bytes) {
+        return reinterpret_cast<u8*>(reach_to_write(reinterpret_cast<Stored*>(at), bytes));
+    }
+    static inline thread_local Byte* reached_[kMostRanks];
+#endif
+};
+template <class Stored>
+using InputBlocks = Blocks<Stored, const u8>;
+template <class Stored>
+using OutputBlocks = Blocks<Stored, u8>;
+
+// The first bytes of a granule, of which there may be less than 16, by accesses as wide as the alignment allows.
+template <class Stored>
+__device__ __forceinline__ Granule get(const u8* at, u64 bytes) {
+    if (bytes >= 16) {
+        if (skew_of(at) == 0) return *reinterpret_cast<const Granule*>(at);
+        if constexpr (sizeof(Stored) < 4) {
+            if (skew_of(at) % 4 == 0) return gather(reinterpret_cast<const u32*>(at), 0, 4);
+        }
+    }
+    return gather(reinterpret_cast<const Stored*>(at), 0, static_cast<int>((bytes < 16 ? bytes : 16) / sizeof(Stored)));
+}
+template <class Stored>
+__device__ __forceinline__ void put(u8* at, const Granule& granule, u64 bytes) {
+    if (bytes >= 16) {
+        if (skew_of(at) == 0) {
+            *reinterpret_cast<Granule*>(at) = granule;
+            return;
+        }
+        if constexpr (sizeof(Stored) < 4) {
+            if (skew_of(at) % 4 == 0) return scatter(reinterpret_cast<u32*>(at), granule, 0, 4);
+        }
+    }
+    scatter(reinterpret_cast<Stored*>(at), granule, 0, static_cast<int>((bytes < 16 ? bytes : 16) / sizeof(Stored)));
+}
+
+// A granule of this rank's elements as other ranks get it.
+template <class E>
+__device__ __forceinline__ Granule scaled(const CollectiveParameters& call, const Granule& granule) {
+    if (!call.scales) return granule;
+    typename E::Acc values[1][kElements<E>];
+    const Granule read[1] = {granule};
+    take<E, 1>(true, E::factor(call.factor), read, values);
+    return narrow<E>(values[0]);
+}
+
+// The place among those received of a rank's block.
+__device__ __forceinline__ u32 place_of(const CollectiveParameters& call, u32 rank) {
+    return static_cast<u32>(__popc(call.receives & ((1u << rank) - 1)));
+}
+
+// Granules of each operand that a thread reads at a time from stages.
+template <class E>
+constexpr int kStagedAtOnce = kAtOnce<E>;
+
+template <class E>
+struct Exchange {
+    using Stored = typename E::Stored;
+
+    const Running& run;
+    const CollectiveParameters& call;
+    const u32 me;
+
+    __device__ __forceinline__ explicit Exchange(const Running& running)
+        : run(running), call(running.call), me(running.call.rank) {}
+
+    __device__ __forceinline__ u64 block() const { return call.count * sizeof(Stored); }
+    __device__ __forceinline__ CollectiveState* peer(u32 rank) const { return run.shared.peers[rank]; }
+    // Whether this rank's own block goes into its output, and isn't there already.
+    __device__ __forceinline__ bool receives_own() const {
+        if (!has(call.receives, me)) return false;
+        const u8* const from = static_cast<const u8*>(call.input) + me * call.send_stride;
+        return call.reduces || from != static_cast<const u8*>(call.output) + me * call.receive_stride;
+    }
+    // The ranks whose blocks this one writes to its output.
+    __device__ __forceinline__ u32 written() const { return receives_own() ? call.receives : call.receives & ~(1u << me); }
+
+    // Clears this slice's share of what the next call uses, before any rank can begin that one.
+    __device__ __forceinline__ void clear() const {
+        const u32 other = run.parity() ^ 1, packets = call.short_bytes / 8;
+        const u32 first = static_cast<u32>(static_cast<u64>(packets) * run.slice() / call.slices);
+        const u32 end = static_cast<u32>(static_cast<u64>(packets) * (run.slice() + 1) / call.slices);
+        for (u32 source = 0; source < call.ranks; ++source) {
+            Packet* const inbox = inbox_of(&run.state, call, other, source);
+            for (u32 nth = first + threadIdx.x; nth < end; nth += blockDim.x) put_packet(inbox + nth, 0, 0, 0);
+        }
+        for (u32 slice = run.slice(); slice < kMostSlices; slice += call.slices) {
+            for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
+                put_packet(&run.state.entry[other][slice][rank], 0, 0, 0);
+            }
+        }
+        if (run.slice() == 0) {
+            for (u32 nth = threadIdx.x; nth < call.ranks * kCallWords; nth += blockDim.x) {
+                put_packet(&run.state.words[other][nth / kCallWords][nth % kCallWords], 0, 0, 0);
+            }
+        }
+        __syncthreads();
+        release_sys();
+    }
+
+    // Sends the entry packets of this slice.
+    __device__ __forceinline__ void enter() const {
+        for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
+            if (rank == me || (!keeps(kEntriesOfAll) && !has(call.sends, rank))) continue;
+            put_packet(&peer(rank)->entry[run.parity()][run.slice()][me], static_cast<u32>(call.hash),
+                       static_cast<u32>(call.hash >> 32), run.flag());
+        }
+    }
+    // Sends the words of the call, with its first slice.
+    __device__ __forceinline__ void send_words() const {
+        if (run.slice() != 0) return;
+        for (u32 nth = threadIdx.x; nth < call.ranks * kCallWords; nth += blockDim.x) {
+            const u32 rank = nth / kCallWords, word = nth % kCallWords;
+            if (rank == me) continue;
+            put_packet(&peer(rank)->words[run.parity()][me][word], static_cast<u32>(call.words[word]),
+                       static_cast<u32>(call.words[word] >> 32), run.flag());
+        }
+    }
+
+    // Waits for the entry packets of all ranks, if `heads`, and for `count` granules from `from` on of the blocks of this slice that
+    // this rank receives, which go to `gathered`. Returns whether the call has failed.
+    __device__ __forceinline__ bool receive(bool heads, const Part& part, u32 from, u32 count) const {
+        const u32 entries = heads ? call.ranks : 0, items = entries + count * call.ranks, step = blockDim.x;
+        const u32 flag = run.flag(), parity = run.parity();
+        for (u32 item = threadIdx.x; item < items; item += step * kPolled) {
+            const Packet* first[kPolled];
+            const Packet* second[kPolled];
+            // The place in `gathered`; of an entry kGathered + rank.
+            u32 place[kPolled];
+            u32 missing = 0;
+#pragma unroll
+            for (int g = 0; g < kPolled; ++g) {
+                const u32 nth = item + g * step;
+                first[g] = second[g] = nullptr;
+                place[g] = 0;
+                if (nth >= items) continue;
+                if (nth < entries) {
+                    if (nth == me || (!keeps(kEntriesOfAll) && !has(call.receives, nth))) continue;
+                    first[g] = second[g] = &run.state.entry[parity][run.slice()][nth];
+                    place[g] = kGathered + nth;
+                } else {
+                    const u32 rank = (nth - entries) / count, granule = (nth - entries) % count;
+                    if (rank == me || !has(call.receives, rank)) continue;
+                    const u64 at = part.first + (from + granule) * 16ull;
+                    first[g] = inbox_of(&run.state, call, parity, rank) + at / 8;
+                    // The last granule may have one packet.
+                    second[g] = first[g] + (part.bytes - (from + granule) * 16ull > 8 ? 1 : 0);
+                    place[g] = place_of(call, rank) * count + granule;
+                }
+                missing |= 1u << g;
+            }
+            Waiter waiter;
+            bool failed = false;
+            while (missing != 0) {
+                u64 low[kPolled][2], high[kPolled][2];
+#pragma unroll
+                for (int g = 0; g < kPolled; ++g) {
+                    if ((missing >> g & 1) == 0) continue;
+                    load_packet(first[g]->half, low[g][0], low[g][1]);
+                    load_packet(second[g]->half, high[g][0], high[g][1]);
+                }
+#pragma unroll
+                for (int g = 0; g < kPolled; ++g) {
+                    if ((missing >> g & 1) == 0 || !is_there(low[g], flag) || !is_there(high[g], flag)) continue;
+                    missing &= ~(1u << g);
+                    if (place[g] >= kGathered) {
+                        if (data_of(low[g]) == call.hash) continue;
+                        report_mismatch(run, place[g] - kGathered);
+                        failed = true;
+                    } else {
+                        run.shared.gathered[place[g]] =
+                            Granule{{static_cast<u32>(low[g][0] >> 32), static_cast<u32>(low[g][1] >> 32),
+                                     static_cast<u32>(high[g][0] >> 32), static_cast<u32>(high[g][1] >> 32)}};
+                    }
+                }
+                if (failed || missing == 0) break;
+                failed = !waiter.again(run, [&] {
+                    const u32 nth = item + static_cast<u32>(__ffs(static_cast<int>(missing)) - 1) * step;
+                    return nth < entries ? kWaitEntry << 16 | nth : kWaitData << 16 | (nth - entries) / count;
+                });
+                if (failed) break;
+            }
+            waiter.end(run);
+            if (failed) return true;
+        }
+        return false;
+    }
+
+    __device__ __forceinline__ Arithmetic<E> arithmetic() const {
+        return Arithmetic<E>{static_cast<u32>(__popc(call.receives)), call.divide, call.operation, typename E::Acc{}};
+    }
+    __device__ __forceinline__ OutputBlocks<Stored> output_blocks(const Part& part) const {
+        const u64 bytes = call.receives == 0 ? 0 : part.bytes;
+        u8* const base = static_cast<u8*>(call.output);
+        if (call.reduces) return OutputBlocks<Stored>(base, 0, 1, part.first, bytes);
+        return OutputBlocks<Stored>(base, call.receive_stride, written(), part.first, bytes);
+    }
+
+    // Operands in `gathered`, for `combine`.
+    struct Gathered {
+        u32 count;
+        __device__ __forceinline__ u64 operator[](u32 nth) const { return nth * count; }
+        static __device__ __forceinline__ u32 address_of(u64 word) { return static_cast<u32>(word); }
+    };
+
+    // Writes the granules that `receive` has gathered to the output.
+    __device__ __forceinline__ void deliver(const OutputBlocks<Stored>& output, const Part& part, u32 from, u32 count) const {
+        const CollectiveShared& shared = run.shared;
+        const u32 blocks = static_cast<u32>(__popc(call.receives));
+        if constexpr (kMoves<E>) {
+            if (!call.reduces) {
+                for (u32 item = threadIdx.x; item < blocks * count; item += blockDim.x) {
+                    const u32 rank = shared.received[item / count];
+                    const u64 at = (from + item % count) * 16ull;
+                    if (has(written(), rank)) put<Stored>(output[rank] + at, shared.gathered[item], part.bytes - at);
+                }
+                return;
+            }
+        }
+        if (blocks != 0) {
+            const Arithmetic<E> job = arithmetic();
+            for (u32 nth = threadIdx.x; nth < count; nth += blockDim.x) {
+                const u64 at = (from + nth) * 16ull;
+                combine<E, 1>(
+                    Gathered{count}, job, [&](u32 first, int) { return shared.gathered[first + nth]; },
+                    [&](int, const Granule& granule) { put<Stored>(output[0] + at, granule, part.bytes - at); });
+            }
+        }
+    }
+
+    // The granule of an item of `run_short`, in order of rank behind this one, and of granules.
+    __device__ __forceinline__ u32 rank_of(u32 item, u32 granules) const { return (me + 1 + item / granules) % call.ranks; }
+    __device__ __forceinline__ bool is_sent(u32 rank) const { return rank == me ? receives_own() : has(call.sends, rank); }
+    __device__ __forceinline__ Granule own(const InputBlocks<Stored>& input, const Part& part, u32 rank, u32 granule) const {
+        return get<Stored>(input[rank] + granule * 16ull, part.bytes - granule * 16ull);
+    }
+
+    // The granule that this thread sends first in a slice.
+    __device__ __forceinline__ Granule first_granule(u32 slice) const {
+        const Part part = part_of(block(), slice, call.slices);
+        const u32 granules = static_cast<u32>((part.bytes + 15) / 16);
+        if (threadIdx.x >= granules * call.ranks) return Granule{};
+        const u32 rank = rank_of(threadIdx.x, granules);
+        if (!is_sent(rank)) return Granule{};
+        const u32 ranks = 1u << rank;
+        const InputBlocks<Stored> input(static_cast<const u8*>(call.input), call.send_stride, ranks, part.first, part.bytes);
+        return own(input, part, rank, threadIdx.x % granules);
+    }
+
+    // A slice by packets. `early` is this thread's first granule, if `has_early`. `after_sending` is called when all is sent. Returns
+    // whether the call has failed.
+    template <class After>
+    __device__ __forceinline__ bool run_short(bool has_early, const Granule& early, After after_sending) const {
+        const Part part = part_of(block(), run.slice(), call.slices);
+        const u32 granules = static_cast<u32>((part.bytes + 15) / 16);
+        const u32 places = static_cast<u32>(__popc(call.receives)), room = kGathered / (places == 0 ? 1 : places);
+        const u32 step = granules < room ? granules : room;
+        const u32 sent = (call.sends & ~(1u << me)) | (receives_own() ? 1u << me : 0);
+        const InputBlocks<Stored> input(static_cast<const u8*>(call.input), call.send_stride, sent, part.first, part.bytes);
+        enter();
+        for (u32 item = threadIdx.x; item < granules * call.ranks; item += blockDim.x) {
+            const u32 rank = rank_of(item, granules), granule = item % granules;
+            if (!is_sent(rank)) continue;
+            const bool is_early = has_early && item == threadIdx.x;
+            const Granule value = scaled<E>(call, is_early ? early : own(input, part, rank, granule));
+            if (rank == me) {
+                if (granule < step) run.shared.gathered[place_of(call, me) * step + granule] = value;
+                continue;
+            }
+            Packet* const packet = inbox_of(peer(rank), call, run.parity(), me) + (part.first / 8 + granule * 2ull);
+            put_packet(packet, value.words[0], value.words[1], run.flag());
+            if (part.bytes - granule * 16ull > 8) put_packet(packet + 1, value.words[2], value.words[3], run.flag());
+        }
+        send_words();
+        after_sending();
+
+        const OutputBlocks<Stored> output = output_blocks(part);
+        u32 from = 0;
+        do {
+            const u32 left = granules - from, count = left < step ? left : step;
+            if (from != 0) {
+                __syncthreads();
+                for (u32 nth = threadIdx.x; receives_own() && nth < count; nth += blockDim.x) {
+                    run.shared.gathered[place_of(call, me) * count + nth] = scaled<E>(call, own(input, part, me, from + nth));
+                }
+            }
+            const bool failed = __syncthreads_or(receive(from == 0, part, from, count));
+            if (!keeps(kOutputAfterEntries)) deliver(output, part, from, count);
+            if (failed) return true;
+            deliver(output, part, from, count);
+            from += count;
+        } while (from < granules);
+        return false;
+    }
+
+    // Moves the bytes of a round of each of `blocks` blocks that is in `ranks`. `load` and `store` access up to 16 bytes at an offset;
+    // whole granules at aligned addresses, if `aligned`.
+    template <class Load, class Store>
+    static __device__ __forceinline__ void move(u32 blocks, u32 ranks, u32 bytes, bool aligned, Load load, Store store) {
+        constexpr int kGranules = 4;
+        const u32 whole = aligned ? bytes / 16 : 0, rest = (bytes + 15) / 16 - whole, step = blockDim.x;
+        for (u32 item = threadIdx.x; item < blocks * whole; item += step * kGranules) {
+            Granule read[kGranules];
+#pragma unroll
+            for (int g = 0; g < kGranules; ++g) {
+                const u32 nth = item + g * step, block = blocks == 1 ? 0 : nth / whole;
+                if (nth < blocks * whole && has(ranks, block)) read[g] = load(block, (nth - block * whole) * 16, 16, true);
+            }
+#pragma unroll
+            for (int g = 0; g < kGranules; ++g) {
+                const u32 nth = item + g * step, block = blocks == 1 ? 0 : nth / whole;
+                if (nth < blocks * whole && has(ranks, block)) store(block, (nth - block * whole) * 16, read[g], 16, true);
+            }
+        }
+        for (u32 item = threadIdx.x; item < blocks * rest; item += step) {
+            const u32 block = item / rest, at = (whole + item % rest) * 16;
+            if (has(ranks, block)) store(block, at, load(block, at, bytes - at, false), bytes - at, false);
+        }
+    }
+
+    __device__ __forceinline__ u64 counted(u32 round) const { return run.epoch() << kRoundBits | (round + 1); }
+    // Says to these ranks that a round is staged, or complete. Called after a barrier.
+    __device__ __forceinline__ void publish(u64 (CollectiveState::*words)[kMostSlices][kMostRanks], u32 ranks, u32 round) const {
+        for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
+            if (!has(ranks, rank)) continue;
+            u64* const word = &(peer(rank)->*words)[run.slice()][me];
+            if (keeps(kOrderedWords)) {
+                store_release_sys(word, counted(round));
+            } else {
+                store_relaxed_sys(word, counted(round));
+            }
+        }
+    }
+    // Waits until these ranks have said so. Returns whether the call has failed, in all threads.
+    __device__ __forceinline__ bool await(u64 (CollectiveState::*words)[kMostSlices][kMostRanks], u32 kind, u32 ranks,
+                                          u32 round) const {
+        bool failed = false;
+        for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
+            if (!has(ranks, rank)) continue;
+            const u64* const word = &(run.state.*words)[run.slice()][rank];
+            Waiter waiter;
+            while (!failed && load_relaxed_sys(word) < counted(round)) failed = !waiter.again(run, [=] { return kind << 16 | rank; });
+            waiter.end(run);
+            if (keeps(kOrderedWords)) acquire_sys(word);
+        }
+        return __syncthreads_or(failed);
+    }
+
+    __device__ __forceinline__ u8* memory_of(u32 rank) const { return reinterpret_cast<u8*>(peer(rank)); }
+
+    // Copies the blocks that this rank sends in a round into its stage.
+    __device__ __forceinline__ void fill(const InputBlocks<Stored>& input, u32 round) const {
+        const Rounds& rounds = run.shared.rounds;
+        u8* const stage = memory_of(me) + stage_at(call, kInput, run.slice(), round);
+        const u64 first = rounds.first(round);
+        const bool differ = rounds.stride != 0;
+        const u32 sent = call.reduces ? call.sends : call.sends & ~(1u << me);
+        const u32 blocks = differ ? call.ranks : 1, ranks = differ ? sent : sent != 0 ? 1 : 0;
+        move(
+            blocks, ranks, rounds.bytes(round), input.are_aligned(),
+            [&](u32 block, u32 at, u32 bytes, bool aligned) {
+                const u8* const from = input[block] + first + at;
+                return aligned ? *reinterpret_cast<const Granule*>(from) : get<Stored>(from, bytes);
+            },
+            [&](u32 block, u32 at, const Granule& granule, u32, bool) {
+                store_staged(reinterpret_cast<u32*>(stage + block * rounds.stride + at), scaled<E>(call, granule).words);
+            });
+    }
+
+    // Copies to the output what this rank receives in a round: its output stage, or blocks from the input stages of other ranks and its
+    // own block.
+    __device__ __forceinline__ void pull(const InputBlocks<Stored>& input, const OutputBlocks<Stored>& output, u32 round) const {
+        const Rounds& rounds = run.shared.rounds;
+        const u64 first = rounds.first(round);
+        const bool reduced = !kMoves<E> || call.reduces;
+        const u32 from = stage_at(call, reduced ? kOutput : kInput, run.slice(), round) + (reduced ? 0 : me * rounds.stride);
+        const u32 blocks = reduced ? 1 : call.ranks, ranks = !reduced ? written() : call.receives != 0 ? 1 : 0;
+        move(
+            blocks, ranks, rounds.bytes(round), output.are_aligned(),
+            [&](u32 block, u32 at, u32 bytes, bool) {
+                if constexpr (kMoves<E>) {
+                    if (!reduced && block == me) return get<Stored>(input[me] + first + at, bytes);
+                }
+                Granule granule;
+                load_staged(reinterpret_cast<const u32*>(memory_of(reduced ? me : block) + from + at), granule.words);
+                return granule;
+            },
+            [&](u32 block, u32 at, const Granule& granule, u32 bytes, bool aligned) {
+                u8* const into = output[block] + first + at;
+                if (aligned) {
+                    *reinterpret_cast<Granule*>(into) = granule;
+                } else {
+                    put<Stored>(into, granule, bytes);
+                }
+            });
+    }
+
+    // Operands in input stages, for `combine`.
+    struct Staged {
+        const CollectiveShared& shared;
+        u32 at;
+        __device__ __forceinline__ u64 operator[](u32 nth) const {
+            return reinterpret_cast<u64>(shared.peers[shared.received[nth]]) + at;
+        }
+        static __device__ __forceinline__ const Granule* address_of(u64 word) { return reinterpret_cast<const Granule*>(word); }
+    };
+
+    // Reduces a round into this rank's output stage; if `owned`, this rank's part of it into the output stages of all ranks.
+    __device__ __forceinline__ void reduce(u32 round, bool owned) const {
+        const Arithmetic<E> job = arithmetic();
+        if (job.operands == 0) return;
+        const Rounds& rounds = run.shared.rounds;
+        constexpr int kGranules = kStagedAtOnce<E>;
+        const u32 all = (rounds.bytes(round) + 15) / 16, step = blockDim.x;
+        const u32 begin = owned ? all * me / call.ranks : 0, end = owned ? all * (me + 1) / call.ranks : all;
+        const u32 into = stage_at(call, kOutput, run.slice(), round);
+        const u32 first = owned ? 0 : me, last = owned ? call.ranks : me + 1;
+        const Staged operands{run.shared, stage_at(call, kInput, run.slice(), round) + me * rounds.stride};
+        for (u32 at = begin + threadIdx.x; at < end; at += step * kGranules) {
+            combine<E, kGranules>(
+                operands, job,
+                [=](const Granule* from, int g) {
+                    Granule granule{};
+                    if (from != nullptr && at + g * step < end) load_staged(from[at + g * step].words, granule.words);
+                    return granule;
+                },
+                [&](int g, const Granule& granule) {
+                    if (at + g * step >= end) return;
+#pragma unroll 1
+                    for (u32 rank = first; rank < last; ++rank) {
+                        store_staged(reinterpret_cast<u32*>(memory_of(rank) + into + (at + g * step) * 16), granule.words);
+                    }
+                });
+        }
+    }
+
+    // A slice by rounds through stages. Returns whether the call has failed.
+    template <class After>
+    __device__ __forceinline__ bool run_staged(After after_sending) const {
+        if (threadIdx.x == 0) {
+            Rounds& rounds = run.shared.rounds;
+            rounds.part = part_of(block(), run.slice(), call.slices);
+            rounds.room = call.send_stride == 0 ? kStage : kStage / call.ranks / 16 * 16;
+            rounds.stride = call.send_stride == 0 ? 0 : rounds.room;
+            rounds.count = static_cast<u32>((rounds.part.bytes + rounds.room - 1) / rounds.room);
+        }
+        enter();
+        send_words();
+        after_sending();
+        __syncthreads();
+        const Rounds& rounds = run.shared.rounds;
+        const u32 count = rounds.count, others = ~(1u << me);
+        const u32 to = call.sends & others, from = call.receives & others, all = (1u << call.ranks) - 1;
+        const bool reduces = !kMoves<E> || call.reduces;
+        // An all-reduce. All ranks see that alike.
+        const bool owned = reduces && call.send_stride == 0 && call.sends == all && call.receives == all;
+        const u32 read = (call.send_stride == 0 && call.sends != 0 ? 1 : call.sends) | (reduces ? 0 : written() & ~others);
+        const InputBlocks<Stored> input(static_cast<const u8*>(call.input), call.send_stride, read, rounds.part.first,
+                                        rounds.part.bytes);
+        const OutputBlocks<Stored> output = output_blocks(rounds.part);
+        // A stage is filled while the other ranks read the one of the round before. Nobody reads those of earlier calls any more.
+        for (u32 filled = 0; filled <= count; ++filled) {
+            if (filled < count) {
+                if (!owned && filled >= 2 && keeps(kWaitForDone) && await(&CollectiveState::done, kWaitDone, to, filled - 2)) return true;
+                fill(input, filled);
+                __syncthreads();
+                publish(&CollectiveState::ready, to, filled);
+            }
+            if (filled == 0) {
+                if (__syncthreads_or(receive(true, rounds.part, 0, 0))) return true;
+                continue;
+            }
+            const u32 round = filled - 1;
+            if (await(&CollectiveState::ready, kWaitReady, from, round)) return true;
+            if (reduces) {
+                reduce(round, owned);
+                __syncthreads();
+                publish(&CollectiveState::done, from, round);
+                if (owned && keeps(kWaitForDone) && await(&CollectiveState::done, kWaitDone, to, round)) return true;
+            }
+            pull(input, output, round);
+            if (!reduces) {
+                __syncthreads();
+                publish(&CollectiveState::done, from, round);
+            }
+        }
+        return !owned && count != 0 && keeps(kWaitForDone) && await(&CollectiveState::done, kWaitDone, to, count - 1);
+    }
+};
+
+// Takes a ticket, and the right to run. Called by one thread.
+struct Arrival {
+    u64 owner;
+    u64 word;
+    u32 closed;
+};
+__device__ __forceinline__ Arrival arrive(const CollectiveParameters& call, CollectiveState& state) {
+    Arrival arrival;
+    arrival.owner = compare_and_swap(&state.owner, 0, call.launch);
+    arrival.word = add_relaxed(&state.epoch, kOneTicket);
+    arrival.closed = load_relaxed(&state.closed);
+    return arrival;
+}
+
+// Ends the part that this CTA has in the call. Called by one thread after a barrier behind all of its work.
+__device__ __forceinline__ void leave(const Running& run, bool failed) {
+    CollectiveState& state = run.state;
+    u64 word = (run.epoch() - 1) | kOneTicket;
+    if (gridDim.x != 1) {
+        const u64 before = add_acq_rel(&state.epoch, kOneLeft);
+        if (((before >> kLeftShift) & ((1u << kCountBits) - 1)) + 1 != gridDim.x) return;
+        word = (run.epoch() - 1) | kOneLeft * gridDim.x | kOneTicket * (gridDim.x + run.call.slices);
+        failed = load_relaxed(&state.stopped) != 0;
+    }
+    if (!keeps(kOneKernel)) {
+        store_relaxed(&state.epoch, run.epoch());
+    } else if (!failed && compare_and_swap(&state.epoch, word, run.epoch()) != word) {
+        fail(state, run.status, kOverlap, run.call.rank, run.epoch());
+        failed = true;
+    }
+    if (failed) {
+        add_relaxed(&state.epoch, kFailed);
+    } else if (run.call.reports) {
+        store_release_sys(&run.status.completed, run.call.launch);
+    }
+    store_release_gpu(&state.owner, 0);
+}
+
+// Runs slices until there are no more. `early` is this thread's first granule of the slice `guess`. Returns whether the call has failed.
+template <bool kIsShort, class E>
+__device__ __forceinline__ bool run_slices(const Exchange<E>& exchange, u32 guess, const Granule& early) {
+    const CollectiveParameters& call = exchange.call;
+    CollectiveShared& shared = exchange.run.shared;
+    for (u32 slice; (slice = shared.slice) < call.slices;) {
+        // A CTA that is alone takes no tickets. The others take the next one early, which is under way while they work.
+        const bool takes_tickets = gridDim.x != 1 && keeps(kSlicesByTicket);
+        u32 next = slice + (keeps(kSlicesByTicket) ? 1 : gridDim.x);
+        if ((shared.epoch & 0x7fffffff) < 2 && keeps(kClearAtWrap)) exchange.clear();
+        const auto take_ticket = [&] {
+            if (!takes_tickets || threadIdx.x != 0) return;
+            next = static_cast<u32>(add_relaxed(&exchange.run.state.epoch, kOneTicket) >> kTicketShift);
+        };
+        bool failed;
+        if constexpr (kIsShort) {
+            failed = exchange.run_short(slice == guess, early, take_ticket);
+        } else {
+            failed = exchange.run_staged(take_ticket);
+        }
+        end_reach();
+        __syncthreads();
+        if (failed) return true;
+        if (!takes_tickets && next >= call.slices) return false;
+        if (threadIdx.x == 0) shared.slice = next;
+        __syncthreads();
+    }
+    return false;
+}
+
+template <class E>
+__device__ __forceinline__ void run_collective(const CollectiveParameters& call) {
+    // The launch that loads the kernel; its addresses may be null.
+    if (call.launch == 0) return;
+    __shared__ CollectiveShared shared;
+    const u64 bytes = bytes_before_stages(call) + 4ull * kMostSlices * kStageBytes;
+    CollectiveState& state = *reach_shared(call.state, bytes);
+    CollectiveStatus& status = reach_shared(call.status);
+    const Running run{call, state, status, shared};
+    const Exchange<E> exchange(run);
+
+    // All of this is under way at the same time: the first loads of the input, as if this CTA got the slice of its number, the
+    // atomic operations, and the addresses of the peers. If another CTA gets that slice, what was loaded is not used; and may have
+    // been overwritten by the output, which ThreadSanitizer would report.
+    Granule early{};
+#if !defined(FLEXRING_ON_HOST) || defined(FLEXRING_READS_EARLY)
+    const u32 guess = call.path == kShort && blockIdx.x < call.slices ? blockIdx.x : kNoSlice;
+    if (guess != kNoSlice) early = exchange.first_granule(guess);
+#else
+    const u32 guess = kNoSlice;
+#endif
+    Arrival arrival{};
+    if (threadIdx.x == 0) arrival = arrive(call, state);
+    for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
+        CollectiveState* const at = reinterpret_cast<CollectiveState*>(load_relaxed(reinterpret_cast<u64*>(&state.peers[rank])));
+        shared.peers[rank] = rank == call.rank ? &state : reach_shared(at, bytes);
+        if (has(call.receives, rank)) shared.received[place_of(call, rank)] = rank;
+    }
+    if (threadIdx.x == 0) {
+        const bool mine = arrival.owner == 0 || arrival.owner == call.launch || !keeps(kOneKernel);
+        const bool earlier = (arrival.word & kFailed) != 0;
+        shared.epoch = (arrival.word & kEpochMask) + 1;
+        shared.slice = keeps(kSlicesByTicket) ? static_cast<u32>(arrival.word >> kTicketShift) : blockIdx.x;
+        shared.runs = mine && !earlier;
+        shared.failed = !mine || earlier || arrival.closed;
+        if (shared.failed) fail(state, status, mine ? kClosed : kOverlap, call.rank, shared.epoch);
+        if (mine && earlier) compare_and_swap(&state.owner, call.launch, 0);
+    }
+    __syncthreads();
+    bool failed = shared.failed;
+    if (!failed && call.path == kShort) {
+        failed = run_slices<true>(exchange, guess, early);
+    } else if (!failed) {
+        failed = run_slices<false>(exchange, guess, early);
+    }
+    if (threadIdx.x == 0 && shared.runs) leave(run, failed);
+    end_reach();
+}
+
+}  // namespace flexring
+
+#define FLEXRING_COLLECTIVE(name, Type)                                                                 \
+    extern "C" __global__ void __launch_bounds__(flexring::kMaxThreads, 1)                              \
+        flexring_collective_##name(const __grid_constant__ flexring::CollectiveParameters call) {       \
+        flexring::run_collective<flexring::Type>(call);                                                 \
+    }
+
+FLEXRING_TYPES(FLEXRING_COLLECTIVE)
