@@ -87,10 +87,10 @@ bool invalidate_captures_behind_legacy(Context& context) {
     return true;
 }
 
-bool invalidate_captures_of(Context& context) {
+bool invalidate_own_captures(Context& context) {
     bool found = false;
     for (const StreamRef& stream : context.streams) {
-        if (!stream->sequence) continue;
+        if (!stream->sequence || stream->sequence->capturer != std::this_thread::get_id()) continue;
         stream->sequence->valid = false;
         found = true;
     }

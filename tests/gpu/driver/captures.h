@@ -50,8 +50,8 @@ bool captures_behind_legacy(const Context& context);
 // As above, and invalidates their captures.
 bool invalidate_captures_behind_legacy(Context& context);
 
-// Invalidates all captures of a context, for functions that wait for all of it. Whether there are any.
-bool invalidate_captures_of(Context& context);
+// Invalidates the captures of this thread in a context, for functions that wait for all of it. Whether there are any.
+bool invalidate_own_captures(Context& context);
 
 // Adds a node to the graph of a stream that captures.
 void record(Stream& stream, const char* what, std::function<CUresult(Stream&)> run,

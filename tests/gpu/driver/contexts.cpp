@@ -153,7 +153,7 @@ SIMCUDA_EXPORT CUresult cuCtxSetFlags(unsigned flags) {
 
 SIMCUDA_EXPORT CUresult cuCtxSynchronize() {
     return in_context(__func__, [&](Context& context, Lock& lock) {
-        if (invalidate_captures_of(context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        if (invalidate_own_captures(context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         synchronize(context, lock, "cuCtxSynchronize", [&] { context.drain(lock, "cuCtxSynchronize"); });
         return context.error;
     });

@@ -11,15 +11,6 @@
 #include "../../../kernels/host/kernels.h"
 #include "streams.h"
 
-#if !__has_include("../../../kernels/collective.cu")
-#include "../../../kernels/collective.h"
-namespace flexring {
-using CollectiveKernel = void (*)(CollectiveParameters);
-inline CollectiveKernel collective_kernel_named(const char*) { return nullptr; }
-inline void run_collective_cta(CollectiveKernel, const CollectiveParameters&, unsigned, unsigned, Machine&) {}
-}  // namespace flexring
-#endif
-
 namespace sim {
 
 // A kernel of engine.cu, or one of collective.cu, with its parameters.

@@ -108,7 +108,6 @@ const std::vector<Scenario> scenarios = {
     SCENARIO(invalid_graph_calls_fail, {}, 0, {}),
     SCENARIO(destroyed_contexts_release_graphs, {"SIMCUDA_LEAKS=1"}, 0,
              {"leaked 1 graph of GPU 0", "leaked 1 executable graph of GPU 0"}),
-#if __has_include("../../../../kernels/collective.cu")
     SCENARIO(collectives_run_between_processes, {}, 0, {}),
     SCENARIO(overlapping_collectives_report_it, {}, 0, {}),
     SCENARIO(collectives_with_wrong_peers_break, {}, 0, {"flexring_collective_float: 0x", "is no memory"}),
@@ -116,7 +115,6 @@ const std::vector<Scenario> scenarios = {
              {"flexring_collective_float: runs for 1 s already: launch 0x1 of rank 0"}),
     SCENARIO(memory_unregistered_under_a_collective_is_noticed, {"SIMCUDA_IMPLICIT_SYNC=0"}, SIGABRT,
              {"memory was freed or unregistered while the kernel used it"}),
-#endif
 };
 
 // Runs a scenario in a process of its own for at most a minute. Returns what is wrong with its end, or nothing.
