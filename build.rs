@@ -16,7 +16,10 @@ use std::thread;
 mod nvrtc;
 
 /// The sources of the kernels. The first one is compiled and includes the others.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 8] = [
+    "kernels/kernels.cu",
+    "kernels/collective.cu",
+    "kernels/collective.h",
     "kernels/engine.cu",
     "kernels/engine.h",
     "kernels/memory_order.h",

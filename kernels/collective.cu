@@ -77,8 +77,8 @@ constexpr u32 kGathered = 48;
 constexpr u32 kStage = kStageBytes;
 constexpr u32 kGathered = 2048;
 #endif
-// Packets of two halves that a thread polls at a time.
-constexpr int kPolled = 4;
+// Granules that a thread waits for at a time.
+constexpr int kPolled = 3;
 
 // The part of each block that a slice has: whole granules, but for the last one of a block.
 struct Part {
@@ -86,6 +86,7 @@ struct Part {
     u64 bytes;
 };
 __device__ __forceinline__ Part part_of(u64 block, u32 slice, u32 slices) {
+    if (slices == 1) return Part{0, block};
     const u64 granules = (block + 15) / 16;
     const u64 first = granules * slice / slices * 16, end = granules * (slice + 1) / slices * 16;
     return Part{first, (end < block ? end : block) - first};
@@ -320,9 +321,14 @@ __device__ __forceinline__ u32 place_of(const CollectiveParameters& call, u32 ra
     return static_cast<u32>(__popc(call.receives & ((1u << rank) - 1)));
 }
 
-// Granules of each operand that a thread reads at a time from stages.
+// Granules of each operand that a thread reads at a time from stages: less than `kAtOnce`, because the state of a slice takes
+// registers too.
 template <class E>
-constexpr int kStagedAtOnce = kAtOnce<E>;
+constexpr int kStagedAtOnce = sizeof(typename E::Stored) == 1 || kAtOnce<E> == 1 ? 1 : 2;
+
+// Granules that a thread copies at a time.
+template <class E>
+constexpr int kCopiedAtOnce = sizeof(typename E::Stored) == 1 ? 2 : 4;
 
 template <class E>
 struct Exchange {
@@ -395,27 +401,27 @@ struct Exchange {
         const u32 flag = run.flag(), parity = run.parity();
         for (u32 item = threadIdx.x; item < items; item += step * kPolled) {
             const Packet* first[kPolled];
-            const Packet* second[kPolled];
+            // A bit for each that has a second packet behind the first one: all but entries and some last granules.
+            u32 pairs = 0;
             // The place in `gathered`; of an entry kGathered + rank.
             u32 place[kPolled];
             u32 missing = 0;
 #pragma unroll
             for (int g = 0; g < kPolled; ++g) {
                 const u32 nth = item + g * step;
-                first[g] = second[g] = nullptr;
+                first[g] = nullptr;
                 place[g] = 0;
                 if (nth >= items) continue;
                 if (nth < entries) {
                     if (nth == me || (!keeps(kEntriesOfAll) && !has(call.receives, nth))) continue;
-                    first[g] = second[g] = &run.state.entry[parity][run.slice()][nth];
+                    first[g] = &run.state.entry[parity][run.slice()][nth];
                     place[g] = kGathered + nth;
                 } else {
                     const u32 rank = (nth - entries) / count, granule = (nth - entries) % count;
                     if (rank == me || !has(call.receives, rank)) continue;
                     const u64 at = part.first + (from + granule) * 16ull;
                     first[g] = inbox_of(&run.state, call, parity, rank) + at / 8;
-                    // The last granule may have one packet.
-                    second[g] = first[g] + (part.bytes - (from + granule) * 16ull > 8 ? 1 : 0);
+                    if (part.bytes - (from + granule) * 16ull > 8) pairs |= 1u << g;
                     place[g] = place_of(call, rank) * count + granule;
                 }
                 missing |= 1u << g;
@@ -428,7 +434,7 @@ struct Exchange {
                 for (int g = 0; g < kPolled; ++g) {
                     if ((missing >> g & 1) == 0) continue;
                     load_packet(first[g]->half, low[g][0], low[g][1]);
-                    load_packet(second[g]->half, high[g][0], high[g][1]);
+                    load_packet(first[g][pairs >> g & 1].half, high[g][0], high[g][1]);
                 }
 #pragma unroll
                 for (int g = 0; g < kPolled; ++g) {
@@ -500,7 +506,10 @@ struct Exchange {
     }
 
     // The granule of an item of `run_short`, in order of rank behind this one, and of granules.
-    __device__ __forceinline__ u32 rank_of(u32 item, u32 granules) const { return (me + 1 + item / granules) % call.ranks; }
+    __device__ __forceinline__ u32 rank_of(u32 item, u32 granules) const {
+        const u32 rank = me + 1 + item / granules;
+        return rank < call.ranks ? rank : rank - call.ranks;
+    }
     __device__ __forceinline__ bool is_sent(u32 rank) const { return rank == me ? receives_own() : has(call.sends, rank); }
     __device__ __forceinline__ Granule own(const InputBlocks<Stored>& input, const Part& part, u32 rank, u32 granule) const {
         return get<Stored>(input[rank] + granule * 16ull, part.bytes - granule * 16ull);
@@ -568,7 +577,7 @@ struct Exchange {
     // whole granules at aligned addresses, if `aligned`.
     template <class Load, class Store>
     static __device__ __forceinline__ void move(u32 blocks, u32 ranks, u32 bytes, bool aligned, Load load, Store store) {
-        constexpr int kGranules = 4;
+        constexpr int kGranules = kCopiedAtOnce<E>;
         const u32 whole = aligned ? bytes / 16 : 0, rest = (bytes + 15) / 16 - whole, step = blockDim.x;
         for (u32 item = threadIdx.x; item < blocks * whole; item += step * kGranules) {
             Granule read[kGranules];
@@ -729,33 +738,43 @@ struct Exchange {
         const InputBlocks<Stored> input(static_cast<const u8*>(call.input), call.send_stride, read, rounds.part.first,
                                         rounds.part.bytes);
         const OutputBlocks<Stored> output = output_blocks(rounds.part);
-        // A stage is filled while the other ranks read the one of the round before. Nobody reads those of earlier calls any more.
-        for (u32 filled = 0; filled <= count; ++filled) {
-            if (filled < count) {
-                if (!owned && filled >= 2 && keeps(kWaitForDone) && await(&CollectiveState::done, kWaitDone, to, filled - 2)) return true;
-                fill(input, filled);
-                __syncthreads();
-                publish(&CollectiveState::ready, to, filled);
+        // A stage is filled while the other ranks read the one of the round before. Nobody reads those of earlier calls any more. Each
+        // turn waits, works and publishes in the same place, because this code is in the kernel of every type.
+        for (u32 turn = 0; turn < 3 * (count + 2); ++turn) {
+            const u32 filled = turn / 3, round = filled - 1;
+            const bool fills = turn % 3 == 0, reduces_now = turn % 3 == 1;
+            if (!fills && round >= count) continue;
+
+            auto words = &CollectiveState::done;
+            u32 kind = kWaitDone, awaited = 0, at = round;
+            if (reduces_now) {
+                words = &CollectiveState::ready, kind = kWaitReady, awaited = from;
+            } else if (!keeps(kWaitForDone)) {
+                awaited = 0;
+            } else if (!fills) {
+                awaited = owned ? to : 0;
+            } else if (!owned && filled >= 2) {
+                awaited = to, at = filled - 2;
             }
-            if (filled == 0) {
-                if (__syncthreads_or(receive(true, rounds.part, 0, 0))) return true;
-                continue;
+            if (awaited != 0 && await(words, kind, awaited, at)) return true;
+
+            // Says to these ranks that the stage is filled, or read.
+            u32 informed = 0;
+            if (fills) {
+                if (filled < count) fill(input, filled), informed = to;
+                words = &CollectiveState::ready, at = filled;
+            } else if (reduces_now) {
+                if (reduces) reduce(round, owned), informed = from;
+                words = &CollectiveState::done;
+            } else {
+                pull(input, output, round);
+                informed = reduces ? 0 : from;
             }
-            const u32 round = filled - 1;
-            if (await(&CollectiveState::ready, kWaitReady, from, round)) return true;
-            if (reduces) {
-                reduce(round, owned);
-                __syncthreads();
-                publish(&CollectiveState::done, from, round);
-                if (owned && keeps(kWaitForDone) && await(&CollectiveState::done, kWaitDone, to, round)) return true;
-            }
-            pull(input, output, round);
-            if (!reduces) {
-                __syncthreads();
-                publish(&CollectiveState::done, from, round);
-            }
+            __syncthreads();
+            if (informed != 0) publish(words, informed, at);
+            if (turn == 0 && __syncthreads_or(receive(true, rounds.part, 0, 0))) return true;
         }
-        return !owned && count != 0 && keeps(kWaitForDone) && await(&CollectiveState::done, kWaitDone, to, count - 1);
+        return false;
     }
 };
 
@@ -838,9 +857,11 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
     const Running run{call, state, status, shared};
     const Exchange<E> exchange(run);
 
-    // All of this is under way at the same time: the first loads of the input, as if this CTA got the slice of its number, the
-    // atomic operations, and the addresses of the peers. If another CTA gets that slice, what was loaded is not used; and may have
-    // been overwritten by the output, which ThreadSanitizer would report.
+    // All of this is under way at the same time: the atomic operations, the first loads of the input, as if this CTA got the slice of
+    // its number, and the addresses of the peers. If another CTA gets that slice, what was loaded is not used; and may have been
+    // overwritten by the output, which ThreadSanitizer would report.
+    Arrival arrival{};
+    if (threadIdx.x == 0) arrival = arrive(call, state);
     Granule early{};
 #if !defined(FLEXRING_ON_HOST) || defined(FLEXRING_READS_EARLY)
     const u32 guess = call.path == kShort && blockIdx.x < call.slices ? blockIdx.x : kNoSlice;
@@ -848,8 +869,6 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
 #else
     const u32 guess = kNoSlice;
 #endif
-    Arrival arrival{};
-    if (threadIdx.x == 0) arrival = arrive(call, state);
     for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
         CollectiveState* const at = reinterpret_cast<CollectiveState*>(load_relaxed(reinterpret_cast<u64*>(&state.peers[rank])));
         shared.peers[rank] = rank == call.rank ? &state : reach_shared(at, bytes);

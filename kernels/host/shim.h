@@ -16,7 +16,12 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#ifdef FLEXRING_CTA_THREADS
+// A test with one CTA in a process, whose threads are host threads.
+#define __shared__ static
+#else
 #define __shared__ static thread_local
+#endif
 
 struct Index {
     unsigned x, y, z;
@@ -24,8 +29,14 @@ struct Index {
 
 inline thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 
-inline void __syncthreads() {}
-inline int __syncthreads_or(int any) { return any; }
+#ifdef FLEXRING_CTA_THREADS
+// Waits for all threads of the CTA; returns whether any has passed a number that is not 0.
+int meet_threads(int any);
+#else
+inline int meet_threads(int any) { return any; }
+#endif
+inline void __syncthreads() { meet_threads(0); }
+inline int __syncthreads_or(int any) { return meet_threads(any); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 

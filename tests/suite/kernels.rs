@@ -605,3 +605,18 @@ fn nothing_but_the_protocol_orders_collectives() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("data race"), "words without order were not noticed: {stderr}");
 }
+
+/// CTAs of several threads, each rank in a process of its own; see kernels/host/collective_threads.cpp.
+#[test]
+fn barriers_order_the_threads_of_collectives() {
+    let options = ["-DFLEXRING_STRESSED", "-DFLEXRING_CTA_THREADS", "-DFLEXRING_READS_EARLY"];
+    for (sanitizer, calls) in [(&[][..], "40"), (&["-g", "-fsanitize=thread"][..], "12")] {
+        let options = [&options, &["-O1"][..], sanitizer].concat();
+        let Some(program) = compiled(&["collective_threads.cpp"], &options) else { return };
+        for seed in ["1", "2", "3"] {
+            let program = &mut Command::new(&program);
+            let output = program.args([seed, calls]).env("TSAN_OPTIONS", "halt_on_error=1").output();
+            expect_right_results(&output.expect("the program runs"));
+        }
+    }
+}

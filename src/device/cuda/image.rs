@@ -7,6 +7,8 @@ mod compiler;
 #[cfg(test)]
 mod cubin;
 mod embedded;
+#[cfg(test)]
+mod ptx;
 
 use self::embedded::{COMPILER, COMPILER_MAJOR, EmbeddedImage, MACHINE_CODE, PTX};
 use super::nvrtc::{FIX, Nvrtc};

@@ -3,6 +3,7 @@
 use super::compiler::{compiled, from_source, read, target, write};
 use super::cubin::functions;
 use super::embedded::{CHOICE, HAS_COMPILER, SOURCES};
+use super::ptx::accesses_of_peers;
 use super::*;
 use crate::error::ErrorKind;
 use std::fs::Permissions;
@@ -37,12 +38,16 @@ const SMALL: &[(&str, &str)] = &[
     ("name.h", "#define NAME small"),
 ];
 
-fn symbols() -> Vec<&'static CStr> {
-    DType::ALL.into_iter().map(symbol).chain([COPY]).collect()
+/// The names of all kernels.
+fn symbols() -> Vec<String> {
+    let by_type =
+        |prefix: &'static str| DType::ALL.into_iter().map(move |dtype| format!("{prefix}{}", dtype.name()));
+    let copy = COPY.to_str().expect("ASCII").to_owned();
+    by_type("flexring_").chain(by_type("flexring_collective_")).chain([copy]).collect()
 }
 
-fn holds(image: &[u8], name: &CStr) -> bool {
-    image.windows(name.count_bytes()).any(|window| window == name.to_bytes())
+fn holds(image: &[u8], name: &str) -> bool {
+    image.windows(name.len()).any(|window| window == name.as_bytes())
 }
 
 #[test]
@@ -186,11 +191,7 @@ fn kernels_use_no_local_memory() {
     for image in MACHINE_CODE {
         let functions = functions(image.bytes).expect("machine code");
         for name in symbols() {
-            assert!(
-                functions.contains_key(name.to_str().expect("ASCII")),
-                "{} has {name:?}",
-                image.architecture
-            );
+            assert!(functions.contains_key(&name), "{} has {name}", image.architecture);
         }
         let most = functions.values().map(|function| function.registers).max();
         println!("sm_{}: {} bytes, {most:?} registers at most", image.architecture, image.bytes.len());
@@ -234,7 +235,7 @@ fn images_hold_every_kernel() {
     for image in images {
         assert!(image.starts_with(b"\x7fELF"), "machine code");
         for name in symbols() {
-            assert!(holds(image, name), "{name:?} is missing");
+            assert!(holds(image, &name), "{name} is missing");
         }
     }
     for image in PTX {
@@ -243,6 +244,27 @@ fn images_hold_every_kernel() {
         assert!(text.contains(".version ") && text.contains(".entry flexring_float8e4m3("));
         assert!(!text.contains("fma.rn."), "no contraction to FMA");
         assert!(!text.contains(".ftz"), "no flush to zero");
+    }
+}
+
+/// Other GPUs see accesses of a kernel to their memory only if these have the scope of the system; and see no atomic operation where
+/// the link between them has none.
+#[test]
+fn kernels_access_memory_of_peers_with_the_scope_of_the_system() {
+    if PTX.is_empty() {
+        println!("skipped: no PTX is embedded");
+    }
+    for image in PTX {
+        let text = String::from_utf8_lossy(image.bytes);
+        assert!(!text.contains("ld.global.nc"), "memory that others write is not constant");
+        let kernels: Vec<&str> = text.split(".visible .entry flexring_collective_").skip(1).collect();
+        assert_eq!(kernels.len(), DType::ALL.len());
+        for kernel in kernels {
+            let name = kernel.split('(').next().unwrap_or_default();
+            let accesses = accesses_of_peers(kernel);
+            // Packets of entries and data, words, operands, results, `ready` and `done`.
+            assert!(accesses.as_ref().is_ok_and(|count| *count >= 8), "{name}: {accesses:?}");
+        }
     }
 }
 

@@ -1,0 +1,3 @@
+// All kernels.
+#include "engine.cu"
+#include "collective.cu"
