@@ -32,7 +32,7 @@ const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
 /// Architectures to compile machine code for, if the compiler supports them. Machine code runs on later architectures of the
 /// same generation, so sm_103 runs that of sm_100. sm_89 has conversions of 8-bit floats that sm_80 lacks.
-const ARCHITECTURES: [u32; 8] = [70, 75, 80, 86, 89, 90, 100, 120];
+const ARCHITECTURES: [u32; 7] = [70, 75, 80, 89, 90, 100, 120];
 
 /// Architectures to compile to PTX, which the driver compiles further: for GPUs of a generation without machine code, and for
 /// those of embedded boards, which run no machine code of other GPUs.

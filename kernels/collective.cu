@@ -219,6 +219,7 @@ class Waiter {
 // Reports that another rank makes another call, with its words, which it sends with its first slice.
 __device__ __forceinline__ void report_mismatch(const Running& run, u32 rank) {
     if (!stops(run.state)) return;
+    for (u32 nth = 0; nth < kCallWords; ++nth) store_relaxed_sys(&run.status.own_words[nth], run.call.words[nth]);
 #pragma unroll 1
     for (u32 nth = 0; nth < kCallWords;) {
         u64 half[2];
@@ -871,7 +872,7 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
 #endif
     for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
         CollectiveState* const at = reinterpret_cast<CollectiveState*>(load_relaxed(reinterpret_cast<u64*>(&state.peers[rank])));
-        shared.peers[rank] = rank == call.rank ? &state : reach_shared(at, bytes);
+        shared.peers[rank] = at;
         if (has(call.receives, rank)) shared.received[place_of(call, rank)] = rank;
     }
     if (threadIdx.x == 0) {
@@ -886,6 +887,12 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
     }
     __syncthreads();
     bool failed = shared.failed;
+#ifdef FLEXRING_ON_HOST
+    // Not before: the peers' memory may be gone if the communicator has ended.
+    for (u32 rank = 0; rank < call.ranks && !failed; ++rank) {
+        shared.peers[rank] = rank == call.rank ? &state : reach_shared(shared.peers[rank], bytes);
+    }
+#endif
     if (!failed && call.path == kShort) {
         failed = run_slices<true>(exchange, guess, early);
     } else if (!failed) {

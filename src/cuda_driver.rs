@@ -222,6 +222,18 @@ functions! {
     stream_context = "cuStreamGetCtx" (stream: DriverHandle, context: *mut DriverHandle);
     stream_id = "cuStreamGetId" (stream: DriverHandle, id: *mut c_ulonglong);
     stream_capturing = "cuStreamIsCapturing" (stream: DriverHandle, status: *mut c_uint);
+    stream_capture_info = "cuStreamGetCaptureInfo_v2" (
+        stream: DriverHandle, status: *mut c_uint, id: *mut c_ulonglong, graph: *mut DriverHandle,
+        dependencies: *mut *const DriverHandle, count: *mut usize
+    );
+    user_object_create = "cuUserObjectCreate" (
+        object: *mut DriverHandle, value: *mut c_void, destroy: unsafe extern "C" fn(*mut c_void), references: c_uint,
+        flags: c_uint
+    );
+    user_object_release = "cuUserObjectRelease" (object: DriverHandle, count: c_uint);
+    graph_retain_user_object = "cuGraphRetainUserObject" (
+        graph: DriverHandle, object: DriverHandle, count: c_uint, flags: c_uint
+    );
     stream_wait_event = "cuStreamWaitEvent" (stream: DriverHandle, event: DriverHandle, flags: c_uint);
     event_create = "cuEventCreate" (event: *mut DriverHandle, flags: c_uint);
     event_record = "cuEventRecord" (event: DriverHandle, stream: DriverHandle);

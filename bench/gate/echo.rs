@@ -111,6 +111,10 @@ impl InPlaceTransport for Echo<true> {
 
     fn settle_sharing(&mut self) {}
 
+    fn opened_gpus(&self) -> Vec<(Rank, Piece)> {
+        Vec::new()
+    }
+
     fn view_pools(&self) -> Vec<Piece> {
         Vec::new()
     }

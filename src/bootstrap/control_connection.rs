@@ -285,6 +285,12 @@ impl ControlConnection {
         self.shared.enter_call(call)
     }
 
+    /// The rank that has finished fewest calls among those that have left.
+    #[cfg(feature = "cuda")]
+    pub fn leaver(&self) -> Option<Rank> {
+        self.shared.departure.leaver()
+    }
+
     /// Gathers every rank's `mine` on every rank, in rank order. `label` names the data in messages. All
     /// ranks must make these calls in the same order. With empty data it is a barrier.
     ///

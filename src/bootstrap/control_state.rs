@@ -225,8 +225,8 @@ impl Departure {
         self.finished.store(finished, Ordering::Release);
     }
 
-    /// The rank, if one has left.
-    fn leaver(&self) -> Option<Rank> {
+    /// The rank that has finished fewest calls, if any has left.
+    pub(super) fn leaver(&self) -> Option<Rank> {
         let is_known = self.finished.load(Ordering::Acquire) != u64::MAX;
         is_known.then(|| self.rank.load(Ordering::Relaxed) as Rank)
     }

@@ -74,7 +74,7 @@ impl RawCall {
             let outcome = if checked.is_on_host() {
                 communicator.submit(checked)?
             } else {
-                communicator.submit_in_stream(checked, CallerStream::DEFAULT, None)?
+                communicator.submit_in_stream(checked, CallerStream::DEFAULT, None, true)?
             };
             // SAFETY: `out` is not NULL, and the caller guarantees that it may be written.
             unsafe { return_request(out, vec![outcome]) }

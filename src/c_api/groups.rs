@@ -108,7 +108,7 @@ unsafe fn start(function: &str, calls: Vec<CollectedCall>) -> Result<Vec<Arc<Cal
             return communicator.submit(call);
         }
         // SAFETY: the caller guarantees the stream.
-        communicator.submit_in_stream(call, unsafe { CallerStream::new(stream) }, None)
+        communicator.submit_in_stream(call, unsafe { CallerStream::new(stream) }, None, true)
     };
     let mut outcomes: Vec<Arc<CallOutcome>> = Vec::with_capacity(checked.len());
     for call in checked {

@@ -44,6 +44,15 @@ impl ControlPlane {
         }
     }
 
+    /// A rank that has left, the one that has finished fewest calls.
+    #[cfg(feature = "cuda")]
+    pub(super) fn leaver(&self) -> Option<Rank> {
+        match self {
+            Self::Processes(connection) => connection.leaver(),
+            Self::Threads(_) => None,
+        }
+    }
+
     /// Reports that this rank failed, and returns the root cause, which is the same on all ranks.
     pub(super) fn report_failure(&self, error: Error) -> Error {
         match self {

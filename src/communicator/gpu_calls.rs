@@ -63,11 +63,12 @@ impl Communicator {
     /// `InvalidArgument` if memory or stream do not belong to the communicator's GPU; the failure of an
     /// earlier call.
     pub(crate) fn run_in_stream(&self, checked: CheckedCall, stream: CallerStream) -> Result<()> {
-        self.submit_in_stream(checked, stream, None).map(drop)
+        self.submit_in_stream(checked, stream, None, false).map(drop)
     }
 
     /// [`run_in_stream`](Self::run_in_stream), but returns the call's outcome. If some of the memory belongs
-    /// to a second stream, `other`, the call is ordered with the work of that stream, too.
+    /// to a second stream, `other`, the call is ordered with the work of that stream, too. Only if it is `awaited`, the outcome
+    /// is certainly that of the call; else it may be that of the launch.
     ///
     /// # Errors
     /// As for [`run_in_stream`](Self::run_in_stream).
@@ -76,12 +77,16 @@ impl Communicator {
         mut checked: CheckedCall,
         stream: CallerStream,
         other: Option<CallerStream>,
+        awaited: bool,
     ) -> Result<Arc<CallOutcome>> {
         let _default = DefaultFloatEnvironment::enter();
         self.check_for_stream(&checked)?;
         if checked.is_empty() {
             // An empty call has no memory, so it needs no stream.
             return self.submit(checked);
+        }
+        if let Some(outcome) = self.run_by_kernel(&checked, stream, other, awaited)? {
+            return Ok(outcome);
         }
         let _call = self.begin_call()?;
         let runner = &self.runner;
@@ -144,9 +149,9 @@ impl WaitCheck for CallRunner {
 
 impl CallRunner {
     /// Launches a kernel, together with those of the other ranks of this process.
-    fn launch(
+    pub(super) fn launch(
         &self,
-        mut prepared: PreparedLaunch,
+        mut prepared: impl Launch + 'static,
         collective: Collective,
         permit: LaunchPermit,
     ) -> Result<()> {
@@ -155,7 +160,7 @@ impl CallRunner {
         let Some(member) = member else {
             permit.begin();
             prepared.launch()?;
-            return prepared.record();
+            return Box::new(prepared).record();
         };
         let ready = ReadyLaunch { permit, launch: Box::new(prepared) };
         member.launch(ready, collective, &self.fault, self.timeout)
@@ -217,7 +222,7 @@ impl CallRunner {
 
     /// Waits for the end of all kernels, before what they access is freed.
     pub(super) fn end_gpu(&self) {
-        if !self.gpu_state.end() {
+        if !self.gpu_state.end(&self.fault) {
             self.lock_state().executor.leak();
             // A kernel may still access this region and, through it, those of neighbours, so none of them is used again.
             std::mem::forget(self.region.lock().unwrap_or_else(PoisonError::into_inner).take());

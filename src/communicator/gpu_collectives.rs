@@ -268,7 +268,7 @@ impl Communicator {
 
     /// Submits a call on one vector, and waits for it if vectors of this kind require that.
     fn run_in_place<V: GpuVector>(&self, checked: CheckedCall, stream: CallerStream) -> Result<()> {
-        let outcome = self.submit_in_stream(checked, stream, None)?;
+        let outcome = self.submit_in_stream(checked, stream, None, V::WAITS)?;
         if V::WAITS { outcome.wait() } else { Ok(()) }
     }
 
@@ -282,8 +282,9 @@ impl Communicator {
     ) -> Result<()> {
         send.lend_for_reading(|input, other| {
             receive.lend(|output, stream| {
-                let outcome = self.submit_in_stream(validate(input, output)?, stream, Some(other))?;
-                if V::WAITS || W::WAITS { outcome.wait() } else { Ok(()) }
+                let waits = V::WAITS || W::WAITS;
+                let outcome = self.submit_in_stream(validate(input, output)?, stream, Some(other), waits)?;
+                if waits { outcome.wait() } else { Ok(()) }
             })
         })
     }

@@ -38,6 +38,7 @@ use crate::secret::random_bytes;
 use crate::transport::shm::{Mailbox, NodeMemory, OwnMemory, Region, RegionOfRank, Shm};
 use crate::transport::{AnyTransport, local};
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 
 /// The transport of worlds whose ranks all share memory, in tuning profiles.
@@ -255,8 +256,10 @@ impl Communicator {
             runner.lock_state().executor.open_neighbours();
         }
         // No rank may make a call before all ranks have all links.
-        connection.all_gather("links", &[])?;
+        let can_connect = runner.can_connect_kernels();
+        let connectable = connection.gather_values("links", &can_connect)?;
         runner.lock_state().executor.settle_sharing();
+        runner.connects_kernels.store(connectable.iter().all(|can| *can), Ordering::Relaxed);
         reach(FaultPoint::JoinEnds);
         let WorldSpec { config, ancestors, .. } = spec;
         let is_traced = config.trace.is_some();
@@ -363,6 +366,8 @@ impl Communicator {
         // Each rank has published its GPU memory; each opens that of the others; then all know who has opened whose.
         runners.iter().for_each(|runner| runner.lock_state().executor.open_neighbours());
         runners.iter().for_each(|runner| runner.lock_state().executor.settle_sharing());
+        let connectable = runners.iter().all(CallRunner::can_connect_kernels);
+        runners.iter().for_each(|runner| runner.connects_kernels.store(connectable, Ordering::Relaxed));
         let gathering = Arc::new(LocalGathering::new());
         let blueprint = || Blueprint {
             config: config.clone(),

@@ -25,6 +25,7 @@ mod groups;
 mod inter_node;
 mod introduction;
 mod join;
+mod kernel_calls;
 mod launch_group;
 mod local_gathering;
 mod node_memories;
@@ -156,6 +157,10 @@ impl Communicator {
         let creator = CreatorProcess::current();
         let (runner, submissions, worker) = (Arc::new(runner), Mutex::new(()), Worker::new());
         unfinished::watch(&runner);
+        if let Err(error) = runner.connect_kernels() {
+            // The other ranks have connected theirs.
+            runner.fail(error);
+        }
         Self { creator, runner, submissions, worker, blueprint }
     }
 
@@ -252,6 +257,7 @@ impl Communicator {
         let ticket = QueueTicket::take(&*self.runner.queue);
         self.runner.wait_turn(&ticket);
         drop(ticket);
+        self.runner.await_kernels();
         self.status().inspect_err(|_| self.runner.error_reported.store(true, Ordering::Relaxed))
     }
 
@@ -261,6 +267,7 @@ impl Communicator {
     /// The error that ended the communicator, if it has failed.
     pub fn status(&self) -> Result<()> {
         self.check_process()?;
+        self.runner.notice_kernel_failure();
         self.runner.fault.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 

@@ -5,6 +5,7 @@
 
 use super::checked_call::CheckedCall;
 use crate::call::Collective;
+use crate::config::Lowering;
 use crate::config::{Algorithm, Config};
 use crate::description;
 use crate::dtype::ReduceOp;
@@ -63,6 +64,9 @@ pub(super) struct Plans {
     lowered: BTreeMap<ProgramKey, LoweredProgram>,
     /// The chosen algorithm, and why it was chosen.
     selection: AlgorithmSelection,
+    /// Whether the user has chosen none of them.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "GPUs ask for it"))]
+    are_automatic: bool,
 }
 
 /// Identifies a program: the position of its plan, and the variant.
@@ -129,6 +133,9 @@ impl Plans {
             rails: 1,
             lowered: BTreeMap::new(),
             selection,
+            are_automatic: config.algo == Algorithm::Auto
+                && config.lowering == Lowering::Auto
+                && config.plan_file.is_none(),
         })
     }
 
@@ -218,6 +225,7 @@ impl Plans {
         self.all = vec![SizedPlan { short: None, plan: Arc::clone(plan.plan()), ..self.main().clone() }];
         self.untuned = 1;
         self.first = None;
+        self.are_automatic = false;
         self.digest = digest_of(&self.all, self.one_node);
         self.lowered.clear();
         executor.uninstall_all();
@@ -250,6 +258,12 @@ impl Plans {
         self.lowered.clear();
         executor.uninstall_all();
         self.prepare(executor)
+    }
+
+    /// Whether the user has chosen no plan, so that calls may run without one.
+    #[cfg(feature = "cuda")]
+    pub(super) fn are_automatic(&self) -> bool {
+        self.are_automatic
     }
 
     /// The algorithm of long vectors on the host.

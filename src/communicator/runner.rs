@@ -49,6 +49,8 @@ pub(super) struct CallRunner {
     pub user_memory: UserMemory,
     pub block_lists: BlockLists,
     pub gpu_state: GpuState,
+    /// Whether the kernels of all ranks can run collectives themselves. Equal on all ranks; set before the first call.
+    pub connects_kernels: AtomicBool,
     /// This rank among those of its process, if there are others.
     pub launch_member: Option<LaunchMember>,
     /// Whether the communicator is being dropped.
@@ -302,7 +304,7 @@ impl CallRunner {
     }
 
     /// The call with this number, as ranks announce it to each other.
-    fn call(checked: &CheckedCall, sequence: u64, program: u64) -> Call {
+    pub(super) fn call(checked: &CheckedCall, sequence: u64, program: u64) -> Call {
         Call {
             sequence,
             collective: checked.collective,

@@ -111,9 +111,17 @@ impl CallRunnerBuilder<'_> {
         self.plans.prepare(&mut executor)?;
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
         let [small, small_on_gpu] = small_limits(config, world, self.ranks_per_core);
+        let node_of_all = if has_small_path { world } else { 0 };
         let staged = if has_small_path { small_on_gpu } else { 0 };
-        let gpu_state =
-            GpuState::new(config, staged, launch_member.is_some(), layout, arena, registrar.clone());
+        let gpu_state = GpuState::new(
+            config,
+            staged,
+            launch_member.is_some(),
+            node_of_all,
+            layout,
+            arena,
+            registrar.clone(),
+        );
         if self.opens_gpu {
             gpu_state.open_known(&mut executor)?;
         }
@@ -133,6 +141,7 @@ impl CallRunnerBuilder<'_> {
             spin: config.spin(),
             timeout: config.timeout,
             gpu_state,
+            connects_kernels: AtomicBool::new(false),
             launch_member,
             leaving: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),

@@ -10,8 +10,8 @@ mod tests;
 mod values;
 
 pub use choices::{
-    AdaptiveRouting, Algorithm, Family, GdrLevel, GpuDirect, LogLevel, Lowering, Registration, Simd,
-    TransportChoice,
+    AdaptiveRouting, Algorithm, Family, GdrLevel, GpuDirect, GpuProgram, LogLevel, Lowering, Registration,
+    Simd, TransportChoice,
 };
 pub use secret_text::SecretText;
 pub use values::{Dimensions, ListeningPorts, Servers, Size, Switch};
@@ -275,6 +275,9 @@ settings! {
         "Index of the GPU for calls on GPU memory, among those that the process sees. Unset: the GPU whose CUDA context is current on the thread that creates the communicator, else the GPU of the first vector.";
     gpu_ctas: usize = "FLEXRING_GPU_CTAS", 16, 1..=1024,
         "Largest number of thread blocks (CTAs) of 512 threads that a call on GPU memory keeps on the GPU while it runs. More move data faster and leave less of the GPU to other kernels. All communicators of a process together use at most half of a GPU.";
+    #[shared yes]
+    gpu_engine: GpuProgram = "FLEXRING_GPU_ENGINE", GpuProgram::Host, AnyValue,
+        "What runs the program of a call on GPU memory. host: the CPU. device: the GPU, for collectives of the ranks of one node; such calls can be captured in CUDA graphs. Not yet run on a GPU: docs/gpu.md.";
     gpu_ipc: Switch = "FLEXRING_GPU_IPC", Switch(true), AnyValue,
         "Whether ranks of one node read each other's GPU memory directly. If 0, data passes through pinned host memory.";
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, AnyValue,

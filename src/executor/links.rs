@@ -162,6 +162,15 @@ impl Links {
         self.in_place().for_each(|transport| transport.settle_sharing());
     }
 
+    /// The GPU memory of peers that is open.
+    pub(super) fn opened_gpus(&self) -> Vec<(Rank, Piece)> {
+        let opened = |transport: &AnyTransport| match transport {
+            AnyTransport::InPlace(transport) => transport.opened_gpus(),
+            AnyTransport::Posted(_) => Vec::new(),
+        };
+        self.transports.iter().flat_map(opened).collect()
+    }
+
     /// Never unmaps the memory that the transports hold. Other communicators do not use their registrations from now on.
     pub(super) fn leak(&mut self) {
         self.transports.iter().for_each(|transport| transport.common().end_sharing());

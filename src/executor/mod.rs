@@ -176,6 +176,12 @@ impl Executor {
         self.resources.links.open_neighbours();
     }
 
+    /// The GPU memory of neighbours that this rank has open, with their ranks.
+    #[must_use]
+    pub fn opened_gpus(&self) -> Vec<(Rank, Piece)> {
+        self.resources.links.opened_gpus()
+    }
+
     /// Checks which neighbours have opened this rank's GPU memory. All of them have called
     /// [`open_neighbours`](Self::open_neighbours).
     pub fn settle_sharing(&mut self) {

@@ -194,6 +194,9 @@ pub trait InPlaceTransport: Transport {
     /// it later.
     fn settle_sharing(&mut self);
 
+    /// The GPU memory of peers that is open, with their ranks.
+    fn opened_gpus(&self) -> Vec<(Rank, Piece)>;
+
     /// The peers' host memory that views of calls on a GPU lie in, valid as long as the transport.
     fn view_pools(&self) -> Vec<Piece>;
 }

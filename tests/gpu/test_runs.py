@@ -20,6 +20,7 @@ MODULES = {
     "reproducible": 300,
     "cuda": 300,
     "cudarc": 300,
+    "graphs": 300,
     "groups": 120,
     "allocations": 120,
 }

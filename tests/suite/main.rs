@@ -49,6 +49,8 @@ mod cuda;
 #[cfg(feature = "cuda")]
 mod cudarc;
 #[cfg(feature = "cuda")]
+mod graphs;
+#[cfg(feature = "cuda")]
 mod kernels;
 
 #[cfg(feature = "cli")]

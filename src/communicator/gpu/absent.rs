@@ -78,6 +78,7 @@ impl GpuState {
         _config: &Config,
         _small: usize,
         _shares_process: bool,
+        _ranks_of_node: usize,
         _layout: ArenaLayout,
         _arena: &Arc<Arena>,
         _registrar: Option<Arc<dyn Registrar>>,
@@ -135,7 +136,7 @@ impl GpuState {
         Ok(())
     }
 
-    pub(in crate::communicator) fn end(&self) -> bool {
+    pub(in crate::communicator) fn end(&self, _: &Fault) -> bool {
         true
     }
 }

@@ -1,20 +1,24 @@
 //! The GPU of a communicator, over CUDA.
 
+use super::kernel_calls::KernelCalls;
 use crate::communicator::checked_call::CheckedCall;
 use crate::communicator::registration_gate::GATE;
+use crate::config::GpuProgram;
 use crate::config::{Config, environment};
 use crate::device::CallerStream;
+use crate::device::cuda::collective::{CollectiveLayout, CollectiveMemory};
 use crate::device::cuda::{self, EngineParts, GpuEngine, KernelKind, Launcher};
 use crate::device::cuda::{objects::Gpu, objects::GpuMemory};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, GpuParts};
+use crate::fault::Fault;
 use crate::memory::{Arena, MemorySpace, Piece, Registrar, Sharing};
 use crate::transport::shm::ArenaLayout;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub(in crate::communicator) use crate::cuda_driver::forbid_calls;
-pub(in crate::communicator) use cuda::{PreparedLaunch, ResidentCall};
+pub(in crate::communicator) use cuda::{PreparedCollective, PreparedLaunch, ResidentCall};
 
 /// How long the slots wait for calls of this process before they are registered with RDMA devices. A call may be one that ends only when the
 /// communicator which is being created is used, such as a receive in another one; then data is staged in host memory.
@@ -58,13 +62,16 @@ pub(in crate::communicator) struct GpuState {
     layout: ArenaLayout,
     arena: Arc<Arena>,
     registrar: Option<Arc<dyn Registrar>>,
+    /// The memory for collectives that kernels run, if the ranks may have it.
+    collectives: Option<CollectiveLayout>,
     opened: OnceLock<OpenedGpu>,
 }
 
-struct OpenedGpu {
-    gpu: Arc<Gpu>,
+pub(in crate::communicator) struct OpenedGpu {
+    pub(super) gpu: Arc<Gpu>,
     engine: Arc<GpuEngine>,
-    launcher: Launcher,
+    pub(in crate::communicator) launcher: Launcher,
+    kernel_calls: Option<KernelCalls>,
     /// For intermediate results. Each is as long as the longest call needed when it was allocated; the last
     /// one is used. None is freed before the end, because calls that are not over may use it.
     scratch: Mutex<Vec<GpuMemory>>,
@@ -75,11 +82,14 @@ impl GpuState {
         config: &Config,
         small: usize,
         shares_process: bool,
+        ranks_of_node: usize,
         layout: ArenaLayout,
         arena: &Arc<Arena>,
         registrar: Option<Arc<dyn Registrar>>,
     ) -> Self {
+        let by_kernels = config.gpu_engine == GpuProgram::Device && config.gpu_ipc.0;
         Self {
+            collectives: if by_kernels { CollectiveLayout::new(ranks_of_node) } else { None },
             requested: config.gpu,
             ipc: config.gpu_ipc.0,
             ctas: u32::try_from(config.gpu_ctas).unwrap_or(u32::MAX),
@@ -168,7 +178,9 @@ impl GpuState {
             arena: &self.arena,
             viewed: &executor.view_pools(),
         };
-        let device = cuda::Cuda::new(&engine, &host)?;
+        let collectives = self.collectives.filter(|_| shares);
+        let further = collectives.map_or(0, CollectiveLayout::bytes);
+        let device = cuda::Cuda::new(&engine, &host, further)?;
         let on_gpu = device.landing().piece();
         if let Some(registrar) = &self.registrar {
             registrar.try_register(on_host);
@@ -194,6 +206,10 @@ impl GpuState {
                  it: set FLEXRING_GPU, or make the GPU current before"
             );
         }
+        let memory = collectives.filter(|_| sharing.is_some());
+        let memory =
+            memory.map(|layout| CollectiveMemory::new(&gpu, device.landing(), layout)).transpose()?;
+        let kernel_calls = memory.map(KernelCalls::new);
         let launcher = Launcher::new(&engine)?;
         log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());
         executor.use_gpu(GpuParts {
@@ -203,7 +219,7 @@ impl GpuState {
             sharing: sharing.map(|ipc| Box::new(ipc) as Box<dyn Sharing>),
         })?;
         // Cannot be set already: only one thread at a time holds the executor.
-        let _ = self.opened.set(OpenedGpu { gpu, engine, launcher, scratch: Mutex::default() });
+        let _ = self.opened.set(OpenedGpu { gpu, engine, launcher, kernel_calls, scratch: Mutex::default() });
         Ok(())
     }
 
@@ -259,6 +275,12 @@ impl GpuState {
         self.opened()?.launcher.prepare(stream, other, kind, small)
     }
 
+    /// What runs collectives by kernels, if the GPU and the ranks have it.
+    pub(in crate::communicator) fn kernel_calls(&self) -> Option<(&OpenedGpu, &KernelCalls)> {
+        let opened = self.opened.get()?;
+        Some((opened, opened.kernel_calls.as_ref()?))
+    }
+
     /// Whether a GPU is open.
     pub(in crate::communicator) fn is_open(&self) -> bool {
         self.opened.get().is_some()
@@ -274,9 +296,11 @@ impl GpuState {
 
     /// Waits until no kernel of the communicator accesses memory. If one still may after a while, its memory is never freed,
     /// and `false` is returned.
-    pub(in crate::communicator) fn end(&self) -> bool {
+    pub(in crate::communicator) fn end(&self, fault: &Fault) -> bool {
         let Some(opened) = self.opened.get() else { return true };
-        if opened.engine.wait_ended() {
+        let collectives_ended =
+            opened.kernel_calls.as_ref().is_none_or(|calls| calls.end(&opened.launcher, fault));
+        if opened.engine.wait_ended() && collectives_ended {
             return true;
         }
         let mut scratch = opened.scratch.lock().unwrap_or_else(PoisonError::into_inner);

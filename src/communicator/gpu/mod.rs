@@ -8,6 +8,10 @@
 mod absent;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod kernel_calls;
+#[cfg(feature = "cuda")]
+mod kernel_watch;
 
 #[cfg(all(feature = "verbs", not(feature = "cuda")))]
 pub(super) use absent::address;
@@ -17,3 +21,5 @@ pub(super) use absent::{GpuState, PreparedLaunch, ResidentCall, forbid_calls, kn
 pub(super) use cuda::address;
 #[cfg(feature = "cuda")]
 pub(super) use cuda::{GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node};
+#[cfg(feature = "cuda")]
+pub(super) use {cuda::PreparedCollective, kernel_watch::KernelOwner, kernel_watch::difference};

@@ -102,6 +102,27 @@ pub fn symbol(dtype: DType) -> &'static CStr {
     }
 }
 
+/// The name of the kernel that runs a collective on elements of a type.
+pub(super) fn collective_symbol(dtype: DType) -> &'static CStr {
+    match dtype {
+        DType::I8 => c"flexring_collective_int8",
+        DType::U8 => c"flexring_collective_uint8",
+        DType::I32 => c"flexring_collective_int32",
+        DType::U32 => c"flexring_collective_uint32",
+        DType::I64 => c"flexring_collective_int64",
+        DType::U64 => c"flexring_collective_uint64",
+        DType::F16 => c"flexring_collective_half",
+        DType::F32 => c"flexring_collective_float",
+        DType::F64 => c"flexring_collective_double",
+        DType::BF16 => c"flexring_collective_bfloat16",
+        DType::F8E4M3 => c"flexring_collective_float8e4m3",
+        DType::F8E5M2 => c"flexring_collective_float8e5m2",
+        DType::I16 => c"flexring_collective_int16",
+        DType::U16 => c"flexring_collective_uint16",
+        DType::Bool => c"flexring_collective_bool",
+    }
+}
+
 /// The name of the kernel that copies bytes.
 pub const COPY: &CStr = c"flexring_copy";
 

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `objects` | RAII types for the driver's handles |
 //! | `image`, `nvrtc` | the kernels' machine code, or their source and the run-time compiler |
+//! | `collective` | collectives that kernels run themselves |
 //! | `engine` | resident kernels, and the device over them |
 //! | `pinned` | page-locked host memory |
 //! | `inventory` | the GPUs that this process sees |
@@ -16,6 +17,7 @@
 //! | `pointer` | whether an address is host or GPU memory |
 
 mod buffer;
+pub(crate) mod collective;
 pub(crate) mod engine;
 pub mod image;
 mod inventory;
@@ -30,7 +32,7 @@ mod vector;
 pub use buffer::{GpuBuffer, GpuSlice};
 pub use engine::Cuda;
 pub(crate) use engine::{
-    EngineParts, GpuEngine, HostSide, KernelKind, Launcher, PreparedLaunch, ResidentCall,
+    EngineParts, GpuEngine, HostSide, KernelKind, Launcher, PreparedCollective, PreparedLaunch, ResidentCall,
 };
 pub use inventory::{GpuInfo, gpu_count, gpu_info};
 #[doc(hidden)]

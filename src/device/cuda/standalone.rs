@@ -48,7 +48,7 @@ impl StandaloneDevice {
         let host = HostSide { slots: (1, SLOT), pool, arena: &arena, viewed: &[] };
         let ctas = u32::try_from(ctas).unwrap_or(u32::MAX).max(1);
         let engine = GpuEngine::new(&gpu, EngineParts { ctas, small: 0, alone: true })?;
-        let device = Cuda::new(&engine, &host)?;
+        let device = Cuda::new(&engine, &host, 0)?;
         Ok(Self { device, launcher: Launcher::new(&engine)?, fault: Fault::new() })
     }
 

@@ -237,6 +237,10 @@ impl InPlaceTransport for Shm {
         self.gpu.settle(self.local_rank, &self.links);
     }
 
+    fn opened_gpus(&self) -> Vec<(Rank, Piece)> {
+        self.links.iter().filter_map(|link| link.gpu.map(|piece| (link.rank, piece))).collect()
+    }
+
     fn view_pools(&self) -> Vec<Piece> {
         let view = |link: &Link| match link.view_of_gpu_pool() {
             Ok(view) => view,

@@ -59,13 +59,13 @@ pub struct Cuda {
 
 impl Cuda {
     /// The device of an engine, which has only one. Pins the host memory, and allocates GPU memory for every slot of the
-    /// pool: the landing memory that peers read and write.
+    /// pool: the landing memory that peers read and write. It ends with `further` bytes for other uses.
     ///
     /// # Errors
     /// `System` if the GPU has too little memory, or this rank's pool cannot be pinned.
-    pub(crate) fn new(engine: &Arc<GpuEngine>, host: &HostSide<'_>) -> Result<Self> {
+    pub(crate) fn new(engine: &Arc<GpuEngine>, host: &HostSide<'_>, further: usize) -> Result<Self> {
         let (slots, slot) = host.slots;
-        let landing = GpuMemory::new(&engine.gpu, (slots * slot).next_multiple_of(BLOCK));
+        let landing = GpuMemory::new(&engine.gpu, (slots * slot + further).next_multiple_of(BLOCK));
         let landing = landing.map_err(|error| {
             let names = "FLEXRING_SLOTS and FLEXRING_GPU_SUBCHUNK";
             error.context(format!("a GPU needs {slots} slots of {slot} bytes, set by {names}"))
@@ -83,7 +83,7 @@ impl Cuda {
         })
     }
 
-    /// GPU memory that peers read and write: one part for every slot of the pool, in order, then padding.
+    /// GPU memory that peers read and write: one part for every slot of the pool, in order, then padding, then the bytes for other uses.
     pub(crate) fn landing(&self) -> &Arc<GpuMemory> {
         &self.landing
     }

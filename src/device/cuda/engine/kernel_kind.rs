@@ -4,19 +4,22 @@
 
 use crate::dtype::DType;
 
-/// The kernel of a call. Each kernel also copies.
+/// The kernel of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KernelKind {
     /// Copies only.
     Copy,
-    /// Reduces elements of this type.
+    /// Reduces elements of this type, and copies.
     Reduce(DType),
+    /// Runs a collective on elements of this type.
+    Collective(DType),
 }
 
 impl KernelKind {
     /// All kinds, in the order of [`index`](Self::index).
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        std::iter::once(Self::Copy).chain(DType::ALL.into_iter().map(Self::Reduce))
+        let of_types = |kind: fn(DType) -> Self| DType::ALL.into_iter().map(kind);
+        std::iter::once(Self::Copy).chain(of_types(Self::Reduce)).chain(of_types(Self::Collective))
     }
 
     /// Its number among all kinds.
@@ -24,6 +27,7 @@ impl KernelKind {
         match self {
             Self::Copy => 0,
             Self::Reduce(dtype) => 1 + dtype as usize,
+            Self::Collective(dtype) => 1 + DType::ALL.len() + dtype as usize,
         }
     }
 

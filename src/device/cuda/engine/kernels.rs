@@ -9,8 +9,10 @@ use super::layout::{LaunchParameters, THREADS};
 use crate::cuda_driver::{
     DriverError, DriverHandle, DriverResult, INVALID_VALUE, LaunchAttribute, LaunchConfig, NOT_SUPPORTED,
 };
+use crate::device::cuda::collective::CollectiveParameters;
 use crate::device::cuda::image;
 use crate::device::cuda::objects::{Gpu, Stream};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     CUdevice_attribute as Attribute, CUfunction_attribute, CUlaunchAttributeID, CUlaunchMemSyncDomain,
@@ -118,15 +120,27 @@ impl GpuKernels {
         let stream = Stream::new(&self.gpu)?;
         let entered = self.gpu.enter()?;
         for kind in KernelKind::all() {
-            // SAFETY: the stream is live, and control memory is never freed.
-            match unsafe { self.launch(kind, 1, stream.raw(), &parameters) } {
+            let launch = |kernels: &Self| {
+                // SAFETY: the stream is live, and control memory is never freed. A collective of launch 0 accesses nothing.
+                unsafe {
+                    match kind {
+                        KernelKind::Collective(dtype) => kernels.launch_collective(
+                            dtype,
+                            [1, 32],
+                            stream.raw(),
+                            &CollectiveParameters::default(),
+                        ),
+                        _ => kernels.launch(kind, 1, stream.raw(), &parameters),
+                    }
+                }
+            };
+            match launch(self) {
                 Err(DriverError { code: Some(INVALID_VALUE | NOT_SUPPORTED), .. })
                     if self.attributes.is_some() =>
                 {
                     log::info!("{:?} launches kernels without attributes: the driver refuses them", self.gpu);
                     self.attributes = None;
-                    // SAFETY: as above.
-                    unsafe { self.launch(kind, 1, stream.raw(), &parameters)? };
+                    launch(self)?;
                 }
                 launched => launched?,
             }
@@ -160,7 +174,7 @@ impl GpuKernels {
         self.functions[kind.index()].resident
     }
 
-    /// Enqueues a launch. The GPU's context is current.
+    /// Enqueues a resident kernel. The GPU's context is current.
     ///
     /// # Safety
     /// The stream is live; the memory that the parameters name is valid until the kernel ends.
@@ -171,19 +185,51 @@ impl GpuKernels {
         stream: DriverHandle,
         parameters: &LaunchParameters,
     ) -> DriverResult {
+        let parameters = (&raw const *parameters).cast_mut().cast::<c_void>();
+        // SAFETY: these kernels take `LaunchParameters`; the caller guarantees the rest.
+        unsafe { self.enqueue(kind, [ctas, THREADS], stream, parameters) }
+    }
+
+    /// Enqueues a collective on elements of a type, with this number of CTAs and of threads in each. The GPU's context is current.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    pub(super) unsafe fn launch_collective(
+        &self,
+        dtype: DType,
+        size: [u32; 2],
+        stream: DriverHandle,
+        parameters: &CollectiveParameters,
+    ) -> DriverResult {
+        let parameters = (&raw const *parameters).cast_mut().cast::<c_void>();
+        // SAFETY: these kernels take `CollectiveParameters`; the caller guarantees the rest.
+        unsafe { self.enqueue(KernelKind::Collective(dtype), size, stream, parameters) }
+    }
+
+    /// Enqueues a launch.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch), and `parameters` points to what the kernel takes.
+    unsafe fn enqueue(
+        &self,
+        kind: KernelKind,
+        [ctas, threads]: [u32; 2],
+        stream: DriverHandle,
+        parameters: *mut c_void,
+    ) -> DriverResult {
         let function = self.functions[kind.index()].raw;
-        let mut arguments = [(&raw const *parameters).cast_mut().cast::<c_void>()];
+        let mut arguments = [parameters];
         let arguments = arguments.as_mut_ptr();
         let driver = self.gpu.driver();
         let Some(attributes) = &self.attributes else {
-            // SAFETY: the kernel takes `LaunchParameters`, which are copied; the caller guarantees the rest.
+            // SAFETY: the caller guarantees the parameters, which are copied, and the rest.
             return unsafe {
-                driver.launch(function, ctas, 1, 1, THREADS, 1, 1, 0, stream, arguments, null_mut())
+                driver.launch(function, ctas, 1, 1, threads, 1, 1, 0, stream, arguments, null_mut())
             };
         };
         let config = LaunchConfig {
             grid: [ctas, 1, 1],
-            block: [THREADS, 1, 1],
+            block: [threads, 1, 1],
             shared_memory: 0,
             stream,
             attributes: attributes.as_ptr(),
@@ -199,6 +245,7 @@ fn symbol(kind: KernelKind) -> &'static CStr {
     match kind {
         KernelKind::Copy => image::COPY,
         KernelKind::Reduce(dtype) => image::symbol(dtype),
+        KernelKind::Collective(dtype) => image::collective_symbol(dtype),
     }
 }
 

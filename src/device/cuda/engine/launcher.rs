@@ -11,16 +11,21 @@ use super::layout::LaunchParameters;
 use super::resident_call::ResidentCall;
 use crate::cuda_driver::{CAPTURE_IMPLICIT, DriverError, DriverHandle, DriverResult};
 use crate::device::CallerStream;
+use crate::device::cuda::collective::{Blocks, CollectiveMemory, CollectiveParameters};
 use crate::device::cuda::objects::{StreamEvent, address};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::CUstreamCaptureStatus;
 use std::ffi::{c_uint, c_ulonglong};
+use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 
 /// `CU_STREAM_PER_THREAD`: the handle of every thread's own default stream.
 const PER_THREAD: usize = 2;
+/// Set in the numbers of captured launches, which run any number of times.
+const CAPTURED: u64 = 1 << 63;
 
 /// Launches the kernels of one communicator.
 pub(crate) struct Launcher(Arc<LaunchOrder>);
@@ -52,6 +57,25 @@ impl LastStream {
     /// Whether both are certainly the same stream.
     fn is_same(self, other: Self) -> bool {
         self.handle == other.handle && self.id.is_some() && self.id == other.id
+    }
+}
+
+/// The streams of a call: where it takes effect, and a second one that a vector of it belongs to. Both work, or both are captured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallStreams {
+    stream: CallerStream,
+    other: Option<CallerStream>,
+    /// The graph that they are captured into.
+    graph: Option<DriverHandle>,
+}
+
+// SAFETY: they are handles that only the driver dereferences, and it locks.
+unsafe impl Send for CallStreams {}
+
+impl CallStreams {
+    /// Whether the call is captured into a graph.
+    pub(crate) fn are_captured(&self) -> bool {
+        self.graph.is_some()
     }
 }
 
@@ -93,6 +117,68 @@ impl Launcher {
         query.map_err(|failure| Error::from(failure).context(format_args!("{gpu:?}")))
     }
 
+    /// Checks the streams of a call, and the health of the context.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a stream is of another context; `Unsupported` if only one of two is being captured; `System` if the
+    /// context is broken.
+    pub(crate) fn check_streams(
+        &self,
+        stream: CallerStream,
+        other: Option<CallerStream>,
+    ) -> Result<CallStreams> {
+        let gpu = &self.0.engine.gpu;
+        let other = other.filter(|other| other.handle() != stream.handle());
+        let _entered = gpu.enter()?;
+        let graph = self.check(stream.handle())?;
+        if let Some(other) = other
+            && self.check(other.handle())? != graph
+        {
+            return Err(Error::unsupported(
+                "only one of the two streams of the vectors is being captured, or they are captured into two graphs: use one stream",
+            ));
+        }
+        self.query_last().map_err(|failure| Error::from(failure).context(format_args!("{gpu:?}")))?;
+        Ok(CallStreams { stream, other, graph })
+    }
+
+    /// Prepares the launch of a collective of `input` and `output`, which runs by itself. With `reports`,
+    /// [`CollectiveMemory::completed`] gets to the number of the launch after it.
+    pub(crate) fn prepare_collective(
+        &self,
+        streams: CallStreams,
+        memory: &Arc<CollectiveMemory>,
+        blocks: &Blocks,
+        (input, output): (Piece, Piece),
+        reports: bool,
+    ) -> PreparedCollective {
+        let mut parameters = blocks.parameters;
+        [parameters.state, parameters.status] = memory.addresses();
+        parameters.launch = memory.next_launch() | if streams.are_captured() { CAPTURED } else { 0 };
+        parameters.input = address(input);
+        parameters.output = address(output);
+        parameters.reports = u32::from(reports);
+        PreparedCollective {
+            order: Arc::clone(&self.0),
+            streams,
+            memory: Arc::clone(memory),
+            dtype: blocks.dtype,
+            size: [blocks.ctas, blocks.threads],
+            parameters,
+        }
+    }
+
+    /// Whether all kernels that were launched have ended. Replays of graphs do not count.
+    ///
+    /// # Errors
+    /// `System` if the context is broken.
+    pub(crate) fn has_ended(&self) -> Result<bool> {
+        let gpu = &self.0.engine.gpu;
+        let _entered = gpu.enter()?;
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(state.ended.is_over()?)
+    }
+
     /// Checks the streams and the health of the context, and numbers the call. It will run after the earlier work of
     /// `stream` (NULL is the default stream) and before the later work, and likewise for `other`, a second stream that a
     /// buffer of the call belongs to. `small`: the vectors of a small message, input and output, which the kernel copies to
@@ -110,13 +196,15 @@ impl Launcher {
     ) -> Result<(PreparedLaunch, ResidentCall)> {
         let order = &self.0;
         let engine = &order.engine;
-        let other = other.filter(|other| other.handle() != stream.handle());
-        let _entered = engine.gpu.enter()?;
-        for stream in [Some(stream), other].into_iter().flatten() {
-            self.check(stream.handle())?;
+        let streams = self.check_streams(stream, other)?;
+        if streams.are_captured() {
+            return Err(Error::unsupported(
+                "the stream is being captured into a graph, which can replay only collectives that kernels run: set \
+                 FLEXRING_GPU_ENGINE=device and FLEXRING_GPU for the processes of one node, or call outside of the capture",
+            ));
         }
-        self.query_last()
-            .map_err(|failure| Error::from(failure).context(format_args!("{:?}", engine.gpu)))?;
+        let CallStreams { stream, other, .. } = streams;
+        let _entered = engine.gpu.enter()?;
         let control = &engine.control;
         let mut parameters = LaunchParameters {
             gpu: control.state_address(),
@@ -136,7 +224,7 @@ impl Launcher {
             parameters.input_bytes = input.len() as u64;
             parameters.output_bytes = output.len() as u64;
         }
-        let identity = LastStream { handle: stream.handle() as usize, id: self.id(stream.handle()) };
+        let identity = self.0.identity(stream);
         let is_of_thread = |stream: CallerStream| stream.handle() as usize == PER_THREAD;
         let of_thread = is_of_thread(stream) || other.is_some_and(is_of_thread);
         parameters.call = control.next_call();
@@ -159,20 +247,22 @@ impl Launcher {
         state.ended.is_over().map(drop)
     }
 
-    /// Refuses streams of other contexts, and streams that are being captured.
-    fn check(&self, stream: DriverHandle) -> Result<()> {
+    /// Refuses streams of other contexts. Returns the graph that the stream is being captured into, if it is.
+    fn check(&self, stream: DriverHandle) -> Result<Option<DriverHandle>> {
         let gpu = &self.0.engine.gpu;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint;
         // First, because all else fails with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED once something has broken the capture.
         // SAFETY: the creator of a `CallerStream` promised that it is live, and the out-parameter is writable.
-        let capturing = match unsafe { gpu.driver().stream_capturing(stream, &raw mut status) } {
-            Ok(()) => status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint,
-            // The default stream, while a stream that synchronizes with it is captured.
-            Err(DriverError { code: Some(CAPTURE_IMPLICIT), .. }) => true,
+        match unsafe { gpu.driver().stream_capturing(stream, &raw mut status) } {
+            Ok(()) => {}
+            Err(DriverError { code: Some(CAPTURE_IMPLICIT), .. }) => {
+                let message = "a stream that the default stream waits for is being captured into a graph: call in another stream";
+                return Err(Error::unsupported(message));
+            }
             Err(failure) => return Err(failure.into()),
-        };
-        if capturing {
-            let message = "the stream is being captured into a graph, which cannot replay a call: call outside of the capture";
+        }
+        if status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED as c_uint {
+            let message = "the stream is being captured into a graph, and the capture has failed already: end it, and capture again";
             return Err(Error::unsupported(message));
         }
         // SAFETY: as above.
@@ -181,14 +271,32 @@ impl Launcher {
                 format!("the stream is not of the primary context of {gpu:?}, where the communicator works");
             return Err(Error::invalid_argument(message));
         }
-        Ok(())
+        if status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint {
+            return Ok(None);
+        }
+        let (mut id, mut graph, mut dependencies, mut count) = (0, null_mut(), null(), 0);
+        // SAFETY: as above.
+        let info = unsafe {
+            gpu.driver().stream_capture_info(
+                stream,
+                &raw mut status,
+                &raw mut id,
+                &raw mut graph,
+                &raw mut dependencies,
+                &raw mut count,
+            )
+        };
+        info?;
+        Ok(Some(graph))
     }
+}
 
-    /// The number that the driver gives a stream, if it does.
-    fn id(&self, stream: DriverHandle) -> Option<u64> {
+impl LaunchOrder {
+    fn identity(&self, stream: CallerStream) -> LastStream {
         let mut id: c_ulonglong = 0;
-        // SAFETY: as above, and the out-parameter is writable.
-        unsafe { self.0.engine.gpu.driver().stream_id(stream, &raw mut id) }.ok().map(|()| id)
+        // SAFETY: the creator of a `CallerStream` promised that it is live, and the out-parameter is writable.
+        let known = unsafe { self.engine.gpu.driver().stream_id(stream.handle(), &raw mut id) };
+        LastStream { handle: stream.handle() as usize, id: known.ok().map(|()| id) }
     }
 }
 
@@ -257,6 +365,80 @@ impl PreparedLaunch {
     fn failed(&self, failure: DriverError) -> Error {
         let gpu = &self.order.engine.gpu;
         Error::from(failure).context(format_args!("call {} on {gpu:?}", self.parameters.call))
+    }
+}
+
+/// A collective that was checked and numbered, and is not launched yet.
+pub(crate) struct PreparedCollective {
+    order: Arc<LaunchOrder>,
+    streams: CallStreams,
+    memory: Arc<CollectiveMemory>,
+    dtype: DType,
+    /// CTAs at most, and threads of each.
+    size: [u32; 2],
+    parameters: CollectiveParameters,
+}
+
+impl PreparedCollective {
+    /// The number of the launch.
+    pub(crate) fn number(&self) -> u64 {
+        self.parameters.launch
+    }
+
+    /// Launches the kernel, or has the graph capture it, behind the earlier work of the streams and the earlier kernels that were
+    /// launched.
+    ///
+    /// # Errors
+    /// `System` if the GPU fails; `Unsupported` if the driver is too old for captures.
+    pub(crate) fn launch(&mut self) -> Result<()> {
+        let Self { order, streams, memory, dtype, size: [ctas, threads], parameters } = self;
+        let engine = &order.engine;
+        let CallStreams { stream, other, graph } = *streams;
+        let state = order.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let _entered = engine.gpu.enter()?;
+        let ctas = engine.ctas(KernelKind::Collective(*dtype)).min(*ctas);
+        // SAFETY: the creators of the streams promised that they are live, and a graph is while it captures. The memory of
+        // collectives lives until the graphs that keep it are gone; the vectors are valid until the stream has passed the call.
+        unsafe {
+            if let Some(graph) = graph {
+                memory.keep_for(graph)?;
+            }
+            if let Some(other) = other {
+                state.other.record_in(other.handle())?;
+                state.other.wait_in(stream.handle())?;
+            }
+            // A capture cannot wait for events of the work outside: there the order is the user's to keep.
+            let identity = order.identity(stream);
+            if graph.is_none() && state.last.is_some_and(|last| !last.is_same(identity)) {
+                state.ended.wait_in(stream.handle())?;
+            }
+            engine.kernels.launch_collective(*dtype, [ctas, *threads], stream.handle(), parameters)?;
+        }
+        Ok(())
+    }
+
+    /// Orders later work behind the kernel: see [`PreparedLaunch::record`].
+    ///
+    /// # Errors
+    /// `System` if the GPU fails.
+    pub(crate) fn record(self) -> Result<()> {
+        let CallStreams { stream, other, graph } = self.streams;
+        let mut state = self.order.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let _entered = self.order.engine.gpu.enter()?;
+        let behind = if graph.is_some() { &state.other } else { &state.ended };
+        // SAFETY: as above.
+        unsafe {
+            if graph.is_none() || other.is_some() {
+                behind.record_in(stream.handle())?;
+            }
+            if let Some(other) = other {
+                behind.wait_in(other.handle())?;
+            }
+        }
+        if graph.is_none() {
+            state.last = Some(self.order.identity(stream));
+        }
+        Ok(())
     }
 }
 

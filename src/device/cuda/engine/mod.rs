@@ -30,5 +30,5 @@ pub(crate) use address_map::HostSide;
 pub use device::Cuda;
 pub(crate) use instance::{EngineParts, GpuEngine};
 pub(crate) use kernel_kind::KernelKind;
-pub(crate) use launcher::{Launcher, PreparedLaunch};
+pub(crate) use launcher::{Launcher, PreparedCollective, PreparedLaunch};
 pub(crate) use resident_call::ResidentCall;

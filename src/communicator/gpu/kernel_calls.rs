@@ -1,0 +1,118 @@
+//! Collectives that kernels run themselves: what a communicator has for them on its GPU.
+//!
+//! Owns how it waits for kernels when it ends. Must not know which calls kernels run.
+
+use super::kernel_watch::{self, KernelOwner, KernelWatch};
+use crate::device::cuda::Launcher;
+use crate::device::cuda::collective::CollectiveMemory;
+use crate::error::{Error, Result};
+use crate::fault::Fault;
+use crate::memory::Piece;
+use crate::rank::Rank;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// How long the end of a communicator waits for a stream that does not reach a kernel.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a kernel that was aborted may take to leave.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The shortest and the longest sleep of a thread that waits for kernels.
+const NAPS: [Duration; 2] = [Duration::from_micros(5), Duration::from_micros(200)];
+
+/// What a communicator has for collectives that kernels run.
+pub(in crate::communicator) struct KernelCalls {
+    pub(in crate::communicator) memory: Arc<CollectiveMemory>,
+    /// Set once the memory of all ranks is connected.
+    watch: OnceLock<Arc<KernelWatch>>,
+    /// Captured calls, counted alike on all ranks.
+    captures: AtomicU64,
+}
+
+impl KernelCalls {
+    pub(super) fn new(memory: Arc<CollectiveMemory>) -> Self {
+        Self { memory, watch: OnceLock::new(), captures: AtomicU64::new(0) }
+    }
+
+    /// What watches the kernels, once the memory of all ranks is connected.
+    pub(in crate::communicator) fn watch(&self) -> Option<&Arc<KernelWatch>> {
+        self.watch.get()
+    }
+
+    /// Connects the memory of all ranks: by rank, that of the others as this process has it open. Kernels are watched from now on.
+    ///
+    /// # Errors
+    /// `System` if the GPU fails, or the process can start no thread.
+    pub(in crate::communicator) fn connect(
+        &self,
+        peers: &[Option<Piece>],
+        owner: Weak<dyn KernelOwner>,
+        fault: &Arc<Fault>,
+        rank: Rank,
+        timeout: Duration,
+    ) -> Result<()> {
+        self.memory.connect(peers)?;
+        let watch =
+            self.watch.get_or_init(|| Arc::new(KernelWatch::new(&self.memory, owner, fault, rank, timeout)));
+        kernel_watch::add(watch)
+    }
+
+    /// The number of a captured call, which is the same on all ranks.
+    pub(in crate::communicator) fn next_capture(&self) -> u64 {
+        self.captures.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Waits until all kernels that were launched have ended, or the communicator has failed. `check` is called meanwhile.
+    pub(in crate::communicator) fn await_kernels(
+        &self,
+        launcher: &Launcher,
+        fault: &Fault,
+        check: impl Fn(),
+    ) {
+        let mut nap = NAPS[0];
+        while self.watch.get().is_some() && fault.get().is_none() && !launcher.has_ended().unwrap_or(true) {
+            std::thread::sleep(nap);
+            nap = (2 * nap).min(NAPS[1]);
+            check();
+        }
+    }
+
+    /// Waits until the kernels that were launched have ended, and closes the memory. `false` if one may still run: then no memory
+    /// that it names is freed.
+    pub(super) fn end(&self, launcher: &Launcher, fault: &Fault) -> bool {
+        let ended = self.await_end(launcher, fault);
+        if let Some(watch) = self.watch.get() {
+            kernel_watch::remove(watch);
+        }
+        self.memory.close() && ended
+    }
+
+    fn await_end(&self, launcher: &Launcher, fault: &Fault) -> bool {
+        let begun = Instant::now();
+        let mut aborted = None;
+        let mut nap = NAPS[0];
+        loop {
+            // Nothing runs in a broken context.
+            if launcher.has_ended().unwrap_or(true) {
+                return true;
+            }
+            if begun.elapsed() > LEAVE_TIMEOUT && self.memory.waiting().is_none() && fault.get().is_none() {
+                fault.raise(Error::aborted(format!(
+                    "the communicator was dropped, and {LEAVE_TIMEOUT:?} later the stream has not reached its last call: \
+                     synchronize the stream first"
+                )));
+            }
+            if fault.get().is_some() {
+                self.memory.abort();
+                if aborted.get_or_insert_with(Instant::now).elapsed() > ABORT_TIMEOUT {
+                    log::warn!(
+                        "a kernel did not end within {ABORT_TIMEOUT:?}: the memory that it may access is not freed"
+                    );
+                    return false;
+                }
+            }
+            std::thread::sleep(nap);
+            nap = (2 * nap).min(NAPS[1]);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The thread that watches the kernels of collectives, of all communicators of a process.
+//!
+//! Owns what it looks for: failures that kernels report, waits that last too long, ends that callers wait for, and communicators
+//! that have failed, whose kernels it ends. It calls no function of the driver, which may wait for a kernel. Must not know what a
+//! kernel does.
+
+use crate::call::Call;
+use crate::communicator::request::CallOutcome;
+use crate::device::cuda::collective::{CALL_WORDS, CollectiveFailure, CollectiveMemory, CollectiveWait};
+use crate::error::{Error, Result};
+use crate::fault::Fault;
+use crate::process::{PerProcess, spawn};
+use crate::rank::Rank;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+/// How often the thread looks, and how often while a caller waits for the end of a kernel.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(5), Duration::from_micros(50)];
+/// How long a kernel may wait for a rank that has left: what that rank sent before arrives sooner.
+const DEPARTED: Duration = Duration::from_millis(200);
+/// How long the report of a failure to the other ranks may take.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The communicator of kernels.
+pub(in crate::communicator) trait KernelOwner: Send + Sync {
+    /// Ends the communicator on all ranks.
+    fn fail(&self, error: Error);
+
+    /// A rank that has left, the one that has finished fewest calls.
+    fn leaver(&self) -> Option<Rank>;
+}
+
+/// The kernels of one communicator.
+pub(in crate::communicator) struct KernelWatch {
+    memory: Arc<CollectiveMemory>,
+    owner: Weak<dyn KernelOwner>,
+    fault: Arc<Fault>,
+    rank: Rank,
+    timeout: Duration,
+    state: Mutex<WatchState>,
+}
+
+#[derive(Default)]
+struct WatchState {
+    /// What a kernel waits for, and since when.
+    waiting: Option<(CollectiveWait, Instant)>,
+    /// Launches whose ends callers wait for, in their order.
+    expected: Vec<(u64, Arc<CallOutcome>)>,
+    /// Whether a failure was reported.
+    failed: bool,
+}
+
+impl KernelWatch {
+    pub(super) fn new(
+        memory: &Arc<CollectiveMemory>,
+        owner: Weak<dyn KernelOwner>,
+        fault: &Arc<Fault>,
+        rank: Rank,
+        timeout: Duration,
+    ) -> Self {
+        let (memory, fault) = (Arc::clone(memory), Arc::clone(fault));
+        Self { memory, owner, fault, rank, timeout, state: Mutex::default() }
+    }
+
+    /// Sets the outcome when this launch reports its end, or the communicator fails.
+    pub(in crate::communicator) fn expect(&self, launch: u64, outcome: Arc<CallOutcome>) {
+        self.lock().expected.push((launch, outcome));
+        THREAD.get().changed.notify_all();
+    }
+
+    /// Ends the communicator at once if a kernel has failed. The thread would notice it a few milliseconds later.
+    pub(in crate::communicator) fn notice_failure(&self) {
+        if self.memory.failure().is_none() {
+            return;
+        }
+        self.look();
+        // Another thread may be about to report it.
+        let begun = Instant::now();
+        while self.fault.get().is_none() && begun.elapsed() < REPORT_TIMEOUT {
+            std::thread::sleep(INTERVALS[1]);
+        }
+    }
+
+    /// Looks once. Whether a caller waits for the end of a kernel.
+    fn look(&self) -> bool {
+        let mut state = self.lock();
+        if self.fault.get().is_none()
+            && !state.failed
+            && let Some(error) = self.failure(&mut state)
+        {
+            state.failed = true;
+            drop(state);
+            // Tells the other ranks, which may take a while. If the communicator is gone already, no caller asks.
+            if let Some(owner) = self.owner.upgrade() {
+                owner.fail(error);
+            }
+            state = self.lock();
+        }
+        let failed = self.fault.get();
+        if failed.is_some() {
+            self.memory.abort();
+        }
+        let completed = self.memory.completed();
+        state.expected.retain(|(launch, outcome)| {
+            let result = match failed {
+                _ if *launch <= completed => Ok(()),
+                Some(error) => Err(error.clone()),
+                None => return true,
+            };
+            outcome.end(result);
+            false
+        });
+        !state.expected.is_empty()
+    }
+
+    /// Why the communicator must end, if it must.
+    fn failure(&self, state: &mut WatchState) -> Option<Error> {
+        match self.memory.failure() {
+            None => {}
+            Some(CollectiveFailure::Mismatch { rank, epoch, mine, theirs }) => {
+                return Some(Error::disagreement(difference(self.rank, mine, rank, theirs, epoch)));
+            }
+            Some(CollectiveFailure::Overlap) => {
+                return Some(Error::invalid_argument(
+                    "two calls of this communicator ran on the GPU at the same time, in two streams or graphs: order them by events",
+                ));
+            }
+            Some(CollectiveFailure::Closed | CollectiveFailure::Abandoned) => {
+                return Some(Error::aborted("a kernel found that the communicator had failed before"));
+            }
+        }
+        let Some(wait) = self.memory.waiting() else {
+            state.waiting = None;
+            return None;
+        };
+        let since = match state.waiting {
+            Some((before, since)) if before == wait => since,
+            _ => state.waiting.insert((wait, Instant::now())).1,
+        };
+        let CollectiveWait { epoch, rank } = wait;
+        let waited = since.elapsed();
+        if waited > DEPARTED
+            && let Some(owner) = self.owner.upgrade()
+            && owner.leaver() == Some(rank)
+        {
+            let message = format!(
+                "rank {rank} left before it made call #{epoch} on a GPU, in which rank {} waits for it",
+                self.rank
+            );
+            return Some(Error::peer_lost(message).with_suspect(rank));
+        }
+        (waited > self.timeout).then(|| {
+            let message = format!(
+                "call #{epoch} on a GPU: rank {rank} did not make the same call within {:?}, or its GPU is busy",
+                self.timeout
+            );
+            Error::timeout(message).with_suspect(rank)
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WatchState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How two ranks' calls differ, as far as their words say. `number`: that of the call among those that kernels run.
+pub(in crate::communicator) fn difference(
+    me: Rank,
+    mine: [u64; CALL_WORDS],
+    them: Rank,
+    theirs: [u64; CALL_WORDS],
+    number: u64,
+) -> String {
+    let call = |[kinds, count, program, _]: [u64; CALL_WORDS]| {
+        Call::from_words([number, kinds, count, program, 1f64.to_bits()])
+    };
+    match (call(mine), call(theirs)) {
+        (Some(mine), Some(theirs)) if mine == theirs => {
+            format!("ranks {me} and {them} replay different graphs, both with {mine}")
+        }
+        (Some(mine), Some(theirs)) => mine.difference(me, &theirs, them),
+        _ => format!("ranks {me} and {them} are in different calls: do they run the same build of flexring?"),
+    }
+}
+
+/// What the thread watches.
+#[derive(Default)]
+struct WatchThread {
+    watches: Mutex<Watches>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Watches {
+    all: Vec<Arc<KernelWatch>>,
+    /// Whether the thread runs. It ends when it has nothing to watch.
+    runs: bool,
+}
+
+static THREAD: PerProcess<WatchThread> = PerProcess::new();
+
+/// Watches these kernels from now on.
+///
+/// # Errors
+/// `System` if the process can start no thread.
+pub(super) fn add(watch: &Arc<KernelWatch>) -> Result<()> {
+    let thread = THREAD.get();
+    let mut watches = thread.lock();
+    if !watches.runs {
+        let builder = Builder::new().name("flexring-gpu".to_owned());
+        spawn(builder, || THREAD.get().run())
+            .map_err(|cause| Error::system(format!("the thread that watches the GPU: {cause}")))?;
+        watches.runs = true;
+    }
+    watches.all.push(Arc::clone(watch));
+    thread.changed.notify_all();
+    Ok(())
+}
+
+/// Watches these kernels no more. Callers that wait for one get its outcome.
+pub(super) fn remove(watch: &Arc<KernelWatch>) {
+    let mut watches = THREAD.get().lock();
+    watches.all.retain(|other| !Arc::ptr_eq(other, watch));
+    drop(watches);
+    watch.look();
+}
+
+impl WatchThread {
+    fn lock(&self) -> MutexGuard<'_, Watches> {
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut watches = self.lock();
+        loop {
+            let mut busy = false;
+            // Under the lock, so that the last owner of a communicator is not this thread.
+            for watch in &watches.all {
+                busy |= watch.look();
+            }
+            CollectiveMemory::log_late_replays();
+            if watches.all.is_empty() && !CollectiveMemory::any_may_be_replayed() {
+                watches.runs = false;
+                return;
+            }
+            let interval = INTERVALS[usize::from(busy)];
+            let waited = self.changed.wait_timeout(watches, interval);
+            watches = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

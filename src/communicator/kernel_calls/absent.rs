@@ -1,0 +1,37 @@
+//! The interface of `cuda.rs` in builds without the feature `cuda`.
+
+use crate::communicator::Communicator;
+use crate::communicator::checked_call::CheckedCall;
+use crate::communicator::request::CallOutcome;
+use crate::communicator::runner::CallRunner;
+use crate::device::CallerStream;
+use crate::error::Result;
+use std::sync::Arc;
+
+#[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of cuda.rs")]
+impl CallRunner {
+    pub(in crate::communicator) fn can_connect_kernels(&self) -> bool {
+        false
+    }
+
+    pub(in crate::communicator) fn connect_kernels(self: &Arc<Self>) -> Result<()> {
+        Ok(())
+    }
+
+    pub(in crate::communicator) fn await_kernels(&self) {}
+
+    pub(in crate::communicator) fn notice_kernel_failure(&self) {}
+}
+
+#[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of cuda.rs")]
+impl Communicator {
+    pub(in crate::communicator) fn run_by_kernel(
+        &self,
+        _checked: &CheckedCall,
+        _stream: CallerStream,
+        _other: Option<CallerStream>,
+        _awaited: bool,
+    ) -> Result<Option<Arc<CallOutcome>>> {
+        Ok(None)
+    }
+}

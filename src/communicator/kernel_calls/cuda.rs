@@ -1,0 +1,193 @@
+//! Collectives on GPU memory that kernels run themselves.
+//!
+//! Owns which calls these are, and how they are launched or captured. Must not know how a kernel works.
+
+use crate::call::Call;
+use crate::communicator::Communicator;
+use crate::communicator::checked_call::CheckedCall;
+use crate::communicator::gpu::{KernelOwner, PreparedCollective, difference};
+use crate::communicator::launch_group::Launch;
+use crate::communicator::registration_gate::permit;
+use crate::communicator::request::{CallOutcome, WaitCheck};
+use crate::communicator::runner::CallRunner;
+use crate::device::CallerStream;
+use crate::device::cuda::collective::{BlockCall, Blocks, CALL_WORDS, CollectiveMemory};
+use crate::dtype::ReduceOp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Piece;
+use crate::rank::Rank;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+impl Launch for PreparedCollective {
+    fn launch(&mut self) -> Result<()> {
+        Self::launch(self)
+    }
+
+    fn record(self: Box<Self>) -> Result<()> {
+        Self::record(*self)
+    }
+}
+
+impl CallRunner {
+    /// Whether kernels of this rank can run collectives: the memory of all other ranks is open.
+    pub(in crate::communicator) fn can_connect_kernels(&self) -> bool {
+        self.gpu_state.kernel_calls().is_some() && self.peers_on_gpu().is_some()
+    }
+
+    /// Connects the memory of all ranks, if all of them can.
+    ///
+    /// # Errors
+    /// `System` if the GPU fails.
+    pub(in crate::communicator) fn connect_kernels(self: &Arc<Self>) -> Result<()> {
+        if !self.connects_kernels.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (Some((_, calls)), Some(peers)) = (self.gpu_state.kernel_calls(), self.peers_on_gpu()) else {
+            return Err(Error::internal("the memory of a rank's GPU is not open any more"));
+        };
+        let owner: Weak<dyn KernelOwner> = Arc::downgrade(self) as _;
+        calls.connect(&peers, owner, &self.fault, self.rank, self.timeout)?;
+        log::debug!("rank {}: kernels run collectives on GPU memory themselves", self.rank);
+        Ok(())
+    }
+
+    /// By rank, the GPU memory of the others as this process has it open; `None` if one is missing.
+    fn peers_on_gpu(&self) -> Option<Vec<Option<Piece>>> {
+        let opened = self.lock_state().executor.opened_gpus();
+        let of = |rank: Rank| opened.iter().find(|(peer, _)| *peer == rank).map(|(_, piece)| *piece);
+        let peers: Vec<_> = (0..self.world).map(of).collect();
+        let is_there = |(rank, peer): (Rank, &Option<_>)| rank == self.rank || peer.is_some();
+        peers.iter().enumerate().all(is_there).then_some(peers)
+    }
+
+    /// Waits until all kernels that were launched have ended, or the communicator has failed.
+    pub(in crate::communicator) fn await_kernels(&self) {
+        if let Some((opened, calls)) = self.gpu_state.kernel_calls() {
+            calls.await_kernels(&opened.launcher, &self.fault, || self.check_waiting());
+        }
+    }
+
+    /// Ends the communicator if a kernel has failed: a kernel that has ended may have.
+    pub(in crate::communicator) fn notice_kernel_failure(&self) {
+        if let Some(watch) = self.gpu_state.kernel_calls().and_then(|(_, calls)| calls.watch()) {
+            watch.notice_failure();
+        }
+    }
+}
+
+impl KernelOwner for CallRunner {
+    fn fail(&self, error: Error) {
+        Self::fail(self, error);
+    }
+
+    fn leaver(&self) -> Option<Rank> {
+        self.control.leaver()
+    }
+}
+
+impl Communicator {
+    /// Launches a call in a stream, or has the stream's capture take it in, if it is one that kernels run. `awaited`: the caller waits
+    /// for the outcome, which otherwise is that of the launch. `None` if the host runs the call.
+    ///
+    /// # Errors
+    /// As for [`submit_in_stream`](Self::submit_in_stream); `Disagreement` if the ranks capture different calls.
+    pub(in crate::communicator) fn run_by_kernel(
+        &self,
+        checked: &CheckedCall,
+        stream: CallerStream,
+        other: Option<CallerStream>,
+        awaited: bool,
+    ) -> Result<Option<Arc<CallOutcome>>> {
+        let runner = &self.runner;
+        let Some((opened, calls)) = runner.gpu_state.kernel_calls() else { return Ok(None) };
+        let (Some(watch), false) = (calls.watch(), checked.on_host_plan(runner)) else { return Ok(None) };
+        watch.notice_failure();
+        runner.check_usable()?;
+        for piece in checked.pieces() {
+            runner.gpu_state.serves(piece.memory())?;
+        }
+        let mut words = words_of(&CallRunner::call(checked, 0, 0));
+        let Some(mut blocks) = blocks(checked, runner.rank, words, &calls.memory) else { return Ok(None) };
+        let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
+        let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
+        if streams.are_captured() {
+            if runner.launch_member.is_some() {
+                return Err(Error::unsupported(
+                    "the stream is being captured, and other ranks are threads of this process: run each rank in a process of its own",
+                ));
+            }
+            self.agree_on_capture(words)?;
+            // A replay of this call beside that of another one is found.
+            words[CALL_WORDS - 1] = calls.next_capture();
+            blocks = self::blocks(checked, runner.rank, words, &calls.memory)
+                .ok_or_else(|| Error::internal("a call has changed"))?;
+        }
+        let _call = self.begin_call()?;
+        // Ranks launch in one order.
+        let _submission = self.lock_submissions();
+        let awaited = awaited && !streams.are_captured();
+        let vectors = (checked.input, checked.output);
+        let prepared = opened.launcher.prepare_collective(streams, &calls.memory, &blocks, vectors, awaited);
+        let launch = prepared.number();
+        let (permit, _running) = permit();
+        runner.launch(prepared, checked.collective, permit).map_err(|error| runner.fail(error))?;
+        let check: Weak<dyn WaitCheck> = Arc::downgrade(runner) as _;
+        let outcome = Arc::new(CallOutcome::new(check, self.creator));
+        if awaited {
+            watch.expect(launch, Arc::clone(&outcome));
+        } else {
+            outcome.end(Ok(()));
+        }
+        Ok(Some(outcome))
+    }
+
+    /// Checks that all ranks capture the same call now.
+    fn agree_on_capture(&self, mine: [u64; CALL_WORDS]) -> Result<()> {
+        let mut all = vec![0; mine.len() * self.size()];
+        self.all_gather(&mine, &mut all)?;
+        for (rank, theirs) in all.chunks_exact(mine.len()).enumerate() {
+            if *theirs != mine {
+                let theirs = std::array::from_fn(|word| theirs[word]);
+                return Err(Error::disagreement(format!(
+                    "captures differ: {}",
+                    difference(self.rank(), mine, rank, theirs, 0)
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CheckedCall {
+    /// Whether a plan that the user chose runs the call, which only the host can.
+    fn on_host_plan(&self, runner: &CallRunner) -> bool {
+        !runner.is_small(self) && !runner.lock_plans().are_automatic()
+    }
+}
+
+/// The words of a call that all ranks must have equal; the last one is free.
+fn words_of(call: &Call) -> [u64; CALL_WORDS] {
+    let [_, kinds, count, program, _] = call.to_words();
+    [kinds, count, program, 0]
+}
+
+fn blocks(
+    checked: &CheckedCall,
+    rank: Rank,
+    words: [u64; CALL_WORDS],
+    memory: &CollectiveMemory,
+) -> Option<Blocks> {
+    let call = BlockCall {
+        collective: checked.collective,
+        root: checked.root,
+        rank,
+        dtype: checked.dtype,
+        count: checked.count,
+        arithmetic: checked.arithmetic(),
+        average: matches!(checked.op, ReduceOp::Avg | ReduceOp::WrappingAvg),
+        factor: matches!(checked.op, ReduceOp::PreMulSum(_)).then_some(checked.op.factor()),
+        words,
+    };
+    Blocks::new(&call, memory.layout())
+}

@@ -1,0 +1,254 @@
+//! The memory that hosts and kernels share for collectives.
+//!
+//! Owns its layout, which is that of `kernels/collective.h`; the comments there say who writes each word. Must not know who
+//! allocates it.
+
+use std::sync::atomic::AtomicU64;
+
+/// Ranks of a node that kernels can connect.
+pub(super) const MOST_RANKS: usize = 16;
+/// Slices of a call.
+pub(super) const MOST_SLICES: usize = 64;
+/// Bytes that a slice moves in one round.
+pub(super) const STAGE: usize = 64 << 10;
+/// 64-bit words that describe a call to the other ranks.
+pub(crate) const CALL_WORDS: usize = 4;
+
+/// Values of [`CollectiveParameters::path`].
+pub(super) const SHORT: u32 = 0;
+pub(super) const STAGED: u32 = 1;
+
+/// Values of [`StatusWords::failure`].
+pub(super) const MISMATCH: u64 = 1;
+pub(super) const OVERLAP: u64 = 2;
+pub(super) const CLOSED: u64 = 3;
+
+/// Longest block, in bytes, that inboxes have room for on a node of up to 4 ranks, and of more. Above it two exchanges of a part
+/// each are faster than one of the whole (bench/results, `shared_gpu_allreduce` on an H100: 8 ranks, 128 KiB 20 us at once and 16
+/// in parts).
+const SHORT_BYTES: [usize; 2] = [128 << 10, 64 << 10];
+const FEW_RANKS: usize = 4;
+/// The alignment of the parts of a rank's memory.
+const PART: usize = 256;
+
+type Packet = [u64; 2];
+
+/// `CollectiveState`, of which the host only needs the size and three places.
+#[repr(C, align(128))]
+struct CollectiveState {
+    owner: u64,
+    epoch: u64,
+    reporter: u64,
+    stopped: u32,
+    closed: u32,
+    peers: [u64; MOST_RANKS],
+    received: ReceivedWords,
+}
+
+#[repr(C, align(128))]
+struct ReceivedWords {
+    entry: [[[Packet; MOST_RANKS]; MOST_SLICES]; 2],
+    words: [[[Packet; CALL_WORDS]; MOST_RANKS]; 2],
+    ready: Counters,
+    done: Counters,
+}
+
+#[repr(C, align(128))]
+struct Counters([[u64; MOST_RANKS]; MOST_SLICES]);
+
+/// Where the host writes and reads a rank's state.
+pub(super) const OWNER: usize = std::mem::offset_of!(CollectiveState, owner);
+pub(super) const CLOSED_AT: usize = std::mem::offset_of!(CollectiveState, closed);
+pub(super) const PEERS: usize = std::mem::offset_of!(CollectiveState, peers);
+
+/// The sizes of the memory that each rank of a node has on its GPU. Equal on all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CollectiveLayout {
+    ranks: usize,
+}
+
+impl CollectiveLayout {
+    /// The layout for a node of this many ranks; `None` if kernels cannot connect as many.
+    pub(crate) fn new(ranks: usize) -> Option<Self> {
+        (2..=MOST_RANKS).contains(&ranks).then_some(Self { ranks })
+    }
+
+    /// Number of ranks.
+    pub(super) fn ranks(self) -> usize {
+        self.ranks
+    }
+
+    /// Bytes of the longest block that one exchange moves.
+    pub(super) fn short_bytes(self) -> usize {
+        SHORT_BYTES[usize::from(self.ranks > FEW_RANKS)]
+    }
+
+    /// Bytes at the start that must be zero before a kernel of any rank uses them: the state and the inboxes.
+    pub(super) fn zeroed_bytes(self) -> usize {
+        let packets = 2 * self.ranks * self.short_bytes() / 8;
+        (size_of::<CollectiveState>() + packets * size_of::<Packet>()).next_multiple_of(PART)
+    }
+
+    /// Bytes of all.
+    pub(crate) fn bytes(self) -> usize {
+        let (input, output) = (MOST_SLICES * 2 * STAGE, MOST_SLICES * 2 * STAGE);
+        self.zeroed_bytes() + input + output
+    }
+}
+
+/// In pinned host memory.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(super) struct StatusWords {
+    pub waiting_for: AtomicU64,
+    pub waiting_epoch: AtomicU64,
+    pub failed_rank: AtomicU64,
+    pub failed_epoch: AtomicU64,
+    pub own_words: [AtomicU64; CALL_WORDS],
+    pub their_words: [AtomicU64; CALL_WORDS],
+    pub failure: AtomicU64,
+    pub completed: AtomicU64,
+    pub host: HostWords,
+}
+
+/// Written by the host.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(super) struct HostWords {
+    pub aborted: AtomicU64,
+}
+
+/// The parameter of every kernel that runs a collective. All addresses are the GPU's.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub(crate) struct CollectiveParameters {
+    pub state: u64,
+    pub status: u64,
+    /// 0 for the launch that only loads the kernel.
+    pub launch: u64,
+    pub hash: u64,
+    pub words: [u64; CALL_WORDS],
+    pub input: u64,
+    pub output: u64,
+    pub factor: f64,
+    pub count: u64,
+    pub sends: u32,
+    pub receives: u32,
+    pub send_stride: u64,
+    pub receive_stride: u64,
+    pub reduces: u32,
+    pub operation: u32,
+    pub divide: u32,
+    pub scales: u32,
+    pub rank: u32,
+    pub ranks: u32,
+    pub path: u32,
+    pub slices: u32,
+    pub short_bytes: u32,
+    pub reports: u32,
+}
+
+const _: () = assert!(size_of::<CollectiveParameters>() == 160);
+const _: () = assert!(size_of::<StatusWords>() == 256);
+const _: () = assert!(CLOSED_AT == 28 && PEERS == 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = include_str!("../../../../kernels/collective.h");
+
+    #[test]
+    fn constants_match_the_header() {
+        for (name, number) in [
+            ("kMostRanks", MOST_RANKS),
+            ("kMostSlices", MOST_SLICES),
+            ("kStageBytes", STAGE),
+            ("kCallWords", CALL_WORDS),
+        ] {
+            assert!(HEADER.contains(&format!("constexpr int {name} = {number};")), "{name}");
+        }
+        for (name, number) in [
+            ("kShort", u64::from(SHORT)),
+            ("kStaged", u64::from(STAGED)),
+            ("kMismatch", MISMATCH),
+            ("kOverlap", OVERLAP),
+            ("kClosed", CLOSED),
+        ] {
+            assert!(HEADER.contains(&format!("constexpr unsigned int {name} = {number};")), "{name}");
+        }
+    }
+
+    /// The names of the fields of a struct of the header, in order.
+    fn fields(name: &str) -> Vec<&'static str> {
+        let body = HEADER.split_once(&format!("struct {name} {{\n")).expect(name).1;
+        let body = body.split_once("\n};").expect(name).0;
+        let lines = body.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
+        lines
+            .map(|line| {
+                let declared = line.strip_suffix(';').expect(line).split('[').next().expect(line);
+                declared.rsplit([' ', '*']).next().expect(line)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn fields_have_the_order_of_the_header() {
+        assert_eq!(
+            fields("CollectiveState"),
+            ["owner", "epoch", "reporter", "stopped", "closed", "peers", "entry", "words", "ready", "done"]
+        );
+        assert_eq!(
+            fields("CollectiveStatus"),
+            [
+                "waiting_for",
+                "waiting_epoch",
+                "failed_rank",
+                "failed_epoch",
+                "own_words",
+                "their_words",
+                "failure",
+                "completed",
+                "aborted"
+            ]
+        );
+        assert_eq!(
+            fields("CollectiveParameters"),
+            [
+                "state",
+                "status",
+                "launch",
+                "hash",
+                "words",
+                "input",
+                "output",
+                "factor",
+                "count",
+                "sends",
+                "receives",
+                "send_stride",
+                "receive_stride",
+                "reduces",
+                "operation",
+                "divide",
+                "scales",
+                "rank",
+                "ranks",
+                "path",
+                "slices",
+                "short_bytes",
+                "reports"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_rank_takes_at_most_24_mib_of_its_gpu() {
+        for ranks in 2..=MOST_RANKS {
+            let layout = CollectiveLayout::new(ranks).expect("it exists");
+            assert!(layout.bytes() <= 24 << 20, "{ranks} ranks: {} bytes", layout.bytes());
+        }
+        assert_eq!(CollectiveLayout::new(1), None);
+        assert_eq!(CollectiveLayout::new(MOST_RANKS + 1), None);
+    }
+}

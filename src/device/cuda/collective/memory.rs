@@ -1,0 +1,242 @@
+//! The memory of one rank that the kernels of its node share.
+//!
+//! Owns how it is cleared, connected to that of the other ranks, and closed, and that it outlives the graphs which have captured
+//! calls. Must not know how kernels are launched.
+
+use super::layout::{CLOSED_AT, CollectiveLayout, MOST_RANKS, OWNER, PEERS, StatusWords};
+use super::status::{CollectiveFailure, CollectiveWait};
+use crate::cuda_driver::{Address, DriverHandle};
+use crate::device::cuda::objects::{Gpu, GpuMemory, address};
+use crate::device::cuda::pinned::PinnedMemory;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::memory::{Piece, lend, lend_in_place};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: nothing waits for the destructor.
+const NO_DESTRUCTOR_SYNC: u32 = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes the reference over.
+const MOVE: u32 = 1;
+/// How long the end of a communicator waits for a replay that runs.
+const REPLAY_TIMEOUT: Duration = Duration::from_secs(1);
+const NAP: Duration = Duration::from_micros(100);
+
+/// One rank's memory for collectives, in GPU memory that the other ranks have open, and the words that its kernels report in.
+pub(crate) struct CollectiveMemory {
+    gpu: Arc<Gpu>,
+    /// The allocation, which has it at the end, from this offset on.
+    shared: Arc<GpuMemory>,
+    offset: usize,
+    status: PinnedMemory,
+    layout: CollectiveLayout,
+    /// References of graphs that have captured calls.
+    captures: Arc<AtomicUsize>,
+    /// Launches and captures so far.
+    launches: AtomicU64,
+    /// Whether a replay after the end was logged.
+    replay_logged: AtomicBool,
+}
+
+/// Memory whose communicators have ended, but not the graphs that have captured their calls: a replay finds there that it must
+/// leave.
+static CAPTURED: Mutex<Vec<Arc<CollectiveMemory>>> = Mutex::new(Vec::new());
+
+impl CollectiveMemory {
+    /// The memory at the end of `shared`, whose other users leave the last [`CollectiveLayout::bytes`] to it. Not open in another
+    /// process yet.
+    ///
+    /// # Errors
+    /// `System` if there is too little pinned memory.
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        shared: &Arc<GpuMemory>,
+        layout: CollectiveLayout,
+    ) -> Result<Arc<Self>> {
+        let mut captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+        let (kept, unused) =
+            std::mem::take(&mut *captured).into_iter().partition(|memory| memory.is_captured());
+        *captured = kept;
+        drop(captured);
+        let unused: Vec<Arc<Self>> = unused;
+        drop(unused);
+        let status = PinnedMemory::new(gpu, size_of::<StatusWords>())?;
+        let offset = offset_in(shared.piece(), layout)?;
+        let zeros = vec![0u8; layout.zeroed_bytes()];
+        lend(&zeros, &mut [], |zeros, _| {
+            // SAFETY: both have this length, and are not used otherwise until the copy completes.
+            unsafe { gpu.copy_now(shared.piece().narrow(offset, zeros.len()), zeros) }
+        })?;
+        Ok(Arc::new(Self {
+            gpu: Arc::clone(gpu),
+            shared: Arc::clone(shared),
+            offset,
+            status,
+            layout,
+            captures: Arc::default(),
+            launches: AtomicU64::new(0),
+            replay_logged: AtomicBool::new(false),
+        }))
+    }
+
+    /// Connects it to that of all other ranks. `peers`: by rank, the allocation as this process has it open; `None` for this rank.
+    /// Before the first launch.
+    ///
+    /// # Errors
+    /// `Internal` if an allocation is too short; `System` if the GPU fails.
+    pub(crate) fn connect(&self, peers: &[Option<Piece>]) -> Result<()> {
+        let mut addresses = [0; MOST_RANKS];
+        for (address_of, peer) in addresses.iter_mut().zip(peers) {
+            let shared = peer.unwrap_or(self.shared.piece());
+            *address_of = address(shared) + offset_in(shared, self.layout)? as Address;
+        }
+        self.write(PEERS, &addresses)
+    }
+
+    /// The sizes.
+    pub(crate) fn layout(&self) -> CollectiveLayout {
+        self.layout
+    }
+
+    /// The addresses of state and status on the GPU.
+    pub(in crate::device::cuda) fn addresses(&self) -> [Address; 2] {
+        [address(self.shared.piece()) + self.offset as Address, self.status.address()]
+    }
+
+    /// The number of the next launch, from 1.
+    pub(in crate::device::cuda) fn next_launch(&self) -> u64 {
+        self.launches.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The first failure of a kernel.
+    pub(crate) fn failure(&self) -> Option<CollectiveFailure> {
+        self.status().failure()
+    }
+
+    /// What a kernel waits for.
+    pub(crate) fn waiting(&self) -> Option<CollectiveWait> {
+        self.status().waiting()
+    }
+
+    /// The last launch that has reported its end.
+    pub(crate) fn completed(&self) -> u64 {
+        self.status().completed()
+    }
+
+    /// Has all kernels leave, those that run and those that start later.
+    pub(crate) fn abort(&self) {
+        self.status().abort();
+    }
+
+    /// Has the graph that is being captured keep this memory. The context is current.
+    ///
+    /// # Errors
+    /// `System` if the driver refuses; `Unsupported` if it is older than CUDA 11.3.
+    ///
+    /// # Safety
+    /// The graph is live.
+    pub(in crate::device::cuda) unsafe fn keep_for(&self, graph: DriverHandle) -> Result<()> {
+        let (driver, mut object) = (self.gpu.driver(), std::ptr::null_mut());
+        let captures = Arc::into_raw(Arc::clone(&self.captures)).cast_mut().cast::<c_void>();
+        self.captures.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the out-parameter is writable; the destructor takes the reference that `captures` is.
+        let created = unsafe {
+            driver.user_object_create(&raw mut object, captures, release_capture, 1, NO_DESTRUCTOR_SYNC)
+        };
+        if let Err(failure) = created {
+            // SAFETY: no object has taken the reference.
+            unsafe { release_capture(captures) };
+            return Err(failure.into());
+        }
+        // SAFETY: the caller guarantees the graph; the object has the one reference that the graph takes over.
+        let kept = unsafe { driver.graph_retain_user_object(graph, object, 1, MOVE) };
+        kept.map_err(|failure| {
+            // SAFETY: the graph has not taken the reference.
+            let _ = unsafe { driver.user_object_release(object, 1) };
+            failure.into()
+        })
+    }
+
+    /// Whether a graph has captured calls.
+    pub(crate) fn is_captured(&self) -> bool {
+        self.captures.load(Ordering::Acquire) > 0
+    }
+
+    /// Has all later replays leave, and keeps the memory for as long as a graph may be replayed. `false` if a replay still runs
+    /// after a second: then the memory of all ranks must stay as it is.
+    pub(crate) fn close(self: &Arc<Self>) -> bool {
+        if !self.is_captured() {
+            return true;
+        }
+        CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(self));
+        let begun = Instant::now();
+        let closed = self.write(CLOSED_AT, &[1u32]).and_then(|()| {
+            loop {
+                let mut owner = [0u64];
+                self.read(OWNER, &mut owner)?;
+                if owner == [0] || begun.elapsed() > REPLAY_TIMEOUT {
+                    return Ok(owner == [0]);
+                }
+                std::thread::sleep(NAP);
+            }
+        });
+        closed.unwrap_or_else(|error| {
+            // In a broken context nothing runs any more.
+            log::debug!("{error}");
+            true
+        })
+    }
+
+    /// Logs, once for each communicator that has ended, that a graph with its calls was launched. No caller would get the error.
+    pub(crate) fn log_late_replays() {
+        for memory in CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            if memory.failure().is_some() && !memory.replay_logged.swap(true, Ordering::Relaxed) {
+                log::error!(
+                    "a graph on {:?} was launched whose calls were captured with a communicator that has ended or failed: they did \
+                     nothing (fix: destroy graphs before their communicator, and capture them again with the new one)",
+                    memory.gpu
+                );
+            }
+        }
+    }
+
+    /// Whether graphs may be launched with calls of communicators that have ended.
+    pub(crate) fn any_may_be_replayed() -> bool {
+        CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|memory| memory.is_captured())
+    }
+
+    fn status(&self) -> &StatusWords {
+        // SAFETY: the memory begins with the words, is aligned to a page and was zeroed; all of them are atomics.
+        unsafe { self.status.start().cast::<StatusWords>().as_ref() }
+    }
+
+    /// Writes to the state, after what was written before.
+    fn write<T: Element>(&self, at: usize, values: &[T]) -> Result<()> {
+        lend(values, &mut [], |values, _| {
+            // SAFETY: both have this length. Kernels read these words only when they begin, or not yet at all.
+            unsafe { self.gpu.copy_now(self.shared.piece().narrow(self.offset + at, values.len()), values) }
+        })
+    }
+
+    fn read(&self, at: usize, values: &mut [u64]) -> Result<()> {
+        lend_in_place(values, |into| {
+            // SAFETY: both have this length; a kernel that writes the word does so at once.
+            unsafe { self.gpu.copy_now(into, self.shared.piece().narrow(self.offset + at, into.len())) }
+        })
+    }
+}
+
+/// The destructor of a user object. Calls no function of the driver, which forbids that.
+unsafe extern "C" fn release_capture(captures: *mut c_void) {
+    // SAFETY: it was made of this type by `Arc::into_raw`, and the driver calls this once.
+    let captures = unsafe { Arc::from_raw(captures.cast_const().cast::<AtomicUsize>()) };
+    captures.fetch_sub(1, Ordering::Release);
+}
+
+/// Where the memory of collectives begins in an allocation: it is at the end.
+fn offset_in(shared: Piece, layout: CollectiveLayout) -> Result<usize> {
+    let offset = shared.len().checked_sub(layout.bytes());
+    offset.ok_or_else(|| Error::internal("a rank shares too little memory for collectives"))
+}

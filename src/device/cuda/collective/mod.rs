@@ -1,0 +1,22 @@
+//! Collectives that kernels run themselves, from the first exchange to the last byte, without the host.
+//!
+//! Owns the memory that the kernels of a node's ranks share, how a collective is described to a kernel, and what kernels report.
+//! docs/gpu.md explains the protocol. Must not know links, plans, nor who waits for a call.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `layout` | the memory that host and kernels share |
+//! | `memory` | who allocates and clears it, and how long it lives |
+//! | `shape` | a collective as blocks that ranks send and receive |
+//! | `status` | what kernels report, and how the host ends them |
+
+mod layout;
+mod memory;
+mod shape;
+mod status;
+
+pub(super) use layout::CollectiveParameters;
+pub(crate) use layout::{CALL_WORDS, CollectiveLayout};
+pub(crate) use memory::CollectiveMemory;
+pub(crate) use shape::{BlockCall, Blocks};
+pub(crate) use status::{CollectiveFailure, CollectiveWait};

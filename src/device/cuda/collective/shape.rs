@@ -1,0 +1,195 @@
+//! A collective as blocks of equal length: which ranks get one from this rank, and whose blocks it gets.
+//!
+//! Owns that description, the choice between one exchange and rounds through stages, and the number of slices. All of them follow
+//! from what all ranks of a call know, so that they agree. Must not know GPUs.
+
+use super::layout::{CALL_WORDS, CollectiveLayout, CollectiveParameters, MOST_SLICES, SHORT, STAGE, STAGED};
+use crate::call::Collective;
+use crate::device::Arithmetic;
+use crate::dtype::DType;
+use twox_hash::XxHash3_64;
+
+/// Bytes of a block that a CTA exchanges at once, from `shared_gpu_allreduce` on an H100: one CTA moves 8 KiB in the time of 8 bytes.
+const SLICE: usize = 8 << 10;
+/// Slices of a call of one exchange.
+const MOST_SHORT_SLICES: usize = 16;
+/// Threads of a CTA, at least and at most.
+const THREADS: [usize; 2] = [64, 512];
+
+/// A collective of one rank, as its caller describes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockCall {
+    pub collective: Collective,
+    pub root: usize,
+    pub rank: usize,
+    pub dtype: DType,
+    /// Elements of the whole vector; in an all-to-all, those that a rank sends.
+    pub count: u64,
+    pub arithmetic: Arithmetic,
+    /// Whether the result is divided by the number of ranks.
+    pub average: bool,
+    /// Multiplies this rank's elements.
+    pub factor: Option<f64>,
+    /// What all ranks must have equal.
+    pub words: [u64; CALL_WORDS],
+}
+
+/// The parameters of a kernel, but for addresses and the launch, and the size of the launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks {
+    pub(in crate::device::cuda) parameters: CollectiveParameters,
+    /// The type whose kernel runs.
+    pub(in crate::device::cuda) dtype: DType,
+    /// CTAs, at most.
+    pub(in crate::device::cuda) ctas: u32,
+    /// Threads of a CTA.
+    pub(in crate::device::cuda) threads: u32,
+}
+
+impl Blocks {
+    /// The call as blocks; `None` for one that kernels do not run.
+    pub(crate) fn new(call: &BlockCall, layout: CollectiveLayout) -> Option<Self> {
+        use Collective as C;
+        let BlockCall { collective, root, rank, .. } = *call;
+        let ranks = layout.ranks();
+        let (all, the_root) = ((1u32 << ranks) - 1, 1u32 << root);
+        let at_root = |set: u32| if rank == root { set } else { 0 };
+        let (sends, receives) = match collective {
+            C::AllReduce | C::ReduceScatter | C::AllGather | C::AllToAll => (all, all),
+            C::Broadcast | C::Scatter => (at_root(all), the_root),
+            C::Reduce | C::Gather => (the_root, at_root(all)),
+            C::Barrier | C::SendRecv | C::AllToAllV => return None,
+        };
+        // Blocks that are only moved are bytes.
+        let reduces = collective.reduces();
+        let (dtype, element) = if reduces { (call.dtype, 1) } else { (DType::U8, call.dtype.size() as u64) };
+        let is_divided =
+            matches!(collective, C::ReduceScatter | C::AllGather | C::Gather | C::Scatter | C::AllToAll);
+        let blocks = if is_divided { ranks as u64 } else { 1 };
+        let count = call.count / blocks * element;
+        let bytes = count * dtype.size() as u64;
+        let stride = |differ: bool| if differ { bytes } else { 0 };
+        let length = usize::try_from(bytes).ok()?;
+        let is_short = length <= layout.short_bytes();
+        let places =
+            if matches!(collective, C::ReduceScatter | C::Scatter | C::AllToAll) { ranks } else { 1 };
+        let slices = if is_short {
+            length.div_ceil(SLICE).clamp(1, MOST_SHORT_SLICES)
+        } else {
+            (length.saturating_mul(places)).div_ceil(STAGE).clamp(1, MOST_SLICES)
+        };
+        let packets = length.div_ceil(slices).div_ceil(8).saturating_mul(ranks);
+        let threads =
+            if is_short { packets.next_multiple_of(32).clamp(THREADS[0], THREADS[1]) } else { THREADS[1] };
+        let mut parameters = CollectiveParameters {
+            words: call.words,
+            factor: call.factor.unwrap_or(1.0),
+            count,
+            sends,
+            receives,
+            send_stride: stride(places > 1),
+            receive_stride: stride(matches!(collective, C::AllGather | C::Gather | C::AllToAll)),
+            reduces: u32::from(reduces),
+            operation: call.arithmetic as u32,
+            divide: if call.average { ranks as u32 } else { 0 },
+            scales: u32::from(call.factor.is_some()),
+            rank: rank as u32,
+            ranks: ranks as u32,
+            path: if is_short { SHORT } else { STAGED },
+            slices: slices as u32,
+            short_bytes: layout.short_bytes() as u32,
+            ..CollectiveParameters::default()
+        };
+        parameters.hash = hash(&parameters);
+        Some(Self { parameters, dtype, ctas: slices as u32, threads: threads as u32 })
+    }
+}
+
+/// A number that ranks with different calls, or with programs that would run a call differently, have equal once in 2^64 cases.
+fn hash(parameters: &CollectiveParameters) -> u64 {
+    let CollectiveParameters { words, path, slices, short_bytes, .. } = parameters;
+    let sizes = u64::from(*path) << 63 | u64::from(*slices) << 32 | u64::from(*short_bytes);
+    let mut bytes = [0; 8 * (CALL_WORDS + 1)];
+    for (bytes, word) in bytes.chunks_exact_mut(8).zip(words.iter().chain([&sizes])) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    XxHash3_64::oneshot(&bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(collective: Collective, rank: usize, count: u64) -> Blocks {
+        let call = BlockCall {
+            collective,
+            root: 1,
+            rank,
+            dtype: DType::F32,
+            count,
+            arithmetic: Arithmetic::Sum,
+            average: false,
+            factor: None,
+            words: [0; CALL_WORDS],
+        };
+        Blocks::new(&call, CollectiveLayout::new(4).expect("four ranks")).expect("it is run by kernels")
+    }
+
+    /// What each rank sends to `to` and receives from `from` must be the same block for both.
+    #[test]
+    fn every_block_that_is_sent_is_received() {
+        for collective in Collective::ALL
+            .into_iter()
+            .filter(|one| !matches!(one, Collective::Barrier | Collective::AllToAllV))
+        {
+            for (from, to) in (0..4).flat_map(|from| (0..4).map(move |to| (from, to))) {
+                let (sender, receiver) =
+                    (blocks(collective, from, 400).parameters, blocks(collective, to, 400).parameters);
+                assert_eq!(
+                    sender.sends >> to & 1,
+                    receiver.receives >> from & 1,
+                    "{collective:?} {from} {to}"
+                );
+                assert_eq!(
+                    (sender.count, sender.path, sender.slices),
+                    (receiver.count, receiver.path, receiver.slices)
+                );
+                assert_eq!(sender.hash, receiver.hash);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_parts_or_whole_vectors() {
+        let strides = |collective| {
+            let parameters = blocks(collective, 1, 400).parameters;
+            (parameters.count, parameters.send_stride, parameters.receive_stride)
+        };
+        assert_eq!(strides(Collective::AllReduce), (400, 0, 0));
+        assert_eq!(strides(Collective::ReduceScatter), (100, 400, 0));
+        assert_eq!(strides(Collective::AllGather), (400, 0, 400));
+        assert_eq!(strides(Collective::Broadcast), (1600, 0, 0));
+        assert_eq!(strides(Collective::Gather), (400, 0, 400));
+        assert_eq!(strides(Collective::Scatter), (400, 400, 0));
+        assert_eq!(strides(Collective::AllToAll), (400, 400, 400));
+    }
+
+    #[test]
+    fn long_blocks_take_rounds_and_all_slices() {
+        let short = blocks(Collective::AllReduce, 0, 2);
+        assert_eq!((short.parameters.path, short.ctas, short.threads), (SHORT, 1, 64));
+        let longest = blocks(Collective::AllReduce, 0, 32 << 10);
+        assert_eq!((longest.parameters.path, longest.ctas, longest.threads), (SHORT, 16, 512));
+        let long = blocks(Collective::AllReduce, 0, (32 << 10) + 1);
+        assert_eq!((long.parameters.path, long.ctas), (STAGED, 3));
+        assert_eq!(blocks(Collective::AllReduce, 0, 64 << 20).ctas, 64);
+    }
+
+    #[test]
+    fn other_words_have_another_hash() {
+        let mut parameters = blocks(Collective::AllReduce, 0, 4).parameters;
+        let before = hash(&parameters);
+        parameters.words[2] = 1;
+        assert_ne!(hash(&parameters), before);
+    }
+}

@@ -1,0 +1,95 @@
+//! What kernels report to the host, and how the host ends them.
+//!
+//! Owns the meaning of the words in pinned memory. Calls no function of the driver, because a driver call may wait for the kernel.
+//! Must not know what a failure means for a communicator.
+
+use super::layout::{CALL_WORDS, CLOSED, MISMATCH, OVERLAP, StatusWords};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Why a kernel left without having completed its call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CollectiveFailure {
+    /// Another rank makes another call than this one, as the words say.
+    Mismatch { rank: usize, epoch: u64, mine: [u64; CALL_WORDS], theirs: [u64; CALL_WORDS] },
+    /// Another kernel of the communicator was running.
+    Overlap,
+    /// The communicator has ended, or an earlier call failed.
+    Closed,
+    /// The host ended it.
+    Abandoned,
+}
+
+/// What a kernel has waited for during the last millisecond or longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CollectiveWait {
+    /// The number of the call among those that kernels run.
+    pub epoch: u64,
+    /// The rank that it waits for.
+    pub rank: usize,
+}
+
+impl StatusWords {
+    /// The first failure, if a kernel failed.
+    pub(super) fn failure(&self) -> Option<CollectiveFailure> {
+        let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        Some(match self.failure.load(Ordering::Acquire) {
+            0 => return None,
+            MISMATCH => CollectiveFailure::Mismatch {
+                rank: read(&self.failed_rank) as usize,
+                epoch: read(&self.failed_epoch),
+                mine: self.own_words.each_ref().map(read),
+                theirs: self.their_words.each_ref().map(read),
+            },
+            OVERLAP => CollectiveFailure::Overlap,
+            CLOSED => CollectiveFailure::Closed,
+            _ => CollectiveFailure::Abandoned,
+        })
+    }
+
+    /// What a kernel waits for, if it does.
+    pub(super) fn waiting(&self) -> Option<CollectiveWait> {
+        let epoch = self.waiting_epoch.load(Ordering::Acquire);
+        let rank = (self.waiting_for.load(Ordering::Relaxed) & 0xffff) as usize;
+        (epoch != 0).then_some(CollectiveWait { epoch, rank })
+    }
+
+    /// The last launch that has reported its end.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire)
+    }
+
+    /// Has all kernels leave, those that run and those that start later.
+    pub(super) fn abort(&self) {
+        self.host.aborted.store(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cuda::collective::layout::HostWords;
+
+    #[test]
+    fn words_say_what_a_kernel_waits_for_and_why_it_failed() {
+        let word = AtomicU64::new;
+        let status = StatusWords {
+            waiting_for: word(7 << 32 | 2 << 16 | 3),
+            waiting_epoch: word(0),
+            failed_rank: word(5),
+            failed_epoch: word(9),
+            own_words: [5, 6, 7, 8].map(word),
+            their_words: [1, 2, 3, 4].map(word),
+            failure: word(0),
+            completed: word(0),
+            host: HostWords { aborted: word(0) },
+        };
+        assert_eq!((status.waiting(), status.failure()), (None, None));
+        status.waiting_epoch.store(4, Ordering::Relaxed);
+        assert_eq!(status.waiting(), Some(CollectiveWait { epoch: 4, rank: 3 }));
+        status.failure.store(MISMATCH, Ordering::Relaxed);
+        let (mine, theirs) = ([5, 6, 7, 8], [1, 2, 3, 4]);
+        assert_eq!(status.failure(), Some(CollectiveFailure::Mismatch { rank: 5, epoch: 9, mine, theirs }));
+        status.abort();
+        assert_eq!(status.host.aborted.load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,332 @@
+//! Collectives that kernels run themselves, in CUDA graphs: processes of one node, with the simulated driver or, with WORLDS=gpu,
+//! the machine's driver.
+
+use crate::harness::{Rank, Setup, World, let_others_finish, spawn_processes_with, test_name};
+use crate::programs::with_cuda;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
+use flexring::{ErrorKind, ReduceOp};
+use std::process::Output;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const GRAPH_FLAGS: CUgraphInstantiate_flags =
+    CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+/// Longer than one exchange moves.
+const LONG: usize = 50_000;
+
+/// A stream whose vectors can be used in captures: cudarc does not order them by events.
+fn stream() -> Arc<CudaStream> {
+    let context = CudaContext::new(0).expect("a GPU");
+    // SAFETY: each test uses one stream at a time for a vector, or orders its streams itself.
+    #[allow(unsafe_code)]
+    unsafe {
+        context.disable_event_tracking();
+    }
+    context.new_stream().expect("a stream")
+}
+
+/// Captures what `calls` enqueues in the stream.
+fn capture(stream: &Arc<CudaStream>, calls: impl FnOnce()) -> CudaGraph {
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("a capture");
+    calls();
+    stream.end_capture(GRAPH_FLAGS).expect("a valid capture").expect("a graph")
+}
+
+fn read(stream: &Arc<CudaStream>, vector: &CudaSlice<f32>) -> Vec<f32> {
+    stream.clone_dtoh(vector).expect("a result")
+}
+
+/// Runs `body` in `ranks` processes, which must all succeed.
+fn processes(name: &str, ranks: usize, body: impl Fn(Rank)) {
+    for output in outputs(name, ranks, &[], body) {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+fn outputs(name: &str, ranks: usize, variables: &[(&str, &str)], body: impl Fn(Rank)) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    let name = test_name(module_path!(), name);
+    with_cuda(&name, &[], || {
+        // The ranks share the memory of a GPU that is known when they join.
+        let mut all =
+            vec![("FLEXRING_GPU_ENGINE", "device"), ("FLEXRING_GPU", "0"), ("FLEXRING_TIMEOUT_MS", "20000")];
+        all.extend(variables);
+        outputs = spawn_processes_with(&name, &Setup::new(World::Gpu, ranks), &all, &body);
+    });
+    outputs
+}
+
+#[test]
+fn replays_have_the_sums_of_the_vectors_at_that_time() {
+    processes("replays_have_the_sums_of_the_vectors_at_that_time", 3, |rank| {
+        for count in [1, 1000, LONG] {
+            let stream = stream();
+            let mut vector = stream.clone_htod(&vec![0f32; count]).expect("memory");
+            let graph = capture(&stream, || {
+                for _ in 0..4 {
+                    rank.all_reduce_on_gpu(&mut vector, ReduceOp::Avg).expect("it is captured");
+                }
+                rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("it is captured");
+            });
+            for round in 0..20 {
+                let own = (round * 3 + rank.rank()) as f32;
+                stream.memcpy_htod(&vec![own; count], &mut vector).expect("a copy");
+                graph.launch().expect("a replay");
+                // The mean of the ranks' numbers, three times.
+                let expected = 3.0 * (round * 3 + 1) as f32;
+                assert_eq!(read(&stream, &vector), vec![expected; count], "{count} elements, round {round}");
+            }
+            rank.synchronize().expect("all calls succeed");
+        }
+    });
+}
+
+#[test]
+fn graphs_and_calls_take_turns() {
+    processes("graphs_and_calls_take_turns", 2, |rank| {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+        let sum = capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture"));
+        let mean =
+            capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Avg).expect("a capture"));
+        for _ in 0..10 {
+            sum.launch().expect("a replay");
+            mean.launch().expect("a replay");
+            mean.launch().expect("a replay");
+            rank.all_reduce_on_gpu(&mut vector, ReduceOp::Max).expect("a call");
+            let mut on_host = [1f32];
+            rank.all_reduce(&mut on_host, ReduceOp::Sum).expect("a call on the host");
+            assert_eq!(on_host, [2.0]);
+        }
+        assert_eq!(read(&stream, &vector), vec![1024.0; 100]);
+        rank.synchronize().expect("all calls succeed");
+    });
+}
+
+#[test]
+fn every_collective_can_be_captured() {
+    processes("every_collective_can_be_captured", 3, |rank| {
+        for count in [3, 3 * LONG] {
+            let stream = stream();
+            let own: Vec<f32> = (0..count).map(|at| (at % 97 + 1000 * rank.rank()) as f32).collect();
+            let of = |from: usize, at: usize| (at % 97 + 1000 * from) as f32;
+            let sum = |at: usize| (0..3).map(|from| of(from, at)).sum::<f32>();
+            let (me, part) = (rank.rank(), count / 3);
+            let send = stream.clone_htod(&own).expect("memory");
+            let share = stream.clone_htod(&own[..part]).expect("memory");
+            let zeros = |len: usize| stream.alloc_zeros::<f32>(len).expect("memory");
+            let (mut summed, mut scattered, mut gathered) = (zeros(count), zeros(part), zeros(count));
+            let (mut exchanged, mut rooted, mut everywhere) = (zeros(count), zeros(count), zeros(count));
+            stream.synchronize().expect("a GPU that works");
+            let graph = capture(&stream, || {
+                rank.all_reduce_into_on_gpu(&send, &mut summed, ReduceOp::Sum).expect("a capture");
+                rank.reduce_scatter_on_gpu(&send, &mut scattered, ReduceOp::Sum).expect("a capture");
+                rank.all_gather_on_gpu(&share, &mut gathered).expect("a capture");
+                rank.all_to_all_on_gpu(&send, &mut exchanged).expect("a capture");
+                rank.all_reduce_into_on_gpu(&send, &mut rooted, ReduceOp::Max).expect("a capture");
+                rank.broadcast_on_gpu(&mut rooted, 2).expect("a capture");
+                rank.all_gather_on_gpu(&scattered, &mut everywhere).expect("a capture");
+            });
+            for _ in 0..3 {
+                graph.launch().expect("a replay");
+            }
+            let all = |value: &dyn Fn(usize) -> f32| (0..count).map(value).collect::<Vec<f32>>();
+            assert_eq!(read(&stream, &summed), all(&sum));
+            assert_eq!(
+                read(&stream, &scattered),
+                (0..part).map(|at| sum(me * part + at)).collect::<Vec<f32>>()
+            );
+            assert_eq!(read(&stream, &gathered), all(&|at| of(at / part, at % part)));
+            assert_eq!(read(&stream, &exchanged), all(&|at| of(at / part, me * part + at % part)));
+            assert_eq!(read(&stream, &rooted), all(&|at| of(2, at)));
+            assert_eq!(read(&stream, &everywhere), all(&sum));
+            rank.synchronize().expect("all calls succeed");
+        }
+    });
+}
+
+#[test]
+fn captures_of_different_calls_fail_when_they_are_captured() {
+    processes("captures_of_different_calls_fail_when_they_are_captured", 2, |rank| {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&vec![1f32; 100 + rank.rank()]).expect("memory");
+        stream.synchronize().expect("a GPU that works");
+        let mut outcome = Ok(());
+        drop(capture(&stream, || outcome = rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum)));
+        let error = outcome.expect_err("the ranks capture vectors of different lengths");
+        assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+        assert!(
+            error.message().contains("100 x float") && error.message().contains("101 x float"),
+            "{error}"
+        );
+        // Nothing was launched, so the communicator works.
+        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+        rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a call");
+        assert_eq!(read(&stream, &vector), vec![2.0; 100]);
+    });
+}
+
+/// The error of the communicator, which must come within `limit`.
+fn failure_within(rank: &Rank, limit: Duration) -> flexring::Error {
+    let begun = Instant::now();
+    loop {
+        if let Err(error) = rank.status() {
+            return error;
+        }
+        assert!(begun.elapsed() < limit, "no failure after {limit:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn replays_of_different_graphs_are_an_error_before_any_output() {
+    processes("replays_of_different_graphs_are_an_error_before_any_output", 2, |rank| {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+        let graphs = [0, 1].map(|_| {
+            capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture"))
+        });
+        graphs[rank.rank()].launch().expect("a replay");
+        let error = failure_within(&rank, Duration::from_secs(10));
+        assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+        assert!(error.message().contains("replay different graphs"), "{error}");
+        assert_eq!(read(&stream, &vector), vec![1.0; 100]);
+    });
+}
+
+#[test]
+fn calls_that_differ_from_a_replay_are_an_error_before_any_output() {
+    processes("calls_that_differ_from_a_replay_are_an_error_before_any_output", 2, |rank| {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+        let graph =
+            capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture"));
+        if rank.rank() == 0 {
+            graph.launch().expect("a replay");
+        } else {
+            // The communicator fails later than the call returns, or at once.
+            let _ = rank.all_reduce_on_gpu(&mut vector, ReduceOp::Max);
+        }
+        let error = failure_within(&rank, Duration::from_secs(10));
+        assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+        assert!(error.message().contains("sum") && error.message().contains("max"), "{error}");
+        assert_eq!(read(&stream, &vector), vec![1.0; 100]);
+    });
+}
+
+#[test]
+fn a_graph_of_a_communicator_that_has_ended_does_nothing_and_says_so() {
+    let name = "a_graph_of_a_communicator_that_has_ended_does_nothing_and_says_so";
+    let ended = outputs(name, 2, &[("FLEXRING_LOG", "error")], |rank| {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+        let graph =
+            capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture"));
+        graph.launch().expect("a replay");
+        assert_eq!(read(&stream, &vector), vec![2.0; 100]);
+        drop(rank);
+        for _ in 0..3 {
+            graph.launch().expect("a launch that does nothing");
+        }
+        assert_eq!(read(&stream, &vector), vec![2.0; 100]);
+        // The thread that watches kernels says so.
+        std::thread::sleep(Duration::from_millis(300));
+    });
+    for output in ended {
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+        assert_eq!(text.matches("has ended or failed: they did nothing").count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn an_abort_ends_a_replay_on_all_ranks_at_once() {
+    processes("an_abort_ends_a_replay_on_all_ranks_at_once", 2, |rank| {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+        let graph =
+            capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture"));
+        let begun = Instant::now();
+        if rank.rank() == 0 {
+            graph.launch().expect("a replay");
+            std::thread::sleep(Duration::from_millis(50));
+            rank.abort();
+        }
+        let error = failure_within(&rank, Duration::from_secs(5));
+        assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+        // The kernel has left.
+        assert_eq!(read(&stream, &vector), vec![1.0; 100]);
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    });
+}
+
+#[test]
+fn the_deadline_of_a_replay_names_the_rank_that_does_not_come() {
+    let name = "the_deadline_of_a_replay_names_the_rank_that_does_not_come";
+    let ended = outputs(name, 3, &[("FLEXRING_TIMEOUT_MS", "500")], |rank| {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+        let graph =
+            capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture"));
+        if rank.rank() != 1 {
+            graph.launch().expect("a replay");
+        }
+        let error = failure_within(&rank, Duration::from_secs(10));
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.message().contains("rank 1"), "{error}");
+        assert_eq!(read(&stream, &vector), vec![1.0; 100]);
+    });
+    for output in ended {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn two_graphs_that_run_at_the_same_time_are_an_error() {
+    processes("two_graphs_that_run_at_the_same_time_are_an_error", 2, |rank| {
+        let streams = [stream(), stream()];
+        let graphs = streams.each_ref().map(|stream| {
+            let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+            let graph =
+                capture(stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture"));
+            (graph, vector)
+        });
+        // Only one rank replays, so that the first kernel waits while the second one begins.
+        if rank.rank() == 0 {
+            graphs.iter().for_each(|(graph, _)| graph.launch().expect("a replay"));
+        }
+        let error = failure_within(&rank, Duration::from_secs(10));
+        assert!(error.message().contains("at the same time"), "{error}");
+        for (stream, (_, vector)) in streams.iter().zip(&graphs) {
+            assert_eq!(read(stream, vector), vec![1.0; 100]);
+        }
+    });
+}
+
+#[test]
+fn a_killed_rank_ends_the_replays_of_the_others() {
+    let ended = outputs("a_killed_rank_ends_the_replays_of_the_others", 3, &[], |rank| {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+        let graph =
+            capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Avg).expect("a capture"));
+        for _ in 0..10 {
+            graph.launch().expect("a replay");
+        }
+        assert_eq!(read(&stream, &vector), vec![1.0; 100]);
+        let _ = let_others_finish(&rank);
+        if rank.rank() == 1 {
+            crate::harness::signal_self(rustix::process::Signal::KILL);
+        }
+        graph.launch().expect("a replay");
+        let error = failure_within(&rank, Duration::from_secs(10));
+        assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+        assert!(error.message().contains("rank 1"), "{error}");
+        stream.synchronize().expect("the kernel has left");
+    });
+    for (rank, output) in ended.iter().enumerate() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), rank != 1, "rank {rank}: {text}");
+    }
+}
