@@ -221,6 +221,8 @@ functions! {
     stream_synchronize = "cuStreamSynchronize" (stream: DriverHandle);
     stream_context = "cuStreamGetCtx" (stream: DriverHandle, context: *mut DriverHandle);
     stream_id = "cuStreamGetId" (stream: DriverHandle, id: *mut c_ulonglong);
+    capture_begin = "cuStreamBeginCapture_v2" (stream: DriverHandle, mode: c_uint);
+    capture_end = "cuStreamEndCapture" (stream: DriverHandle, graph: *mut DriverHandle);
     stream_capturing = "cuStreamIsCapturing" (stream: DriverHandle, status: *mut c_uint);
     stream_capture_info = "cuStreamGetCaptureInfo_v2" (
         stream: DriverHandle, status: *mut c_uint, id: *mut c_ulonglong, graph: *mut DriverHandle,
@@ -234,6 +236,12 @@ functions! {
     graph_retain_user_object = "cuGraphRetainUserObject" (
         graph: DriverHandle, object: DriverHandle, count: c_uint, flags: c_uint
     );
+    graph_instantiate = "cuGraphInstantiateWithFlags" (
+        executable: *mut DriverHandle, graph: DriverHandle, flags: c_ulonglong
+    );
+    graph_destroy = "cuGraphDestroy" (graph: DriverHandle);
+    graph_launch = "cuGraphLaunch" (executable: DriverHandle, stream: DriverHandle);
+    graph_executable_destroy = "cuGraphExecDestroy" (executable: DriverHandle);
     stream_wait_event = "cuStreamWaitEvent" (stream: DriverHandle, event: DriverHandle, flags: c_uint);
     event_create = "cuEventCreate" (event: *mut DriverHandle, flags: c_uint);
     event_record = "cuEventRecord" (event: DriverHandle, stream: DriverHandle);

@@ -94,6 +94,54 @@ fn a_shared_gpu_is_reported_once_and_the_report_names_every_rank() {
     assert_eq!(timing["median"], Value::Null, "calls have no times of their own");
 }
 
+/// The rows of the report of two ranks.
+fn report(arguments: &str) -> Value {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    rows(&format!("--ranks 2 --json {} {arguments}", path.display()));
+    serde_json::from_slice(&std::fs::read(&path).expect("a report")).expect("JSON")
+}
+
+#[test]
+fn graphs_of_short_and_long_calls_are_timed_and_right() {
+    if !is_enabled() {
+        return;
+    }
+    let graphs = report("--graph 3 -b 8 -e 2M -f 262144");
+    assert_eq!((&graphs["graph"], graphs["rows"].as_array().map(Vec::len)), (&3.into(), Some(2)));
+    for place in ["out_of_place", "in_place"] {
+        let timing = &graphs["rows"][0][place];
+        assert_eq!((&timing["iterations"], &timing["wrong"]), (&6.into(), &0.into()), "two launches");
+        assert!(timing["mean_us"].as_f64().is_some_and(|mean| mean > 0.0), "{timing}");
+        assert_eq!(timing["waited_us"], Value::Null, "no call is awaited alone");
+    }
+    for collective in ["reduce-scatter", "all-gather", "broadcast", "reduce", "all-to-all"] {
+        report(&format!("--graph 2 -b 1K -e 1K --collective {collective}"));
+    }
+}
+
+#[test]
+fn the_report_has_enqueued_and_waited_times() {
+    if !is_enabled() {
+        return;
+    }
+    let timing = &report("-b 8 -e 8")["rows"][0]["in_place"];
+    let us = |key: &str| timing[key].as_f64().unwrap_or_else(|| panic!("{key} in {timing}"));
+    assert!(us("mean_us") > 0.0 && 0.0 < us("caller_us") && us("caller_us") <= us("waited_us"), "{timing}");
+}
+
+#[test]
+fn graphs_without_gpus_are_refused() {
+    for (arguments, words) in [
+        ("perf --ranks 1 --graph 4", "--graph captures calls on a GPU: add --device cuda"),
+        ("perf --ranks 1 -G 4", "give --graph N"),
+    ] {
+        let (code, _, err) = run(arguments, &[]);
+        assert_eq!(code, Some(2), "{err}");
+        assert!(err.contains(words), "{err}");
+    }
+}
+
 #[test]
 fn all_ranks_use_the_requested_gpu() {
     if !is_enabled() {

@@ -5,6 +5,7 @@ use crate::harness::{Rank, Setup, World, let_others_finish, spawn_processes_with
 use crate::programs::with_cuda;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
+use flexring::device::cuda::GpuBuffer;
 use flexring::{ErrorKind, ReduceOp};
 use std::process::Output;
 use std::sync::Arc;
@@ -79,6 +80,51 @@ fn replays_have_the_sums_of_the_vectors_at_that_time() {
             }
             rank.synchronize().expect("all calls succeed");
         }
+    });
+}
+
+#[test]
+fn a_graph_keeps_the_memory_of_its_vectors() {
+    processes("a_graph_keeps_the_memory_of_its_vectors", 2, |rank| {
+        for count in [5, LONG] {
+            let mut send = GpuBuffer::<f32>::new(0, 2 * count).expect("memory");
+            let mut receive = send.split_off(count);
+            assert_eq!((send.len(), receive.len()), (count, count));
+            send.write(&vec![1.0; count]).expect("a copy");
+            let capture = receive.begin_capture().expect("a capture");
+            rank.all_reduce_into_on_gpu(&send, &mut receive, ReduceOp::Sum).expect("it is captured");
+            rank.all_reduce_into_on_gpu(&receive, &mut send, ReduceOp::Sum).expect("it is captured");
+            let graph = capture.end().expect("a graph");
+            for expected in [4.0, 16.0] {
+                graph.launch().expect("a replay");
+                let mut sum = vec![0.0; count];
+                send.read(&mut sum).expect("a copy");
+                assert_eq!(sum, vec![expected; count]);
+            }
+            drop((send, receive));
+            graph.launch().expect("a replay");
+            drop(graph);
+            rank.synchronize().expect("all calls succeed");
+        }
+    });
+}
+
+#[test]
+fn a_capture_that_is_dropped_or_broken_leaves_the_vector_usable() {
+    processes("a_capture_that_is_dropped_or_broken_leaves_the_vector_usable", 2, |rank| {
+        let mut vector = GpuBuffer::<f32>::new(0, 10).expect("memory");
+        vector.write(&[1.0; 10]).expect("a copy");
+        let capture = vector.begin_capture().expect("a capture");
+        rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("it is captured");
+        drop(capture);
+        let capture = vector.begin_capture().expect("a capture");
+        // A copy waits for the stream.
+        vector.read(&mut [0.0; 10]).expect_err("the stream is being captured");
+        assert_eq!(capture.end().expect_err("an invalid capture").kind(), ErrorKind::System);
+        rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a call");
+        let mut sum = [0.0; 10];
+        vector.read(&mut sum).expect("a copy");
+        assert_eq!(sum, [2.0; 10]);
     });
 }
 

@@ -5,14 +5,15 @@
 use super::check::{CallCheck, Placement};
 use super::collective::{self, Extent};
 use super::exact_element::ExactElement;
-use super::gpu;
+use super::gpu::{self, GpuCall, LaunchGraph};
 use super::options::{CallCount, HostMemory, PerfOptions, VectorDevice};
 use super::pattern::CheckResult;
 use super::redop::RedOp;
-use super::report::{PerfRow, Timing};
+use super::report::{self, PerfRow, Timing};
 use flexring::call::Collective;
 use flexring::communicator::Operation;
 use flexring::{Communicator, ReduceOp, Result};
+use std::num::NonZeroUsize;
 use std::ops::DerefMut;
 use std::time::{Duration, Instant};
 
@@ -120,12 +121,19 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         Ok(check.verify(round, extent, placement, &self.send, &self.receive))
     }
 
-    fn call(&mut self, op: RedOp, extent: Extent, placement: Placement) -> Result<()> {
+    /// A call on the GPU's vectors.
+    fn on_gpu(&self, op: RedOp, extent: Extent, placement: Placement) -> GpuCall<'a> {
         let op = op.of(T::DTYPE, T::factor(self.comm.rank()));
         let PerfOptions { collective, root, .. } = *self.options;
+        GpuCall { comm: self.comm, collective, op, root, extent, placement }
+    }
+
+    fn call(&mut self, op: RedOp, extent: Extent, placement: Placement) -> Result<()> {
+        let call = self.on_gpu(op, extent, placement);
         if let Some(on_gpu) = &mut self.on_gpu {
-            return on_gpu.call(self.comm, collective, op, root, extent, placement);
+            return on_gpu.call(call);
         }
+        let GpuCall { collective, op, root, .. } = call;
         let Extent { whole, part } = extent;
         let (comm, send, receive) = (self.comm, &mut self.send, &mut self.receive);
         match (collective, placement) {
@@ -253,7 +261,8 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         }
     }
 
-    /// Times enqueued calls as nccl-tests does: from the first call to the completion of the last one.
+    /// Times enqueued calls, or launches of a graph of calls, as nccl-tests does: from the first to the completion
+    /// of the last.
     fn time_enqueued(
         &mut self,
         op: RedOp,
@@ -261,10 +270,12 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         placement: Placement,
         step: &mut dyn FnMut(Instant),
     ) -> Result<Timing> {
+        let captured = self.options.graph.map_or(1, NonZeroUsize::get);
+        let graph = self.capture(captured, op, extent, placement)?;
         let mut calls = |bench: &mut Self, calls| {
             let start = Instant::now();
             for _ in 0..calls {
-                bench.call(op, extent, placement)?;
+                bench.enqueue(graph.as_ref(), op, extent, placement)?;
                 step(Instant::now());
                 bench.wait_for_all()?;
             }
@@ -275,13 +286,66 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         let first = calls(self, warmup.least.min(1))?;
         self.repeat(CallCount { least: warmup.least.saturating_sub(1), ..warmup }, &mut calls)?;
         self.comm.all_reduce(&mut [0u8], ReduceOp::Sum)?;
-        let (iterations, elapsed) = self.repeat(self.options.iterations(), &mut calls)?;
-        let mut times = [first.as_secs_f64() * 1e6, elapsed.as_secs_f64() * 1e6 / iterations as f64];
+        let (launches, elapsed) = self.repeat(self.options.iterations(), &mut calls)?;
+        let iterations = launches * captured;
+        let us = |elapsed: Duration, calls: usize| elapsed.as_secs_f64() * 1e6 / calls as f64;
+        let mut times = vec![us(first, captured), us(elapsed, iterations)];
+        if graph.is_none() {
+            times.extend(self.time_single(op, extent, placement)?);
+        }
         self.over_ranks(&mut times)?;
-        let [first, mean] = times;
+        let (first, mean) = (times[0], times[1]);
         let factor = collective::bus_factor(self.options.collective, self.comm.world_size());
         let first = if warmup.least == 0 { mean } else { first };
-        Ok(Timing::of_batch(first, mean, iterations, extent.whole * size_of::<T>(), factor))
+        Ok(Timing {
+            waited_us: times.get(2).copied(),
+            caller_us: times.get(3).copied(),
+            ..Timing::of_batch(first, mean, iterations, extent.whole * size_of::<T>(), factor)
+        })
+    }
+
+    /// The median times of calls each of which is awaited: until its result is there, and until it returns.
+    fn time_single(&mut self, op: RedOp, extent: Extent, placement: Placement) -> Result<[f64; 2]> {
+        let (mut waited, mut caller) = (Vec::new(), Vec::new());
+        for _ in 0..self.options.iterations().least {
+            let start = Instant::now();
+            self.call(op, extent, placement)?;
+            caller.push(start.elapsed().as_secs_f64() * 1e6);
+            self.on_gpu.as_ref().map_or(Ok(()), gpu::Vectors::wait)?;
+            waited.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        self.wait()?;
+        Ok([waited, caller].map(|mut times| {
+            times.sort_by(f64::total_cmp);
+            report::median(&times)
+        }))
+    }
+
+    /// With `--graph`, captures `calls` calls.
+    fn capture(
+        &mut self,
+        calls: usize,
+        op: RedOp,
+        extent: Extent,
+        placement: Placement,
+    ) -> Result<Option<LaunchGraph>> {
+        let call = self.on_gpu(op, extent, placement);
+        let on_gpu = self.on_gpu.as_mut().filter(|_| self.options.graph.is_some());
+        on_gpu.map(|on_gpu| on_gpu.capture(calls, call)).transpose()
+    }
+
+    /// Launches a graph, or makes a call.
+    fn enqueue(
+        &mut self,
+        graph: Option<&LaunchGraph>,
+        op: RedOp,
+        extent: Extent,
+        placement: Placement,
+    ) -> Result<()> {
+        match graph {
+            Some(launch) => launch(),
+            None => self.call(op, extent, placement),
+        }
     }
 
     fn check(
@@ -291,11 +355,17 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         extent: Extent,
         placement: Placement,
     ) -> Result<CheckResult> {
+        // A second call in place would reduce the result of the first.
+        let calls = match placement {
+            Placement::OutOfPlace => self.options.graph.map_or(1, NonZeroUsize::get),
+            Placement::InPlace => 1,
+        };
+        let graph = if self.options.check > 0 { self.capture(calls, op, extent, placement)? } else { None };
         let mut finding = CheckResult::default();
         for _ in 0..self.options.check {
             for round in 0..check.rounds(extent) {
                 self.fill(check, round, extent, placement)?;
-                self.call(op, extent, placement)?;
+                self.enqueue(graph.as_ref(), op, extent, placement)?;
                 self.wait()?;
                 finding = finding.and(self.verify(check, round, extent, placement)?);
             }

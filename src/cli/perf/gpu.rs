@@ -8,12 +8,30 @@ pub use absent::{Vectors, facts, gpu_count};
 #[cfg(feature = "cuda")]
 pub use present::{Vectors, facts, gpu_count};
 
+use super::check::Placement;
+use super::collective::Extent;
 use super::options::{PerfOptions, VectorDevice};
 use super::report::RankInfo;
 use flexring::bootstrap::local_rank;
+use flexring::call::Collective;
 use flexring::config::{Config, environment};
-use flexring::{Error, Result};
+use flexring::{Communicator, Error, ReduceOp, Result};
 use std::collections::BTreeSet;
+
+/// A call on the beginning of a rank's vectors.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "it is read on GPUs only"))]
+pub struct GpuCall<'a> {
+    pub comm: &'a Communicator,
+    pub collective: Collective,
+    pub op: ReduceOp,
+    pub root: usize,
+    pub extent: Extent,
+    pub placement: Placement,
+}
+
+/// Launches a graph.
+pub type LaunchGraph = Box<dyn Fn() -> Result<()>>;
 
 /// The index of the GPU that holds the vectors of rank `rank`: FLEXRING_GPU if set, else the local rank modulo the number of
 /// GPUs. `None` for vectors on the host.
@@ -59,14 +77,18 @@ pub fn shared(ranks: &[RankInfo]) -> Option<String> {
 
 #[cfg(feature = "cuda")]
 mod present {
+    use super::{GpuCall, LaunchGraph};
     use crate::perf::check::Placement;
     use crate::perf::collective::Extent;
     use crate::perf::report::RankGpu;
     use flexring::call::Collective;
     use flexring::device::cuda::{self, GpuBuffer};
-    use flexring::{Communicator, Element, ReduceOp, Result};
+    use flexring::{Element, Result};
 
     pub use cuda::gpu_count;
+
+    /// Alignment of the vectors, in elements.
+    const ALIGNMENT: usize = 256;
 
     /// Index, address and name of a GPU, for the list of ranks.
     ///
@@ -77,7 +99,7 @@ mod present {
         Ok(RankGpu { number: gpu as u32, address: facts.address, name: facts.name })
     }
 
-    /// A send and a receive vector on a GPU.
+    /// A send and a receive vector on a GPU, in one stream.
     pub struct Vectors<T: Element> {
         send: GpuBuffer<T>,
         receive: GpuBuffer<T>,
@@ -89,7 +111,11 @@ mod present {
         /// # Errors
         /// `System` if there is not enough memory.
         pub fn new(gpu: usize, count: usize) -> Result<Self> {
-            Ok(Self { send: GpuBuffer::new(gpu, count)?, receive: GpuBuffer::new(gpu, count)? })
+            // Both are aligned as allocations are.
+            let count = count.next_multiple_of(ALIGNMENT);
+            let mut send = GpuBuffer::new(gpu, 2 * count)?;
+            let receive = send.split_off(count);
+            Ok(Self { send, receive })
         }
 
         /// Copies to the beginning of both vectors.
@@ -118,19 +144,23 @@ mod present {
             self.receive.synchronize()
         }
 
+        /// Captures a call, `calls` times in a row. All ranks do so.
+        ///
+        /// # Errors
+        /// `Unsupported` if the host runs the call; any error of a call.
+        pub fn capture(&mut self, calls: usize, call: GpuCall<'_>) -> Result<LaunchGraph> {
+            let capture = self.receive.begin_capture()?;
+            (0..calls).try_for_each(|_| self.call(call))?;
+            let graph = capture.end()?;
+            Ok(Box::new(move || graph.launch()))
+        }
+
         /// Enqueues a collective call.
         ///
         /// # Errors
         /// Any error of this call or of an earlier enqueued one.
-        pub fn call(
-            &mut self,
-            comm: &Communicator,
-            collective: Collective,
-            op: ReduceOp,
-            root: usize,
-            Extent { whole, part }: Extent,
-            placement: Placement,
-        ) -> Result<()> {
+        pub fn call(&mut self, call: GpuCall<'_>) -> Result<()> {
+            let GpuCall { comm, collective, op, root, extent: Extent { whole, part }, placement } = call;
             let given =
                 if matches!(collective, Collective::AllGather | Collective::Gather) { part } else { whole };
             let result = match (collective, placement) {
@@ -177,11 +207,9 @@ mod present {
 
 #[cfg(not(feature = "cuda"))]
 mod absent {
-    use crate::perf::check::Placement;
-    use crate::perf::collective::Extent;
+    use super::{GpuCall, LaunchGraph};
     use crate::perf::report::RankGpu;
-    use flexring::call::Collective;
-    use flexring::{Communicator, Error, ReduceOp, Result};
+    use flexring::{Error, Result};
     use std::marker::PhantomData;
 
     fn none<T>() -> Result<T> {
@@ -219,15 +247,11 @@ mod absent {
             none()
         }
 
-        pub fn call(
-            &mut self,
-            _comm: &Communicator,
-            _collective: Collective,
-            _op: ReduceOp,
-            _root: usize,
-            _extent: Extent,
-            _placement: Placement,
-        ) -> Result<()> {
+        pub fn capture(&mut self, _calls: usize, _call: GpuCall<'_>) -> Result<LaunchGraph> {
+            none()
+        }
+
+        pub fn call(&mut self, _call: GpuCall<'_>) -> Result<()> {
             none()
         }
     }

@@ -23,7 +23,8 @@ use std::time::Duration;
 /// Times are means over the iterations and over the ranks (see --average). Without -n and -w, each half of a row takes at least 20 ms after at
 /// least 5 ms of warm-up, so that one call that waits for a core does not decide the mean. Calls follow each other without a pause, so that a rank may begin
 /// one while others are still in the one before (see --blocking). Calls on GPUs are enqueued back to back; the time of one call is
-/// the time until the last call of a size completes, divided by their number. Sizes are binary (1K is 1024 bytes), GB/s are
+/// the time until the last call of a size completes, divided by their number (see --graph). The report of --json also has the median times of
+/// single calls: how long the caller's thread is in one (caller_us), and until its result is there (waited_us). Sizes are binary (1K is 1024 bytes), GB/s are
 /// decimal.
 /// busbw is algbw * 2 (n - 1) / n for all-reduces of n ranks, algbw * (n - 1) / n for collectives with parts
 /// (reduce-scatters, all-gathers, gathers, scatters and all-to-alls), and algbw itself for broadcasts, reduces and send_recv, in
@@ -128,6 +129,11 @@ pub struct PerfOptions {
     #[arg(long, value_name = "DEVICE", default_value = "host")]
     pub device: VectorDevice,
 
+    /// With --device cuda: capture N calls of each length in a CUDA graph, and measure launches of it. -n and -w then count launches; times
+    /// are those of one call. Results are checked from graphs, too
+    #[arg(long, value_name = "N", value_parser = graph_calls)]
+    pub graph: Option<NonZeroUsize>,
+
     /// Allocation of host vectors: in the communicator's pool, which peers read directly, on the heap, or on the heap and registered,
     /// which peers read directly with FLEXRING_REGISTER_SHARED=1 [default: pool]
     #[arg(long, value_name = "WHERE")]
@@ -157,8 +163,8 @@ pub struct PerfOptions {
     #[arg(short = 'p', long = "parallel_init", value_name = "0", hide = true, value_parser = not_done)]
     pub parallel_init: Option<usize>,
 
-    /// As --agg_iters
-    #[arg(short = 'G', long, value_name = "0", hide = true, value_parser = not_done)]
+    /// As --agg_iters; see --graph
+    #[arg(short = 'G', long, value_name = "0", hide = true, value_parser = other_graph)]
     pub cudagraph: Option<usize>,
 
     /// As --agg_iters
@@ -298,6 +304,12 @@ impl PerfOptions {
         if self.device == VectorDevice::Cuda && self.model.is_some() {
             return Some("--model measures host vectors: leave out --device cuda".to_owned());
         }
+        if self.device == VectorDevice::Host && self.graph.is_some() {
+            return Some("--graph captures calls on a GPU: add --device cuda".to_owned());
+        }
+        if self.collective == Collective::Barrier && self.graph.is_some() {
+            return Some("a barrier waits on the host, so no graph has it: leave out --graph".to_owned());
+        }
         if self.memory == Some(HostMemory::Registered) && self.model.is_some() {
             return Some(
                 "--model measures vectors of the pool or the heap: leave out --memory registered".to_owned(),
@@ -367,6 +379,18 @@ fn no_aggregation(text: &str) -> Result<usize, String> {
 
 fn not_done(text: &str) -> Result<usize, String> {
     only(0, text, "flexring perf has no such measurement; only 0 is accepted")
+}
+
+fn other_graph(text: &str) -> Result<usize, String> {
+    only(0, text, "give --graph N, the number of calls that a graph has, and its launches by -n")
+}
+
+/// Most calls of a graph.
+const MOST_CAPTURED: usize = 10_000;
+
+fn graph_calls(text: &str) -> Result<NonZeroUsize, String> {
+    let count = text.parse().ok().filter(|count: &NonZeroUsize| count.get() <= MOST_CAPTURED);
+    count.ok_or_else(|| format!("expected a number of calls from 1 to {MOST_CAPTURED}"))
 }
 
 fn other_timeout(text: &str) -> Result<usize, String> {
@@ -476,7 +500,7 @@ mod tests {
             ("-g 8", "start more ranks"),
             ("-t 2", "start more ranks"),
             ("-m 4", "--model"),
-            ("-G 1", "only 0 is accepted"),
+            ("-G 1", "give --graph N"),
             ("-R 1", "--memory registered"),
             ("-T 30", "--timeout-ms"),
         ] {
@@ -515,6 +539,7 @@ mod tests {
             ("-n 4611686018427387904", "expected a number of calls from 1 to 10000000"),
             ("-w 18446744073709551615", "expected a number of calls up to 10000000"),
             ("--algo rign", "expected auto, ring, rabenseifner, "),
+            ("--graph 0", "expected a number of calls from 1 to 10000"),
             ("--ranks 0", "0"),
             ("-i 4 -f 2", "cannot be used with"),
             ("-x", "-x"),
@@ -539,6 +564,15 @@ mod tests {
         assert!(options.contradiction().is_some_and(|message| message.contains("--device cuda")));
         assert_eq!(parse("--device cuda").expect("valid").contradiction(), None);
         assert_eq!(parse("").expect("valid").device, VectorDevice::Host);
+    }
+
+    #[test]
+    fn graphs_are_of_calls_on_gpus() {
+        let contradiction = |flags: &str| parse(flags).expect("valid flags").contradiction();
+        assert_eq!(contradiction("--graph 4 --device cuda"), None);
+        assert!(contradiction("--graph 4").is_some_and(|message| message.contains("add --device cuda")));
+        let barrier = contradiction("--graph 4 --device cuda --collective barrier");
+        assert!(barrier.is_some_and(|message| message.contains("barrier")));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use flexring::communicator::{AdaptationStatistics, RailStatistics};
 use flexring::config::{Config, environment};
 use flexring::{Error, Result};
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::time::Instant;
 
 /// Settings that identify a rank and its GPU. They are left out of the report because they do not affect results.
@@ -48,6 +49,7 @@ impl ProgressOutput {
                 (VectorDevice::Host, Some(HostMemory::Registered)) => "registered",
                 (VectorDevice::Host, _) => "pool",
             },
+            graph: options.graph.map(NonZeroUsize::get),
             ..PerfReport::default()
         };
         let file = options.json.as_deref().map(ReportFile::new);
@@ -94,7 +96,7 @@ impl ProgressOutput {
         };
         let mut head = format!(
             "# flexring {}, {}, {} {}\n# {sizes} warmup iters: {} iters: {} validation: {} \
-             memory: {}\n#\n# Using ranks\n",
+             memory: {}{}\n#\n# Using ranks\n",
             report.version,
             report.collective,
             report.world,
@@ -103,6 +105,7 @@ impl ProgressOutput {
             options.iterations(),
             options.check,
             report.memory,
+            report.graph.map_or_else(String::new, |calls| format!(" graph: {calls}")),
         );
         for RankInfo { rank, pid, host, gpu, .. } in &report.ranks {
             head += &format!("#  Rank {rank:2} Group  0 Pid {pid:6} on {host:>10}");

@@ -26,6 +26,9 @@ pub struct PerfReport {
     pub settings: BTreeMap<&'static str, String>,
     /// Memory of the vectors: `pool`, `heap`, `registered` or `gpu`.
     pub memory: &'static str,
+    /// Calls of a graph, with `--graph`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graph: Option<usize>,
     /// The rows measured so far.
     pub rows: Vec<PerfRow>,
     /// The training steps measured so far, of `--model`.
@@ -129,6 +132,12 @@ pub struct Timing {
     pub p95: Option<f64>,
     /// Longest iteration.
     pub max: Option<f64>,
+    /// Median time from the start of a call on a GPU until its result is there, of calls that are not enqueued behind others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waited_us: Option<f64>,
+    /// Median time that such a call keeps the caller's thread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub caller_us: Option<f64>,
     /// First call of this size, which is a warm-up unless there are none.
     pub first: Option<f64>,
     /// Algorithm bandwidth: bytes divided by mean time.
@@ -152,7 +161,7 @@ impl Timing {
         let mean_us = sorted.iter().sum::<f64>() / n as f64;
         Self {
             min: Some(*min),
-            median: Some(f64::midpoint(sorted[(n - 1) / 2], sorted[n / 2])),
+            median: Some(median(&sorted)),
             p95: Some(sorted[(n * 95).div_ceil(100) - 1]),
             max: Some(*max),
             ..Self::of_batch(*first, mean_us, n, bytes, bus_factor)
@@ -164,6 +173,11 @@ impl Timing {
         let algbw = if mean_us > 0.0 { bytes as f64 / mean_us / 1e3 } else { 0.0 };
         Self { mean_us, iterations, first: Some(first), algbw, busbw: algbw * bus_factor, ..Self::default() }
     }
+}
+
+/// The median of times in ascending order, of which there is at least one.
+pub fn median(sorted: &[f64]) -> f64 {
+    f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2])
 }
 
 impl PerfReport {

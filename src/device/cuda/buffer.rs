@@ -1,19 +1,43 @@
 //! Users' buffers on a GPU, and slices of them.
 
+use super::graph::GpuCapture;
 use super::objects::{Gpu, GpuMemory, Stream};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::{Piece, lend, lend_in_place};
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A vector on a GPU. It has its own stream, which orders all operations on it. Other processes of the node can read its
 /// memory by CUDA IPC.
 pub struct GpuBuffer<T: Element> {
-    // Dropped first: it waits for the operations that still use the memory.
-    stream: Stream,
-    memory: GpuMemory,
+    shared: Arc<Shared>,
+    /// Its bytes of the shared memory.
+    bytes: Range<usize>,
     elements: PhantomData<T>,
+}
+
+/// An allocation, and the stream of all vectors in it.
+pub(super) struct Shared {
+    // Dropped first: it waits for the operations that still use the memory.
+    pub(super) stream: Stream,
+    pub(super) memory: GpuMemory,
+}
+
+impl Shared {
+    fn synchronize(&self) -> Result<()> {
+        let _entered = self.memory.gpu().enter()?;
+        Ok(self.stream.synchronize()?)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Err(error) = self.synchronize() {
+            log::debug!("a vector on a GPU is dropped: {}", error.message());
+        }
+    }
 }
 
 impl<T: Element> GpuBuffer<T> {
@@ -27,13 +51,35 @@ impl<T: Element> GpuBuffer<T> {
         let bytes = bytes.ok_or_else(|| {
             Error::invalid_argument(format!("{len} elements are more than any memory holds"))
         })?;
-        Ok(Self { memory: GpuMemory::new(&gpu, bytes)?, stream: Stream::new(&gpu)?, elements: PhantomData })
+        let shared = Shared { memory: GpuMemory::new(&gpu, bytes)?, stream: Stream::new(&gpu)? };
+        Ok(Self { shared: Arc::new(shared), bytes: 0..bytes, elements: PhantomData })
+    }
+
+    /// Splits off the elements from `at` on. Both vectors keep the stream, so calls on both can be captured in
+    /// one graph. The memory is freed after both.
+    ///
+    /// # Panics
+    /// If `at` is more than the length.
+    #[must_use]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(at <= self.len(), "element {at} of {}", self.len());
+        let middle = self.bytes.start + at * size_of::<T>();
+        let bytes = middle..std::mem::replace(&mut self.bytes.end, middle);
+        Self { shared: Arc::clone(&self.shared), bytes, elements: PhantomData }
+    }
+
+    /// Captures the work that this thread enqueues in the vector's stream until [`GpuCapture::end`].
+    ///
+    /// # Errors
+    /// `System` if the GPU fails, or a capture of this stream has begun already.
+    pub fn begin_capture(&mut self) -> Result<GpuCapture> {
+        GpuCapture::begin(&self.shared)
     }
 
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.memory.piece().len() / size_of::<T>()
+        self.bytes.len() / size_of::<T>()
     }
 
     /// Whether it has no elements.
@@ -82,13 +128,12 @@ impl<T: Element> GpuBuffer<T> {
         GpuSlice { piece, whole: self }
     }
 
-    /// Waits for all operations on the vector.
+    /// Waits for all operations on the vector, launches of graphs in its stream among them.
     ///
     /// # Errors
     /// `System` if the GPU fails.
     pub fn synchronize(&self) -> Result<()> {
-        let _entered = self.memory.gpu().enter()?;
-        Ok(self.stream.synchronize()?)
+        self.shared.synchronize()
     }
 
     fn write_to(&self, part: Piece, from: &[T]) -> Result<()> {
@@ -106,32 +151,28 @@ impl<T: Element> GpuBuffer<T> {
         if into.is_empty() {
             return Ok(());
         }
-        let _entered = self.memory.gpu().enter()?;
+        let Shared { stream, memory } = &*self.shared;
+        let _entered = memory.gpu().enter()?;
         // SAFETY: both have the same length and are borrowed until the copy completes, which this waits for.
-        unsafe { self.stream.copy(into, from)? };
-        Ok(self.stream.synchronize()?)
+        unsafe { stream.copy(into, from)? };
+        Ok(stream.synchronize()?)
     }
 
     pub(super) fn piece(&self) -> Piece {
-        self.memory.piece()
+        match self.bytes.len() {
+            0 => Piece::EMPTY,
+            len => self.shared.memory.piece().narrow(self.bytes.start, len),
+        }
     }
 
     pub(super) fn stream(&self) -> &Stream {
-        &self.stream
-    }
-}
-
-impl<T: Element> Drop for GpuBuffer<T> {
-    fn drop(&mut self) {
-        if let Err(error) = self.synchronize() {
-            log::debug!("a vector on a GPU is dropped: {}", error.message());
-        }
+        &self.shared.stream
     }
 }
 
 impl<T: Element> std::fmt::Debug for GpuBuffer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "GpuBuffer({} elements on {:?})", self.len(), self.memory.gpu())
+        write!(f, "GpuBuffer({} elements on {:?})", self.len(), self.shared.memory.gpu())
     }
 }
 

@@ -11,6 +11,7 @@
 //! | `pinned` | page-locked host memory |
 //! | `inventory` | the GPUs that this process sees |
 //! | `buffer` | users' buffers on a GPU, and slices of them |
+//! | `graph` | graphs of calls on users' buffers |
 //! | `vector` | the vector types that calls accept |
 //! | `ipc` | GPU memory shared between the processes of a node |
 //! | `standalone` | the device without ranks, for benchmarks |
@@ -19,6 +20,7 @@
 mod buffer;
 pub(crate) mod collective;
 pub(crate) mod engine;
+mod graph;
 pub mod image;
 mod inventory;
 pub(crate) mod ipc;
@@ -34,6 +36,7 @@ pub use engine::Cuda;
 pub(crate) use engine::{
     EngineParts, GpuEngine, HostSide, KernelKind, Launcher, PreparedCollective, PreparedLaunch, ResidentCall,
 };
+pub use graph::{GpuCapture, GpuGraph};
 pub use inventory::{GpuInfo, gpu_count, gpu_info};
 #[doc(hidden)]
 pub use standalone::StandaloneDevice;
