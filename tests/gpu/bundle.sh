@@ -21,7 +21,7 @@ tests/gpu/run --programs | while IFS=$'\t' read -r name path; do
 done
 # The release build of the workspace, which --programs has made, contains it.
 cp -L "${CARGO_TARGET_DIR:-target}/release/libflexring_nccl.so" "$tree/lib/"
-for program in flexring suite gpu_reduce gpu_latency; do [ -e "$tree/bin/$program" ]; done
+for program in flexring suite gpu_reduce gpu_latency gpu_replays; do [ -e "$tree/bin/$program" ]; done
 [ -e "$tree/lib/libflexring.so" ]
 kernels=$("$tree/bin/flexring" doctor | grep "GPU kernels:" || true)
 if [[ $kernels != *"machine code"* ]]; then
@@ -33,7 +33,7 @@ fi
 # A library keeps the symbols that programs link to.
 strip "$tree"/bin/*
 strip --strip-unneeded "$tree"/lib/*
-cp -r tests/gpu/{first_contact,run,nccl_tests,*.py,steps,cells} "$tree/tests/gpu/"
+cp -r tests/gpu/{first_contact,run,nccl_tests,*.py,steps,cells,peers} "$tree/tests/gpu/"
 cp tests/report.py "$tree/tests/"
 cp bench/peers/nccl_allreduce.py "$tree/bench/peers/"
 cp -r python examples include "$tree/"

@@ -4,15 +4,16 @@ A step is a module with SECONDS (its part of the half hour), QUESTION (what it a
 session) and `words` (the lines of text that report the results of cells, given as pairs of name and result).
 """
 
-from . import ddp, kernels, latency, machine, nccl, probe, sanitizer, tests
+from . import all_reduce, ddp, kernels, latency, machine, nccl, probe, sanitizer, tests
 
 ORDER = {
     "machine": machine,
     "probe": probe,
+    "all_reduce": all_reduce,
     "latency": latency,
     "tests": tests,
     "ddp": ddp,
     "kernels": kernels,
-    "nccl": nccl,
     "sanitizer": sanitizer,
+    "nccl": nccl,
 }

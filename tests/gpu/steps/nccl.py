@@ -1,8 +1,7 @@
 """Step `nccl`: NCCL beside flexring in one run.
 
-Two processes share one GPU, and each has an NCCL_HOSTID of its own, so that NCCL takes them for two machines and uses sockets;
-flexring uses TCP. Without MPS the GPU also time-slices them. It compares the two libraries in this setup alone; neither is made
-for it.
+Two processes share one GPU under MPS. Each has an NCCL_HOSTID and a FLEXRING_NODE of its own, so that NCCL takes them for two
+machines and uses sockets, and flexring uses TCP. It compares the two libraries in this setup alone; neither is made for it.
 """
 
 import sys
@@ -11,9 +10,9 @@ from programs import ROOT
 
 from .session import Cell, free_port
 
-SECONDS = 240
+SECONDS = 120
 QUESTION = "How do NCCL and flexring compare where both can run: two processes on one GPU, over sockets?"
-LABEL = "two processes on one GPU, NCCL over sockets (an NCCL_HOSTID each), flexring over TCP"
+LABEL = "two processes on one GPU under MPS, each a node of its own: NCCL over sockets, flexring over TCP"
 
 SIZES = [1 << power for power in range(10, 29, 3)]
 # Sizes and calls of a run.
@@ -21,18 +20,12 @@ PARTS = [(SIZES[:4], 50), (SIZES[4:6], 20), (SIZES[6:], 5)]
 
 
 def cells(_session):
-    return [
-        Cell(f"{dtype}, {'MPS' if mps else 'time-sliced'}", 60, measured(dtype, mps))
-        for mps in (False, True)
-        for dtype in ("float", "bfloat16")
-    ]
+    return [Cell(dtype, 60, measured(dtype)) for dtype in ("float", "bfloat16")]
 
 
-def measured(dtype, mps):
+def measured(dtype):
     def measure(session):
         session.torch()
-        if not mps:
-            return compare(session, dtype, {})
         with session.mps() as env:
             return compare(session, dtype, env)
 
@@ -46,8 +39,8 @@ def compare(session, dtype, env):
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **env}
         shared |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
         theirs = session.ranks(command, lambda rank: {**shared, "RANK": str(rank), "NCCL_HOSTID": f"machine{rank}"})
-        flags = f"--ranks 2 -b {sizes[0]} -e {sizes[-1]} -f 8 -n {calls} -w 5 -d {dtype} --device cuda --transport tcp"
-        ours = session.perf(flags, env)["rows"]
+        flags = f"-b {sizes[0]} -e {sizes[-1]} -f 8 -n {calls} -w 5 -d {dtype} --device cuda"
+        ours = session.perf_of_nodes(flags, env)["rows"]
         for mine, other in zip(ours, theirs, strict=True):
             library = other["library"]
             us = mine["in_place"]["mean_us"]

@@ -50,6 +50,11 @@ class Session:
         self.place, self.processes = place, processes
         self.simulated = place.simulated
         self.deadline = 0.0
+        # For what one cell makes and later ones use; removed at the end.
+        self.kept = tempfile.TemporaryDirectory()
+        self.folder = Path(self.kept.name)
+        self.service = contextlib.ExitStack()
+        self.service_env = None
 
     def begin(self, seconds):
         self.deadline = time.monotonic() + seconds
@@ -84,10 +89,19 @@ class Session:
             self.run([self.place.programs["flexring"], "perf", *flags.split(), "--json", path], env)
             return json.loads(path.read_text())
 
-    def ranks(self, command, env):
-        """Runs a program as two ranks; `env` gives the variables of a rank. Returns what rank 0 printed as lines of JSON."""
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            runs = [pool.submit(self.lines, command, env(rank)) for rank in range(2)]
+    def perf_of_nodes(self, flags, env=None):
+        """The report of two ranks, each of which is a node of its own."""
+        variables = rank_variables(free_port(), 2)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "report.json"
+            command = [self.place.programs["flexring"], "perf", *flags.split(), "--json", path]
+            self.ranks(command, lambda rank: {**variables(rank), "FLEXRING_NODE": f"node{rank}", **(env or {})})
+            return json.loads(path.read_text())
+
+    def ranks(self, command, env, world=2):
+        """Runs a program as `world` ranks; `env` gives the variables of a rank. Returns what rank 0 printed as lines of JSON."""
+        with concurrent.futures.ThreadPoolExecutor(world) as pool:
+            runs = [pool.submit(self.lines, command, env(rank)) for rank in range(world)]
             failures = [failure for failure in (run.exception() for run in runs) if failure]
             if failures:
                 # The rank that failed explains why the other one hung.
@@ -105,7 +119,22 @@ class Session:
 
     @contextlib.contextmanager
     def mps(self):
-        """CUDA's multi-process service for the programs of a cell. Gives the environment of its clients."""
+        """CUDA's multi-process service for the programs of a cell. Gives the environment of its clients. It runs until `end_mps`, or
+        until a cell fails: its client may have broken it."""
+        if self.service_env is None:
+            self.service_env = self.service.enter_context(self.started_mps())
+        try:
+            yield self.service_env
+        except BaseException:
+            self.end_mps()
+            raise
+
+    def end_mps(self):
+        self.service_env = None
+        self.service.close()
+
+    @contextlib.contextmanager
+    def started_mps(self):
         program = shutil.which("nvidia-cuda-mps-control")
         if self.simulated or not program:
             raise Skipped("there is no nvidia-cuda-mps-control")
@@ -129,11 +158,11 @@ class Session:
                     self.processes.run(["sh", "-c", f"echo quit | {program}"], 5, env)
 
 
-def two_ranks(port):
-    """The variables of flexring's ranks in two processes on the first GPU."""
+def rank_variables(port, world):
+    """The variables of flexring's ranks in processes on the first GPU."""
 
     def env(rank):
-        identity = {"FLEXRING_RANK": str(rank), "FLEXRING_WORLD_SIZE": "2", "FLEXRING_GPU": "0"}
+        identity = {"FLEXRING_RANK": str(rank), "FLEXRING_WORLD_SIZE": str(world), "FLEXRING_GPU": "0"}
         return identity | {"FLEXRING_MASTER_ADDR": "127.0.0.1", "FLEXRING_MASTER_PORT": str(port)}
 
     return env
