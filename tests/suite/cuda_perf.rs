@@ -33,7 +33,13 @@ fn run(arguments: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, Str
 
 /// The rows of a table without wrong results, split into columns.
 fn rows(arguments: &str) -> Vec<Vec<String>> {
-    let (code, out, err) = run(&format!("perf --device cuda -n 2 -w 2 {arguments}"), &[]);
+    rows_by("host", arguments)
+}
+
+/// [`rows`] of calls that this engine runs.
+fn rows_by(engine: &str, arguments: &str) -> Vec<Vec<String>> {
+    let engine = [("FLEXRING_GPU_ENGINE", engine)];
+    let (code, out, err) = run(&format!("perf --device cuda -n 2 -w 2 {arguments}"), &engine);
     assert_eq!(code, Some(0), "{arguments}: {err}\n{out}");
     let rows = out.lines().filter(|line| !line.starts_with('#'));
     let rows: Vec<Vec<String>> =
@@ -47,8 +53,8 @@ fn rows(arguments: &str) -> Vec<Vec<String>> {
 #[test]
 fn every_type_and_operation_is_right() {
     if is_enabled() {
-        for ranks in [1, 2, 4] {
-            let rows = rows(&format!("--ranks {ranks} -b 8 -e 64K -f 8192 -d all -o all"));
+        for (engine, ranks) in [("host", 1), ("host", 2), ("host", 4), ("device", 3)] {
+            let rows = rows_by(engine, &format!("--ranks {ranks} -b 8 -e 64K -f 8192 -d all -o all"));
             // As in `perf::every_type_and_operation_is_correct_in_small_worlds`.
             assert_eq!(rows.len(), (6 * 6 + 8 * 9 + 7) * 2, "types, operations and sizes");
         }
@@ -98,7 +104,7 @@ fn a_shared_gpu_is_reported_once_and_the_report_names_every_rank() {
 fn report(arguments: &str) -> Value {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.json");
-    rows(&format!("--ranks 2 --json {} {arguments}", path.display()));
+    rows_by("device", &format!("--ranks 2 --json {} {arguments}", path.display()));
     serde_json::from_slice(&std::fs::read(&path).expect("a report")).expect("JSON")
 }
 

@@ -78,6 +78,7 @@ def flexring(kind, world, env=None, flags="", ranges=(SHORT, LONG)):
 
 def perf(session, world, flags, env):
     """The times of the slowest rank, in place or not, the better one."""
+    env = {"FLEXRING_GPU_ENGINE": "device", **env}
     report = session.perf(f"--ranks {world} --device cuda -d float -a 3 {flags}", env)
     rows = []
     for row in report["rows"]:
@@ -150,6 +151,7 @@ def replays(session):
     variables = rank_variables(free_port(), 2)
     program = [session.place.programs["gpu_replays"], 200 if session.simulated else 100_000]
     with shared_gpu(session) as env:
+        env = {"FLEXRING_GPU_ENGINE": "device", **env}
         rows = session.ranks(program, lambda rank: {**variables(rank), **env})
     return {"kind": "replays", "ranks": 2, "rows": rows}
 
