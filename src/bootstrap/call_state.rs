@@ -7,6 +7,7 @@ use crate::call::{Call, CallWords};
 use crate::rank::Rank;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Whether a rank is in a call.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -84,6 +85,8 @@ pub struct CallStateCell {
     version: AtomicU64,
     in_call: AtomicBool,
     words: [AtomicU64; size_of::<CallWords>() / size_of::<u64>()],
+    /// A call in which a kernel of this rank waits, and how often that has changed.
+    kernel: Mutex<(Option<Call>, u64)>,
 }
 
 impl CallStateCell {
@@ -104,6 +107,18 @@ impl CallStateCell {
         self.change(|| self.in_call.store(false, Ordering::Relaxed));
     }
 
+    /// Records that a kernel of this rank waits in this call, or in none any more. It counts while the rank is in no other call.
+    pub fn set_kernel_call(&self, call: Option<Call>) {
+        let mut kernel = self.lock_kernel();
+        if kernel.0 != call {
+            *kernel = (call, kernel.1 + 1);
+        }
+    }
+
+    fn lock_kernel(&self) -> MutexGuard<'_, (Option<Call>, u64)> {
+        self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn change(&self, write: impl FnOnce()) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -115,7 +130,7 @@ impl CallStateCell {
 
     /// A number that changes with every state.
     pub(super) fn version(&self) -> u64 {
-        self.version.load(Ordering::Relaxed)
+        self.version.load(Ordering::Relaxed).wrapping_add(self.lock_kernel().1)
     }
 
     /// The current state, or `None` if every attempt met a concurrent write. A rank that changes its state
@@ -125,8 +140,19 @@ impl CallStateCell {
         self.read_versioned().map(|(_, state)| state)
     }
 
+    /// [`read`](Self::read) of the calls that the host runs.
+    pub(super) fn read_host(&self) -> Option<CallState> {
+        self.read_with(None).map(|(_, state)| state)
+    }
+
     /// [`read`](Self::read), with the [`version`](Self::version) of the state.
     pub(super) fn read_versioned(&self) -> Option<(u64, CallState)> {
+        let (kernel, changes) = *self.lock_kernel();
+        self.read_with(kernel).map(|(version, state)| (version.wrapping_add(changes), state))
+    }
+
+    /// The state with this call of a kernel, and the version of the host's.
+    fn read_with(&self, kernel: Option<Call>) -> Option<(u64, CallState)> {
         const ATTEMPTS: usize = 100;
         for _ in 0..ATTEMPTS {
             let version = self.version.load(Ordering::Acquire);
@@ -135,9 +161,12 @@ impl CallStateCell {
             // All words must be read before the version is read again.
             fence(Ordering::Acquire);
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
-                let state = match Call::from_words(words) {
-                    Some(call) if in_call => CallState::InCall(call),
-                    call => CallState::Idle { finished: call.map_or(0, |call| call.last_collective()) },
+                let state = match (Call::from_words(words), kernel) {
+                    (Some(call), _) if in_call => CallState::InCall(call),
+                    (_, Some(call)) => CallState::InCall(call),
+                    (call, None) => {
+                        CallState::Idle { finished: call.map_or(0, |call| call.last_collective()) }
+                    }
                 };
                 return Some((version, state));
             }

@@ -392,7 +392,7 @@ impl ControlConnection {
     #[must_use]
     pub fn calls_made(&self) -> CallsMade {
         let has_failed = self.shared.fault.check().is_err();
-        let last = self.shared.call_state.read().map_or(0, |state| state.finished());
+        let last = self.shared.call_state.read_host().map_or(0, |state| state.finished());
         // The last one may be the call that failed.
         CallsMade { finished: last.saturating_sub(u64::from(has_failed)), has_failed }
     }

@@ -31,6 +31,10 @@ pub(super) struct CallQueue {
     /// Tickets that were dropped before their turn, and are not skipped yet.
     dropped: Mutex<BTreeSet<u64>>,
     changed: Condvar,
+    /// Collectives that were made and the host runs.
+    collectives: AtomicU64,
+    /// Collectives that were made and kernels run, which take no turn.
+    kernels: AtomicU64,
 }
 
 /// A position in the order. Dropping it ends its turn, or if that has not come yet, skips it when it comes. `Q` is a
@@ -38,6 +42,8 @@ pub(super) struct CallQueue {
 #[derive(Debug)]
 pub(super) struct QueueTicket<Q: Deref<Target = CallQueue> = Arc<CallQueue>> {
     number: u64,
+    /// Collectives that were made before and kernels run.
+    kernels: u64,
     queue: Q,
 }
 
@@ -45,6 +51,18 @@ impl CallQueue {
     /// Whether all calls are over.
     pub(super) fn is_idle(&self) -> bool {
         self.serves(self.next.load(Ordering::Relaxed))
+    }
+
+    /// Counts a collective that the host runs.
+    pub(super) fn count_collective(&self) {
+        self.collectives.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a collective that kernels run. Returns its number among all collectives.
+    #[cfg(feature = "cuda")]
+    pub(super) fn count_kernel(&self) -> u64 {
+        let kernels = self.kernels.fetch_add(1, Ordering::Relaxed) + 1;
+        self.collectives.load(Ordering::Relaxed) + kernels
     }
 
     /// Whether it is the turn of the ticket `number`. What was written in earlier turns is visible then.
@@ -94,7 +112,13 @@ impl CallQueue {
 impl<Q: Deref<Target = CallQueue>> QueueTicket<Q> {
     /// Takes the next position.
     pub(super) fn take(queue: Q) -> Self {
-        Self { number: queue.next.fetch_add(1, Ordering::Relaxed), queue }
+        let number = queue.next.fetch_add(1, Ordering::Relaxed);
+        Self { number, kernels: queue.kernels.load(Ordering::Relaxed), queue }
+    }
+
+    /// Collectives that were made before this ticket was taken and kernels run.
+    pub(super) fn kernels(&self) -> u64 {
+        self.kernels
     }
 
     /// Waits for this ticket's turn, and calls `check`, if it is given, every so often meanwhile. The turn ends when the

@@ -53,6 +53,15 @@ impl ControlPlane {
         }
     }
 
+    /// Reports that a kernel of this rank waits in this call, or in none any more. Another rank may be in another call at this place.
+    #[cfg(feature = "cuda")]
+    pub(super) fn set_kernel_call(&self, call: Option<Call>) {
+        match self {
+            Self::Processes(connection) => connection.call_state().set_kernel_call(call),
+            Self::Threads(member) => member.compare_kernel_call(call),
+        }
+    }
+
     /// Reports that this rank failed, and returns the root cause, which is the same on all ranks.
     pub(super) fn report_failure(&self, error: Error) -> Error {
         match self {
@@ -222,6 +231,21 @@ impl LocalMember {
         }
         self.group.check_departures(&progress);
         self.group.fault.check()
+    }
+
+    /// Raises the fault if another rank is in a different call with the sequence number of this one, in which a kernel waits.
+    #[cfg(feature = "cuda")]
+    fn compare_kernel_call(&self, call: Option<Call>) {
+        let progress = self.group.lock();
+        let (Some(call), CallProgress::Idle { .. }) = (call, progress[self.rank]) else { return };
+        for (other, progress) in progress.iter().enumerate() {
+            if let CallProgress::InCall(theirs) = progress
+                && theirs.contradicts(&call)
+            {
+                let message = call.difference(self.rank, theirs, other);
+                self.group.fault.raise(Error::disagreement(message));
+            }
+        }
     }
 
     /// How many calls this rank has finished. Only between two calls.

@@ -113,6 +113,9 @@ impl Communicator {
             checked
         };
         let (permit, running) = permit();
+        if run.is_collective() {
+            runner.queue.count_collective();
+        }
         let outcome = self.enqueue(&submissions, run, Some((resident, running)))?;
         runner.launch(launch, collective, permit).map_err(|error| runner.fail(error))?;
         Ok(outcome)
@@ -222,7 +225,9 @@ impl CallRunner {
 
     /// Waits for the end of all kernels, before what they access is freed.
     pub(super) fn end_gpu(&self) {
-        if !self.gpu_state.end(&self.fault) {
+        let ended = self.gpu_state.end(&self.fault);
+        self.finish_kernel_calls();
+        if !ended {
             self.lock_state().executor.leak();
             // A kernel may still access this region and, through it, those of neighbours, so none of them is used again.
             std::mem::forget(self.region.lock().unwrap_or_else(PoisonError::into_inner).take());

@@ -339,7 +339,7 @@ impl Communicator {
         let ticket = QueueTicket::take(&*self.runner.queue);
         self.pass_launch(checked.is_collective());
         self.runner.wait_turn(&ticket);
-        let outcome = self.runner.run(checked);
+        let outcome = self.runner.run(checked, ticket.kernels());
         outcome.inspect_err(|_| self.runner.error_reported.store(true, Ordering::Relaxed))
     }
 
@@ -353,8 +353,11 @@ impl Communicator {
         Ok(outcome)
     }
 
-    /// Counts a call without a kernel for the ranks of this process, if all of them make it.
+    /// Counts a call without a kernel, if all ranks make it.
     fn pass_launch(&self, is_collective: bool) {
+        if is_collective {
+            self.runner.queue.count_collective();
+        }
         if let Some(member) = self.runner.launch_member.as_ref().filter(|_| is_collective) {
             member.pass();
         }

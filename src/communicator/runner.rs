@@ -86,6 +86,8 @@ pub(super) struct RunnerState {
     pub adaptation: Option<Box<LinkAdaptation>>,
     /// Sequence number of the last collective, from 1.
     pub sequence: u64,
+    /// Collectives among them that kernels run.
+    pub kernels: u64,
     /// A copy of [`Plans::digest`], so that small calls need not lock the plans. Set wherever plans are replaced.
     pub plans_digest: u64,
     /// Whether the next call panics.
@@ -118,7 +120,8 @@ impl CallRunner {
         queued.ticket.wait_turn(None);
         let resident = queued.resident.take();
         let on_gpu = resident.is_some();
-        let outcome = self.guarded(|| self.run_in_turn(&queued.call, resident));
+        let kernels = queued.ticket.kernels();
+        let outcome = self.guarded(|| self.run_in_turn(&queued.call, kernels, resident));
         // The caller of a call in a stream does not get this outcome, so the next call reports it.
         self.error_reported.fetch_or(outcome.is_err() && !on_gpu, Ordering::Relaxed);
         drop(queued.running.take());
@@ -126,26 +129,29 @@ impl CallRunner {
     }
 
     /// Runs a queued call whose turn it is, between the start and the end of its kernel if it has one.
-    fn run_in_turn(&self, call: &CheckedCall, resident: Option<ResidentCall>) -> Result<()> {
-        let Some(resident) = resident else { return self.run(call) };
+    fn run_in_turn(&self, call: &CheckedCall, kernels: u64, resident: Option<ResidentCall>) -> Result<()> {
+        let Some(resident) = resident else { return self.run(call, kernels) };
         let _no_driver = gpu::forbid_calls();
         // Wait for the stream within the turn, because the next call may rely on all earlier ones being over.
         let started = resident.wait_started(&self.fault, self.spin, &self.leaving);
         started.map_err(|failure| self.fail(failure))?;
-        self.run(call)?;
+        self.run(call, kernels)?;
         // The stream continues before the next call gets its turn.
         resident.finish(self.timeout).map_err(|failure| self.fail(failure))
     }
 
-    /// Runs a call whose turn it is.
-    pub(super) fn run(&self, checked: &CheckedCall) -> Result<()> {
+    /// Runs a call whose turn it is, behind this number of collectives that kernels run.
+    pub(super) fn run(&self, checked: &CheckedCall, kernels: u64) -> Result<()> {
         // The kernels of later calls may wait in streams already, and of other communicators run: a driver call could wait
         // for them while they wait for this thread.
         let _no_driver = gpu::forbid_calls();
         let mut state = self.lock_state();
         self.check_usable()?;
         reach(FaultPoint::CallBegins);
-        state.sequence += u64::from(checked.is_collective());
+        // Two threads may take their tickets at once.
+        let kernels = kernels.max(state.kernels);
+        state.sequence += kernels - state.kernels + u64::from(checked.is_collective());
+        state.kernels = kernels;
         // Dropped after `shared`, so that a deregistration that waits for this call comes after the results are in place.
         let in_use =
             self.user_memory.begin_call(checked.pieces(), self.timeout).map_err(|error| self.fail(error))?;

@@ -152,6 +152,7 @@ impl CallRunnerBuilder<'_> {
                 scratch: None,
                 adaptation,
                 sequence: 0,
+                kernels: 0,
                 plans_digest: self.plans.digest(),
                 #[cfg(test)]
                 panics: false,

@@ -49,9 +49,7 @@ fn outputs(name: &str, ranks: usize, variables: &[(&str, &str)], body: impl Fn(R
     let mut outputs = Vec::new();
     let name = test_name(module_path!(), name);
     with_cuda(&name, &[], || {
-        // The ranks share the memory of a GPU that is known when they join.
-        let mut all =
-            vec![("FLEXRING_GPU_ENGINE", "device"), ("FLEXRING_GPU", "0"), ("FLEXRING_TIMEOUT_MS", "20000")];
+        let mut all = vec![("FLEXRING_TIMEOUT_MS", "20000")];
         all.extend(variables);
         outputs = spawn_processes_with(&name, &Setup::new(World::Gpu, ranks), &all, &body);
     });

@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 
 /// How often the thread looks, and how often while a caller waits for the end of a kernel.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(5), Duration::from_micros(50)];
+/// How long a kernel waits before the other ranks learn of it.
+const UNUSUAL: Duration = Duration::from_millis(20);
+/// Launches whose calls are known. A stream holds about as many.
+const RECENT: u64 = 1024;
 /// How long a kernel may wait for a rank that has left: what that rank sent before arrives sooner.
 const DEPARTED: Duration = Duration::from_millis(200);
 /// How long the report of a failure to the other ranks may take.
@@ -29,6 +33,9 @@ pub(in crate::communicator) trait KernelOwner: Send + Sync {
 
     /// A rank that has left, the one that has finished fewest calls.
     fn leaver(&self) -> Option<Rank>;
+
+    /// Reports to the other ranks that a kernel waits in this call, or in none any more.
+    fn set_kernel_call(&self, call: Option<Call>);
 }
 
 /// The kernels of one communicator.
@@ -39,12 +46,44 @@ pub(in crate::communicator) struct KernelWatch {
     rank: Rank,
     timeout: Duration,
     state: Mutex<WatchState>,
+    calls: Mutex<RecentCalls>,
+}
+
+/// The calls whose kernels were launched last.
+#[derive(Default)]
+struct RecentCalls {
+    /// By number modulo [`RECENT`].
+    calls: Vec<Call>,
+    /// How many were launched.
+    count: u64,
+    /// Whether graphs launch kernels too, so that the numbers of kernels are not those of launches.
+    are_captured: bool,
+}
+
+impl RecentCalls {
+    fn add(&mut self, call: Call) {
+        let place = (self.count % RECENT) as usize;
+        if place < self.calls.len() {
+            self.calls[place] = call;
+        } else {
+            self.calls.push(call);
+        }
+        self.count += 1;
+    }
+
+    /// The call of the kernel with this number, from 1.
+    fn get(&self, epoch: u64) -> Option<Call> {
+        let is_known = !self.are_captured && epoch <= self.count && epoch + RECENT > self.count;
+        self.calls.get((epoch.checked_sub(1)? % RECENT) as usize).copied().filter(|_| is_known)
+    }
 }
 
 #[derive(Default)]
 struct WatchState {
     /// What a kernel waits for, and since when.
     waiting: Option<(CollectiveWait, Instant)>,
+    /// Whether the other ranks know it.
+    is_reported: bool,
     /// Launches whose ends callers wait for, in their order.
     expected: Vec<(u64, Arc<CallOutcome>)>,
     /// Whether a failure was reported.
@@ -60,7 +99,27 @@ impl KernelWatch {
         timeout: Duration,
     ) -> Self {
         let (memory, fault) = (Arc::clone(memory), Arc::clone(fault));
-        Self { memory, owner, fault, rank, timeout, state: Mutex::default() }
+        Self { memory, owner, fault, rank, timeout, state: Mutex::default(), calls: Mutex::default() }
+    }
+
+    /// Notes the call of a kernel that is launched now; `None` for one that a graph captures.
+    pub(in crate::communicator) fn note(&self, call: Option<Call>) {
+        let mut calls = self.lock_calls();
+        match call {
+            Some(call) => calls.add(call),
+            None => calls.are_captured = true,
+        }
+    }
+
+    /// The last call whose kernel was launched.
+    pub(in crate::communicator) fn last_call(&self) -> Option<Call> {
+        let calls = self.lock_calls();
+        let last = calls.count.checked_sub(1)? % RECENT;
+        calls.calls.get(last as usize).copied()
+    }
+
+    fn lock_calls(&self) -> MutexGuard<'_, RecentCalls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the outcome when this launch reports its end, or the communicator fails.
@@ -119,7 +178,8 @@ impl KernelWatch {
         match self.memory.failure() {
             None => {}
             Some(CollectiveFailure::Mismatch { rank, epoch, mine, theirs }) => {
-                return Some(Error::disagreement(difference(self.rank, mine, rank, theirs, epoch)));
+                let number = self.lock_calls().get(epoch).map_or(epoch, |call| call.sequence);
+                return Some(Error::disagreement(difference(self.rank, mine, rank, theirs, number)));
             }
             Some(CollectiveFailure::Overlap) => {
                 return Some(Error::invalid_argument(
@@ -132,6 +192,11 @@ impl KernelWatch {
         }
         let Some(wait) = self.memory.waiting() else {
             state.waiting = None;
+            if std::mem::take(&mut state.is_reported)
+                && let Some(owner) = self.owner.upgrade()
+            {
+                owner.set_kernel_call(None);
+            }
             return None;
         };
         let since = match state.waiting {
@@ -140,6 +205,13 @@ impl KernelWatch {
         };
         let CollectiveWait { epoch, rank } = wait;
         let waited = since.elapsed();
+        // Another rank may be in a call that its host runs, and wait there for this one.
+        if waited > UNUSUAL
+            && let (Some(call), Some(owner)) = (self.lock_calls().get(epoch), self.owner.upgrade())
+        {
+            state.is_reported = true;
+            owner.set_kernel_call(Some(call));
+        }
         if waited > DEPARTED
             && let Some(owner) = self.owner.upgrade()
             && owner.leaver() == Some(rank)

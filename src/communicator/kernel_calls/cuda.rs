@@ -68,6 +68,16 @@ impl CallRunner {
         }
     }
 
+    /// Reports that this rank has finished its last call, if kernels ran that. The rank is about to leave.
+    pub(in crate::communicator) fn finish_kernel_calls(&self) {
+        let watch = self.gpu_state.kernel_calls().and_then(|(_, calls)| calls.watch());
+        let last = watch.and_then(|watch| watch.last_call());
+        let Some(last) = last.filter(|last| last.sequence > self.lock_state().sequence) else { return };
+        if self.fault.get().is_none() && self.control.enter_call(&last).is_ok() {
+            self.control.leave_call();
+        }
+    }
+
     /// Ends the communicator if a kernel has failed: a kernel that has ended may have.
     pub(in crate::communicator) fn notice_kernel_failure(&self) {
         if let Some(watch) = self.gpu_state.kernel_calls().and_then(|(_, calls)| calls.watch()) {
@@ -83,6 +93,13 @@ impl KernelOwner for CallRunner {
 
     fn leaver(&self) -> Option<Rank> {
         self.control.leaver()
+    }
+
+    fn set_kernel_call(&self, call: Option<Call>) {
+        // Adaptation makes calls of its own, which kernels do not count.
+        if self.adaptation.is_none() {
+            self.control.set_kernel_call(call);
+        }
     }
 }
 
@@ -101,13 +118,22 @@ impl Communicator {
     ) -> Result<Option<Arc<CallOutcome>>> {
         let runner = &self.runner;
         let Some((opened, calls)) = runner.gpu_state.kernel_calls() else { return Ok(None) };
-        let (Some(watch), false) = (calls.watch(), checked.on_host_plan(runner)) else { return Ok(None) };
+        let Some(watch) = calls.watch() else { return Ok(None) };
+        let (plans, are_automatic) = {
+            let plans = runner.lock_plans();
+            (plans.digest(), plans.are_automatic())
+        };
+        // Only the host runs a plan that the user chose. Short calls need none.
+        if !are_automatic && !runner.is_small(checked) {
+            return Ok(None);
+        }
         watch.notice_failure();
         runner.check_usable()?;
         for piece in checked.pieces() {
             runner.gpu_state.serves(piece.memory())?;
         }
-        let mut words = words_of(&CallRunner::call(checked, 0, 0));
+        let mut call = CallRunner::call(checked, 0, plans);
+        let mut words = words_of(&call);
         let Some(mut blocks) = blocks(checked, runner.rank, words, &calls.memory) else { return Ok(None) };
         let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
         let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
@@ -126,6 +152,12 @@ impl Communicator {
         let _call = self.begin_call()?;
         // Ranks launch in one order.
         let _submission = self.lock_submissions();
+        if streams.are_captured() {
+            watch.note(None);
+        } else {
+            call.sequence = runner.queue.count_kernel();
+            watch.note(Some(call));
+        }
         let awaited = awaited && !streams.are_captured();
         let vectors = (checked.input, checked.output);
         let prepared = opened.launcher.prepare_collective(streams, &calls.memory, &blocks, vectors, awaited);
@@ -156,13 +188,6 @@ impl Communicator {
             }
         }
         Ok(())
-    }
-}
-
-impl CheckedCall {
-    /// Whether a plan that the user chose runs the call, which only the host can.
-    fn on_host_plan(&self, runner: &CallRunner) -> bool {
-        !runner.is_small(self) && !runner.lock_plans().are_automatic()
     }
 }
 

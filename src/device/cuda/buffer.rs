@@ -2,6 +2,7 @@
 
 use super::graph::GpuCapture;
 use super::objects::{Gpu, GpuMemory, Stream};
+use super::stream_memory::StreamMemory;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::{Piece, lend, lend_in_place};
@@ -12,32 +13,10 @@ use std::sync::Arc;
 /// A vector on a GPU. It has its own stream, which orders all operations on it. Other processes of the node can read its
 /// memory by CUDA IPC.
 pub struct GpuBuffer<T: Element> {
-    shared: Arc<Shared>,
+    shared: Arc<StreamMemory>,
     /// Its bytes of the shared memory.
     bytes: Range<usize>,
     elements: PhantomData<T>,
-}
-
-/// An allocation, and the stream of all vectors in it.
-pub(super) struct Shared {
-    // Dropped first: it waits for the operations that still use the memory.
-    pub(super) stream: Stream,
-    pub(super) memory: GpuMemory,
-}
-
-impl Shared {
-    fn synchronize(&self) -> Result<()> {
-        let _entered = self.memory.gpu().enter()?;
-        Ok(self.stream.synchronize()?)
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if let Err(error) = self.synchronize() {
-            log::debug!("a vector on a GPU is dropped: {}", error.message());
-        }
-    }
 }
 
 impl<T: Element> GpuBuffer<T> {
@@ -51,7 +30,7 @@ impl<T: Element> GpuBuffer<T> {
         let bytes = bytes.ok_or_else(|| {
             Error::invalid_argument(format!("{len} elements are more than any memory holds"))
         })?;
-        let shared = Shared { memory: GpuMemory::new(&gpu, bytes)?, stream: Stream::new(&gpu)? };
+        let shared = StreamMemory { memory: GpuMemory::new(&gpu, bytes)?, stream: Stream::new(&gpu)? };
         Ok(Self { shared: Arc::new(shared), bytes: 0..bytes, elements: PhantomData })
     }
 
@@ -151,7 +130,7 @@ impl<T: Element> GpuBuffer<T> {
         if into.is_empty() {
             return Ok(());
         }
-        let Shared { stream, memory } = &*self.shared;
+        let StreamMemory { stream, memory } = &*self.shared;
         let _entered = memory.gpu().enter()?;
         // SAFETY: both have the same length and are borrowed until the copy completes, which this waits for.
         unsafe { stream.copy(into, from)? };

@@ -2,8 +2,8 @@
 //!
 //! Owns the capture of a buffer's stream and the graph that it makes. Must not know what is captured.
 
-use super::buffer::Shared;
 use super::objects::log_failure;
+use super::stream_memory::StreamMemory;
 use crate::cuda_driver::DriverHandle;
 use crate::error::Result;
 use cudarc::driver::sys::CUstreamCaptureMode;
@@ -14,14 +14,14 @@ use std::sync::Arc;
 
 /// The capture of a vector's stream. Dropped before its end, it discards what was captured.
 pub struct GpuCapture {
-    shared: Arc<Shared>,
+    shared: Arc<StreamMemory>,
     has_ended: bool,
     /// Not `Send`: a capture ends on the thread where it began.
     thread: PhantomData<*const ()>,
 }
 
 impl GpuCapture {
-    pub(super) fn begin(shared: &Arc<Shared>) -> Result<Self> {
+    pub(super) fn begin(shared: &Arc<StreamMemory>) -> Result<Self> {
         let gpu = shared.memory.gpu();
         let _entered = gpu.enter()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_uint;
@@ -81,7 +81,7 @@ impl std::fmt::Debug for GpuCapture {
 
 /// A captured graph of calls on vectors of one stream, whose memory it keeps.
 pub struct GpuGraph {
-    shared: Arc<Shared>,
+    shared: Arc<StreamMemory>,
     raw: DriverHandle,
 }
 

@@ -14,6 +14,7 @@
 //! | `graph` | graphs of calls on users' buffers |
 //! | `vector` | the vector types that calls accept |
 //! | `ipc` | GPU memory shared between the processes of a node |
+//! | `stream_memory` | memory with a stream of its own |
 //! | `standalone` | the device without ranks, for benchmarks |
 //! | `pointer` | whether an address is host or GPU memory |
 
@@ -29,6 +30,7 @@ pub(crate) mod objects;
 mod pinned;
 pub(crate) mod pointer;
 mod standalone;
+mod stream_memory;
 mod vector;
 
 pub use buffer::{GpuBuffer, GpuSlice};

@@ -16,7 +16,7 @@ pub use rank::Rank;
 pub use rank_process::RankProcess;
 
 use flexring::bootstrap::{Coordinator, Identity};
-use flexring::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
+use flexring::config::{Config, GpuProgram, Lowering, Registration, Size, Switch, TransportChoice};
 use flexring::{Communicator, Error, ReduceOp, Result};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -38,13 +38,13 @@ pub enum World {
     VerbsStaged,
     /// Ranks of two nodes: shared memory within, RDMA between them, with two queue pairs per device.
     VerbsMixed,
-    /// Ranks of one node with vectors on GPUs, which are shared by CUDA IPC.
+    /// Ranks of one node with vectors on GPUs, which are shared by CUDA IPC. Kernels run the collectives.
     Gpu,
     /// Ranks of one node with vectors on GPUs, staged through pinned host memory.
     GpuPinned,
     /// Ranks of one node with vectors on GPUs, over TCP.
     GpuTcp,
-    /// Ranks of two nodes with vectors on GPUs: shared memory within, TCP between them.
+    /// Ranks of two nodes with vectors on GPUs: CUDA IPC within, TCP between them.
     GpuMixed,
 }
 
@@ -133,6 +133,7 @@ impl Setup {
             },
             // An emulated machine on a busy host may not acknowledge for long, which must not fail the test.
             ib_timeout: Some(18),
+            gpu_engine: if world == World::Gpu { GpuProgram::Device } else { GpuProgram::Host },
             gpu_ipc: Switch(world != World::GpuPinned),
             register_shared: Switch(true),
             ib_rails: if world == World::Verbs { 1 } else { 4 },
@@ -159,6 +160,11 @@ impl Setup {
             let first = rank < self.ranks.div_ceil(3);
             let usual = if first { "first" } else { "second" };
             config.node = Some(self.nodes.get(rank).unwrap_or(&usual).to_string());
+        }
+        // Otherwise the first call opens the GPU, and the ranks do not share its memory.
+        #[cfg(feature = "cuda")]
+        if self.world.is_gpu() && self.world != World::GpuPinned && config.gpu.is_none() {
+            config.gpu = Some(rank::gpu_of(rank));
         }
         config
     }
@@ -284,7 +290,10 @@ pub fn spawn_processes_with(
         let (id, transport) = (id.to_hex(), setup.config.transport.name());
         let (rails, timeout) =
             (setup.config.ib_rails.to_string(), setup.config.ib_timeout.unwrap_or(18).to_string());
+        let (gpu, engine) = if setup.world == World::Gpu { ("0", "device") } else { ("", "") };
         let own = [
+            ("FLEXRING_GPU", gpu),
+            ("FLEXRING_GPU_ENGINE", engine),
             ("FLEXRING_UNIQUE_ID", &*id),
             ("FLEXRING_TRANSPORT", transport),
             ("FLEXRING_IB_RAILS", &*rails),

@@ -26,8 +26,9 @@ mod on_gpu {
     use super::{Element, Rank, Result};
     pub use flexring::device::cuda::GpuBuffer;
 
-    pub fn gpu_count() -> usize {
-        flexring::device::cuda::gpu_count().expect("worlds of GPUs are tested where there is a driver")
+    /// The GPU of a rank.
+    pub fn gpu_of(rank: usize) -> usize {
+        rank % flexring::device::cuda::gpu_count().expect("worlds of GPUs are tested where there is a driver")
     }
 
     impl Rank {
@@ -60,6 +61,9 @@ mod on_gpu {
         }
     }
 }
+
+#[cfg(feature = "cuda")]
+pub use on_gpu::gpu_of;
 
 macro_rules! calls {
     ($($in_place:ident, $in_place_on_gpu:ident ($($a:ident: $a_ty:ty),*);)* -- $($into:ident, $into_on_gpu:ident ($($b:ident: $b_ty:ty),*);)*) => {
@@ -125,7 +129,7 @@ impl Rank {
     /// A rank of a world of this kind.
     pub fn new(communicator: Communicator, world: World) -> Self {
         #[cfg(feature = "cuda")]
-        let gpu = world.is_gpu().then(|| communicator.rank() % on_gpu::gpu_count());
+        let gpu = world.is_gpu().then(|| gpu_of(communicator.rank()));
         #[cfg(not(feature = "cuda"))]
         let gpu = None;
         let _ = world;
