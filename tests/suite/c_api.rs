@@ -128,13 +128,13 @@ fn gpu_failures_are_reported_on_every_rank() {
             ("short", "FLEXRING_GPU_SUBCHUNK", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:3:2")]),
             ("reset", "cudaDeviceReset", &[]),
             ("short", "FLEXRING_SLOTS", &[("SIMCUDA_FAIL", "cuMemHostRegister_v2:2:1")]),
-            // The first 18 items of work belong to the program and to the first launch of each kernel. Then each call has a
+            // The first 33 items of work belong to the program and to the first launch of each kernel. Then each call has a
             // kernel and an event.
-            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:19:700")]),
-            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:20:700")]),
-            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:37:700")]),
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:34:700")]),
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:35:700")]),
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:52:700")]),
             ("broken", "cuEventRecord failed", &[("SIMCUDA_FAIL", "cuEventRecord:2:1")]),
-            ("broken", "cuLaunchKernelEx failed", &[("SIMCUDA_FAIL", "cuLaunchKernelEx:19:719")]),
+            ("broken", "cuLaunchKernelEx failed", &[("SIMCUDA_FAIL", "cuLaunchKernelEx:34:719")]),
         ] {
             let text = succeed(program().args([failure, phrase]).envs(settings.iter().copied()), LIMIT);
             assert!(text.ends_with("gpu_failures: ok\n"), "{text}");
