@@ -889,9 +889,10 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
     bool failed = shared.failed;
 #ifdef FLEXRING_ON_HOST
     // Not before: the peers' memory may be gone if the communicator has ended.
-    for (u32 rank = 0; rank < call.ranks && !failed; ++rank) {
+    for (u32 rank = 0; rank < call.ranks && !failed && threadIdx.x == 0; ++rank) {
         shared.peers[rank] = rank == call.rank ? &state : reach_shared(shared.peers[rank], bytes);
     }
+    __syncthreads();
 #endif
     if (!failed && call.path == kShort) {
         failed = run_slices<true>(exchange, guess, early);

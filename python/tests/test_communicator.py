@@ -499,8 +499,8 @@ for wait in [
     def test_ctrl_c_comes_after_a_request_was_deleted(self):
         program = self.TWO_RANKS + """
 ours, theirs = two_ranks()
-signal_soon(signal.SIGINT)
 begun = time.monotonic()
+signal_soon(signal.SIGINT)
 try:
     request = ours.all_reduce_async(floats(5000))
     del request
