@@ -739,7 +739,7 @@ struct Exchange {
         const InputBlocks<Stored> input(static_cast<const u8*>(call.input), call.send_stride, read, rounds.part.first,
                                         rounds.part.bytes);
         const OutputBlocks<Stored> output = output_blocks(rounds.part);
-        // A stage is filled while the other ranks read the one of the round before. Nobody reads those of earlier calls any more. Each
+        // A stage is filled while the other ranks read the one of the round before. Those of earlier calls are not read any more. Each
         // turn waits, works and publishes in the same place, because this code is in the kernel of every type.
         for (u32 turn = 0; turn < 3 * (count + 2); ++turn) {
             const u32 filled = turn / 3, round = filled - 1;

@@ -524,7 +524,7 @@ void overlap(u64 seed) {
     });
 }
 
-// A kernel does nothing once the communicator is closed. One that waits says for whom, and leaves when the host wants it to.
+// A kernel does nothing once the communicator is closed. One that waits reports the rank that it waits for, and leaves when the host wants it to.
 void closed_and_abandoned(u64 seed) {
     scene = "the end";
     Random random(seed);
