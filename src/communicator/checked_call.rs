@@ -61,6 +61,16 @@ impl CheckedCall {
         }
     }
 
+    /// Whether the result is divided by the number of ranks.
+    pub(super) fn averages(&self) -> bool {
+        matches!(self.op, ReduceOp::Avg | ReduceOp::WrappingAvg)
+    }
+
+    /// Whether this rank's elements are multiplied by the factor of the operation.
+    pub(super) fn prescales(&self) -> bool {
+        matches!(self.op, ReduceOp::PreMulSum(_))
+    }
+
     /// Bytes of the whole vector; in an all-to-all those that this rank sends.
     pub(super) fn whole_bytes(&self) -> usize {
         self.count as usize * self.dtype.size()

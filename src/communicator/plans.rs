@@ -8,7 +8,6 @@ use crate::call::Collective;
 use crate::config::Lowering;
 use crate::config::{Algorithm, Config};
 use crate::description;
-use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 use crate::executor::{Executor, ProgramNumber};
 use crate::plan::call_layout::CallFacts;
@@ -319,11 +318,11 @@ impl Plans {
             checked.collective
         };
         let straight = collective.is_straight();
-        let bytes = checked.count as usize * checked.dtype.size();
+        let bytes = checked.whole_bytes();
         let (at, last) = self.positions_for(bytes, straight, checked.on_gpu);
         let sized = &self.all[at];
         let main = &self.all[last].plan;
-        let prescale = matches!(checked.op, ReduceOp::PreMulSum(_));
+        let prescale = checked.prescales();
         let is_plain_sum = collective == Collective::AllReduce && !prescale;
         // The vector is one message, and no message is longer than a sub-chunk.
         let is_one_shot =

@@ -17,7 +17,6 @@ use super::shared_call::SharedCall;
 use super::user_memory::UserMemory;
 use crate::bootstrap::Abort;
 use crate::call::Call;
-use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{BoundCall, BoundGroup, CallPath, Executor};
 use crate::fault::Fault;
@@ -302,8 +301,8 @@ impl CallRunner {
             scratch: self.scratch(checked, scratch_bytes, state).map_err(fail)?,
             in_place: checked.in_place,
             arithmetic: checked.arithmetic(),
-            average: matches!(checked.op, ReduceOp::Avg | ReduceOp::WrappingAvg),
-            prescale: matches!(checked.op, ReduceOp::PreMulSum(_)),
+            average: checked.averages(),
+            prescale: checked.prescales(),
             blocks: checked.blocks.clone(),
         };
         state.executor.run(&bound, &path, &fail)

@@ -12,7 +12,6 @@ use crate::communicator::request::{CallOutcome, WaitCheck};
 use crate::communicator::runner::CallRunner;
 use crate::device::CallerStream;
 use crate::device::cuda::collective::{BlockCall, Blocks, CALL_WORDS, CollectiveMemory};
-use crate::dtype::ReduceOp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use crate::rank::Rank;
@@ -133,7 +132,7 @@ impl Communicator {
             runner.gpu_state.serves(piece.memory())?;
         }
         let mut call = CallRunner::call(checked, 0, plans);
-        let mut words = words_of(&call);
+        let words = words_of(&call);
         let Some(mut blocks) = blocks(checked, runner.rank, words, &calls.memory) else { return Ok(None) };
         let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
         let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
@@ -145,9 +144,7 @@ impl Communicator {
             }
             self.agree_on_capture(words)?;
             // A replay of this call beside that of another one is found.
-            words[CALL_WORDS - 1] = calls.next_capture();
-            blocks = self::blocks(checked, runner.rank, words, &calls.memory)
-                .ok_or_else(|| Error::internal("a call has changed"))?;
+            blocks.set_capture(calls.next_capture());
         }
         let _call = self.begin_call()?;
         // Ranks launch in one order.
@@ -210,8 +207,8 @@ fn blocks(
         dtype: checked.dtype,
         count: checked.count,
         arithmetic: checked.arithmetic(),
-        average: matches!(checked.op, ReduceOp::Avg | ReduceOp::WrappingAvg),
-        factor: matches!(checked.op, ReduceOp::PreMulSum(_)).then_some(checked.op.factor()),
+        average: checked.averages(),
+        factor: checked.prescales().then_some(checked.op.factor()),
         words,
     };
     Blocks::new(&call, memory.layout())

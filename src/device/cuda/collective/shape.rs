@@ -103,6 +103,12 @@ impl Blocks {
         parameters.hash = hash(&parameters);
         Some(Self { parameters, dtype, ctas: slices as u32, threads: threads as u32 })
     }
+
+    /// Makes it the captured call with this number, which a replay of no other one agrees with.
+    pub(crate) fn set_capture(&mut self, number: u64) {
+        self.parameters.words[CALL_WORDS - 1] = number;
+        self.parameters.hash = hash(&self.parameters);
+    }
 }
 
 /// A number that ranks with different calls, or with programs that would run a call differently, have equal once in 2^64 cases.

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     CUdevice_attribute as Attribute, CUfunction_attribute, CUlaunchAttributeID, CUlaunchMemSyncDomain,
 };
+use std::borrow::Cow;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -241,11 +242,11 @@ impl GpuKernels {
 }
 
 /// The name of a kernel.
-fn symbol(kind: KernelKind) -> &'static CStr {
+fn symbol(kind: KernelKind) -> Cow<'static, CStr> {
     match kind {
-        KernelKind::Copy => image::COPY,
-        KernelKind::Reduce(dtype) => image::symbol(dtype),
-        KernelKind::Collective(dtype) => image::collective_symbol(dtype),
+        KernelKind::Copy => image::COPY.into(),
+        KernelKind::Reduce(dtype) => image::symbol(dtype).into(),
+        KernelKind::Collective(dtype) => image::collective_symbol(dtype).into(),
     }
 }
 
