@@ -14,50 +14,33 @@
 pub mod bootstrap;
 #[allow(unsafe_code, reason = "C callers pass pointers")]
 pub mod c_api;
-pub mod call;
 pub mod communicator;
-pub mod config;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code, reason = "declares functions of CUDA's driver")]
 pub(crate) mod cuda_driver;
 pub mod description;
-mod descriptor;
-pub mod descriptor_limit;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod device;
-pub mod dtype;
-pub mod error;
 pub mod executor;
-pub mod fault;
-#[doc(hidden)]
-pub mod fault_point;
-pub mod float8;
-#[cfg(test)]
-#[allow(unsafe_code, reason = "counts allocations, and calls libFuzzer")]
-mod fuzzing;
-mod interrupt;
-pub mod logging;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod memory;
-mod named_file;
-#[doc(hidden)]
-pub mod peer_text;
 pub mod plan;
-#[allow(unsafe_code, reason = "calls the C library")]
-mod process;
-mod process_number;
-pub mod rank;
-pub mod secret;
-#[cfg(test)]
-mod test_effort;
-#[cfg(test)]
-mod test_port;
 mod tls;
-pub mod trace;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod transport;
-pub mod wake;
 
 pub use communicator::Communicator;
-pub use dtype::{Boolean, DType, Element, ReduceOp};
-pub use error::{Error, ErrorKind, Result};
+pub use flexring_core::dtype::{Boolean, DType, Element, ReduceOp};
+pub use flexring_core::error::{Error, ErrorKind, Result};
+pub use flexring_core::{
+    call, config, descriptor_limit, dtype, error, fault, float8, logging, rank, secret, trace, wake,
+};
+pub(crate) use flexring_core::{descriptor, interrupt, named_file, process, process_number};
+#[doc(hidden)]
+pub use flexring_core::{fault_point, peer_text};
+
+/// Counts what fuzz targets and other tests allocate.
+#[cfg(test)]
+#[global_allocator]
+static MEASURING: flexring_testkit::fuzzing::MeasuringAllocator =
+    flexring_testkit::fuzzing::MeasuringAllocator;

@@ -2,8 +2,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "Rust opens the standard descriptors of its programs")]
 
-#[path = "../src/test_effort.rs"]
-mod effort;
 #[path = "suite/harness/mod.rs"]
 mod harness;
 

@@ -21,7 +21,7 @@ use super::worlds::{Worlds, WorldsAction};
 use crate::config::{Config, SecretText};
 use crate::error::{Error, ErrorKind};
 use crate::fault::Fault;
-use crate::fuzzing::{FuzzTarget, InputReader, block};
+use flexring_testkit::fuzzing::{FuzzTarget, InputReader, block};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -11,7 +11,7 @@ use super::unique_id::flexring_unique_id;
 use crate::bootstrap::Identity;
 use crate::communicator::Communicator;
 use crate::config::Config;
-use crate::fuzzing::{FuzzTarget, InputReader};
+use flexring_testkit::fuzzing::{FuzzTarget, InputReader};
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 

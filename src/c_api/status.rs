@@ -46,7 +46,8 @@ impl From<ErrorKind> for flexring_result {
             ErrorKind::Timeout => Self::FLEXRING_TIMEOUT,
             ErrorKind::Aborted => Self::FLEXRING_ABORTED,
             ErrorKind::Unsupported => Self::FLEXRING_UNSUPPORTED,
-            ErrorKind::Internal => Self::FLEXRING_INTERNAL_ERROR,
+            // `Internal`, the one that is left.
+            _ => Self::FLEXRING_INTERNAL_ERROR,
         }
     }
 }
@@ -103,4 +104,16 @@ pub extern "C" fn flexring_version() -> i32 {
     number(env!("CARGO_PKG_VERSION_MAJOR")) * 10000
         + number(env!("CARGO_PKG_VERSION_MINOR")) * 100
         + number(env!("CARGO_PKG_VERSION_PATCH"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_the_number_of_its_code() {
+        for kind in ErrorKind::ALL {
+            assert_eq!(flexring_result::from(*kind) as u8, *kind as u8, "{kind:?}");
+        }
+    }
 }

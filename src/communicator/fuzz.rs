@@ -3,9 +3,9 @@
 use super::cores::Cores;
 use super::endpoints;
 use super::peer_info::{PeerInfo, RailOffer};
-use crate::fuzzing::{FuzzTarget, InputReader, block};
 use crate::transport::verbs::inventory::{GidKind, LinkLayer, PciDistance};
 use crate::transport::verbs::port_selection::{Offer, Rail, describe_mismatch, pair_rails, rails_of_world};
+use flexring_testkit::fuzzing::{FuzzTarget, InputReader, block};
 
 fn rail(device: &str, network: &str) -> Rail {
     Rail {

@@ -4,8 +4,8 @@ use super::plans::Plans;
 use crate::config::Config;
 use crate::plan::topology::Topology;
 use crate::rank::Rank;
-use crate::test_effort::cases;
 use crate::transport::verbs::{LinkResources, VerbsOptions};
+use flexring_testkit::effort::cases;
 
 /// Most links that one of these ranks makes with the communicator to ranks of other nodes, of some ranks.
 fn most_planned(nodes: usize, ranks_of_node: usize) -> usize {

@@ -407,7 +407,7 @@ mod tests {
     use crate::config::{Config, Size, Switch};
     use crate::dtype::{DType, ReduceOp};
     use crate::error::ErrorKind;
-    use crate::process::in_forked_child;
+    use flexring_testkit::in_forked_child;
     use std::ops::Range;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::{Sender, channel};

@@ -6,7 +6,7 @@ use super::verifier::VerifiedPlan;
 use super::{plan_file, topology_file};
 use crate::config::{Algorithm, Config};
 use crate::error::ErrorKind;
-use crate::fuzzing::{FuzzTarget, InputReader};
+use flexring_testkit::fuzzing::{FuzzTarget, InputReader};
 
 /// Whether a number of ranks is so large that one input takes seconds: about a million is the limit.
 fn describes_very_many(text: &str) -> bool {

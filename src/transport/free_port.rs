@@ -34,7 +34,7 @@ pub(crate) fn listen_at_free_port<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_port::free_port;
+    use flexring_testkit::port::free_port;
     use std::net::{Ipv4Addr, TcpListener};
 
     #[test]

@@ -8,11 +8,11 @@
 mod disconnect;
 pub mod network;
 
-use crate::effort;
 use crate::harness::{World, free_port, test_name, with_watchdog};
 use crate::programs::program;
 use flexring::fault_point::{FaultAction, FaultPoint};
 use flexring::{Communicator, ReduceOp, Result};
+use flexring_testkit::effort;
 use network::Network;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;

@@ -6,8 +6,6 @@
 #![allow(clippy::print_stderr, reason = "a test reports what it skips")]
 #![allow(clippy::disallowed_methods, reason = "Rust opens the standard descriptors of its programs")]
 
-#[path = "../../src/test_effort.rs"]
-mod effort;
 mod harness;
 mod programs;
 #[cfg(feature = "cli")]

@@ -2,7 +2,6 @@
 //! world, with every delay that links and devices may have. Many seeds look for deadlocks, lost slots, memory that is
 //! reused too early, and contributions that are lost or counted twice.
 
-use crate::effort::cases;
 use crate::trees;
 use fastrand::Rng;
 use flexring::call::Collective;
@@ -14,6 +13,7 @@ use flexring::plan::program::{Body, BufferKind, OperandSource, StepId};
 use flexring::plan::scratch_layout::ScratchLayout;
 use flexring::plan::topology::Topology;
 use flexring::plan::verifier::verify;
+use flexring_testkit::effort::cases;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;

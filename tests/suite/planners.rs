@@ -1,6 +1,5 @@
 //! Every planner on random trees: the verifier proves each plan, and real ranks run it.
 
-use crate::effort::cases;
 use crate::harness::with_watchdog;
 use crate::trees;
 use fastrand::Rng;
@@ -10,6 +9,7 @@ use flexring::plan::planner::flexreduce;
 use flexring::plan::topology::Topology;
 use flexring::plan::verifier::VerifiedPlan;
 use flexring::{Communicator, ReduceOp};
+use flexring_testkit::effort::cases;
 use std::time::Duration;
 
 /// The tree of a seed, with up to 4 levels. Most have up to 8 leaves, some 24, a few 64.

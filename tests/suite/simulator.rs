@@ -1,6 +1,5 @@
 //! The simulator beside the closed forms of the cost model, and beside the bytes that programs send.
 
-use crate::effort::cases;
 use crate::trees;
 use fastrand::Rng;
 use flexring::config::Lowering;
@@ -15,6 +14,7 @@ use flexring::plan::topology::{Topology, TopologyBuilder, Uplink};
 use flexring::plan::topology_file::parse_short;
 use flexring::plan::traffic::Traffic;
 use flexring::trace::SpanActivity;
+use flexring_testkit::effort::cases;
 
 /// Machines whose additions take no time, so that links alone determine it.
 const FAST: SimulationParameters =

@@ -7,7 +7,7 @@ use super::super::rendezvous::JoinedPeer;
 use super::super::worlds::{Worlds, WorldsAction};
 use super::failures::member_of_fake_coordinator;
 use super::*;
-use crate::fuzzing::AllocationLimit;
+use flexring_testkit::fuzzing::AllocationLimit;
 
 /// Sends a frame over and over, without reading, until the other end closes the connection. Returns the bytes that it has taken, which
 /// are no more than `most`.

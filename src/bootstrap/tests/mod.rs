@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::rank::Rank;
-use crate::test_port::free_port;
+use flexring_testkit::port::free_port;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, mpsc};
 use std::thread;

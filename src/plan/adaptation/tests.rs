@@ -152,7 +152,7 @@ fn two_nodes_have_nothing_to_compare() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(crate::test_effort::cases(64) as u32))]
+    #![proptest_config(ProptestConfig::with_cases(flexring_testkit::effort::cases(64) as u32))]
 
     /// With noise of 4 % a factor changes once at most, whatever the rates are.
     #[test]

@@ -129,12 +129,12 @@ fn rounded(bytes: u64) -> Size {
 mod tests {
     use super::*;
     use crate::config::{Algorithm, Lowering};
-    use crate::fuzzing::AllocationLimit;
     use crate::plan::lowering::{Plan, ProgramClasses};
     use crate::plan::planner::{self, Details};
     use crate::plan::simulator::pipelines::ProgramList;
     use crate::plan::simulator::simulate;
     use crate::plan::topology_file::parse_short;
+    use flexring_testkit::fuzzing::AllocationLimit;
 
     fn short(topology: &str) -> Topology {
         parse_short(topology).expect("short form").expect("valid")

@@ -3,8 +3,8 @@
 use super::{parse, write};
 use crate::config::Config;
 use crate::error::ErrorKind;
-use crate::fuzzing::FuzzTarget;
 use crate::plan::topology::Topology;
+use flexring_testkit::fuzzing::FuzzTarget;
 
 #[test]
 fn tuning_profiles_from_files() {

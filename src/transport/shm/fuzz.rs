@@ -8,11 +8,11 @@ use super::node_page::NodePage;
 use super::spsc_queue::{ENTRIES, SpscQueue};
 use super::{Shm, WINDOW, WakeLanes};
 use crate::call::Call;
-use crate::fuzzing::{FuzzTarget, InputReader, block};
 use crate::memory::{Arena, PeerArena, Piece};
 use crate::transport::fixtures::call;
 use crate::transport::{Event, Events, InPlaceTransport, Transport};
 use crate::wake::WakeFd;
+use flexring_testkit::fuzzing::{FuzzTarget, InputReader, block};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -5,15 +5,14 @@
 #![allow(dead_code, unused_imports, reason = "the tests of the feature `cust` use a part of it")]
 
 mod element;
-#[path = "../../../src/test_port.rs"]
-mod port;
 mod rank;
 mod rank_process;
 
 pub use element::TestElement;
-pub use port::free_port;
 pub use rank::Rank;
 pub use rank_process::RankProcess;
+
+pub use flexring_testkit::port::free_port;
 
 use flexring::bootstrap::{Coordinator, Identity};
 use flexring::config::{Config, GpuProgram, Lowering, Registration, Size, Switch, TransportChoice};
@@ -174,7 +173,7 @@ impl Setup {
 /// processor or a simulated GPU.
 pub fn cases(usual: u32) -> u32 {
     let usual = if World::enabled()[0].is_simulated() { usual / 3 } else { usual };
-    crate::effort::cases(usual.into()).try_into().unwrap_or(u32::MAX)
+    flexring_testkit::effort::cases(usual.into()).try_into().unwrap_or(u32::MAX)
 }
 
 /// What `observe` returns once it has been the same for 300 ms.

@@ -1,4 +1,4 @@
-//! The module tree under `src/` and the paths by which its modules name each other.
+//! The module trees of all crates and the paths by which their modules name each other.
 //!
 //! Owns parsing and name resolution: `use` declarations, inline paths such as `crate::device::x()`, paths inside macro
 //! calls, and re-exports, which are followed to the module that defines the item. Must not know which imports are
@@ -9,13 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
-/// The segments of a module's path. Those of the command begin with `cli`, those of the library with a module of `lib.rs`.
+/// The segments of a module's path. Those of the library begin with a module of `lib.rs`, others with their crate.
 pub type ModulePath = Vec<String>;
 
 /// The command's crate, as the first segment of its modules' paths.
-pub const COMMAND: &str = "cli";
-/// The library's crate, as the command names it.
+const COMMAND: &str = "cli";
+/// The library's crate, as others name it.
 const LIBRARY: &str = "flexring";
+/// The crate whose code is all for tests.
+const TESTKIT: &str = "flexring_testkit";
 /// How many re-exports are followed for one name, so that a loop of globs ends.
 const MAX_REEXPORTS: usize = 16;
 
@@ -62,20 +64,36 @@ struct Mention {
     test: bool,
 }
 
-/// All modules of the library and the command.
+/// All modules of all crates.
 #[derive(Default)]
 pub struct Source {
+    /// The crates besides the library.
+    crates: BTreeSet<String>,
     modules: BTreeMap<ModulePath, Module>,
     mentions: Vec<Mention>,
     types: Vec<TypeDefinition>,
 }
 
 impl Source {
-    /// Parses `src/lib.rs`, `src/cli/main.rs` and every module that they declare.
+    /// Parses `src/lib.rs`, `src/cli/main.rs`, the crates under `crates/`, and every module that they declare.
     pub fn parse(root: &Path) -> Self {
         let mut source = Self::default();
         source.add_file(root, Path::new("src/lib.rs"), Vec::new(), false);
-        source.add_file(root, Path::new("src/cli/main.rs"), vec![COMMAND.to_owned()], false);
+        let mut add = |name: String, file: &Path| {
+            if root.join(file).exists() {
+                source.crates.insert(name.clone());
+                let test = name == TESTKIT;
+                source.add_file(root, file, vec![name], test);
+            }
+        };
+        add(COMMAND.to_owned(), Path::new("src/cli/main.rs"));
+        for folder in std::fs::read_dir(root.join("crates")).into_iter().flatten() {
+            let name = folder.expect("a folder").file_name().into_string().expect("the name of a crate");
+            let sources = Path::new("crates").join(&name).join("src");
+            for file in ["lib.rs", "main.rs"] {
+                add(name.replace('-', "_"), &sources.join(file));
+            }
+        }
         source
     }
 
@@ -141,14 +159,14 @@ impl Source {
     /// names and the prelude.
     fn resolve(&self, scope: &[String], segments: &[String], left: usize) -> Option<(ModulePath, bool)> {
         let module = &self.modules[scope];
-        let in_command = scope.first().is_some_and(|first| first == COMMAND);
+        let own = scope.first().filter(|name| self.crates.contains(*name));
         let (first, rest) = segments.split_first()?;
         let start = match first.as_str() {
-            "crate" if in_command => vec![COMMAND.to_owned()],
-            "crate" => Vec::new(),
+            "crate" => own.into_iter().cloned().collect(),
             "self" => scope.to_vec(),
             "super" => scope.split_last()?.1.to_vec(),
-            LIBRARY if in_command => Vec::new(),
+            LIBRARY if own.is_some() => Vec::new(),
+            name if self.crates.contains(name) && name != COMMAND => vec![name.to_owned()],
             name if module.children.contains(name) => [scope, &[name.to_owned()]].concat(),
             name => {
                 let target = module.bindings.get(name).filter(|target| *target != segments)?;

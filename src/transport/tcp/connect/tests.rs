@@ -6,7 +6,7 @@ use super::super::tests::{LOOPBACK, deadline, key, listen, plain, with_timeout};
 use super::acceptance::HANDSHAKE_TIMEOUT;
 use super::*;
 use crate::config::ListeningPorts;
-use crate::test_port::free_port;
+use flexring_testkit::port::free_port;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread::{self, JoinHandle};

@@ -1,8 +1,8 @@
 //! Every verb and every completion fails once: the outcome is a correct exchange or an error that names the fault.
 
 use super::*;
-use crate::test_effort::cases;
 use crate::transport::verbs::objects::Verb;
+use flexring_testkit::effort::cases;
 use rustix::io::Errno;
 
 /// Time limit of one exchange with a fault: longer than any deadline within it. The handshake has one of 20 s.

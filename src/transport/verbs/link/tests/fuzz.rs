@@ -1,8 +1,8 @@
 //! Fuzz targets: what a hostile rank writes by RDMA, and the connection data that it publishes.
 
 use super::*;
-use crate::fuzzing::{FuzzTarget, InputReader, block};
 use crate::transport::verbs::wire::{CALL_BYTES, CTS_BYTES, RECOVERY_BYTES};
+use flexring_testkit::fuzzing::{FuzzTarget, InputReader, block};
 
 #[test]
 fn writes_of_a_hostile_rank() {

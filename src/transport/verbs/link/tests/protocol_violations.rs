@@ -1,9 +1,9 @@
 //! A peer that violates the protocol is an error, whatever it writes.
 
 use super::*;
-use crate::test_effort::cases;
 use crate::transport::verbs::wire::{CALL_BYTES, CTS_BYTES, RECOVERY_BYTES};
 use fastrand::Rng;
+use flexring_testkit::effort::cases;
 
 const CALL: u32 = CALL_BYTES as u32;
 const CTS: u32 = CTS_BYTES as u32;

@@ -6,7 +6,6 @@ mod simulation;
 
 use super::{Peer, wr_id};
 use crate::error::{Error, ErrorKind};
-use crate::test_effort::cases;
 use crate::transport::Events;
 use crate::transport::fixtures::call;
 use crate::transport::verbs::connect_info::RailMessage;
@@ -16,6 +15,7 @@ use crate::transport::verbs::objects::{
 };
 use crate::transport::verbs::wire::{ImmData, ImmKind, RECOVERY_BYTES, WINDOW};
 use fastrand::Rng;
+use flexring_testkit::effort::cases;
 use rustix::io::Errno;
 use scenario::{Scenario, ScenarioCall};
 use simulation::Simulation;
