@@ -63,10 +63,15 @@ fn with_program(name: &str, run: impl FnOnce(&dyn Fn() -> Command)) {
 
 /// Runs a program on simulated GPUs.
 fn passes_on_gpus(name: &str, gpus: &str) {
+    passes_with(name, &[("SIMCUDA_GPUS", gpus)], &[]);
+}
+
+/// Runs a program on simulated GPUs, with these settings and arguments.
+fn passes_with(name: &str, settings: &[(&str, &str)], arguments: &[&str]) {
     let Some(driver) = simulated_cuda() else { return };
     with_program(name, |program| {
         let mut command = program();
-        command.env("LD_LIBRARY_PATH", driver).env("SIMCUDA_GPUS", gpus);
+        command.env("LD_LIBRARY_PATH", driver).envs(settings.iter().copied()).args(arguments);
         assert_eq!(succeed(&mut command, LIMIT), format!("{name}: ok\n"));
     });
 }
@@ -84,6 +89,13 @@ fn processes_make_communicators_without_waiting_and_abort_them() {
 #[test]
 fn processes_with_two_gpus_each_send_and_reduce_in_groups() {
     passes_on_gpus("two_by_two", "4");
+}
+
+#[test]
+fn every_call_can_be_made_in_place_and_captured_into_a_graph() {
+    for ranks in ["2", "3"] {
+        passes_with("graphs", &[("SIMCUDA_GPUS", "1"), ("FLEXRING_GPU_ENGINE", "device")], &[ranks]);
+    }
 }
 
 #[test]

@@ -87,6 +87,16 @@ impl CheckedCall {
         self.messages.is_none()
     }
 
+    /// Refuses an all-to-all in place, which the host does not run: a block would be overwritten before its receiver has read it.
+    pub(super) fn check_apart(&self) -> Result<()> {
+        if self.in_place && matches!(self.collective, Collective::AllToAll | Collective::AllToAllV) {
+            return refuse(
+                "an all-to-all cannot be in place here: give it a receive buffer of its own".to_owned(),
+            );
+        }
+        Ok(())
+    }
+
     /// The peers of a group, each as often as it has messages.
     pub(super) fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
         self.messages.iter().flat_map(|messages| messages.iter()).map(|message| message.peer)
@@ -262,12 +272,12 @@ impl CallValidator<'_> {
     ) -> Result<CheckedCall> {
         let whole = input.len();
         let checked = self.check(collective, 0, (input, 0), (output, 0), whole, dtype, ReduceOp::Sum)?;
-        if checked.in_place {
-            return refuse(
-                "an all-to-all cannot be in place: give it a receive buffer of its own".to_owned(),
-            );
+        let checked = CheckedCall { blocks: Some(blocks), ..checked };
+        // Kernels run some.
+        if checked.is_on_host() {
+            checked.check_apart()?;
         }
-        Ok(CheckedCall { blocks: Some(blocks), ..checked })
+        Ok(checked)
     }
 
     /// A barrier.

@@ -41,6 +41,11 @@ impl Communicator {
         }
         let runner = &self.runner;
         runner.check_usable()?;
+        if let Err(refusal) = checked.check_apart()
+            && !self.is_run_by_kernel(checked)
+        {
+            return Err(refusal);
+        }
         let shares_process = |peer: Rank| {
             peer != runner.rank && runner.launch_member.as_ref().is_some_and(|member| member.has_rank(peer))
         };

@@ -22,4 +22,8 @@ pub(super) use cuda::address;
 #[cfg(feature = "cuda")]
 pub(super) use cuda::{GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node};
 #[cfg(feature = "cuda")]
-pub(super) use {cuda::PreparedCollective, kernel_watch::KernelOwner, kernel_watch::difference};
+pub(super) use {
+    cuda::{OpenedGpu, PreparedCollective},
+    kernel_calls::KernelCalls,
+    kernel_watch::{KernelOwner, KernelWatch, difference},
+};

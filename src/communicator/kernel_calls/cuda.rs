@@ -5,7 +5,9 @@
 use crate::call::Call;
 use crate::communicator::Communicator;
 use crate::communicator::checked_call::CheckedCall;
-use crate::communicator::gpu::{KernelOwner, PreparedCollective, difference};
+use crate::communicator::gpu::{
+    KernelCalls, KernelOwner, KernelWatch, OpenedGpu, PreparedCollective, difference,
+};
 use crate::communicator::launch_group::Launch;
 use crate::communicator::registration_gate::permit;
 use crate::communicator::request::{CallOutcome, WaitCheck};
@@ -103,6 +105,30 @@ impl KernelOwner for CallRunner {
 }
 
 impl Communicator {
+    /// Whether kernels run this call.
+    pub(in crate::communicator) fn is_run_by_kernel(&self, checked: &CheckedCall) -> bool {
+        self.described(checked).is_some()
+    }
+
+    /// What a kernel needs to know of a call; `None` if the host runs it.
+    fn described(&self, checked: &CheckedCall) -> Option<DescribedCall<'_>> {
+        let runner = &self.runner;
+        let (opened, calls) = runner.gpu_state.kernel_calls()?;
+        let watch = calls.watch()?;
+        let (plans, are_automatic) = {
+            let plans = runner.lock_plans();
+            (plans.digest(), plans.are_automatic())
+        };
+        // Only the host runs a plan that the user chose. Short calls need none.
+        if !are_automatic && !runner.is_small(checked) {
+            return None;
+        }
+        let call = CallRunner::call(checked, 0, plans);
+        let words = words_of(&call);
+        let blocks = blocks(checked, runner.rank, words, &calls.memory)?;
+        Some(DescribedCall { opened, calls, watch, call, words, blocks })
+    }
+
     /// Launches a call in a stream, or has the stream's capture take it in, if it is one that kernels run. `awaited`: the caller waits
     /// for the outcome, which otherwise is that of the launch. `None` if the host runs the call.
     ///
@@ -116,24 +142,16 @@ impl Communicator {
         awaited: bool,
     ) -> Result<Option<Arc<CallOutcome>>> {
         let runner = &self.runner;
-        let Some((opened, calls)) = runner.gpu_state.kernel_calls() else { return Ok(None) };
-        let Some(watch) = calls.watch() else { return Ok(None) };
-        let (plans, are_automatic) = {
-            let plans = runner.lock_plans();
-            (plans.digest(), plans.are_automatic())
-        };
-        // Only the host runs a plan that the user chose. Short calls need none.
-        if !are_automatic && !runner.is_small(checked) {
+        let Some(DescribedCall { opened, calls, watch, mut call, words, mut blocks }) =
+            self.described(checked)
+        else {
             return Ok(None);
-        }
+        };
         watch.notice_failure();
         runner.check_usable()?;
         for piece in checked.pieces() {
             runner.gpu_state.serves(piece.memory())?;
         }
-        let mut call = CallRunner::call(checked, 0, plans);
-        let words = words_of(&call);
-        let Some(mut blocks) = blocks(checked, runner.rank, words, &calls.memory) else { return Ok(None) };
         let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
         let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
         if streams.are_captured() {
@@ -186,6 +204,16 @@ impl Communicator {
         }
         Ok(())
     }
+}
+
+/// A call that kernels run, and what runs it.
+struct DescribedCall<'a> {
+    opened: &'a OpenedGpu,
+    calls: &'a KernelCalls,
+    watch: &'a Arc<KernelWatch>,
+    call: Call,
+    words: [u64; CALL_WORDS],
+    blocks: Blocks,
 }
 
 /// The words of a call that all ranks must have equal; the last one is free.

@@ -52,6 +52,10 @@ impl Blocks {
         use Collective as C;
         let BlockCall { collective, root, rank, .. } = *call;
         let ranks = layout.ranks();
+        // The root of a group may be no rank.
+        if root >= ranks {
+            return None;
+        }
         let (all, the_root) = ((1u32 << ranks) - 1, 1u32 << root);
         let at_root = |set: u32| if rank == root { set } else { 0 };
         let (sends, receives) = match collective {
@@ -163,6 +167,22 @@ mod tests {
                 assert_eq!(sender.hash, receiver.hash);
             }
         }
+    }
+
+    #[test]
+    fn a_group_with_several_peers_is_not_run_by_kernels() {
+        let call = BlockCall {
+            collective: Collective::SendRecv,
+            root: u32::MAX as usize,
+            rank: 0,
+            dtype: DType::U8,
+            count: 2,
+            arithmetic: Arithmetic::Sum,
+            average: false,
+            factor: None,
+            words: [0; CALL_WORDS],
+        };
+        assert!(Blocks::new(&call, CollectiveLayout::new(4).expect("four ranks")).is_none());
     }
 
     #[test]

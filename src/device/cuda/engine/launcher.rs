@@ -199,8 +199,9 @@ impl Launcher {
         let streams = self.check_streams(stream, other)?;
         if streams.are_captured() {
             return Err(Error::unsupported(
-                "the stream is being captured into a graph, which can replay only collectives that kernels run: set \
-                 FLEXRING_GPU_ENGINE=device and FLEXRING_GPU for the processes of one node, or call outside of the capture",
+                "the stream is being captured into a graph, which can replay only collectives that kernels run, and no sends, receives \
+                 and uneven all-to-alls: set FLEXRING_GPU_ENGINE=device and FLEXRING_GPU for the processes of one node, or call \
+                 outside of the capture",
             ));
         }
         let CallStreams { stream, other, .. } = streams;
