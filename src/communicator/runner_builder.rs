@@ -111,7 +111,7 @@ impl CallRunnerBuilder<'_> {
         self.plans.prepare(&mut executor)?;
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
         let [small, small_on_gpu] = small_limits(config, world, self.ranks_per_core);
-        let node_of_all = if has_small_path { world } else { 0 };
+        let node_of_all = if has_small_path || world == 1 { world } else { 0 };
         let staged = if has_small_path { small_on_gpu } else { 0 };
         let gpu_state = GpuState::new(
             config,

@@ -206,7 +206,7 @@ impl GpuState {
                  it: set FLEXRING_GPU, or make the GPU current before"
             );
         }
-        let memory = collectives.filter(|_| sharing.is_some());
+        let memory = collectives.filter(|layout| sharing.is_some() || layout.is_alone());
         let memory =
             memory.map(|layout| CollectiveMemory::new(&gpu, device.landing(), layout)).transpose()?;
         let kernel_calls = memory.map(KernelCalls::new);

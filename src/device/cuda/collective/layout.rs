@@ -70,7 +70,7 @@ pub(crate) struct CollectiveLayout {
 impl CollectiveLayout {
     /// The layout for a node of this many ranks; `None` if kernels cannot connect as many.
     pub(crate) fn new(ranks: usize) -> Option<Self> {
-        (2..=MOST_RANKS).contains(&ranks).then_some(Self { ranks })
+        (1..=MOST_RANKS).contains(&ranks).then_some(Self { ranks })
     }
 
     /// Number of ranks.
@@ -78,9 +78,14 @@ impl CollectiveLayout {
         self.ranks
     }
 
-    /// Bytes of the longest block that one exchange moves.
+    /// Bytes of the longest block that inboxes have room for. A rank alone has none.
     pub(super) fn short_bytes(self) -> usize {
-        SHORT_BYTES[usize::from(self.ranks > FEW_RANKS)]
+        if self.is_alone() { 0 } else { SHORT_BYTES[usize::from(self.ranks > FEW_RANKS)] }
+    }
+
+    /// Whether there is one rank, which moves blocks of any length at once.
+    pub(crate) fn is_alone(self) -> bool {
+        self.ranks == 1
     }
 
     /// Bytes at the start that must be zero before a kernel of any rank uses them: the state and the inboxes.
@@ -244,11 +249,11 @@ mod tests {
 
     #[test]
     fn a_rank_takes_at_most_24_mib_of_its_gpu() {
-        for ranks in 2..=MOST_RANKS {
+        for ranks in 1..=MOST_RANKS {
             let layout = CollectiveLayout::new(ranks).expect("it exists");
             assert!(layout.bytes() <= 24 << 20, "{ranks} ranks: {} bytes", layout.bytes());
         }
-        assert_eq!(CollectiveLayout::new(1), None);
+        assert_eq!(CollectiveLayout::new(0), None);
         assert_eq!(CollectiveLayout::new(MOST_RANKS + 1), None);
     }
 }

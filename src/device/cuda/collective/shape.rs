@@ -74,10 +74,10 @@ impl Blocks {
         let bytes = count * dtype.size() as u64;
         let stride = |differ: bool| if differ { bytes } else { 0 };
         let length = usize::try_from(bytes).ok()?;
-        let is_short = length <= layout.short_bytes();
+        let is_short = layout.is_alone() || length <= layout.short_bytes();
         let places =
             if matches!(collective, C::ReduceScatter | C::Scatter | C::AllToAll) { ranks } else { 1 };
-        let slices = if is_short {
+        let slices = if is_short && !layout.is_alone() {
             length.div_ceil(SLICE).clamp(1, MOST_SHORT_SLICES)
         } else {
             (length.saturating_mul(places)).div_ceil(STAGE).clamp(1, MOST_SLICES)
