@@ -6,7 +6,7 @@
 use super::adaptation::LinkAdaptation;
 use super::block_lists::BlockLists;
 use super::control_plane::ControlPlane;
-use super::gpu::GpuState;
+use super::gpu::{self, GpuState};
 use super::launch_group::{LaunchGroup, LaunchMember};
 use super::plans::Plans;
 use super::runner::{CallRunner, RunnerState};
@@ -41,7 +41,9 @@ pub(super) fn region_layout(
     let [on_host, on_gpu] = small_limits(config, world, ranks_per_core);
     // Mailboxes are for nodes that have all ranks.
     let small = if local_ranks == world && world > 1 { on_host.max(on_gpu) } else { 0 };
-    let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, config.gpu_slot_bytes());
+    let node_of_all = if local_ranks == world { world } else { 0 };
+    let on_gpus = gpu::slot_bytes(config, node_of_all);
+    let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, on_gpus);
     if has_gpus { layout } else { layout.without_gpus() }
 }
 

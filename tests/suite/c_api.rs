@@ -155,6 +155,17 @@ fn streams_may_be_destroyed_full_or_blocked() {
 }
 
 #[test]
+fn a_rank_reserves_48_mib_of_its_gpu_and_pins_16() {
+    on_simulated_gpus("tests/c/gpu_memory.c", |program| {
+        let port = free_port().to_string();
+        let mut command = program();
+        command.envs([("FLEXRING_MASTER_ADDR", "127.0.0.1"), ("FLEXRING_MASTER_PORT", &port)]);
+        let text = succeed(command.env("FLEXRING_GPU_ENGINE", "device"), LIMIT);
+        assert!(text.ends_with("gpu_memory: ok\n"), "{text}");
+    });
+}
+
+#[test]
 fn the_gpu_example_runs() {
     on_simulated_gpus("examples/all_reduce_gpu.c", |program| {
         let port = free_port().to_string();

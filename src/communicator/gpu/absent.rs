@@ -31,6 +31,10 @@ pub(in crate::communicator) fn address(_requested: Option<usize>) -> Option<Stri
     None
 }
 
+pub(in crate::communicator) fn slot_bytes(config: &Config, _ranks_of_node: usize) -> usize {
+    config.gpu_slot_bytes()
+}
+
 /// There are no driver calls to forbid.
 pub(in crate::communicator) struct ForbidCalls;
 

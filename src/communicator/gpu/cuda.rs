@@ -24,10 +24,28 @@ pub(in crate::communicator) use cuda::{PreparedCollective, PreparedLaunch, Resid
 /// communicator which is being created is used, such as a receive in another one; then data is staged in host memory.
 const REGISTRATION_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Bytes of a slot where kernels run collectives. 65 of them take 14.2 MiB on the GPU, and as much in pinned memory.
+const SLOT_BESIDE_KERNELS: usize = 224 << 10;
+
 /// The GPU that this rank works with as far as it is known when the communicator is created: the one that `FLEXRING_GPU`
 /// requests, else this thread's current one.
 pub(in crate::communicator) fn known(requested: Option<usize>) -> Option<u32> {
     requested.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX)).or_else(Gpu::current)
+}
+
+/// The memory for collectives that the settings and the number of ranks call for, if all ranks are on one node.
+fn collectives(config: &Config, ranks_of_node: usize) -> Option<CollectiveLayout> {
+    if config.gpu_engine == GpuProgram::Device { CollectiveLayout::new(ranks_of_node) } else { None }
+}
+
+/// Bytes of a slot for vectors on GPUs; `ranks_of_node` is 0 unless all ranks are on one node. Equal on all ranks. Short where kernels
+/// run collectives, because only the few other calls need slots.
+pub(in crate::communicator) fn slot_bytes(config: &Config, ranks_of_node: usize) -> usize {
+    let bytes = config.gpu_slot_bytes();
+    match collectives(config, ranks_of_node) {
+        Some(_) => bytes.min(SLOT_BESIDE_KERNELS).max(config.subchunk.0),
+        None => bytes,
+    }
 }
 
 /// Whether this rank may use a GPU, now or later.
@@ -87,9 +105,9 @@ impl GpuState {
         arena: &Arc<Arena>,
         registrar: Option<Arc<dyn Registrar>>,
     ) -> Self {
-        let by_kernels = config.gpu_engine == GpuProgram::Device && config.gpu_ipc.0;
+        let collectives = collectives(config, ranks_of_node);
         Self {
-            collectives: if by_kernels { CollectiveLayout::new(ranks_of_node) } else { None },
+            collectives: collectives.filter(|_| config.gpu_ipc.0),
             requested: config.gpu,
             ipc: config.gpu_ipc.0,
             ctas: u32::try_from(config.gpu_ctas).unwrap_or(u32::MAX),

@@ -16,11 +16,15 @@ mod kernel_watch;
 #[cfg(all(feature = "verbs", not(feature = "cuda")))]
 pub(super) use absent::address;
 #[cfg(not(feature = "cuda"))]
-pub(super) use absent::{GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node};
+pub(super) use absent::{
+    GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node, slot_bytes,
+};
 #[cfg(all(feature = "verbs", feature = "cuda"))]
 pub(super) use cuda::address;
 #[cfg(feature = "cuda")]
-pub(super) use cuda::{GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node};
+pub(super) use cuda::{
+    GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node, slot_bytes,
+};
 #[cfg(feature = "cuda")]
 pub(super) use {
     cuda::{OpenedGpu, PreparedCollective},

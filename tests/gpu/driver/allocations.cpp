@@ -170,6 +170,17 @@ SIMCUDA_EXPORT CUresult cuMemHostGetFlags(unsigned* flags, void* at) {
     });
 }
 
+// Not of CUDA: the bytes of this process's own memory that are page-locked. Memory of other processes is mapped for reading only.
+SIMCUDA_EXPORT CUresult cuSimulatedPinned(size_t* bytes) {
+    return in_context(__func__, [&](Context& context, Lock&) {
+        *bytes = 0;
+        for (const RangeRef& range : world().memory->of(&context)) {
+            if (range->on_host() && mapping_of(range->base, range->bytes) == Mapped::Writable) *bytes += range->bytes;
+        }
+        return CUDA_SUCCESS;
+    });
+}
+
 SIMCUDA_EXPORT CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
     return in_context(__func__, [&](Context& context, Lock&) {
         if (!free || !total) return CUDA_ERROR_INVALID_VALUE;

@@ -202,7 +202,7 @@ settings! {
     // and 1.3 of 8 MiB.
     #[shared yes]
     gpu_subchunk: Size = "FLEXRING_GPU_SUBCHUNK", Size(2 << 20), SUBCHUNKS,
-        "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK.";
+        "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK. At most 224K where kernels run collectives (FLEXRING_GPU_ENGINE).";
     #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
         "Longest vector for which only the number of messages counts: ranks that share no memory exchange it in one hop, or by a binary tree if there are more than 16. The length is that of the whole vector, in an all-to-all that of all blocks of a rank. More: docs/schedules.md.";
