@@ -2,15 +2,12 @@
 //!
 //!     cargo bench --bench planning
 
-#[path = "../tests/suite/trees/mod.rs"]
-mod trees;
-
 use flexring::config::Lowering;
 use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::{flexreduce, weighted};
 use flexring::plan::topology::{Topology, TopologyBuilder, Uplink};
+use flexring_plan::test_util::cluster;
 use std::time::Instant;
-use trees::cluster;
 
 /// Nodes of 7 and 8 ranks at one switch.
 fn flat(ranks: usize) -> Topology {

@@ -24,7 +24,6 @@ pub mod device;
 pub mod executor;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod memory;
-pub mod plan;
 mod tls;
 #[allow(unsafe_code, reason = "owns raw memory")]
 pub mod transport;
@@ -38,6 +37,7 @@ pub use flexring_core::{
 pub(crate) use flexring_core::{descriptor, interrupt, named_file, process, process_number};
 #[doc(hidden)]
 pub use flexring_core::{fault_point, peer_text};
+pub use flexring_plan as plan;
 
 /// Counts what fuzz targets and other tests allocate.
 #[cfg(test)]

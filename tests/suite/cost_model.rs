@@ -1,6 +1,5 @@
 //! The cost model beside what the planners make.
 
-use crate::trees;
 use fastrand::Rng;
 use flexring::config::Lowering;
 use flexring::plan::cost_model::lower_bound::lower_bound;
@@ -9,6 +8,7 @@ use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::{flexreduce, weighted};
 use flexring::plan::topology::{Topology, TopologyBuilder, Uplink};
 use flexring::plan::traffic::Traffic;
+use flexring_plan::test_util as trees;
 use flexring_testkit::effort::cases;
 
 /// The time of the busiest link for each byte of the vector; 0 if nothing is sent.

@@ -10,7 +10,6 @@ mod harness;
 mod programs;
 #[cfg(feature = "cli")]
 mod rank_processes;
-mod trees;
 
 mod all_reduce;
 mod allocations;
@@ -30,7 +29,6 @@ mod imports;
 mod joining;
 mod launchers;
 mod namespaces;
-mod pipeline;
 mod planners;
 mod python;
 mod registered;

@@ -1,65 +1,13 @@
-//! Every planner on random trees: the verifier proves each plan, and real ranks run it.
+//! Every planner on random trees: ranks run each plan that the verifier has proved.
 
 use crate::harness::with_watchdog;
-use crate::trees;
 use fastrand::Rng;
-use flexring::config::{Algorithm, Config, Lowering};
-use flexring::plan::lowering::Plan;
-use flexring::plan::planner::flexreduce;
-use flexring::plan::topology::Topology;
+use flexring::config::{Algorithm, Config};
 use flexring::plan::verifier::VerifiedPlan;
 use flexring::{Communicator, ReduceOp};
+use flexring_plan::test_util::{proven_in_parallel, tree_of_seed};
 use flexring_testkit::effort::cases;
 use std::time::Duration;
-
-/// The tree of a seed, with up to 4 levels. Most have up to 8 leaves, some 24, a few 64.
-fn tree(seed: u64) -> (Rng, Topology) {
-    let mut random = Rng::with_seed(seed);
-    let most = match random.usize(..20) {
-        0 => 64,
-        1..4 => 24,
-        _ => 8,
-    };
-    let topology = trees::tree(&mut random, most, 4);
-    (random, topology)
-}
-
-/// A plan of each algorithm for the tree of a seed, with a random lowering.
-fn plans(seed: u64) -> Vec<(Algorithm, Plan)> {
-    let (mut random, topology) = tree(seed);
-    let lowering = [Lowering::Auto, Lowering::Auto, Lowering::Chain, Lowering::Direct][random.usize(..4)];
-    let plan = |algorithm| {
-        let schedule = trees::plan(&mut random, algorithm, &topology)?;
-        Some((algorithm, Plan::on(schedule, &topology, lowering)))
-    };
-    trees::algorithms().filter_map(plan).collect()
-}
-
-/// The verified plans for the tree of a seed. For every fiftieth tree, all collectives are verified.
-fn proven(seed: u64) -> Vec<(u64, Algorithm, VerifiedPlan)> {
-    let prove = |(algorithm, plan): (Algorithm, Plan)| {
-        let proven =
-            if seed.is_multiple_of(50) { VerifiedPlan::for_all(plan) } else { VerifiedPlan::new(plan) };
-        let proven = proven.unwrap_or_else(|error| panic!("seed {seed}, {}: {error}", algorithm.name()));
-        (seed, algorithm, proven)
-    };
-    plans(seed).into_iter().map(prove).collect()
-}
-
-/// The verified plans of all seeds, computed on all cores.
-fn proven_in_parallel(seeds: &[u64]) -> Vec<(u64, Algorithm, VerifiedPlan)> {
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
-        let share = |thread| {
-            move || seeds.iter().skip(thread).step_by(threads).flat_map(|seed| proven(*seed)).collect()
-        };
-        let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(share(thread))).collect();
-        threads
-            .into_iter()
-            .flat_map(|thread| -> Vec<_> { thread.join().expect("all plans are verified") })
-            .collect()
-    })
-}
 
 /// The contribution of `rank` to element `at`. A wrong sum shows which rank is missing or counted twice (up to ambiguity
 /// between 64 ranks), and what was misplaced.
@@ -71,7 +19,7 @@ fn contribution(rank: usize, at: usize) -> i64 {
 fn every_plan_for_random_trees_is_proved_and_sums_on_the_local_transport() {
     let mut by_world: Vec<Vec<u64>> = vec![Vec::new(); 65];
     for seed in 0..cases(400) {
-        by_world[tree(seed).1.world()].push(seed);
+        by_world[tree_of_seed(seed).1.world()].push(seed);
     }
     let mut config = Config::default();
     (config.small.0, config.mailbox.0, config.subchunk.0, config.slots) = (0, 0, 4096, 8);
@@ -109,15 +57,4 @@ fn sum_by_each(comm: &Communicator, plans: &[(u64, Algorithm, VerifiedPlan)]) {
             assert_eq!(*sum, expected, "seed {seed}, {}: rank {rank}, element {at}", algorithm.name());
         }
     }
-}
-
-#[test]
-fn a_hundred_thousand_ranks_can_be_planned() {
-    let topology = trees::cluster(100_000);
-    let schedule = flexreduce::plan(&topology).expect("regular enough");
-    assert_eq!(schedule.shards().len(), topology.world());
-    // groups_of returns a few groups from a level of hundreds of thousands.
-    let top = schedule.levels().last().expect("levels");
-    assert!(top.groups().len() >= topology.world());
-    assert!(top.groups_of(4711).len() < top.groups().len() / 1000);
 }

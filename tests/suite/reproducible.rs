@@ -2,7 +2,6 @@
 //! order, for every transport, algorithm and sub-chunk size.
 
 use crate::harness::{Setup, World, share_a_core, spawn};
-use crate::trees;
 use fastrand::Rng;
 use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
 use flexring::float8::{F8E4M3, F8E5M2};
@@ -157,7 +156,7 @@ fn setup(world: World, ranks: usize) -> Setup {
 
 #[test]
 fn sums_have_the_bits_of_rank_order_for_every_transport_and_algorithm() {
-    for algorithm in trees::algorithms().chain([Algorithm::Auto]) {
+    for algorithm in flexring_plan::test_util::algorithms().chain([Algorithm::Auto]) {
         for (&world, ranks) in World::enabled().iter().zip([5, 3, 3, 5]) {
             let mut setup = setup(world, ranks);
             setup.config.algo = algorithm;

@@ -1,6 +1,5 @@
 //! The simulator beside the closed forms of the cost model, and beside the bytes that programs send.
 
-use crate::trees;
 use fastrand::Rng;
 use flexring::config::Lowering;
 use flexring::plan::cost_model::hierarchy::ring as ring_time;
@@ -14,6 +13,7 @@ use flexring::plan::topology::{Topology, TopologyBuilder, Uplink};
 use flexring::plan::topology_file::parse_short;
 use flexring::plan::traffic::Traffic;
 use flexring::trace::SpanActivity;
+use flexring_plan::test_util as trees;
 use flexring_testkit::effort::cases;
 
 /// Machines whose additions take no time, so that links alone determine it.

@@ -1,0 +1,571 @@
+//! How a call is laid out: the length and alignment of its sub-chunks, which memory is staged, and where slots are.
+//!
+//! Owns these rules, as pure functions of facts that the executor collects. Must not know pieces, transports or devices.
+
+use super::block_order::BlockOrder;
+use super::pipeline::{Binding, BlockLayout, LinkProfile, Staging};
+use super::program::{BufferKind, HeldSpans, Program};
+use flexring_core::call::{BlockCounts, Collective};
+use flexring_core::error::{Error, Result};
+use std::ops::Range;
+
+/// Bytes of a cache line, to which spans are aligned.
+const CACHE_LINE: usize = 64;
+
+/// How sub-chunks overlap in calls on a GPU, and what each costs. The kernel takes about 9 us for a descriptor besides its bytes: on an H200, two ranks with
+/// 16 CTAs each sum 64 MiB in 1,281 us in sub-chunks of 512 KiB, 844 of 1 MiB, 562 of 2 MiB, 415 of 4 MiB and 345 of 8 MiB.
+struct Overlap {
+    /// Minimum number of sub-chunks in a rank's share of the vector for each rail.
+    stages: u64,
+    /// Bytes that are moved in the time that a sub-chunk costs besides its bytes.
+    launch_bytes: u64,
+}
+
+impl Overlap {
+    /// Between ranks of one node, most of which read each other's GPU memory: 9 us at 244 GB/s of a rank's 16 CTAs. Two sub-chunks: 4 MiB take 92 us in four, 70 in two and 68
+    /// in one, and through pinned slots (`FLEXRING_GPU_IPC=0`) 312, 320 and 375.
+    const IN_A_NODE: Self = Self { stages: 2, launch_bytes: 2 << 20 };
+
+    /// Between nodes: while one sub-chunk is copied to the host, others are sent, received and added. 9 us at 50 GB/s, of 400 Gbit/s. Not measured with an RDMA
+    /// device; 16 to 256 MiB through pinned slots take equally long within 10 % in sub-chunks of 256 KiB to 2 MiB.
+    const BETWEEN_NODES: Self = Self { stages: 4, launch_bytes: 512 << 10 };
+}
+
+/// Cache lines of a rank's share of the vector from which spans are aligned.
+const MIN_ALIGNED_LINES: u64 = 16;
+
+/// Outputs of more bytes than this are written with non-temporal stores. Half of a last-level cache of a few dozen MiB: a
+/// shorter result is still in the cache when it is read next.
+const STREAMING_BYTES: usize = 16 << 20;
+
+/// Sub-chunks of one vector, at most. The pipeline counts those of a step with 32 bits.
+const MAX_SUBCHUNKS: u64 = (1 << 30) - 1;
+
+/// The setting of [`CallFacts::slot_bytes`].
+const SETTING: &str = "FLEXRING_SUBCHUNK";
+
+/// The setting of [`CallFacts::gpu_slot_bytes`].
+const GPU_SETTING: &str = "FLEXRING_GPU_SUBCHUNK";
+
+/// What a call's layout depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct CallFacts {
+    /// The collective that is called.
+    pub collective: Collective,
+    /// Elements of the whole vector; may be 0.
+    pub count: u64,
+    /// Bytes of an element.
+    pub element_bytes: usize,
+    /// Ranks of the communicator.
+    pub world: usize,
+    /// Whether all ranks are on one node and share memory. Equal on all ranks.
+    pub one_node: bool,
+    /// Ports over which the messages of a link are spread, at most. Equal on all ranks.
+    pub rails: usize,
+    /// Whether input and output share memory.
+    pub in_place: bool,
+    /// Whether the vectors are memory of a GPU.
+    pub on_gpu: bool,
+    /// Bytes of this rank's output.
+    pub output_bytes: usize,
+    /// Bytes of a slot of the pool.
+    pub slot_bytes: usize,
+    /// Bytes of a slot in calls on a GPU.
+    pub gpu_slot_bytes: usize,
+}
+
+/// How a program's elements are laid out in one call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallLayout {
+    /// What the pipeline is bound to. A call without elements moves one dummy element, so that a mismatch between
+    /// ranks reaches every peer.
+    pub binding: Binding,
+    /// The elements of the whole vector that the caller's input holds.
+    pub input: Range<u64>,
+    /// The elements of the whole vector that the caller's output holds.
+    pub output: Range<u64>,
+    /// Whether the input must be copied to other memory first: it shares memory with the output, and peers may read it
+    /// until the output is complete.
+    pub copies_input: bool,
+    /// Whether sums are written with non-temporal stores.
+    pub streaming: bool,
+}
+
+impl CallLayout {
+    /// The layout of an all-to-all of `rank`, whose blocks are `counts`, one after the other in the order of ranks in
+    /// each vector. Writes the place of each block to `blocks`.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn of_blocks(
+        facts: &CallFacts,
+        counts: &BlockCounts,
+        rank: usize,
+        blocks: &mut BlockLayout,
+    ) -> Result<Self> {
+        let place = |ranges: &mut Vec<Range<u64>>, count: &dyn Fn(usize) -> u64| {
+            ranges.clear();
+            let mut next = 0;
+            ranges.extend((0..facts.world).map(|peer| {
+                let start = next;
+                next += count(peer);
+                start..next
+            }));
+            next
+        };
+        let sent = place(&mut blocks.sends, &|peer| counts.sent_to(peer));
+        let received = place(&mut blocks.receives, &|peer| counts.received_from(peer));
+        // The block that stays on this rank has the same elements in both vectors.
+        let (sent_at, received_at) = (blocks.sends[rank].start, blocks.receives[rank].start);
+        let (input, output) = (received_at.saturating_sub(sent_at), sent_at.saturating_sub(received_at));
+        let shift = |ranges: &mut Vec<Range<u64>>, by: u64| {
+            ranges.iter_mut().for_each(|range| *range = range.start + by..range.end + by);
+        };
+        shift(&mut blocks.sends, input);
+        shift(&mut blocks.receives, output);
+        // Ranks know different counts, and the two ends of a link must cut a block at the same places.
+        let subchunk = (facts.slot_bytes / facts.element_bytes) as u64;
+        check_subchunks(sent.max(received), subchunk, facts.element_bytes, SETTING)?;
+        Ok(Self {
+            binding: Binding { count: facts.count, subchunk, align: 1, in_place: false },
+            input: input..input + sent,
+            output: output..output + received,
+            copies_input: false,
+            streaming: facts.output_bytes > STREAMING_BYTES,
+        })
+    }
+
+    /// The layout of an all-to-all of equal blocks that go by node: the vector has the blocks of all ranks.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn by_node(facts: &CallFacts) -> Result<Self> {
+        let binding = binding_by_node(facts);
+        check_subchunks(binding.count, binding.subchunk, facts.element_bytes, SETTING)?;
+        Ok(Self {
+            binding,
+            input: 0..facts.count,
+            output: 0..facts.count,
+            copies_input: false,
+            streaming: false,
+        })
+    }
+
+    /// The place of an element in one of the caller's vectors; `None` if it is in scratch memory. `blocks` is the program's.
+    #[must_use]
+    pub fn place_of(&self, buffer: BufferKind, element: u64, blocks: Option<&BlockOrder>) -> Option<u64> {
+        let held = match buffer {
+            BufferKind::Input => &self.input,
+            BufferKind::Output => &self.output,
+            BufferKind::Transit => return None,
+        };
+        if let Some(blocks) = blocks {
+            let length = self.binding.count / (blocks.world() * blocks.world()) as u64;
+            return Some(blocks.place_of(element, length, buffer == BufferKind::Output));
+        }
+        // Programs cut their steps at the ends of the held spans, so a sub-chunk is wholly inside or outside.
+        held.contains(&element).then(|| element - held.start)
+    }
+
+    /// The layout of a call of a program whose steps move parts of the vector.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn of_program(facts: &CallFacts, program: &Program) -> Result<Self> {
+        if program.blocks.is_some() { Self::by_node(facts) } else { Self::new(facts, &program.held_spans) }
+    }
+
+    /// The layout of a call of a program that holds these spans.
+    ///
+    /// # Errors
+    /// `InvalidSetting` if the vector has more sub-chunks than can be counted.
+    pub fn new(facts: &CallFacts, held_spans: &HeldSpans) -> Result<Self> {
+        let copies_input = facts.in_place && held_spans.disjoint;
+        let binding = Binding { in_place: facts.in_place && !copies_input, ..binding(facts) };
+        let setting = if facts.on_gpu { GPU_SETTING } else { SETTING };
+        check_subchunks(binding.count, binding.subchunk, facts.element_bytes, setting)?;
+        Ok(Self {
+            input: held_spans.input.elements(binding.count, binding.align),
+            output: held_spans.output.elements(binding.count, binding.align),
+            binding,
+            copies_input,
+            streaming: facts.output_bytes > STREAMING_BYTES,
+        })
+    }
+}
+
+/// Size and layout of a call whose program moves no blocks.
+pub(super) fn binding(facts: &CallFacts) -> Binding {
+    Binding {
+        count: facts.count.max(1),
+        subchunk: (subchunk_bytes(facts) / facts.element_bytes) as u64,
+        align: alignment(facts.collective, facts.count, facts.element_bytes, facts.world),
+        in_place: facts.in_place,
+    }
+}
+
+/// Size and layout of an all-to-all of equal blocks that go by node.
+pub(super) fn binding_by_node(facts: &CallFacts) -> Binding {
+    Binding {
+        count: facts.count.saturating_mul(facts.world as u64),
+        subchunk: (facts.slot_bytes / facts.element_bytes) as u64,
+        align: 1,
+        in_place: false,
+    }
+}
+
+/// Refuses vectors of more sub-chunks than the pipeline can count.
+/// `setting` gives their length.
+fn check_subchunks(count: u64, subchunk: u64, element_bytes: usize, setting: &str) -> Result<()> {
+    if count.div_ceil(subchunk) <= MAX_SUBCHUNKS {
+        return Ok(());
+    }
+    let bytes = subchunk * element_bytes as u64;
+    Err(Error::invalid_setting(format!(
+        "{count} elements are more than {MAX_SUBCHUNKS} sub-chunks of {bytes} bytes: set {setting} to a greater length on all ranks, \
+         or make several shorter calls"
+    )))
+}
+
+/// Bytes of a sub-chunk: a slot of the pool. On a GPU, where each sub-chunk costs more, it is doubled while it fits a GPU slot and is not longer than it
+/// should be.
+///
+/// A share of `s` bytes in `n` sub-chunks takes `2 (w - 1) n + k` times the time of a sub-chunk, which is `s / n + l` in bytes, with `k` for
+/// [`Overlap::stages`] and `l` for [`Overlap::launch_bytes`]: it passes `w - 1` hops in each direction, and the last sub-chunk passes all stages alone. That is least for
+/// `s / n = sqrt(2 s (w - 1) l / k)`, so sub-chunks grow with the number of ranks, as the pipeline is filled only once. Fewer
+/// than `k` of them for each rail would leave stages or rails idle in each step.
+fn subchunk_bytes(facts: &CallFacts) -> usize {
+    if !facts.on_gpu {
+        return facts.slot_bytes;
+    }
+    let share = facts.count.saturating_mul(facts.element_bytes as u64) / facts.world as u64;
+    let hops = facts.world.saturating_sub(1).max(1) as u64;
+    let Overlap { stages, launch_bytes } =
+        if facts.one_node { Overlap::IN_A_NODE } else { Overlap::BETWEEN_NODES };
+    let cheapest = share.saturating_mul(hops * (2 * launch_bytes / stages)).isqrt();
+    let busy = share / (stages * facts.rails.max(1) as u64);
+    let most = facts.gpu_slot_bytes.min(cheapest.min(busy) as usize);
+    let mut bytes = facts.slot_bytes;
+    while bytes <= most / 2 {
+        bytes *= 2;
+    }
+    bytes
+}
+
+/// Spans of long vectors begin on a cache line, so that no line is written by two ranks. They are not aligned if that would move the
+/// ends of the parts that the ranks' own vectors hold.
+fn alignment(collective: Collective, count: u64, element_bytes: usize, world: usize) -> u64 {
+    let line = (CACHE_LINE / element_bytes) as u64;
+    let world = world as u64;
+    let keeps_ends = !collective.has_parts() || (count / world).is_multiple_of(line);
+    if keeps_ends && count >= MIN_ALIGNED_LINES * line * world { line } else { 1 }
+}
+
+/// What a link can do with one of the call's vectors, as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VectorAccess {
+    /// Whether messages can be sent from it.
+    pub can_send_from: bool,
+    /// Whether messages can be received into it. True on links whose messages are read in place.
+    pub can_recv_into: bool,
+}
+
+/// What a link stages. `input` is its access to the input; `output` and `scratch` are that to the memory that sums are
+/// written to. `None` for a vector that this rank does not have.
+#[must_use]
+pub fn staging(
+    input: Option<VectorAccess>,
+    output: Option<VectorAccess>,
+    scratch: Option<VectorAccess>,
+) -> Staging {
+    let written = [output, scratch];
+    let any = |lacks: fn(&VectorAccess) -> bool| written.iter().flatten().any(lacks);
+    Staging {
+        input: input.is_some_and(|access| !access.can_send_from),
+        output: any(|access| !access.can_send_from),
+        recv: any(|access| !access.can_recv_into),
+    }
+}
+
+/// The memory of a slot in a call. In calls on a GPU each slot exists twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SlotMemory {
+    /// Pinned host memory.
+    #[default]
+    Host,
+    /// Memory of the GPU.
+    Gpu,
+}
+
+/// The memory of a slot for one message: the GPU's where every link of the message reaches it, as it is nearer to the
+/// vectors.
+#[must_use]
+pub fn slot_memory(on_gpu: bool, links_reach_gpu: impl FnOnce() -> bool) -> SlotMemory {
+    if on_gpu && links_reach_gpu() { SlotMemory::Gpu } else { SlotMemory::Host }
+}
+
+/// Slots of the pool that each link may hold, if there is at least one. `slots` are those of the pool, `links` those of
+/// the program.
+#[must_use]
+pub fn slots_per_link(slots: usize, links: usize) -> Option<usize> {
+    Some(slots / links.max(1)).filter(|slots| *slots > 0)
+}
+
+/// Most messages in flight between two ranks of a node, in each direction: those that fit in a queue of shared memory.
+pub const IN_PLACE_WINDOW: usize = 62;
+
+/// How messages arrive on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkDelivery {
+    /// They are read where the sender has them.
+    InPlace,
+    /// They are written to memory that was posted.
+    Posted {
+        /// Whether some memory of calls cannot be sent from directly.
+        may_stage: bool,
+    },
+}
+
+/// Divides a link's slots between the two directions. Messages that are read in place need slots only where they are
+/// sent; those that are sent directly need them only where they are received. `slots` is at least 2 where both
+/// directions need some.
+#[must_use]
+pub fn link_profile(delivery: LinkDelivery, window: usize, slots: usize) -> LinkProfile {
+    let (reads_in_place, send_slots) = match delivery {
+        LinkDelivery::InPlace => (true, slots),
+        LinkDelivery::Posted { may_stage: false } => (false, 0),
+        LinkDelivery::Posted { may_stage: true } => (false, slots / 2),
+    };
+    LinkProfile { reads_in_place, window, send_slots, recv_slots: slots - send_slots }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fraction::Span;
+    use crate::topology::Topology;
+    use flexring_core::error::ErrorKind;
+
+    const WHOLE: HeldSpans = HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
+
+    /// 1 Mi floats on 4 ranks, in slots of 128 KiB.
+    fn facts() -> CallFacts {
+        CallFacts {
+            collective: Collective::AllReduce,
+            count: 1 << 20,
+            element_bytes: 4,
+            world: 4,
+            one_node: false,
+            rails: 1,
+            in_place: false,
+            on_gpu: false,
+            output_bytes: 4 << 20,
+            slot_bytes: 128 << 10,
+            gpu_slot_bytes: 1 << 20,
+        }
+    }
+
+    fn binding(facts: &CallFacts) -> Binding {
+        CallLayout::new(facts, &WHOLE).expect("few sub-chunks").binding
+    }
+
+    #[test]
+    fn a_subchunk_fills_a_slot() {
+        for element_bytes in [1, 2, 4, 8] {
+            let facts = CallFacts { element_bytes, ..facts() };
+            assert_eq!(binding(&facts).subchunk, (128 << 10) / element_bytes as u64);
+        }
+    }
+
+    #[test]
+    fn more_sub_chunks_than_the_pipeline_can_count_are_refused() {
+        // Slots of one element.
+        let facts = |on_gpu, count| CallFacts { on_gpu, count, slot_bytes: 4, gpu_slot_bytes: 4, ..facts() };
+        assert_eq!(binding(&facts(false, MAX_SUBCHUNKS)).count, MAX_SUBCHUNKS);
+        for (on_gpu, setting) in [(false, " FLEXRING_SUBCHUNK "), (true, " FLEXRING_GPU_SUBCHUNK ")] {
+            for count in [MAX_SUBCHUNKS + 1, 1 << 32, u64::MAX] {
+                let error = CallLayout::new(&facts(on_gpu, count), &WHOLE).expect_err("too many");
+                assert_eq!(error.kind(), ErrorKind::InvalidSetting);
+                assert!(error.message().contains(setting), "{error}");
+            }
+        }
+        let facts = facts(false, MAX_SUBCHUNKS / 4 + 1);
+        CallLayout::by_node(&facts).expect_err("four blocks of that length");
+        let blocks = &mut BlockLayout::default();
+        CallLayout::of_blocks(&facts, &BlockCounts::Equal(facts.count), 0, blocks).expect_err("four blocks");
+    }
+
+    #[test]
+    fn subchunks_on_a_gpu_grow_with_the_vector_up_to_a_gpu_slot() {
+        let bytes = |vector: u64, gpu_slot_bytes| {
+            let facts = CallFacts { on_gpu: true, count: vector / 4, gpu_slot_bytes, ..facts() };
+            binding(&facts).subchunk as usize * 4
+        };
+        // Four sub-chunks of a share, for four ranks.
+        assert_eq!(bytes((4 << 20) - 64, 1 << 20), 128 << 10);
+        assert_eq!(bytes(4 << 20, 1 << 20), 256 << 10);
+        // 8 MiB squared, times 2 / (3 hops * launch_bytes), is the share that makes this the cheapest length.
+        let cheapest = (8u64 << 20).pow(2) * 2 * 4 / (3 * Overlap::BETWEEN_NODES.launch_bytes);
+        assert_eq!(bytes(cheapest - 256, 64 << 20), 4 << 20);
+        assert_eq!(bytes(cheapest + 256, 64 << 20), 8 << 20);
+        assert_eq!(bytes(1 << 40, 1 << 20), 1 << 20);
+        assert_eq!(bytes(1 << 40, (1 << 20) - 1), 512 << 10, "never more than a GPU slot");
+        assert_eq!(bytes(1 << 40, 64 << 10), 128 << 10, "never less than a slot");
+    }
+
+    #[test]
+    fn subchunks_on_a_gpu_follow_from_the_share_per_rail_and_the_cost_of_a_launch() {
+        let on = |one_node, world, rails, vector: u64| {
+            let facts = CallFacts {
+                on_gpu: true,
+                one_node,
+                world,
+                rails,
+                count: vector / 4,
+                gpu_slot_bytes: 2 << 20,
+                ..facts()
+            };
+            binding(&facts).subchunk as usize * 4
+        };
+        let bytes = |world, rails, vector| on(false, world, rails, vector);
+        // Few hops: the last sub-chunk's way through the stages counts.
+        assert_eq!(bytes(2, 1, 16 << 20), 1 << 20);
+        // Two sub-chunks of a share are enough within a node.
+        assert_eq!(
+            [4 << 20, 16 << 20, 256 << 20].map(|vector| on(true, 2, 1, vector) >> 10),
+            [1024, 2048, 2048]
+        );
+        assert_eq!([2, 4, 8].map(|world| on(true, world, 1, 8 << 20) >> 10), [2048, 1024, 512]);
+        // Many hops: a share of 4 MiB is four sub-chunks, and sixteen on four rails.
+        assert_eq!(bytes(64, 1, 256 << 20), 1 << 20);
+        assert_eq!(bytes(64, 4, 256 << 20), 256 << 10);
+        assert_eq!(bytes(1024, 1, 256 << 20), 128 << 10, "never less than a slot");
+        assert_eq!(bytes(1, 1, 0), 128 << 10);
+    }
+
+    #[test]
+    fn long_vectors_are_aligned_to_cache_lines() {
+        // 16 lines of 16 floats on each of 4 ranks.
+        for (count, align) in [(16 * 16 * 4, 16), (16 * 16 * 4 - 1, 1), ((1 << 20) + 1, 16)] {
+            assert_eq!(binding(&CallFacts { count, ..facts() }).align, align, "{count}");
+        }
+        assert_eq!(binding(&CallFacts { element_bytes: 8, ..facts() }).align, 8);
+    }
+
+    #[test]
+    fn alignment_keeps_the_ends_of_the_ranks_parts() {
+        for collective in Collective::ALL.into_iter().filter(|collective| collective.has_parts()) {
+            for (part, align) in [(1 << 18, 16), ((1 << 18) + 1, 1)] {
+                let facts = CallFacts { collective, count: part * 4, ..facts() };
+                assert_eq!(binding(&facts).align, align, "{collective:?} with parts of {part}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_without_elements_moves_one() {
+        let layout = CallLayout::new(&CallFacts { count: 0, output_bytes: 0, ..facts() }, &WHOLE)
+            .expect("few sub-chunks");
+        assert_eq!((layout.binding.count, layout.binding.align), (1, 1));
+        assert_eq!((layout.input, layout.output), (0..1, 0..1));
+    }
+
+    #[test]
+    fn the_block_that_stays_on_its_rank_has_the_same_elements_in_both_vectors() {
+        let facts = CallFacts { collective: Collective::AllToAll, world: 3, ..facts() };
+        let mut blocks = BlockLayout::default();
+        let counts = BlockCounts::Listed([(2, 4), (3, 3), (0, 5)].into());
+        let layout = CallLayout::of_blocks(&facts, &counts, 1, &mut blocks).expect("few sub-chunks");
+        assert_eq!((layout.input, layout.output), (2..7, 0..12));
+        assert_eq!(blocks.sends, [2..4, 4..7, 7..7]);
+        assert_eq!(blocks.receives, [0..4, 4..7, 7..12]);
+        let layout =
+            CallLayout::of_blocks(&facts, &BlockCounts::Equal(7), 2, &mut blocks).expect("few sub-chunks");
+        assert_eq!((layout.input, layout.output), (0..21, 0..21));
+        assert_eq!(blocks.sends, blocks.receives);
+    }
+
+    #[test]
+    fn blocks_that_go_by_node_have_places_by_source_and_destination() {
+        let order = BlockOrder::by_node(&Topology::from_names(&["a", "b", "a"]));
+        let facts = CallFacts { collective: Collective::AllToAll, world: 3, count: 15, ..facts() };
+        let layout = CallLayout::by_node(&facts).expect("few sub-chunks");
+        assert_eq!(layout.binding.count, 45);
+        for (from, to) in (0..3).flat_map(|from| (0..3).map(move |to| (from, to))) {
+            let first = order.block(from, to).elements(45, 1).start;
+            let place = |buffer| layout.place_of(buffer, first + 3, Some(&order));
+            assert_eq!(place(BufferKind::Input), Some(to as u64 * 5 + 3));
+            assert_eq!(place(BufferKind::Output), Some(from as u64 * 5 + 3));
+            assert_eq!(place(BufferKind::Transit), None);
+        }
+        let layout =
+            CallLayout::new(&facts, &HeldSpans { input: Span::part(1, 3), ..WHOLE }).expect("few sub-chunks");
+        assert_eq!(layout.place_of(BufferKind::Input, 7, None), Some(2));
+        assert_eq!(layout.place_of(BufferKind::Input, 2, None), None);
+    }
+
+    #[test]
+    fn an_input_that_must_stay_readable_is_copied() {
+        for (in_place, disjoint, copies) in
+            [(false, false, false), (false, true, false), (true, false, false), (true, true, true)]
+        {
+            let layout =
+                CallLayout::new(&CallFacts { in_place, ..facts() }, &HeldSpans { disjoint, ..WHOLE })
+                    .expect("few sub-chunks");
+            assert_eq!(layout.copies_input, copies);
+            assert_eq!(layout.binding.in_place, in_place && !disjoint);
+        }
+    }
+
+    #[test]
+    fn outputs_that_outgrow_the_cache_are_streamed() {
+        for (output_bytes, streaming) in [(16 << 20, false), ((16 << 20) + 1, true)] {
+            let layout =
+                CallLayout::new(&CallFacts { output_bytes, ..facts() }, &WHOLE).expect("few sub-chunks");
+            assert_eq!(layout.streaming, streaming);
+        }
+    }
+
+    #[test]
+    fn vectors_are_staged_where_a_link_cannot_use_one_of_them() {
+        let access = |can_send_from, can_recv_into| Some(VectorAccess { can_send_from, can_recv_into });
+        let all = access(true, true);
+        assert_eq!(staging(all, all, all), Staging::default());
+        assert_eq!(staging(None, None, None), Staging::default());
+        assert_eq!(staging(access(false, true), all, None), Staging { input: true, ..Staging::default() });
+        assert_eq!(staging(access(true, false), all, None), Staging::default(), "nothing is received there");
+        for (output, scratch) in [(access(false, true), all), (all, access(false, true))] {
+            assert_eq!(staging(all, output, scratch), Staging { output: true, ..Staging::default() });
+        }
+        for (output, scratch) in [(access(true, false), None), (all, access(true, false))] {
+            assert_eq!(staging(all, output, scratch), Staging { recv: true, ..Staging::default() });
+        }
+    }
+
+    #[test]
+    fn a_slot_is_on_the_gpu_where_the_links_reach_it() {
+        assert_eq!(slot_memory(true, || true), SlotMemory::Gpu);
+        assert_eq!(slot_memory(true, || false), SlotMemory::Host);
+        assert_eq!(slot_memory(false, || true), SlotMemory::Host);
+    }
+
+    #[test]
+    fn links_share_the_pool_equally() {
+        assert_eq!(slots_per_link(16, 3), Some(5));
+        assert_eq!(slots_per_link(3, 3), Some(1));
+        assert_eq!(slots_per_link(2, 3), None);
+        assert_eq!(slots_per_link(16, 0), Some(16));
+    }
+
+    #[test]
+    fn a_links_slots_are_divided_between_the_directions_that_need_them() {
+        let slots = |delivery| {
+            let profile = link_profile(delivery, 8, 5);
+            assert_eq!(profile.window, 8);
+            (profile.reads_in_place, profile.send_slots, profile.recv_slots)
+        };
+        assert_eq!(slots(LinkDelivery::InPlace), (true, 5, 0));
+        assert_eq!(slots(LinkDelivery::Posted { may_stage: false }), (false, 0, 5));
+        assert_eq!(slots(LinkDelivery::Posted { may_stage: true }), (false, 2, 3));
+    }
+}

@@ -1,0 +1,239 @@
+//! Weighted FlexReduce: ranks behind a slow link own less.
+//!
+//! An extension of FlexReduce by this project. FlexReduce divides what a branch holds evenly among its children, so the
+//! child with the slowest link determines the time. But every child must send its own contribution once; only the bytes
+//! beyond that depend on what it owns.
+//!
+//! # Load of a link
+//!
+//! Let v be one of d children of branch u, and own the share y of what u's ranks hold together. At u's level, v sends
+//! (1 - y) and receives (d - 1) y of the vector in the reduction, and the reverse in the gather: 1 + (d - 2) y in each
+//! direction. The share y is processed again at the levels above u, which loads u's link with C(u) per whole vector, and
+//! so v's link with y C(u). Together, with C(root) = 0:
+//!
+//! > C(v) = 1 + y (d - 2 + C(u)), and for an only child C(v) = C(u).
+//!
+//! # Shares
+//!
+//! The time is t = max C(v) / w(v) over all links, where w is the bandwidth. A given t limits a link to C(v) <= t w(v).
+//! A branch with cost C can distribute everything to its children if the sum of (c(v) - 1) / (d - 2 + C) over them is at
+//! least 1. Here c(v) is the capacity of the child: the minimum of t w(v) and of the limit from its own children,
+//! 2 - d + sum (c - 1). The smallest t is found by bisection, each step with one walk up the tree. The shares are then as
+//! even as the capacities allow.
+
+use super::flexreduce::{even_share, with_shares};
+use crate::cost_model::tree::weighted_flexreduce;
+use crate::fraction::Fraction;
+use crate::schedule::Schedule;
+use crate::topology::Topology;
+use flexring_core::error::Result;
+
+/// FlexReduce with the shares that minimize the time of the slowest link. If even shares do that, it equals FlexReduce.
+///
+/// # Errors
+/// As for [`flexreduce::plan`](super::flexreduce::plan).
+pub fn plan(topology: &Topology) -> Result<Schedule> {
+    let shares = shares(topology);
+    with_shares("weighted", topology, |vertex| shares[vertex])
+}
+
+/// Relative difference below which times count as equal. Even shares win over shares that are not faster by this much.
+const CLOSE: f64 = 1e-9;
+
+/// By vertex, its share of what its parent's ranks hold together.
+fn shares(topology: &Topology) -> Vec<Fraction> {
+    let vertices = topology.vertices();
+    let exact_even: Vec<Fraction> = (0..vertices.len()).map(|vertex| even_share(topology, vertex)).collect();
+    let even: Vec<f64> = exact_even.iter().map(|share| share.to_f64()).collect();
+
+    // Bisection between 0 and the time of even shares.
+    let (mut low, mut high) = (0.0, weighted_flexreduce(topology, &even));
+    let evenly = high;
+    while high - low > CLOSE / 4.0 * high {
+        let middle = f64::midpoint(low, high);
+        if capacities(topology, middle).is_some() { high = middle } else { low = middle }
+    }
+    let Some(capacity) = capacities(topology, high).filter(|_| high < evenly * (1.0 - CLOSE)) else {
+        return exact_even;
+    };
+    let mut shares = exact_even;
+    let mut cost = vec![0.0; vertices.len()];
+    for (branch, vertex) in vertices.iter().enumerate().filter(|(_, vertex)| !vertex.children.is_empty()) {
+        let children = &vertex.children;
+        if let [only] = children[..] {
+            cost[only] = cost[branch];
+            continue;
+        }
+        let per_share = children.len() as f64 - 2.0 + cost[branch];
+        let bounds: Vec<f64> =
+            children.iter().map(|child| ((capacity[*child] - 1.0) / per_share).clamp(0.0, 1.0)).collect();
+        // With two children at the root, every share costs the same.
+        let bounds = if per_share > 0.0 { bounds } else { vec![1.0; children.len()] };
+        for (child, share) in children.iter().zip(fractions(&even_within(&bounds))) {
+            shares[*child] = share;
+            cost[*child] = 1.0 + share.to_f64() * per_share;
+        }
+    }
+    shares
+}
+
+/// By vertex, the capacity c of its link in this time, limited by the links below it; `None` if the time is too short.
+fn capacities(topology: &Topology, time: f64) -> Option<Vec<f64>> {
+    let vertices = topology.vertices();
+    let mut capacity = vec![0.0; vertices.len()];
+    // Children come after their parents.
+    for (id, vertex) in vertices.iter().enumerate().rev() {
+        let link = if id == 0 { f64::INFINITY } else { time * vertex.uplink.bytes_per_second() };
+        let below = match vertex.children[..] {
+            [] => f64::INFINITY,
+            [only] => capacity[only],
+            ref children => {
+                if children.iter().any(|child| capacity[*child] < 1.0) {
+                    return None;
+                }
+                2.0 - children.len() as f64 + children.iter().map(|child| capacity[*child] - 1.0).sum::<f64>()
+            }
+        };
+        capacity[id] = link.min(below);
+    }
+    (capacity[0] >= 0.0).then_some(capacity)
+}
+
+/// Shares that add up to 1 and do not exceed their bounds. All shares below their bounds are equal.
+fn even_within(bounds: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..bounds.len()).collect();
+    order.sort_by(|one, other| bounds[*one].total_cmp(&bounds[*other]));
+    let mut shares = vec![0.0; bounds.len()];
+    let mut rest = 1.0;
+    for (done, child) in order.iter().enumerate() {
+        let level = rest / (bounds.len() - done) as f64;
+        shares[*child] = bounds[*child].min(level);
+        rest -= shares[*child];
+    }
+    // The share with the largest bound takes what rounding leaves.
+    shares[order[bounds.len() - 1]] += rest;
+    shares
+}
+
+/// The shares as exact fractions that add up to 1. Shares that differ only by rounding become equal.
+fn fractions(shares: &[f64]) -> Vec<Fraction> {
+    let largest = shares.iter().copied().fold(0.0, f64::max);
+    let near_largest = |share: f64| (largest - share).abs() < 1e-6;
+    let owners = shares.iter().filter(|share| near_largest(**share)).count() as u64;
+    if shares.iter().all(|share| near_largest(*share) || *share < 1e-6) {
+        let part = |share: &f64| if near_largest(*share) { Fraction::new(1, owners) } else { Fraction::ZERO };
+        return shares.iter().map(part).collect();
+    }
+    // Finer than the accuracy of any link's bandwidth. The largest share takes the rounding of all, at most half a part each, which must be
+    // little beside the share of one of many.
+    let all = if shares.len() <= 8 { 1 << 16 } else { (1 << 16) * shares.len().next_power_of_two() as u64 };
+    let mut parts: Vec<u64> = shares.iter().map(|share| (share * all as f64).round() as u64).collect();
+    let sum: u64 = parts.iter().sum();
+    let most = (0..parts.len()).max_by_key(|child| parts[*child]).unwrap_or(0);
+    parts[most] = (parts[most] + all).saturating_sub(sum);
+    parts.into_iter().map(|part| Fraction::new(part, all)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{TopologyBuilder, Uplink};
+
+    fn megabits(bandwidth: u64) -> Uplink {
+        Uplink { bandwidth: bandwidth * 1_000_000, ..Uplink::NODE_DEFAULT }
+    }
+
+    /// Nodes of one rank each, with these bandwidths in Mbit/s.
+    fn nodes(bandwidths: &[u64]) -> Topology {
+        let mut builder = TopologyBuilder::new("switch");
+        for (rank, bandwidth) in bandwidths.iter().enumerate() {
+            let node = builder.node(0, &format!("n{rank}"), megabits(*bandwidth));
+            builder.rank(node, rank, Uplink::RANK_DEFAULT);
+        }
+        builder.finish().expect("a tree")
+    }
+
+    fn shares_of(bandwidths: &[u64]) -> Vec<String> {
+        let topology = nodes(bandwidths);
+        let shares = shares(&topology);
+        topology.vertices()[0].children.iter().map(|node| shares[*node].to_string()).collect()
+    }
+
+    #[test]
+    fn a_slow_node_owns_nothing_if_its_contribution_alone_fills_its_link() {
+        assert_eq!(shares_of(&[1000, 1000, 500]), ["1/2", "1/2", "0"]);
+        assert_eq!(shares_of(&[1000, 500, 1000, 1000]), ["1/3", "0", "1/3", "1/3"]);
+    }
+
+    #[test]
+    fn equal_links_give_plain_flexreduce() {
+        assert_eq!(shares_of(&[1000, 1000, 1000]), ["1/3", "1/3", "1/3"]);
+        assert_eq!(shares_of(&[1000, 300]), ["1/2", "1/2"]);
+        let topology = nodes(&[5, 5, 5, 5]);
+        let (ours, theirs) = (plan(&topology), super::super::flexreduce::plan(&topology));
+        assert_eq!(ours.expect("a plan").digest(), theirs.expect("a plan").digest());
+    }
+
+    #[test]
+    fn a_slightly_slower_node_owns_slightly_less() {
+        // With time 1/900 the slow node would own nothing. The optimum is where all links take equally long:
+        // (1 + 2x) / 900 = (1 + 2(1 - x) / 3) / 1000.
+        let topology = nodes(&[1000, 1000, 1000, 900]);
+        let shares = shares(&topology);
+        let slow = shares[topology.leaf(3) - 1].to_f64();
+        let best = (900.0 * (1.0 + 2.0 / 3.0) - 1000.0) / (2000.0 + 600.0);
+        assert!((slow - best).abs() < 1e-4, "{slow} and {best}");
+    }
+
+    #[test]
+    fn a_slow_rack_owns_less_at_every_level() {
+        let mut builder = TopologyBuilder::new("spine");
+        let mut rank = 0;
+        for (rack, bandwidth) in [4000, 4000, 500].into_iter().enumerate() {
+            let switch = builder.switch(0, &format!("rack {rack}"), megabits(bandwidth));
+            for node in 0..3 {
+                let node = builder.node(switch, &format!("node {rack}.{node}"), megabits(1000));
+                builder.rank(node, rank, Uplink::RANK_DEFAULT);
+                rank += 1;
+            }
+        }
+        let topology = builder.finish().expect("a tree");
+        let found = shares(&topology);
+        let as_floats: Vec<f64> = found.iter().map(|share| share.to_f64()).collect();
+        let even: Vec<f64> = topology
+            .vertices()
+            .iter()
+            .map(|vertex| vertex.parent.map_or(1.0, |p| 1.0 / topology.vertices()[p].children.len() as f64))
+            .collect();
+        let (ours, evenly) =
+            (weighted_flexreduce(&topology, &as_floats), weighted_flexreduce(&topology, &even));
+        assert!(ours < evenly * 0.97, "{ours} against {evenly}");
+        // No other shares at the root, on a grid of 101, are faster.
+        let racks = topology.vertices()[0].children.clone();
+        for slow in 0..=100 {
+            let mut other = even.clone();
+            other[racks[2]] = f64::from(slow) / 300.0;
+            for rack in &racks[..2] {
+                other[*rack] = (1.0 - other[racks[2]]) / 2.0;
+            }
+            assert!(
+                weighted_flexreduce(&topology, &other) >= ours * (1.0 - 1e-4),
+                "slow rack owns {}",
+                other[racks[2]]
+            );
+        }
+    }
+
+    /// Counter-example: the rounding of 699 equal shares made that of one node negative, or twice as large as the others.
+    #[test]
+    fn shares_of_many_nodes_are_as_even_as_their_links() {
+        for nodes in [9, 64, 600, 700] {
+            let mut shares = vec![1.0 / (nodes as f64 - 0.2); nodes];
+            shares[nodes / 2] *= 0.8;
+            let found: Vec<f64> = fractions(&shares).iter().map(|share| share.to_f64()).collect();
+            assert!((found.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{nodes}");
+            let differs = |(share, found): (&f64, &f64)| (share - found).abs() > 0.01 * share;
+            assert!(!shares.iter().zip(&found).any(differs), "{nodes}: {found:?}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The bytes that a plan sends over each link of the topology, and its messages in a row.
+//!
+//! Owns the count, which uses the programs of all ranks and not a planner's model. Must not know latencies: it is for
+//! vectors whose time depends on bandwidth.
+
+use super::lowering::{Plan, ProgramSpec};
+use super::physical_links::PhysicalLinks;
+use super::program::Body;
+use super::topology::{Topology, VertexId};
+
+/// The load of the link between a vertex and its parent, in bytes per byte of the vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// From the vertex to its parent.
+    pub up: f64,
+    /// From the parent to the vertex.
+    pub down: f64,
+}
+
+impl Load {
+    /// The larger of both directions. A link carries them at the same time.
+    #[must_use]
+    pub fn larger(self) -> f64 {
+        self.up.max(self.down)
+    }
+}
+
+/// The link whose load takes longest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Busiest {
+    /// The vertex whose uplink it is.
+    pub vertex: VertexId,
+    /// Seconds for each byte of the vector.
+    pub seconds_per_byte: f64,
+}
+
+/// The loads of all links of a topology.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Traffic {
+    /// By vertex, the links of which its uplink consists.
+    loads: Vec<Vec<Load>>,
+    hops: u32,
+}
+
+impl Traffic {
+    /// The sum of what the programs of all ranks send. The plan must have as many ranks as the topology.
+    #[must_use]
+    pub fn of(plan: &Plan, topology: &Topology, spec: ProgramSpec) -> Self {
+        let links = PhysicalLinks::new(topology);
+        let mut carried = vec![Load::default(); links.len()];
+        let mut hops = 0;
+        for rank in 0..topology.world() {
+            for step in plan.program(rank, spec).steps {
+                let Body::Send { peers, .. } = &*step.body else { continue };
+                let length = step.span().extent();
+                hops = hops.max(step.depth + 1);
+                for peer in peers.iter().copied() {
+                    let [up, down] = links.between(rank, peer);
+                    up.into_iter().for_each(|link| carried[link].up += length);
+                    down.into_iter().for_each(|link| carried[link].down += length);
+                }
+            }
+        }
+        let of_vertex = |vertex| carried[links.of(vertex)].to_vec();
+        Self { loads: (0..topology.vertices().len()).map(of_vertex).collect(), hops }
+    }
+
+    /// Most messages in a row, each of which needs the one before it.
+    #[must_use]
+    pub fn hops(&self) -> u32 {
+        self.hops
+    }
+
+    /// Seconds that the uplink of `vertex` takes for each byte of the vector, with the bandwidths of a topology. With several NICs, the
+    /// slowest of them counts.
+    #[must_use]
+    pub fn seconds_per_byte(&self, topology: &Topology, vertex: VertexId) -> f64 {
+        let parts = self.loads[vertex].iter().enumerate();
+        let time =
+            |(part, load): (usize, &Load)| 8.0 * load.larger() / topology.part_bandwidth(vertex, part) as f64;
+        parts.map(time).fold(0.0, f64::max)
+    }
+
+    /// The load of the uplink of `vertex`, of all its NICs together.
+    #[must_use]
+    pub fn load(&self, vertex: VertexId) -> Load {
+        let parts = &self.loads[vertex];
+        Load { up: parts.iter().map(|part| part.up).sum(), down: parts.iter().map(|part| part.down).sum() }
+    }
+
+    /// The uplink whose load takes longest at its bandwidth; `None` if nothing is sent.
+    #[must_use]
+    pub fn busiest(&self, topology: &Topology) -> Option<Busiest> {
+        let times = (1..self.loads.len())
+            .map(|vertex| Busiest { vertex, seconds_per_byte: self.seconds_per_byte(topology, vertex) });
+        times.filter(|link| link.seconds_per_byte > 0.0).reduce(|first, next| {
+            // The first of links that take equally long. The tolerance covers rounding in sums of fractions.
+            let longer = next.seconds_per_byte > first.seconds_per_byte * (1.0 + 1e-9);
+            if longer { next } else { first }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lowering::Movement;
+    use crate::planner::{self, Details};
+    use crate::topology_file::parse_short;
+    use flexring_core::config::{Algorithm, Lowering};
+
+    /// The loads of the nodes' links; the busiest link and its nanoseconds per byte.
+    fn loads(topology: &str, algorithm: Algorithm) -> (Vec<(f64, f64)>, String, f64) {
+        let topology = parse_short(topology).expect("short form").expect("valid");
+        let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
+        let plan = Plan::on(schedule, &topology, Lowering::Auto);
+        let traffic = Traffic::of(&plan, &topology, ProgramSpec::ALL_REDUCE);
+        let waves = Traffic::of(
+            &plan,
+            &topology,
+            ProgramSpec { movement: Movement::Waves, ..ProgramSpec::ALL_REDUCE },
+        );
+        let round = |value: f64| (value * 1e6).round() / 1e6;
+        let of_nodes = |traffic: &Traffic| -> Vec<(f64, f64)> {
+            let nodes = &topology.vertices()[0].children;
+            let loads = nodes.iter().map(|node| traffic.load(*node));
+            loads.map(|load| (round(load.up), round(load.down))).collect()
+        };
+        assert_eq!(of_nodes(&traffic), of_nodes(&waves), "loads do not depend on how spans are cut");
+        let busiest = traffic.busiest(&topology).expect("something is sent");
+        let name = topology.vertices()[busiest.vertex].name.clone();
+        (of_nodes(&traffic), name, round(busiest.seconds_per_byte * 1e9))
+    }
+
+    #[test]
+    fn flexreduce_loads_all_nodes_equally() {
+        let (nodes, name, nanoseconds) = loads("2+3", Algorithm::Flexreduce);
+        assert_eq!(nodes, [(1.0, 1.0); 2]);
+        assert_eq!((&name[..], nanoseconds), ("node 0", 0.8));
+        let (nodes, ..) = loads("3+3+4", Algorithm::Flexreduce);
+        assert_eq!(nodes, [(1.333333, 1.333333); 3]);
+    }
+
+    #[test]
+    fn a_ring_sends_all_parts_but_one_into_and_out_of_each_node() {
+        let (nodes, _, nanoseconds) = loads("2+3", Algorithm::Ring);
+        assert_eq!((nodes, nanoseconds), (vec![(1.6, 1.6); 2], 1.28));
+    }
+
+    #[test]
+    fn weighted_flexreduce_loads_a_slow_link_less() {
+        let (nodes, name, nanoseconds) = loads("1@1G+1@1G+1@500M", Algorithm::Weighted);
+        assert_eq!(nodes, [(1.5, 1.5), (1.5, 1.5), (1.0, 1.0)]);
+        // The slow link still takes longest: it must carry the vector once in each direction.
+        assert_eq!((&name[..], nanoseconds), ("node 2", 16.0));
+        let (nodes, name, nanoseconds) = loads("1@1G+1@1G+1@500M", Algorithm::Flexreduce);
+        assert_eq!(nodes, [(1.333333, 1.333333); 3]);
+        assert_eq!((&name[..], nanoseconds), ("node 2", 21.333333));
+    }
+
+    #[test]
+    fn a_single_node_sends_nothing_up() {
+        let (nodes, name, _) = loads("4", Algorithm::Ring);
+        assert_eq!((nodes, &name[..]), (vec![(0.0, 0.0)], "rank 0"));
+    }
+
+    #[test]
+    fn uplinks_of_two_switches_carry_the_vector_once() {
+        let topology = parse_short("(2+3)+(4)").expect("short form").expect("valid");
+        let schedule = planner::flexreduce::plan(&topology).expect("small");
+        let traffic =
+            Traffic::of(&Plan::on(schedule, &topology, Lowering::Auto), &topology, ProgramSpec::ALL_REDUCE);
+        for switch in &topology.vertices()[0].children {
+            let Load { up, down } = traffic.load(*switch);
+            assert!((up - 1.0).abs() < 1e-9 && (down - 1.0).abs() < 1e-9, "{up} {down}");
+        }
+    }
+
+    #[test]
+    fn the_ranks_of_a_node_load_its_nics_equally_or_one_alone() {
+        // Each of four ranks exchanges a quarter over a NIC of its own.
+        let (nodes, _, nanoseconds) = loads("4@4*10G+4@4*10G", Algorithm::Hierarchical);
+        assert_eq!((nodes, nanoseconds), (vec![(1.0, 1.0); 2], 0.2));
+        // One rank of each node sends the whole vector over its NIC.
+        let (nodes, _, nanoseconds) = loads("4@4*10G+4@4*10G", Algorithm::LocalMaster);
+        assert_eq!((nodes, nanoseconds), (vec![(1.0, 1.0); 2], 0.8));
+    }
+}

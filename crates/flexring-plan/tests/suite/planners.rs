@@ -1,0 +1,22 @@
+//! Every planner on random trees: the verifier proves each plan. Ranks run these plans in `tests/suite` of the library.
+
+use flexring_plan::planner::flexreduce;
+use flexring_plan::test_util::{cluster, proven_in_parallel};
+use flexring_testkit::effort::cases;
+
+#[test]
+fn every_plan_for_random_trees_is_proved() {
+    let seeds: Vec<u64> = (0..cases(400)).collect();
+    assert!(proven_in_parallel(&seeds).len() > 9 * seeds.len(), "each algorithm supports most of the trees");
+}
+
+#[test]
+fn a_hundred_thousand_ranks_can_be_planned() {
+    let topology = cluster(100_000);
+    let schedule = flexreduce::plan(&topology).expect("regular enough");
+    assert_eq!(schedule.shards().len(), topology.world());
+    // groups_of returns a few groups from a level of hundreds of thousands.
+    let top = schedule.levels().last().expect("levels");
+    assert!(top.groups().len() >= topology.world());
+    assert!(top.groups_of(4711).len() < top.groups().len() / 1000);
+}
