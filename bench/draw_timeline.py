@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from pictures import GREY, Pictures
 
 KINDS = ["wait", "reduce", "copy", "send", "receive", "register"]
-# Those of simulated timelines (crates/flexring-plan/src/drawing/timeline.rs), and others of the same palette.
+# Those of simulated timelines (crates/flexring-simulator/src/drawing/timeline.rs), and others of the same palette.
 COLOURS = {"wait": "#E4E7EB", "reduce": "#1FA87C", "copy": "#CC79A7", "send": "#5B8FD0", "receive": "#E69F00",
            "register": "#A0A0A0"}
 # Rows of a rank, from above, and the height of one.

@@ -1,6 +1,6 @@
 """What the pictures of matplotlib have in common: the style of those that `flexring plan --svg` draws, and files that depend on their data only."""
 
-# The colours of crates/flexring-plan/src/drawing.
+# The colours of crates/flexring-simulator/src/drawing.
 INK, GREY, GRID, FRAME = "#1F2933", "#52606D", "#E4E7EB", "#CBD2D9"
 STYLE = {
     "svg.hashsalt": "flexring", "svg.fonttype": "none", "font.family": "sans-serif", "text.color": INK, "axes.labelcolor": GREY,

@@ -5,9 +5,9 @@
 
 use crate::simulation::{Messages, seconds, uplink};
 use flexring::config::Lowering;
-use flexring::plan::cost_model::hierarchy::{RingLayer, abci_ring, hierarchical};
 use flexring::plan::planner;
 use flexring::plan::topology::{Topology, TopologyBuilder};
+use flexring_simulator::cost_model::hierarchy::{RingLayer, abci_ring, hierarchical};
 use serde_json::{Value, json};
 
 /// Section V-B: 128 MiB of floats.

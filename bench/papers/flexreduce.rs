@@ -5,11 +5,11 @@
 
 use crate::simulation::{Messages, seconds, uplink};
 use flexring::config::Lowering;
-use flexring::plan::cost_model::tree::{
-    TreeLevel, blueconnect, flexreduce, reduce_call_bound, reduce_scatter,
-};
 use flexring::plan::planner;
 use flexring::plan::topology::{Topology, TopologyBuilder};
+use flexring_simulator::cost_model::tree::{
+    TreeLevel, blueconnect, flexreduce, reduce_call_bound, reduce_scatter,
+};
 use serde_json::{Value, json};
 
 /// Assumed, bytes per second: Ethernet of 1 Gbit/s, and PCI Express 3.0 with 16 lanes. The paper states neither, nor a latency.

@@ -24,7 +24,7 @@ from pictures import Pictures
 
 HEAD = """# The papers again
 
-What three papers report, beside flexring's cost model (`crates/flexring-plan/src/cost_model/`: the papers' equations) and its simulator (the programs that
+What three papers report, beside flexring's cost model (`crates/flexring-simulator/src/cost_model/`: the papers' equations) and its simulator (the programs that
 ranks run, in virtual time). `make bench-papers` writes this file; the numbers are in [papers/papers.json](papers/papers.json), and what
 the papers state, with its place, in `bench/papers/data.toml`. It is taken from their text and tables; nothing is read from
 their plots. In the simulations additions take no time, because the papers' models hide them, and transfers that share a link share its bandwidth.

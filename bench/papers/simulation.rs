@@ -5,8 +5,8 @@
 use flexring::config::Lowering;
 use flexring::plan::lowering::Plan;
 use flexring::plan::schedule::Schedule;
-use flexring::plan::simulator::{SimulationInput, SimulationParameters, simulate};
 use flexring::plan::topology::{Topology, Uplink};
+use flexring_simulator::simulator::{SimulationInput, SimulationParameters, simulate};
 use std::time::Instant;
 
 /// How the data of a step moves.

@@ -5,11 +5,11 @@
 
 use crate::simulation::{Messages, seconds, uplink};
 use flexring::config::Lowering;
-use flexring::plan::cost_model::uniform;
 use flexring::plan::fraction::Span;
 use flexring::plan::planner;
 use flexring::plan::schedule::{Group, Schedule};
 use flexring::plan::topology::{Topology, TopologyBuilder};
+use flexring_simulator::cost_model::uniform;
 use serde_json::{Value, json};
 
 /// Slide "Communication between two machines": bytes per second of an adapter.

@@ -10,10 +10,6 @@
 pub mod adaptation;
 pub mod block_order;
 pub mod call_layout;
-pub mod captions;
-pub mod comparison;
-pub mod cost_model;
-pub mod drawing;
 mod file_context;
 pub mod fraction;
 #[cfg(test)]
@@ -30,10 +26,9 @@ pub mod schedule;
 pub mod scratch_layout;
 pub mod selection;
 pub mod short_list;
-pub mod simulator;
 pub mod sized_plans;
 pub mod small_layout;
-mod span_map;
+pub mod span_map;
 mod step_lists;
 #[cfg(feature = "test-util")]
 pub mod test_util;

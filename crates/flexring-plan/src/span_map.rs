@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 /// A value for each point of the vector. Starts as one segment, which is split at the ends of spans that are accessed.
 #[derive(Clone, Debug)]
-pub(super) struct SpanMap<V> {
+pub struct SpanMap<V> {
     /// Each segment ends at the next key; the last one ends at 1.
     segments: BTreeMap<Fraction, V>,
 }
 
 impl<V: Clone> SpanMap<V> {
     /// A map with one value for all points.
-    pub(super) fn uniform(value: V) -> Self {
+    pub fn uniform(value: V) -> Self {
         Self { segments: BTreeMap::from([(Fraction::ZERO, value)]) }
     }
 
@@ -27,14 +27,14 @@ impl<V: Clone> SpanMap<V> {
     }
 
     /// The values of the segments that make up `span`. Splits segments that reach beyond it.
-    pub(super) fn over(&mut self, span: Span) -> impl Iterator<Item = &mut V> {
+    pub fn over(&mut self, span: Span) -> impl Iterator<Item = &mut V> {
         self.split(span.start);
         self.split(span.end);
         self.segments.range_mut(span.start..span.end).map(|(_, value)| value)
     }
 
     /// The parts of `span` whose value satisfies `wanted`, in order. Adjacent parts are joined.
-    pub(super) fn parts_where(&mut self, span: Span, wanted: impl Fn(&V) -> bool) -> Vec<Span> {
+    pub fn parts_where(&mut self, span: Span, wanted: impl Fn(&V) -> bool) -> Vec<Span> {
         self.split(span.start);
         self.split(span.end);
         let mut parts: Vec<Span> = Vec::new();

@@ -6,15 +6,15 @@ use super::planned::Planned;
 use crate::output::duration;
 use flexring::config::Size;
 use flexring::executor::longest_small;
-use flexring::plan::captions::captions;
-use flexring::plan::comparison::Comparison;
-use flexring::plan::cost_model::lower_bound::{Limit, LowerBound, lower_bound};
 use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::{Details, ring};
 use flexring::plan::selection::{ShortPlan, short_plans};
-use flexring::plan::simulator::LONGEST_VECTOR;
 use flexring::plan::topology::{Topology, VertexId, VertexKind};
 use flexring::plan::traffic::{Load, Traffic};
+use flexring_simulator::captions::captions;
+use flexring_simulator::comparison::Comparison;
+use flexring_simulator::cost_model::lower_bound::{Limit, LowerBound, lower_bound};
+use flexring_simulator::simulator::LONGEST_VECTOR;
 
 /// Elements that are timed without `--count`: 64 MiB of floats.
 const DEFAULT_COUNT: u64 = 16 << 20;

@@ -17,8 +17,8 @@ use crate::error::CommandError;
 use crate::output;
 use crate::output_file::expect_two_files;
 use flexring::Error;
-use flexring::plan::drawing::{self, Labels};
 use flexring::plan::plan_file;
+use flexring_simulator::drawing::{self, Labels};
 use std::path::Path;
 
 /// Runs the command.

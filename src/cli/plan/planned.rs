@@ -12,11 +12,11 @@ use flexring::plan::lowering;
 use flexring::plan::planner::{self, Details};
 use flexring::plan::schedule::Schedule;
 use flexring::plan::selection::{self, AlgorithmSelection};
-use flexring::plan::simulator::SimulationParameters;
 use flexring::plan::sized_plans::{self, SizedPlan};
 use flexring::plan::topology::Topology;
 use flexring::plan::tuning::{self, ClusterIdentity, TuningProfile};
 use flexring::plan::verifier::VerifiedPlan;
+use flexring_simulator::simulator::SimulationParameters;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -159,7 +159,7 @@ impl Planned {
     /// What a simulation assumes: the settings, and the rates of the tuning profile if there is one.
     pub fn parameters(&self) -> SimulationParameters {
         if let Some(profile) = &self.profile {
-            return profile.parameters(&profile.configure(&self.config));
+            return SimulationParameters::measured(profile, &profile.configure(&self.config));
         }
         let Config { subchunk, slots, socket_buffer, .. } = &self.config;
         SimulationParameters {

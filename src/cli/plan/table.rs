@@ -5,9 +5,9 @@
 use super::planned::Planned;
 use crate::output::counted;
 use flexring::plan::Rank;
-use flexring::plan::captions::captions;
 use flexring::plan::fraction::Span;
 use flexring::plan::schedule::{Group, Level, Shard};
+use flexring_simulator::captions::captions;
 
 /// The output: a table for each level, and one of the owners.
 pub fn text(planned: &Planned, count: Option<u64>) -> String {

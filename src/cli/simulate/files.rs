@@ -10,10 +10,10 @@ use crate::output_file::{OutputFile, expect_two_files};
 use flexring::Error;
 use flexring::call::{Call, Collective};
 use flexring::dtype::{DType, ReduceOp};
-use flexring::plan::drawing::{MOST_TIMELINE_RANKS, SizePoint, draw_sizes, draw_timeline};
 use flexring::plan::topology::Topology;
 use flexring::trace::merge::merge;
 use flexring::trace::{RecordedCall, TraceFile, TraceOrigin};
+use flexring_simulator::drawing::{MOST_TIMELINE_RANKS, SizePoint, draw_sizes, draw_timeline};
 
 /// Checks that the files can be written, before anything is simulated.
 pub fn check(options: &SimulateOptions, topology: &Topology) -> Result<(), CommandError> {

@@ -13,10 +13,10 @@ use crate::output;
 use crate::perf::Progress;
 use crate::plan::Planned;
 use flexring::config::Algorithm;
-use flexring::plan::cost_model::lower_bound::lower_bound;
 use flexring::plan::lowering::Plan;
 use flexring::plan::planner::{self, Details};
-use flexring::plan::simulator::{SimulatedRun, SimulationInput, SimulationParameters, simulate};
+use flexring_simulator::cost_model::lower_bound::lower_bound;
+use flexring_simulator::simulator::{SimulatedRun, SimulationInput, SimulationParameters, simulate};
 use report::{Report, SimulatedSize};
 use std::time::{Duration, Instant};
 

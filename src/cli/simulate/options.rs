@@ -5,7 +5,7 @@
 use crate::plan::PlanSource;
 use clap::Args;
 use flexring::config::Size;
-use flexring::plan::simulator::{LONGEST_VECTOR, SimulationParameters};
+use flexring_simulator::simulator::{LONGEST_VECTOR, SimulationParameters};
 use std::path::PathBuf;
 
 /// Simulate an all-reduce on a described cluster: its time, the load of each link, and what determined the time
@@ -123,7 +123,7 @@ fn rate(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
     use clap::FromArgMatches;
-    use flexring::plan::simulator::SimulationInput;
+    use flexring_simulator::simulator::SimulationInput;
 
     fn parse(flags: &str) -> Result<SimulateOptions, clap::Error> {
         let command = SimulateOptions::augment_args(clap::Command::new("simulate"));

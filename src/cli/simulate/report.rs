@@ -6,8 +6,8 @@ use crate::error::CommandError;
 use crate::output::{self, duration};
 use crate::plan::Planned;
 use flexring::config::Size;
-use flexring::plan::simulator::{SimulatedRun, SimulationParameters};
 use flexring::plan::topology::{Topology, VertexKind};
+use flexring_simulator::simulator::{SimulatedRun, SimulationParameters};
 use serde_json::{Value, json};
 
 /// A simulated size.

@@ -5,7 +5,6 @@
 
 use super::session::{TuningSession, median};
 use flexring::config::{Algorithm, Config, Lowering, Size};
-use flexring::plan::comparison::Comparison;
 use flexring::plan::lowering::Plan;
 use flexring::plan::planner::{self, Details};
 use flexring::plan::selection::{select_algorithm, short_plans};
@@ -13,6 +12,8 @@ use flexring::plan::topology::Topology;
 use flexring::plan::tuning::{MeasuredChoice, TuningProfile};
 use flexring::plan::verifier::VerifiedPlan;
 use flexring::{Communicator, ReduceOp, Result};
+use flexring_simulator::comparison::Comparison;
+use flexring_simulator::simulator::SimulationParameters;
 use std::cell::OnceCell;
 use std::time::Instant;
 
@@ -226,7 +227,7 @@ fn candidates(
                 .map(|schedule| Plan::on(schedule, job, Lowering::Auto))
         }
     };
-    let parameters = profile.parameters(config);
+    let parameters = SimulationParameters::measured(profile, config);
     let mut predicted: Vec<(f64, PlanName)> = Vec::new();
     for lowering in Lowering::ALL {
         let comparison = Comparison::new(topology, &details, *lowering, bytes as u64, &parameters);

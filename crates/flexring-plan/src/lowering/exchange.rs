@@ -44,12 +44,14 @@ pub fn pattern_of(set: &ParticipantSet, topology: &Topology, setting: Lowering) 
 }
 
 /// Number of ranks in a group's chain: the participants, and the root if it is not one of them.
-pub(crate) fn chain_len(group: &Group) -> usize {
+#[must_use]
+pub fn chain_len(group: &Group) -> usize {
     group.len() + usize::from(group.place_of(group.root).is_none())
 }
 
 /// The rank at `place` in the chain, from 0; the root is last.
-pub(crate) fn chain_rank(group: &Group, place: usize) -> Rank {
+#[must_use]
+pub fn chain_rank(group: &Group, place: usize) -> Rank {
     match group.place_of(group.root) {
         _ if place + 1 == chain_len(group) => group.root,
         Some(root) if place >= root => group.participant(place + 1),

@@ -28,8 +28,7 @@ mod segment;
 mod step_builder;
 mod transfers;
 
-pub use exchange::{ExchangePattern, pattern_of};
-pub(super) use exchange::{chain_len, chain_rank};
+pub use exchange::{ExchangePattern, chain_len, chain_rank, pattern_of};
 pub use program_classes::{ProgramClass, ProgramClasses};
 pub use program_spec::{HeldPart, Movement, ProgramSpec};
 

@@ -22,7 +22,6 @@
 //! even as the capacities allow.
 
 use super::flexreduce::{even_share, with_shares};
-use crate::cost_model::tree::weighted_flexreduce;
 use crate::fraction::Fraction;
 use crate::schedule::Schedule;
 use crate::topology::Topology;
@@ -75,6 +74,23 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
         }
     }
     shares
+}
+
+/// The time of the slowest link for each byte of the vector, if each vertex
+/// owns the given share of what its parent's ranks hold. `shares` are by vertex.
+fn weighted_flexreduce(topology: &Topology, shares: &[f64]) -> f64 {
+    let vertices = topology.vertices();
+    let mut load = vec![0.0; vertices.len()];
+    let mut slowest = 0.0f64;
+    for (id, vertex) in vertices.iter().enumerate().skip(1) {
+        let parent = vertex.parent.unwrap_or(0);
+        load[id] = match vertices[parent].children.len() {
+            1 => load[parent],
+            degree => 1.0 + shares[id] * (degree as f64 - 2.0 + load[parent]),
+        };
+        slowest = slowest.max(load[id] / vertex.uplink.bytes_per_second());
+    }
+    slowest
 }
 
 /// By vertex, the capacity c of its link in this time, limited by the links below it; `None` if the time is too short.
@@ -235,5 +251,29 @@ mod tests {
             let differs = |(share, found): (&f64, &f64)| (share - found).abs() > 0.01 * share;
             assert!(!shares.iter().zip(&found).any(differs), "{nodes}: {found:?}");
         }
+    }
+
+    #[test]
+    fn the_slowest_link_determines_the_time_of_weighted_shares() {
+        let mut builder = TopologyBuilder::new("switch");
+        for (rank, bandwidth) in [8_000_000_000, 8_000_000_000, 4_000_000_000].into_iter().enumerate() {
+            let node = builder.node(0, "node", Uplink::new(bandwidth, 0));
+            builder.rank(node, rank, Uplink::RANK_DEFAULT);
+        }
+        let topology = builder.finish().expect("a tree");
+        let time = |slow: f64| {
+            let fast = (1.0 - slow) / 2.0;
+            let share = |bandwidth| match bandwidth {
+                4_000_000_000 => slow,
+                8_000_000_000 => fast,
+                _ => 1.0,
+            };
+            let vertices = topology.vertices().iter();
+            let shares: Vec<f64> = vertices.map(|vertex| share(vertex.uplink.bandwidth)).collect();
+            weighted_flexreduce(&topology, &shares)
+        };
+        // The slow link sends the vector once at least.
+        assert!((time(0.0) * 0.5e9 - 1.0).abs() < CLOSE);
+        assert!((time(1.0 / 3.0) * 0.5e9 - 4.0 / 3.0).abs() < CLOSE);
     }
 }

@@ -7,7 +7,6 @@ use super::profile::{MeasuredChoice, TuningProfile};
 use crate::lowering::Plan;
 use crate::planner::{self, Details};
 use crate::selection::is_automatic;
-use crate::simulator::SimulationParameters;
 use crate::topology::Topology;
 use flexring_core::config::{Algorithm, Config, Size};
 use flexring_core::error::Result;
@@ -41,20 +40,6 @@ impl TuningProfile {
             tuned.subchunk = longest.map_or(config.subchunk, |longest| longest.max(config.subchunk));
         }
         tuned
-    }
-
-    /// What the simulator assumes on this cluster, with these settings.
-    #[must_use]
-    pub fn parameters(&self, config: &Config) -> SimulationParameters {
-        let rate = self.nodes.iter().map(|node| node.reduce.min(node.copy)).min();
-        let defaults = SimulationParameters::DEFAULT;
-        SimulationParameters {
-            subchunk: config.subchunk.0,
-            slots: config.slots,
-            tcp_in_flight: if self.cluster.transport == "tcp" { config.socket_buffer.0 } else { 0 },
-            memory_bandwidth: rate.unwrap_or(defaults.memory_bandwidth),
-            ..defaults
-        }
     }
 
     /// The topology with the measured uplinks of nodes. The nodes of both are in the same order.
@@ -150,10 +135,5 @@ mod tests {
         assert!(plans.iter().all(|tuned| tuned.choice.subchunk == Size(64 << 10)));
         let ring = Config { algo: Algorithm::Ring, ..config };
         assert!(profile.plans(&ring, &topology).expect("no plans").is_empty());
-    }
-
-    #[test]
-    fn the_slowest_rank_determines_the_rate_of_the_model() {
-        assert_eq!(profile().parameters(&Config::default()).memory_bandwidth, 7_000_000_000);
     }
 }

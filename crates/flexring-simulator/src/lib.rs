@@ -1,0 +1,21 @@
+//! Predictions about plans, and what users see of them: for the command and for tests, not for running calls.
+//!
+//! Owns virtual time, the closed forms of the papers, the order of all plans for one topology, and drawings. Must not know
+//! I/O: all of it is a pure function of topologies, plans and profiles.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+pub mod captions;
+pub mod comparison;
+pub mod cost_model;
+pub mod drawing;
+#[cfg(test)]
+mod fuzz;
+pub mod simulator;
+
+/// Counts what fuzz targets and other tests allocate.
+#[cfg(test)]
+#[global_allocator]
+static MEASURING: flexring_testkit::fuzzing::MeasuringAllocator =
+    flexring_testkit::fuzzing::MeasuringAllocator;

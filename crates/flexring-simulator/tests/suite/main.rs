@@ -1,0 +1,4 @@
+//! The tests of this crate from outside, in one binary: a module per subject.
+
+mod cost_model;
+mod simulator;
