@@ -241,6 +241,14 @@ static void run(void) {
             test(&calls[i], LONG, in_place);
         }
     }
+    /* Ranks may access memory of each other that is registered. */
+    void *handles[2];
+    NCCL(ncclCommRegister(comm, vector, whole * sizeof *vector, &handles[0]));
+    NCCL(ncclCommRegister(comm, other, whole * sizeof *other, &handles[1]));
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        for (int in_place = 0; in_place < 2; in_place++) test(&calls[i], LONG, in_place);
+    }
+    for (int i = 0; i < 2; i++) NCCL(ncclCommDeregister(comm, handles[i]));
     refuse_messages();
     NCCL(ncclCommDestroy(comm));
 }

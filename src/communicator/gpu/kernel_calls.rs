@@ -5,6 +5,7 @@
 use super::kernel_watch::{self, KernelOwner, KernelWatch};
 use crate::device::cuda::Launcher;
 use crate::device::cuda::collective::CollectiveMemory;
+use crate::device::cuda::naps::nap_until;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
@@ -17,8 +18,6 @@ use std::time::{Duration, Instant};
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a kernel that was aborted may take to leave.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The shortest and the longest sleep of a thread that waits for kernels.
-const NAPS: [Duration; 2] = [Duration::from_micros(5), Duration::from_micros(200)];
 
 /// What a communicator has for collectives that kernels run.
 pub(in crate::communicator) struct KernelCalls {
@@ -69,11 +68,14 @@ impl KernelCalls {
         fault: &Fault,
         check: impl Fn(),
     ) {
-        let mut nap = NAPS[0];
-        while self.watch.get().is_some() && fault.get().is_none() && !launcher.has_ended().unwrap_or(true) {
-            std::thread::sleep(nap);
-            nap = (2 * nap).min(NAPS[1]);
-            check();
+        if self.watch.get().is_some() {
+            nap_until(|| {
+                let is_over = fault.get().is_some() || launcher.has_ended().unwrap_or(true);
+                if !is_over {
+                    check();
+                }
+                is_over
+            });
         }
     }
 
@@ -90,8 +92,8 @@ impl KernelCalls {
     fn await_end(&self, launcher: &Launcher, fault: &Fault) -> bool {
         let begun = Instant::now();
         let mut aborted = None;
-        let mut nap = NAPS[0];
-        loop {
+        let mut ended = true;
+        nap_until(|| {
             // Nothing runs in a broken context.
             if launcher.has_ended().unwrap_or(true) {
                 return true;
@@ -108,11 +110,12 @@ impl KernelCalls {
                     log::warn!(
                         "a kernel did not end within {ABORT_TIMEOUT:?}: the memory that it may access is not freed"
                     );
-                    return false;
+                    ended = false;
+                    return true;
                 }
             }
-            std::thread::sleep(nap);
-            nap = (2 * nap).min(NAPS[1]);
-        }
+            false
+        });
+        ended
     }
 }

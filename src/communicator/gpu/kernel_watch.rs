@@ -186,7 +186,7 @@ impl KernelWatch {
                     "two calls of this communicator ran on the GPU at the same time, in two streams or graphs: order them by events",
                 ));
             }
-            Some(CollectiveFailure::Closed | CollectiveFailure::Abandoned) => {
+            Some(CollectiveFailure::Ended) => {
                 return Some(Error::aborted("a kernel found that the communicator had failed before"));
             }
         }

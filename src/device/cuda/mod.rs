@@ -9,6 +9,7 @@
 //! | `collective` | collectives that kernels run themselves |
 //! | `engine` | resident kernels, and the device over them |
 //! | `pinned` | page-locked host memory |
+//! | `naps` | how threads wait for kernels that end soon |
 //! | `inventory` | the GPUs that this process sees |
 //! | `buffer` | users' buffers on a GPU, and slices of them |
 //! | `graph` | graphs of calls on users' buffers |
@@ -25,6 +26,7 @@ mod graph;
 pub mod image;
 mod inventory;
 pub(crate) mod ipc;
+pub(crate) mod naps;
 mod nvrtc;
 pub(crate) mod objects;
 mod pinned;

@@ -18,10 +18,9 @@ pub(crate) const CALL_WORDS: usize = 4;
 pub(super) const SHORT: u32 = 0;
 pub(super) const STAGED: u32 = 1;
 
-/// Values of [`StatusWords::failure`].
+/// Values of [`StatusWords::failure`]. The others say that the kernel was to leave.
 pub(super) const MISMATCH: u64 = 1;
 pub(super) const OVERLAP: u64 = 2;
-pub(super) const CLOSED: u64 = 3;
 
 /// Longest block, in bytes, that inboxes have room for on a node of up to 4 ranks, and of more. Above it two exchanges of a part
 /// each are faster than one of the whole (bench/results, `shared_gpu_allreduce` on an H100: 8 ranks, 128 KiB 20 us at once and 16
@@ -178,7 +177,6 @@ mod tests {
             ("kStaged", u64::from(STAGED)),
             ("kMismatch", MISMATCH),
             ("kOverlap", OVERLAP),
-            ("kClosed", CLOSED),
         ] {
             assert!(HEADER.contains(&format!("constexpr unsigned int {name} = {number};")), "{name}");
         }

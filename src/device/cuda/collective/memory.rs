@@ -6,6 +6,7 @@
 use super::layout::{CLOSED_AT, CollectiveLayout, MOST_RANKS, OWNER, PEERS, StatusWords};
 use super::status::{CollectiveFailure, CollectiveWait};
 use crate::cuda_driver::{Address, DriverHandle};
+use crate::device::cuda::naps::nap_until;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
 use crate::device::cuda::pinned::PinnedMemory;
 use crate::dtype::Element;
@@ -22,7 +23,6 @@ const NO_DESTRUCTOR_SYNC: u32 = 1;
 const MOVE: u32 = 1;
 /// How long the end of a communicator waits for a replay that runs.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(1);
-const NAP: Duration = Duration::from_micros(100);
 
 /// One rank's memory for collectives, in GPU memory that the other ranks have open, and the words that its kernels report in.
 pub(crate) struct CollectiveMemory {
@@ -173,14 +173,13 @@ impl CollectiveMemory {
         CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(self));
         let begun = Instant::now();
         let closed = self.write(CLOSED_AT, &[1u32]).and_then(|()| {
-            loop {
-                let mut owner = [0u64];
-                self.read(OWNER, &mut owner)?;
-                if owner == [0] || begun.elapsed() > REPLAY_TIMEOUT {
-                    return Ok(owner == [0]);
-                }
-                std::thread::sleep(NAP);
-            }
+            let mut owner = [0u64];
+            let mut read = Ok(());
+            nap_until(|| {
+                read = self.read(OWNER, &mut owner);
+                read.is_err() || owner == [0] || begun.elapsed() > REPLAY_TIMEOUT
+            });
+            read.map(|()| owner == [0])
         });
         closed.unwrap_or_else(|error| {
             // In a broken context nothing runs any more.

@@ -3,7 +3,7 @@
 //! Owns the meaning of the words in pinned memory. Calls no function of the driver, because a driver call may wait for the kernel.
 //! Must not know what a failure means for a communicator.
 
-use super::layout::{CALL_WORDS, CLOSED, MISMATCH, OVERLAP, StatusWords};
+use super::layout::{CALL_WORDS, MISMATCH, OVERLAP, StatusWords};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why a kernel left without having completed its call.
@@ -13,10 +13,8 @@ pub(crate) enum CollectiveFailure {
     Mismatch { rank: usize, epoch: u64, mine: [u64; CALL_WORDS], theirs: [u64; CALL_WORDS] },
     /// Another kernel of the communicator was running.
     Overlap,
-    /// The communicator has ended, or an earlier call failed.
-    Closed,
-    /// The host ended it.
-    Abandoned,
+    /// The communicator had ended or failed before, or the host ended the kernel.
+    Ended,
 }
 
 /// What a kernel has waited for during the last millisecond or longer.
@@ -41,8 +39,7 @@ impl StatusWords {
                 theirs: self.their_words.each_ref().map(read),
             },
             OVERLAP => CollectiveFailure::Overlap,
-            CLOSED => CollectiveFailure::Closed,
-            _ => CollectiveFailure::Abandoned,
+            _ => CollectiveFailure::Ended,
         })
     }
 

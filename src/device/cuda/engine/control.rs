@@ -7,6 +7,7 @@
 use super::kernel_kind::KernelKind;
 use super::layout::{HostControl, STATE_BYTES};
 use crate::cuda_driver::Address;
+use crate::device::cuda::naps::nap_until;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
 use crate::device::cuda::pinned::PinnedMemory;
 use crate::device::cuda::pointer::locate;
@@ -20,10 +21,6 @@ use std::time::{Duration, Instant};
 /// How long the host waits for a kernel that is to end. A kernel that runs sees the word in microseconds; longer than
 /// that, it waits for a GPU that is busy with another process, or the context is broken.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the host spins before it sleeps: a kernel usually ends sooner, and the next call waits for it.
-const SPIN: Duration = Duration::from_micros(50);
-/// How long it then sleeps between two polls.
-const NAP: Duration = Duration::from_micros(20);
 /// Bytes of a page, to which staging memory is rounded.
 const PAGE: usize = 4096;
 
@@ -254,12 +251,10 @@ impl Drop for Control {
 /// Waits until `is_so`, but no longer than `longest`. Whether it is.
 fn wait_for(longest: Duration, is_so: impl Fn() -> bool) -> bool {
     let begun = Instant::now();
-    while !is_so() {
-        match begun.elapsed() {
-            waited if waited > longest => return false,
-            waited if waited < SPIN => std::thread::yield_now(),
-            _ => std::thread::sleep(NAP),
-        }
-    }
-    true
+    let mut holds = false;
+    nap_until(|| {
+        holds = is_so();
+        holds || begun.elapsed() > longest
+    });
+    holds
 }

@@ -159,15 +159,19 @@ static void connect(Rank& first, Rank& second) {
     second.connect({first.state(), second.state()});
 }
 
+// Connects both, and launches the first one's kernel, which waits for the second's. Returns the kernel, which was loaded before.
+static CUfunction begin_waiting(Rank& first, Rank& second, CUstream stream) {
+    connect(first, second);
+    CUfunction function = collective();
+    first.launch(function, 1, stream);
+    return function;
+}
+
 void overlapping_collectives_report_it() {
     begin();
     Rank first(0, 2), second(1, 2);
-    connect(first, second);
-    CUfunction function = collective();
     CUstream one = stream(), two = stream();
-    // The first waits for the other rank, which makes no call.
-    first.launch(function, 1, one);
-    first.launch(function, 2, two);
+    first.launch(begin_waiting(first, second, one), 2, two);
     WORKS(synchronize(one));
     WORKS(synchronize(two));
     CHECK(first.failure() == kOverlap);
@@ -185,18 +189,15 @@ void collectives_with_wrong_peers_break() {
 void endless_collectives_are_reported() {
     begin();
     Rank first(0, 2), second(1, 2);
-    connect(first, second);
-    first.launch(collective(), 1, stream());
+    begin_waiting(first, second, stream());
     while (true) std::this_thread::sleep_for(milliseconds(1));
 }
 
 void memory_unregistered_under_a_collective_is_noticed() {
     begin();
     Rank first(0, 2), second(1, 2);
-    connect(first, second);
-    CUfunction function = collective();
     CUstream one = stream(), two = stream();
-    first.launch(function, 1, one);
+    CUfunction function = begin_waiting(first, second, one);
     std::this_thread::sleep_for(milliseconds(30));
     WORKS(cu("cuMemFreeHost", static_cast<void*>(&first.status())));
     second.launch(function, 1, two);
