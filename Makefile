@@ -34,7 +34,7 @@ TESTS = --lib --bins --test suite --test nccl
 # cust is linked to libcuda.so and looks for it in the folder lib64 of this one: the simulated driver's.
 CUST = $(CURDIR)/target/tmp/simulated-cuda/cust
 # For a few tests the optimizer costs more than it saves. Dependencies are shared.
-QUICK = --config profile.test.package.flexring.opt-level=0
+QUICK = $(patsubst %,--config profile.test.package.%.opt-level=0,flexring $(notdir $(wildcard crates/*)))
 
 .PHONY: all build check lint test test-long bench bench-gate bench-growth bench-lab bench-papers bench-prediction bench-training bench-verbs versus install \
 	setup setup-cuda fmt clippy doc deny portable \
@@ -73,7 +73,7 @@ clippy: $(CUST)
 	CUDA_LIBRARY_PATH=$(CUST) $(CARGO) clippy --all-targets --all-features -- -D warnings; \
 	else echo "skipped: clippy of the feature cust, and bindings beside rdma-sys: no g++, libibverbs-dev or librdmacm-dev"; set -x; \
 	$(CARGO) clippy --all-targets -- -D warnings; fi
-	$(CARGO) clippy -p flexring --no-default-features --tests -- -D warnings
+	$(CARGO) clippy -p flexring -p flexring-cli --no-default-features --tests -- -D warnings
 
 doc: $(CUST)
 	@if [ -d $(CUST)/lib64 ] && [ -n "$(RDMA_SYS)" ]; then set -x; \
@@ -116,7 +116,7 @@ test-wheel:
 
 # What test-wheel makes, rebuilt only if its sources have changed. There is no wheel where pip cannot get what builds it.
 WHEEL = target/wheel/built
-$(WHEEL): $(wildcard $(shell git ls-files Cargo.* build.rs pyproject.toml include kernels python src 2>/dev/null))
+$(WHEEL): $(wildcard $(shell git ls-files Cargo.* build.rs crates pyproject.toml include kernels python src 2>/dev/null))
 	tests/wheel
 
 # The backend for torch.distributed with several versions of torch (5 GB each), in target/torch; needs PyPI. TORCH="2.15.0"

@@ -143,7 +143,7 @@ def build(benches, features):
     cargo = os.environ.get("CARGO", "cargo")
     programs = {}
     # The arguments of `make test-rust`, so that its build serves here too.
-    tests = ["test", "-p", "flexring", "--no-run", "--lib", "--bins", "--test", "suite"]
+    tests = ["test", "-p", "flexring", "-p", "flexring-cli", "--no-run", "--lib", "--bins", "--test", "suite"]
     wanted = [[*tests, "--features", features] if features else tests]
     if benches:
         wanted = [["build", "--release"], *wanted, ["bench", "--no-run", "--bench", "gpu_reduce", "--bench", "gpu_latency", "--bench", "gpu_replays"]]

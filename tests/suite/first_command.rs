@@ -1,6 +1,7 @@
 //! README's first command, run by cargo as a new user runs it.
 
-use crate::programs::{present, program, root};
+use crate::programs::{present, program, root, succeed};
+use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
 
@@ -35,11 +36,30 @@ fn package(folder: &Path) {
     );
 }
 
+/// The programs of the packages that cargo uses in the root of the repository, with the names of these.
+fn default_programs() -> Vec<String> {
+    let mut cargo = program("cargo");
+    cargo.args(["metadata", "--no-deps", "--offline", "--format-version=1"]).current_dir(root());
+    let metadata: Value = serde_json::from_str(&succeed(&mut cargo, LIMIT)).expect("JSON");
+    let list = |value: &Value| value.as_array().expect("an array").clone();
+    let defaults = list(&metadata["workspace_default_members"]);
+    let packages =
+        list(&metadata["packages"]).into_iter().filter(|package| defaults.contains(&package["id"]));
+    let programs = packages.flat_map(|package| {
+        let is_program = |target: &Value| list(&target["kind"]).contains(&"bin".into());
+        let programs = list(&package["targets"]).into_iter().filter(is_program);
+        let named = |target: Value| format!("{}: {}", package["name"], target["name"]).replace('"', "");
+        programs.map(named).collect::<Vec<_>>()
+    });
+    programs.collect()
+}
+
 #[test]
 fn the_first_command_of_the_readme_prints_a_table_and_no_warning() {
     if !present("cargo", "cargo") {
         return;
     }
+    assert_eq!(default_programs(), ["flexring-cli: flexring"], "what cargo runs");
     let readme = std::fs::read_to_string(root().join("README.md")).expect("README.md can be read");
     let command = readme.lines().find_map(|line| line.strip_prefix("    cargo run "));
     let command = command.expect("README.md has a command for cargo");
@@ -59,7 +79,7 @@ fn the_first_command_of_the_readme_prints_a_table_and_no_warning() {
         ("CARGO_TERM_QUIET", "true"),
         ("FLEXRING_CUDA_KERNELS", "nvrtc"),
     ]);
-    let text = crate::programs::succeed(&mut cargo, LIMIT);
+    let text = succeed(&mut cargo, LIMIT);
     // On a busy machine ranks that start slowly are waited for, which the others say after 5 s.
     let lines = text.lines().filter(|line| !line.contains(": waiting for "));
     let (notes, rows): (Vec<&str>, Vec<&str>) = lines.partition(|line| line.starts_with('#'));

@@ -1,7 +1,8 @@
 //! `include/flexring.h` is generated from `src/c_api` and committed. `FLEXRING_BLESS=1 cargo test --test
 //! suite header` rewrites it.
 
-use std::path::{Path, PathBuf};
+use crate::programs::root;
+use std::path::PathBuf;
 use std::process::Command;
 
 /// The files of the C ABI, in the order in which they appear in the header.
@@ -29,10 +30,6 @@ const INTRODUCTION: &str = "\
  *
  * This file is generated from src/c_api.
  */";
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 fn committed() -> PathBuf {
     root().join("include/flexring.h")

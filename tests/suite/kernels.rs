@@ -88,7 +88,7 @@ impl Entries {
 /// What g++ makes of these sources in kernels/host with these options, compiled once for all tests; `None` where there is no
 /// compiler, or where it does not know the options.
 fn compiled(sources: &[&str], options: &[&str]) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = crate::programs::root();
     let common = [
         "-std=c++17",
         "-ffp-contract=off",

@@ -8,7 +8,6 @@
 
 mod harness;
 mod programs;
-#[cfg(feature = "cli")]
 mod rank_processes;
 
 mod all_reduce;
@@ -47,30 +46,18 @@ mod graphs;
 #[cfg(feature = "cuda")]
 mod kernels;
 
-#[cfg(feature = "cli")]
 mod command;
-#[cfg(all(feature = "cli", feature = "cuda"))]
+#[cfg(feature = "cuda")]
 mod cuda_perf;
-#[cfg(feature = "cli")]
 mod doctor;
-#[cfg(feature = "cli")]
 mod first_command;
-#[cfg(feature = "cli")]
 mod limits;
-#[cfg(feature = "cli")]
 mod many_communicators;
 mod many_ranks;
-#[cfg(feature = "cli")]
 mod perf;
-#[cfg(feature = "cli")]
 mod plan_command;
-#[cfg(feature = "cli")]
 mod security;
-#[cfg(feature = "cli")]
 mod settings_docs;
-#[cfg(feature = "cli")]
 mod simulate_command;
-#[cfg(feature = "cli")]
 mod tune_command;
-#[cfg(feature = "cli")]
 mod wheel;

@@ -1,8 +1,8 @@
 //! `flexring plan` as a process.
 
 use crate::command::run;
+use crate::programs::root;
 use serde_json::{Value, json};
-use std::path::Path;
 
 /// The output of the command with valid flags.
 fn printed(flags: &str) -> String {
@@ -315,7 +315,7 @@ fn drawings_are_well_formed() {
 
 #[test]
 fn the_drawing_in_the_readme_is_current() {
-    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/flexreduce-2+3.svg");
+    let committed = root().join("docs/flexreduce-2+3.svg");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("new.svg");
     printed(&format!("--topology 2+3 --algo flexreduce --svg {}", path.display()));

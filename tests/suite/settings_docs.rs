@@ -2,14 +2,14 @@
 //! rewrites it.
 
 use crate::command::run;
-use std::path::Path;
+use crate::programs::root;
 
 const BEGIN: &str = "<!-- settings -->\n";
 const END: &str = "<!-- /settings -->";
 
 #[test]
 fn the_documented_table_of_settings_is_current() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
+    let path = root().join("docs/settings.md");
     let document = std::fs::read_to_string(&path).expect("docs/settings.md can be read");
     let (before, rest) = document.split_once(BEGIN).expect("the table has a begin marker");
     let (_, after) = rest.split_once(END).expect("the table has an end marker");

@@ -49,7 +49,7 @@ fn short_vectors_are_simulated_with_the_plan_that_they_use() {
 
 #[test]
 fn a_profile_gives_the_cluster_its_links_and_the_plans_of_auto() {
-    let flags = concat!("--tuning ", env!("CARGO_MANIFEST_DIR"), "/tests/data/tuning.toml");
+    let flags = "--tuning tests/data/tuning.toml";
     let csv = printed(&format!("{flags} --size 2K,16K,1M --csv"));
     for line in ["\"tuning.toml\",\"flexreduce\",4,2048,", ",\"ring\",4,16384,", ",\"weighted\",4,1048576,"] {
         assert!(csv.contains(line), "{line} in\n{csv}");

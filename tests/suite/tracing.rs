@@ -225,7 +225,6 @@ fn sends_and_receives_are_recorded_at_both_ends() {
     assert!(check_order(&merged) >= RANKS * 3);
 }
 
-#[cfg(feature = "cli")]
 mod command {
     use super::*;
     use crate::command::run;

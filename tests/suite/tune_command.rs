@@ -122,9 +122,9 @@ fn a_profile_over_tcp_is_refused_in_shared_memory() {
 #[test]
 fn partial_sums_fit_scratch_memory_with_the_sub_chunks_of_a_profile() {
     // Rings of sub-chunks were allocated for 128 KiB and laid out for the profile's 256 KiB.
-    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tuning.toml");
+    let profile = root().join("tests/data/tuning.toml");
     let mut setup = Setup::new(World::Mixed, 4);
-    (setup.config.tuning, setup.config.subchunk) = (Some(profile.to_owned()), Size(128 << 10));
+    (setup.config.tuning, setup.config.subchunk) = (Some(profile.display().to_string()), Size(128 << 10));
     setup.nodes = &["a", "a", "b", "c"];
     let count = 4 << 20;
     spawn(&setup, |rank| {

@@ -300,7 +300,6 @@ fn a_rank_that_dies_while_the_world_moves_to_rank_0_is_named() {
     });
 }
 
-#[cfg(feature = "cli")]
 #[test]
 fn a_running_job_can_be_asked_for_its_status() {
     if is_rank() {

@@ -91,7 +91,8 @@ class TestTimes:
 
 def build(features):
     """Builds the test binaries and the command. Returns their paths by name."""
-    command = ["cargo", "test", "-p", "flexring", "--no-run", "--message-format=json", "--lib", "--test", "suite"]
+    command = ["cargo", "test", "-p", "flexring", "-p", "flexring-cli", "--no-run", "--message-format=json"]
+    command += ["--lib", "--test", "suite"]
     command += ["--features", features] if features else []
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if built.returncode:

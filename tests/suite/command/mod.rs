@@ -1,7 +1,8 @@
-//! Runs the `flexring` command in an environment that contains given variables only.
+//! Runs the `flexring` command in the root of the repository, in an environment that contains given variables only.
 //!
 //! Owns starting the process. Must not know any subcommand.
 
+use crate::programs::root;
 use std::process::Command;
 
 /// Runs the command with `arguments`, separated by white space, and `variables` as its whole environment. Returns the exit
@@ -9,6 +10,7 @@ use std::process::Command;
 pub fn run(arguments: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_flexring"))
         .args(arguments.split_whitespace())
+        .current_dir(root())
         .env_clear()
         .envs(variables.iter().copied())
         .output()

@@ -34,7 +34,7 @@ const FOLDER_FILE: &str = "mod.rs";
 
 fn root() -> PathBuf {
     let root = std::env::var_os("FLEXRING_SOURCE_ROOT");
-    root.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
+    root.map_or_else(|| crate::programs::root().to_owned(), PathBuf::from)
 }
 
 /// The layer of every top-level module.
@@ -157,7 +157,7 @@ fn types_of_different_meaning_have_different_names() {
 fn imports_are_found_in_use_trees_paths_and_macros_and_through_reexports() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let write = |file: &str, text: &str| {
-        let path = folder.path().join("src").join(file);
+        let path = folder.path().join(file);
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("the folder is created");
         std::fs::write(path, text).expect("the file is written");
     };
@@ -171,7 +171,7 @@ fn imports_are_found_in_use_trees_paths_and_macros_and_through_reexports() {
     write("path.rs", "mod block { pub fn f() { crate::target::call() } }");
     write("called.rs", "fn f(x: crate::Named) { println!(\"{}\", crate::target::call()) }");
     write("tested.rs", "#[cfg(test)] mod tests { use crate::tree; }");
-    write("cli/main.rs", "use flexring::Named;");
+    write("../crates/flexring-cli/src/main.rs", "use flexring::Named;");
     write("../crates/flexring-deep/src/lib.rs", "pub mod inner; use crate::inner::Deep;");
     write("../crates/flexring-deep/src/inner.rs", "pub struct Deep;");
     write("above.rs", "use flexring_deep::inner::Deep;");
@@ -193,7 +193,7 @@ fn imports_are_found_in_use_trees_paths_and_macros_and_through_reexports() {
             "above -> flexring_deep::inner",
             "called -> target",
             "called -> target::inner",
-            "cli -> target::inner",
+            "flexring_cli -> target::inner",
             "flexring_deep -> flexring_deep::inner",
             "path -> target",
             "target -> target::inner",

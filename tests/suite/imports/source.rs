@@ -12,8 +12,6 @@ use syn::visit::{self, Visit};
 /// The segments of a module's path. Those of the library begin with a module of `lib.rs`, others with their crate.
 pub type ModulePath = Vec<String>;
 
-/// The command's crate, as the first segment of its modules' paths.
-const COMMAND: &str = "cli";
 /// The library's crate, as others name it.
 const LIBRARY: &str = "flexring";
 /// The crate whose code is all for tests.
@@ -75,7 +73,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Parses `src/lib.rs`, `src/cli/main.rs`, the crates under `crates/`, and every module that they declare.
+    /// Parses `src/lib.rs`, the crates under `crates/`, and every module that they declare.
     pub fn parse(root: &Path) -> Self {
         let mut source = Self::default();
         source.add_file(root, Path::new("src/lib.rs"), Vec::new(), false);
@@ -86,7 +84,6 @@ impl Source {
                 source.add_file(root, file, vec![name], test);
             }
         };
-        add(COMMAND.to_owned(), Path::new("src/cli/main.rs"));
         for folder in std::fs::read_dir(root.join("crates")).into_iter().flatten() {
             let name = folder.expect("a folder").file_name().into_string().expect("the name of a crate");
             let sources = Path::new("crates").join(&name).join("src");
@@ -166,7 +163,7 @@ impl Source {
             "self" => scope.to_vec(),
             "super" => scope.split_last()?.1.to_vec(),
             LIBRARY if own.is_some() => Vec::new(),
-            name if self.crates.contains(name) && name != COMMAND => vec![name.to_owned()],
+            name if self.crates.contains(name) => vec![name.to_owned()],
             name if module.children.contains(name) => [scope, &[name.to_owned()]].concat(),
             name => {
                 let target = module.bindings.get(name).filter(|target| *target != segments)?;

@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn candidates_are_planned_for_measured_links_and_differ_from_the_plan_of_the_job() {
-        let profile = parse("f", include_str!("../../../tests/data/tuning.toml")).expect("a profile");
+        let profile = parse("f", include_str!("../../../../tests/data/tuning.toml")).expect("a profile");
         let job = parse_short("2+1+1").expect("a short form").expect("valid");
         let measured = profile.topology(&job);
         let config = Config::default();

@@ -11,7 +11,7 @@ use fake::{ETHERNET, FakeMachine, FakePort, GIDS_OF_ETH0, INFINIBAND};
 use flexring::config::GpuDirect;
 use flexring::transport::verbs::gpu::gdr_mode::GdrUnavailable;
 
-#[path = "../../transport/verbs/inventory/fake.rs"]
+#[path = "../../../../src/transport/verbs/inventory/fake.rs"]
 #[allow(dead_code, reason = "shared with the tests of the inventory")]
 mod fake;
 
