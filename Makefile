@@ -28,7 +28,7 @@ RDMA_SYS = $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo 
 NEXTEST = $(shell command -v cargo-nextest >/dev/null && echo nextest run --test-threads $$(( $$(nproc) * 2 )) || echo test)
 # What precedes names of tests.
 FILTERS = $(if $(findstring nextest,$(NEXTEST)),,--)
-# The libraries, the command, tests/suite and nccl/tests, in one build.
+# All crates, tests/suite and nccl/tests, in one build.
 TESTS = --lib --bins --test suite --test nccl
 
 # cust is linked to libcuda.so and looks for it in the folder lib64 of this one: the simulated driver's.
@@ -73,12 +73,12 @@ clippy: $(CUST)
 	CUDA_LIBRARY_PATH=$(CUST) $(CARGO) clippy --all-targets --all-features -- -D warnings; \
 	else echo "skipped: clippy of the feature cust, and bindings beside rdma-sys: no g++, libibverbs-dev or librdmacm-dev"; set -x; \
 	$(CARGO) clippy --all-targets -- -D warnings; fi
-	$(CARGO) clippy -p flexring -p flexring-cli --no-default-features --tests -- -D warnings
+	$(CARGO) clippy -p flexring -p flexring-ffi -p flexring-cli --no-default-features --tests -- -D warnings
 
 doc: $(CUST)
 	@if [ -d $(CUST)/lib64 ] && [ -n "$(RDMA_SYS)" ]; then set -x; \
-	CUDA_LIBRARY_PATH=$(CUST) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib --all-features; \
-	else set -x; RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib; fi
+	CUDA_LIBRARY_PATH=$(CUST) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features; \
+	else set -x; RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps; fi
 
 # Licences, sources and duplicate versions of dependencies; with cargo-deny also security advisories.
 deny:
@@ -134,8 +134,7 @@ test-gpu:
 gpu-bundle: setup
 	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.gz
 
-# The feature cust, which needs a libcuda.so to be built. Before test-build, whose libflexring.a and .so replace those of this
-# build: their names do not depend on features.
+# The feature cust, which needs a libcuda.so to be built.
 test-cust: $(CUST)
 	@if [ -d $(CUST)/lib64 ]; then set -x; \
 	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu \

@@ -1,4 +1,4 @@
-//! Names the shared library, and compiles the GPU kernels to embed (feature `cuda`): machine code if there is a CUDA compiler,
+//! Compiles the GPU kernels to embed (feature `cuda`): machine code if there is a CUDA compiler,
 //! NVRTC or nvcc. If not, only the source is embedded, which NVRTC compiles when it is first needed.
 
 use nvrtc::Nvrtc;
@@ -43,7 +43,6 @@ const PREFERRED: i32 = 12;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    name_shared_library();
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
     }
@@ -87,16 +86,6 @@ fn main() {
 fn stop(message: &str) -> ! {
     eprintln!("{message}");
     std::process::exit(1)
-}
-
-/// Sets the SONAME of `libflexring.so` to the name with the major version of the ABI, which is the crate's.
-fn name_shared_library() {
-    if variable("CARGO_CFG_TARGET_OS").as_deref() == Some("linux") {
-        let major = variable("CARGO_PKG_VERSION_MAJOR").expect("cargo sets the version");
-        // Not rustc-cdylib-link-arg, which cargo also passes to the libraries of dependent packages, such as nccl/. Programs get
-        // the name too, which has no effect as nothing is linked to them.
-        println!("cargo::rustc-link-arg=-Wl,-soname,libflexring.so.{major}");
-    }
 }
 
 fn variable(name: &str) -> Option<String> {

@@ -5,7 +5,7 @@
  * and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must make the
  * same calls in the same order, apart from sends and receives. Vectors are memory of the host or of a GPU; see flexring_all_reduce for streams.
  *
- * This file is generated from src/c_api.
+ * This file is generated from crates/flexring-ffi.
  */
 
 #ifndef FLEXRING_H

@@ -36,7 +36,7 @@ class CargoBuildHook(BuildHookInterface):
     def build(self):
         """The paths of the shared library and of the command, from cargo's messages: the user's configuration of cargo may
         name other folders and targets."""
-        command = ["cargo", "build", "--package=flexring", "--package=flexring-cli", "--release", "--locked"]
+        command = ["cargo", "build", "--package=flexring-c", "--package=flexring-cli", "--release", "--locked"]
         command += ["--message-format=json-render-diagnostics"]
         command += shlex.split(os.environ.get("FLEXRING_WHEEL_CARGO_ARGS", ""))
         try:

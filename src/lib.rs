@@ -2,7 +2,7 @@
 //!
 //! ARCHITECTURE.md explains how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
 //! `float8`, `rank`, `call`, `fault`, `interrupt`, `wake`, `logging`, `secret`, `descriptor`, `named_file`, `trace`; (2) `plan`, `description`; (3) `process`, `cuda_driver`, `memory`, `device`, `transport`;
-//! (4) `bootstrap`, `executor`; (5) `communicator`; (6) `c_api`.
+//! (4) `bootstrap`, `executor`; (5) `communicator`.
 
 // The library logs through `log`. Tests print why they are skipped.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
@@ -12,8 +12,6 @@
 )]
 
 pub mod bootstrap;
-#[allow(unsafe_code, reason = "C callers pass pointers")]
-pub mod c_api;
 pub mod communicator;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code, reason = "declares functions of CUDA's driver")]

@@ -2,12 +2,12 @@
 
 use crate::comm::Live;
 use crate::status::{Outcome, check};
-use flexring::c_api::collectives::{
+use flexring_ffi::collectives::{
     flexring_all_gather, flexring_all_reduce, flexring_broadcast, flexring_reduce, flexring_reduce_scatter,
 };
-use flexring::c_api::exchanges::{flexring_all_to_all, flexring_gather, flexring_scatter};
-use flexring::c_api::groups::{flexring_recv, flexring_send};
-use flexring::c_api::types::{flexring_dtype, flexring_op};
+use flexring_ffi::exchanges::{flexring_all_to_all, flexring_gather, flexring_scatter};
+use flexring_ffi::groups::{flexring_recv, flexring_send};
+use flexring_ffi::types::{flexring_dtype, flexring_op};
 use std::ffi::{c_int, c_void};
 
 /// What a call does.

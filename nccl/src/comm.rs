@@ -5,10 +5,10 @@ use crate::memory::Registrations;
 use crate::red_op::RedOps;
 use crate::status::{Failure, Outcome, check, record};
 use crate::types::ncclResult_t;
-use flexring::c_api::comm::{
+use flexring_ffi::comm::{
     flexring_comm, flexring_comm_free, flexring_comm_rank, flexring_comm_size, flexring_comm_status,
 };
-use flexring::c_api::interrupt::flexring_set_interrupt_check;
+use flexring_ffi::interrupt::flexring_set_interrupt_check;
 use std::cell::RefCell;
 use std::ffi::c_int;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -386,7 +386,7 @@ extern "C" fn is_cancelled() -> c_int {
 /// # Safety
 /// `make` writes NULL or a new handle of flexring, if it succeeds.
 pub(crate) unsafe fn made_by(
-    make: impl FnOnce(*mut *mut flexring_comm) -> flexring::c_api::status::flexring_result,
+    make: impl FnOnce(*mut *mut flexring_comm) -> flexring_ffi::status::flexring_result,
 ) -> Outcome<Option<Live>> {
     let mut comm = null_mut();
     check(make(&raw mut comm))?;

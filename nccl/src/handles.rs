@@ -5,7 +5,7 @@
 use crate::comm::Comm;
 use crate::status::{Failure, Outcome};
 use crate::types::ncclComm_t;
-use flexring::c_api::handles::HandleTable;
+use flexring_ffi::handles::HandleTable;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// The live communicators of this process.

@@ -7,11 +7,11 @@ use crate::group::{self, Creation};
 use crate::handles;
 use crate::status::{Failure, Outcome, check, check_out, nccl_functions};
 use crate::types::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
-use flexring::c_api::comm::{
+use flexring_ffi::comm::{
     FLEXRING_NO_COLOR, flexring_comm_abort, flexring_comm_init_rank, flexring_comm_shrink,
     flexring_comm_split,
 };
-use flexring::c_api::unique_id::{FLEXRING_UNIQUE_ID_BYTES, flexring_get_unique_id, flexring_unique_id};
+use flexring_ffi::unique_id::{FLEXRING_UNIQUE_ID_BYTES, flexring_get_unique_id, flexring_unique_id};
 use std::ffi::c_int;
 use std::sync::Arc;
 

@@ -7,6 +7,7 @@
 //! Every function is exported twice, as `ncclX` and `pncclX`, as NCCL does for profilers: they replace the first name and call
 //! the second.
 
+#![allow(unsafe_code, reason = "C callers pass pointers")]
 #![allow(non_camel_case_types, non_snake_case, reason = "named as in nccl.h")]
 
 mod calls;

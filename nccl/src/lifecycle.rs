@@ -5,7 +5,7 @@ use crate::handles;
 use crate::status::{Failure, Outcome, check, check_out, nccl_functions, record};
 use crate::threads::spawn;
 use crate::types::{ncclComm_t, ncclResult_t};
-use flexring::c_api::comm::{flexring_comm_abort, flexring_comm_synchronize};
+use flexring_ffi::comm::{flexring_comm_abort, flexring_comm_synchronize};
 use std::ffi::c_int;
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use crate::cuda;
 use crate::handles;
 use crate::status::{Failure, check, check_out, nccl_functions};
 use crate::types::{ncclComm_t, ncclResult_t};
-use flexring::c_api::buffer::{flexring_deregister, flexring_register};
+use flexring_ffi::buffer::{flexring_deregister, flexring_register};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::{null_mut, with_exposed_provenance_mut, without_provenance_mut};

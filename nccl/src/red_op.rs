@@ -8,14 +8,14 @@ use crate::types::{
     NCCL_NUM_OPS, NCCL_SCALAR_DEVICE, NCCL_SCALAR_HOST_IMMEDIATE, ncclComm_t, ncclDataType_t, ncclRedOp_t,
     ncclResult_t, ncclScalarResidence_t,
 };
-use flexring::c_api::DefaultFloatEnvironment;
-use flexring::c_api::types::{
+use flexring_core::float8::{F8E4M3, F8E5M2};
+use flexring_core::process::DefaultFloatEnvironment;
+use flexring_ffi::types::{
     FLEXRING_AVG, FLEXRING_BFLOAT16, FLEXRING_FLOAT8E4M3, FLEXRING_FLOAT8E5M2, FLEXRING_FLOAT16,
     FLEXRING_FLOAT32, FLEXRING_FLOAT64, FLEXRING_INT8, FLEXRING_INT32, FLEXRING_INT64, FLEXRING_UINT8,
     FLEXRING_UINT32, FLEXRING_UINT64, FLEXRING_WRAPPING_AVG, flexring_dtype, flexring_op,
     flexring_op_create_premul_sum,
 };
-use flexring::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::ffi::c_void;

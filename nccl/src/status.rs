@@ -4,7 +4,7 @@ use crate::comm::Comm;
 use crate::group;
 use crate::handles;
 use crate::types::{NCCL_VERSION_CODE, ncclComm_t, ncclResult_t};
-use flexring::c_api::status::{flexring_last_error, flexring_result};
+use flexring_ffi::status::{flexring_last_error, flexring_result};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;

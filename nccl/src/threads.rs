@@ -13,7 +13,7 @@ pub(crate) fn spawn<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Outcome<JoinHandle<T>> {
-    let thread = flexring::c_api::spawn(Builder::new().name(name.to_owned()), body);
+    let thread = flexring_core::process::spawn(Builder::new().name(name.to_owned()), body);
     thread.map_err(|cause| Failure::system(format!("cannot start a thread: {cause}")))
 }
 

@@ -41,7 +41,8 @@ impl Communicator {
     /// [`register`](Self::register) by address, for the C API. Ends with
     /// [`deregister_piece`](Self::deregister_piece). For GPU memory, both wait until no call of this process runs
     /// on a GPU.
-    pub(crate) fn register_piece(&self, piece: Piece) -> Result<()> {
+    #[doc(hidden)]
+    pub fn register_piece(&self, piece: Piece) -> Result<()> {
         self.check_not_nested()?;
         if piece.is_host() {
             let may_share = self.may_share(piece.as_ptr(), piece.len())?;
@@ -66,7 +67,8 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` if it is not registered; `Timeout` if the call still runs after `FLEXRING_TIMEOUT_MS`: it stays registered.
-    pub(crate) fn deregister_piece(&self, piece: Piece) -> Result<()> {
+    #[doc(hidden)]
+    pub fn deregister_piece(&self, piece: Piece) -> Result<()> {
         self.check_not_nested()?;
         let runner = &*self.runner;
         let CallRunner { user_memory, timeout, .. } = runner;
@@ -79,12 +81,14 @@ impl Communicator {
 
     /// [`alloc`](Self::alloc) of plain bytes by address, for the C API. Ends with
     /// [`end_lease`](Self::end_lease).
-    pub(crate) fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
+    #[doc(hidden)]
+    pub fn lease(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.runner.user_memory.lease(bytes)
     }
 
     /// Frees leased memory; `false` if nothing is leased at this address.
-    pub(crate) fn end_lease(&self, start: *const u8) -> bool {
+    #[doc(hidden)]
+    pub fn end_lease(&self, start: *const u8) -> bool {
         self.runner.user_memory.end_lease(start)
     }
 
@@ -93,7 +97,8 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` if this process cannot access them.
     #[inline]
-    pub(crate) fn memory_of(&self, start: *const u8, len: usize) -> Result<MemorySpace> {
+    #[doc(hidden)]
+    pub fn memory_of(&self, start: *const u8, len: usize) -> Result<MemorySpace> {
         if self.runner.user_memory.contains(start, len) {
             return Ok(MemorySpace::Host);
         }

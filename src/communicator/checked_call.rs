@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// A call whose arguments are valid. The caller guarantees that the pieces are valid until the call is over.
 #[derive(Clone, Debug)]
-pub(crate) struct CheckedCall {
+pub struct CheckedCall {
     pub(super) collective: Collective,
     pub(super) root: Rank,
     /// What this rank contributes; empty if it contributes nothing.
@@ -39,7 +39,7 @@ pub(crate) struct CheckedCall {
 
 impl CheckedCall {
     /// Whether the caller's vectors are memory of the host.
-    pub(crate) fn is_on_host(&self) -> bool {
+    pub fn is_on_host(&self) -> bool {
         !self.on_gpu
     }
 
@@ -77,7 +77,7 @@ impl CheckedCall {
     }
 
     /// Whether this rank neither provides nor receives elements.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         let mut messages = self.messages.iter().flat_map(|messages| messages.iter());
         self.input.is_empty() && self.output.is_empty() && messages.all(|message| message.piece.is_empty())
     }
@@ -112,22 +112,17 @@ impl CheckedCall {
 /// Checks the arguments of the calls of one rank. Every method fails with `InvalidArgument`, and says which
 /// argument is wrong.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CallValidator<'a> {
-    pub(crate) rank: Rank,
+pub struct CallValidator<'a> {
+    /// The rank that makes the calls.
+    pub rank: Rank,
     /// Number of ranks.
-    pub(crate) world: usize,
+    pub world: usize,
     pub(super) block_lists: &'a BlockLists,
 }
 
 impl CallValidator<'_> {
     /// Checks an all-reduce of `input` into `output`.
-    pub(crate) fn all_reduce(
-        self,
-        input: Piece,
-        output: Piece,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<CheckedCall> {
+    pub fn all_reduce(self, input: Piece, output: Piece, dtype: DType, op: ReduceOp) -> Result<CheckedCall> {
         if input.len() != output.len() {
             return refuse(format!("{} bytes cannot be reduced into {} bytes", input.len(), output.len()));
         }
@@ -135,7 +130,7 @@ impl CallValidator<'_> {
     }
 
     /// Checks a reduce-scatter of `input`, whose part for this rank goes to `output`.
-    pub(crate) fn reduce_scatter(
+    pub fn reduce_scatter(
         self,
         input: Piece,
         output: Piece,
@@ -148,7 +143,7 @@ impl CallValidator<'_> {
     }
 
     /// Checks an all-gather of all ranks' `input` into `output`.
-    pub(crate) fn all_gather(self, input: Piece, output: Piece, dtype: DType) -> Result<CheckedCall> {
+    pub fn all_gather(self, input: Piece, output: Piece, dtype: DType) -> Result<CheckedCall> {
         self.check_joined(input, output)?;
         let offset = self.rank * input.len();
         let op = ReduceOp::Sum;
@@ -156,13 +151,7 @@ impl CallValidator<'_> {
     }
 
     /// Checks a broadcast of the root's `input` into `output` of all ranks.
-    pub(crate) fn broadcast(
-        self,
-        input: Piece,
-        output: Piece,
-        dtype: DType,
-        root: Rank,
-    ) -> Result<CheckedCall> {
+    pub fn broadcast(self, input: Piece, output: Piece, dtype: DType, root: Rank) -> Result<CheckedCall> {
         let input = if self.rank == root { input } else { Piece::EMPTY };
         if self.rank == root && input.len() != output.len() {
             return refuse(format!("{} bytes cannot be broadcast into {} bytes", input.len(), output.len()));
@@ -172,7 +161,7 @@ impl CallValidator<'_> {
     }
 
     /// Checks a reduction of all ranks' `input` into the root's `output`.
-    pub(crate) fn reduce(
+    pub fn reduce(
         self,
         input: Piece,
         output: Piece,
@@ -188,7 +177,7 @@ impl CallValidator<'_> {
     }
 
     /// Checks a gather of all ranks' `input` into the root's `output`.
-    pub(crate) fn gather(self, input: Piece, output: Piece, dtype: DType, root: Rank) -> Result<CheckedCall> {
+    pub fn gather(self, input: Piece, output: Piece, dtype: DType, root: Rank) -> Result<CheckedCall> {
         let output = if self.rank == root { output } else { Piece::EMPTY };
         let whole = self.whole(input)?;
         if self.rank == root {
@@ -199,13 +188,7 @@ impl CallValidator<'_> {
     }
 
     /// Checks a scatter of the root's `input`, whose part for this rank goes to `output`.
-    pub(crate) fn scatter(
-        self,
-        input: Piece,
-        output: Piece,
-        dtype: DType,
-        root: Rank,
-    ) -> Result<CheckedCall> {
+    pub fn scatter(self, input: Piece, output: Piece, dtype: DType, root: Rank) -> Result<CheckedCall> {
         let input = if self.rank == root { input } else { Piece::EMPTY };
         let whole = self.whole(output)?;
         if self.rank == root {
@@ -216,7 +199,7 @@ impl CallValidator<'_> {
     }
 
     /// Checks an all-to-all of equal blocks, one for each rank in both `input` and `output`.
-    pub(crate) fn all_to_all(self, input: Piece, output: Piece, dtype: DType) -> Result<CheckedCall> {
+    pub fn all_to_all(self, input: Piece, output: Piece, dtype: DType) -> Result<CheckedCall> {
         if input.len() != output.len() || !input.len().is_multiple_of(self.world * dtype.size()) {
             return refuse(format!(
                 "{} bytes to send and {} bytes to receive are not {} equal blocks each, one for each rank",
@@ -230,7 +213,7 @@ impl CallValidator<'_> {
     }
 
     /// Checks an all-to-all of blocks with these numbers of elements, by rank.
-    pub(crate) fn all_to_all_v(
+    pub fn all_to_all_v(
         self,
         (input, send_counts): (Piece, &[usize]),
         (output, receive_counts): (Piece, &[usize]),
@@ -281,7 +264,7 @@ impl CallValidator<'_> {
     }
 
     /// A barrier.
-    pub(crate) fn barrier(self) -> Result<CheckedCall> {
+    pub fn barrier(self) -> Result<CheckedCall> {
         let (collective, none) = (Collective::Barrier, (Piece::EMPTY, 0));
         self.check(collective, 0, none, none, 0, DType::U8, ReduceOp::Sum)
     }

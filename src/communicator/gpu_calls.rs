@@ -30,7 +30,8 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` for the host's memory, `Unsupported` for a peer in this process; the failure of an earlier call.
-    pub(crate) fn check_for_stream(&self, checked: &CheckedCall) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check_for_stream(&self, checked: &CheckedCall) -> Result<()> {
         self.check_process()?;
         if checked.is_empty() {
             return Ok(());
@@ -67,7 +68,8 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` if memory or stream do not belong to the communicator's GPU; the failure of an
     /// earlier call.
-    pub(crate) fn run_in_stream(&self, checked: CheckedCall, stream: CallerStream) -> Result<()> {
+    #[doc(hidden)]
+    pub fn run_in_stream(&self, checked: CheckedCall, stream: CallerStream) -> Result<()> {
         self.submit_in_stream(checked, stream, None, false).map(drop)
     }
 
@@ -77,7 +79,8 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`run_in_stream`](Self::run_in_stream).
-    pub(crate) fn submit_in_stream(
+    #[doc(hidden)]
+    pub fn submit_in_stream(
         &self,
         mut checked: CheckedCall,
         stream: CallerStream,

@@ -148,12 +148,11 @@ impl Communicator {
 }
 
 /// What is said to a program that receives from a rank that does not exist, as -1 or MPI_ANY_SOURCE.
-pub(crate) const NO_RECV_FROM_ANY: &str =
-    "; a receive names the rank that sends, there is none from any rank";
+pub const NO_RECV_FROM_ANY: &str = "; a receive names the rank that sends, there is none from any rank";
 
 impl CallValidator<'_> {
     /// Checks a group of sends and receives.
-    pub(crate) fn group(self, messages: Vec<PeerMessage>) -> Result<CheckedCall> {
+    pub fn group(self, messages: Vec<PeerMessage>) -> Result<CheckedCall> {
         let Self { rank, world, .. } = self;
         let refuse = |message: String| Err(Error::invalid_argument(message));
         for message in &messages {

@@ -52,13 +52,18 @@ mod worker_pool;
 
 pub use crate::transport::verbs::RailStatistics;
 pub use adaptation::{AdaptationStatistics, CallTimes, NodeLinkStatistics};
-pub(crate) use checked_call::{CallValidator, CheckedCall};
-pub(crate) use groups::NO_RECV_FROM_ANY;
 pub use groups::{Operation, OwnedOperation};
-pub(crate) use request::CallOutcome;
 pub use request::{Owned, Request};
-pub(crate) use unfinished::abort_unfinished;
 pub use user_memory::Registered;
+
+/// What the C ABI uses, with the hidden methods of [`Communicator`]. Not for programs.
+#[doc(hidden)]
+pub mod ffi_support {
+    pub use super::checked_call::{CallValidator, CheckedCall};
+    pub use super::groups::NO_RECV_FROM_ANY;
+    pub use super::request::CallOutcome;
+    pub use super::unfinished::abort_unfinished;
+}
 
 use crate::bootstrap::{Abort, ControlConnection, Identity, UniqueId, identity};
 use crate::config::{Config, environment};
@@ -73,9 +78,10 @@ use crate::rank::Rank;
 use crate::transport::verbs::RailCounters;
 use blueprint::Blueprint;
 use call_queue::QueueTicket;
+use checked_call::{CallValidator, CheckedCall};
 use gpu::ResidentCall;
 use registration_gate::RunningCall;
-use request::WaitCheck;
+use request::{CallOutcome, WaitCheck};
 use runner::{CallRunner, QueuedCall, RunnerState};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -130,7 +136,8 @@ impl Communicator {
 
     /// The settings of the environment, and the rank that `identity` gives. If a setting is invalid, the ranks that wait for this one
     /// learn why it does not come.
-    pub(crate) fn settings(identity: impl FnOnce(&Config) -> Result<Identity>) -> Result<(Config, Identity)> {
+    #[doc(hidden)]
+    pub fn settings(identity: impl FnOnce(&Config) -> Result<Identity>) -> Result<(Config, Identity)> {
         let _default = DefaultFloatEnvironment::enter();
         let (config, failure) = Config::read_partly(environment);
         match (identity(&config), failure) {
@@ -292,12 +299,14 @@ impl Communicator {
     }
 
     /// Whether this process has created the communicator, and is not a forked child.
-    pub(crate) fn is_in_creator(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_in_creator(&self) -> bool {
         self.creator.is_current()
     }
 
     /// Whether the exit of the process has ended its calls, while other threads may still be in them.
-    pub(crate) fn is_abandoned(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_abandoned(&self) -> bool {
         self.runner.abandoned.load(Ordering::Relaxed)
     }
 
@@ -305,7 +314,8 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` in a forked child.
-    pub(crate) fn check_process(&self) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check_process(&self) -> Result<()> {
         self.creator.check("this communicator")
     }
 
@@ -322,17 +332,20 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` if it is in one.
-    pub(crate) fn check_not_nested(&self) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check_not_nested(&self) -> Result<()> {
         WaitCheck::check_not_nested(&*self.runner)
     }
 
     /// Checks arguments of calls of this rank.
-    pub(crate) fn validator(&self) -> CallValidator<'_> {
+    #[doc(hidden)]
+    pub fn validator(&self) -> CallValidator<'_> {
         self.runner.validator()
     }
 
     /// Runs a checked call to its end. The pieces are not used afterwards.
-    pub(crate) fn run(&self, checked: &CheckedCall) -> Result<()> {
+    #[doc(hidden)]
+    pub fn run(&self, checked: &CheckedCall) -> Result<()> {
         let _default = DefaultFloatEnvironment::enter();
         self.check_process()?;
         let _call = self.begin_call()?;
@@ -344,7 +357,8 @@ impl Communicator {
     }
 
     /// Starts a checked call on the worker. The pieces must stay valid until the outcome is set.
-    pub(crate) fn submit(&self, checked: CheckedCall) -> Result<Arc<CallOutcome>> {
+    #[doc(hidden)]
+    pub fn submit(&self, checked: CheckedCall) -> Result<Arc<CallOutcome>> {
         self.check_process()?;
         let _call = self.begin_call()?;
         let is_collective = checked.is_collective();

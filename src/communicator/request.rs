@@ -54,7 +54,7 @@ pub(super) trait WaitCheck: Send + Sync {
 }
 
 /// The result of a call, shared by its caller and the thread that runs it.
-pub(crate) struct CallOutcome {
+pub struct CallOutcome {
     /// `None` until the call is over.
     result: Mutex<Option<Result<()>>>,
     ended: Condvar,
@@ -75,7 +75,7 @@ impl CallOutcome {
     }
 
     /// Waits until the call is over and returns its result. In a forked child it is never over, so it returns an error.
-    pub(crate) fn wait(&self) -> Result<()> {
+    pub fn wait(&self) -> Result<()> {
         self.check_process()?;
         let is_needed = self.check.upgrade().is_some_and(|check| check.is_needed());
         let check = || {
@@ -89,7 +89,7 @@ impl CallOutcome {
     }
 
     /// Whether the call is over, with success or not.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         !self.creator.is_current() || self.lock().is_some()
     }
 
@@ -97,7 +97,7 @@ impl CallOutcome {
     ///
     /// # Errors
     /// `InvalidArgument` if it cannot.
-    pub(crate) fn check_not_nested(&self) -> Result<()> {
+    pub fn check_not_nested(&self) -> Result<()> {
         if !ThreadCall::is_in_any() || self.is_over() {
             return Ok(());
         }
@@ -108,7 +108,7 @@ impl CallOutcome {
     ///
     /// # Errors
     /// `InvalidArgument` in a forked child.
-    pub(crate) fn check_process(&self) -> Result<()> {
+    pub fn check_process(&self) -> Result<()> {
         self.creator.check("this request")
     }
 

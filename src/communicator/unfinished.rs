@@ -36,7 +36,7 @@ pub(super) fn watch(runner: &Arc<CallRunner>) {
 
 /// Aborts, on all ranks, the communicators of this process whose calls are not over within `patience`. They are abandoned: dropping
 /// them has no effect, because threads that the exit ends may still use them.
-pub(crate) fn abort_unfinished(patience: Duration) {
+pub fn abort_unfinished(patience: Duration) {
     let busy = || {
         let alive: Vec<_> = runners().iter().filter_map(Weak::upgrade).collect();
         alive.into_iter().filter(|runner| !runner.queue.is_idle()).collect::<Vec<_>>()

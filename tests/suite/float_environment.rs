@@ -6,15 +6,15 @@
 
 use crate::harness::{Setup, World, cases, spawn};
 use fastrand::Rng;
-use flexring::c_api::collectives::flexring_all_reduce;
-use flexring::c_api::comm::{flexring_comm_free, flexring_comm_init_rank};
-use flexring::c_api::status::flexring_result;
-use flexring::c_api::types::{FLEXRING_FLOAT64, flexring_op_create_premul_sum};
-use flexring::c_api::unique_id::{flexring_get_unique_id, flexring_unique_id};
 use flexring::config::Simd;
 use flexring::device::host::Host;
 use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Communicator, Element, ReduceOp};
+use flexring_ffi::collectives::flexring_all_reduce;
+use flexring_ffi::comm::{flexring_comm_free, flexring_comm_init_rank};
+use flexring_ffi::status::flexring_result;
+use flexring_ffi::types::{FLEXRING_FLOAT64, flexring_op_create_premul_sum};
+use flexring_ffi::unique_id::{flexring_get_unique_id, flexring_unique_id};
 use half::{bf16, f16};
 use std::arch::asm;
 use std::ptr::null_mut;

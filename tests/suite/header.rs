@@ -1,5 +1,5 @@
-//! `include/flexring.h` is generated from `src/c_api` and committed. `FLEXRING_BLESS=1 cargo test --test
-//! suite header` rewrites it.
+//! `include/flexring.h` is generated from `crates/flexring-ffi` and committed. `FLEXRING_BLESS=1 cargo test --test suite
+//! header` rewrites it.
 
 use crate::programs::root;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ const INTRODUCTION: &str = "\
  * and only on success. A handle may be used from any thread; its calls run one at a time. Every rank must make the
  * same calls in the same order, apart from sends and receives. Vectors are memory of the host or of a GPU; see flexring_all_reduce for streams.
  *
- * This file is generated from src/c_api.
+ * This file is generated from crates/flexring-ffi.
  */";
 
 fn committed() -> PathBuf {
@@ -63,7 +63,7 @@ fn generated() -> String {
     config.header = Some(INTRODUCTION.to_owned());
     config.after_includes = Some(version_macros());
     let sources = SOURCES.iter().fold(cbindgen::Builder::new().with_config(config), |builder, name| {
-        builder.with_src(root().join(format!("src/c_api/{name}.rs")))
+        builder.with_src(root().join(format!("crates/flexring-ffi/src/{name}.rs")))
     });
     let mut bytes = Vec::new();
     sources.generate().expect("the C ABI has a header").write(&mut bytes);
@@ -90,7 +90,7 @@ fn the_committed_header_is_current() {
 #[test]
 fn the_header_declares_every_function_of_the_c_abi() {
     let header = generated();
-    for file in std::fs::read_dir(root().join("src/c_api")).expect("the C ABI") {
+    for file in std::fs::read_dir(root().join("crates/flexring-ffi/src")).expect("the C ABI") {
         let source = std::fs::read_to_string(file.expect("a file").path()).expect("a source");
         let functions = source.split("extern \"C\" fn ").skip(1);
         for function in functions.filter_map(|rest| rest.split('(').next()) {

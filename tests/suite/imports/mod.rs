@@ -157,7 +157,7 @@ fn types_of_different_meaning_have_different_names() {
 fn imports_are_found_in_use_trees_paths_and_macros_and_through_reexports() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let write = |file: &str, text: &str| {
-        let path = folder.path().join(file);
+        let path = folder.path().join("src").join(file);
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("the folder is created");
         std::fs::write(path, text).expect("the file is written");
     };

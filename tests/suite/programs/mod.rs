@@ -24,8 +24,7 @@ pub struct Libraries {
     pub shared: PathBuf,
 }
 
-/// The libraries that cargo built together with this test. Cargo builds all crate types at once, in the folder of the
-/// tests.
+/// The libraries that cargo built for this test, as a dependency of it: they are in its folder.
 pub fn libraries() -> Libraries {
     let test = std::env::current_exe().expect("the path of the test binary is known");
     let named = |name: &str| {

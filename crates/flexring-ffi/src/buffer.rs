@@ -2,9 +2,9 @@
 
 use super::comm::{borrow, borrow_in_creator, flexring_comm};
 use super::status::{check_pointer, flexring_result, guarded};
-use crate::communicator::Communicator;
-use crate::error::{Error, Result};
-use crate::memory::{MemorySpace, Piece};
+use flexring::communicator::Communicator;
+use flexring::error::{Error, Result};
+use flexring::memory::{MemorySpace, Piece};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 

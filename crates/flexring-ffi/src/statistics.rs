@@ -2,8 +2,8 @@
 
 use super::comm::{borrow, flexring_comm};
 use super::status::{check_pointer, flexring_result, guarded};
-use crate::communicator::RailStatistics;
-use crate::error::{Error, Result};
+use flexring::communicator::RailStatistics;
+use flexring::error::{Error, Result};
 use std::ffi::c_char;
 
 /// Bytes of a device's name in flexring_rail_statistics.
@@ -127,7 +127,7 @@ unsafe fn write_rails(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
+    use flexring::error::ErrorKind;
     use std::ffi::CStr;
 
     const SIZE: usize = size_of::<flexring_rail_statistics>();
@@ -159,7 +159,8 @@ mod tests {
     #[test]
     fn every_member_has_its_value() {
         let long = "d".repeat(100);
-        let uncounted = RailStatistics { retransmissions: None, ..rail(&long, 30) };
+        let mut uncounted = rail(&long, 30);
+        uncounted.retransmissions = None;
         let memory = written(&[rail("mlx5_0", 10), uncounted], 0, 3);
         // SAFETY: the structs were written there, and consist of integers.
         let [first, second] = unsafe { &*memory.as_ptr().cast::<[flexring_rail_statistics; 2]>() };

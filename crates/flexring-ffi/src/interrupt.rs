@@ -1,7 +1,7 @@
 //! Interruption of waiting calls.
 
 use super::status::{flexring_result, guarded};
-use crate::interrupt;
+use flexring_core::interrupt;
 use std::ffi::c_int;
 
 /// Sets a function that calls of this thread call about every 50 milliseconds while they wait; NULL removes it. If it

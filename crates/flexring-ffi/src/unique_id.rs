@@ -1,9 +1,9 @@
 //! The id by which ranks find each other if the program distributes it itself.
 
 use super::status::{flexring_result, guarded};
-use crate::bootstrap::{UniqueId, create_unique_id};
-use crate::config::Config;
-use crate::error::Error;
+use flexring::bootstrap::{UniqueId, create_unique_id};
+use flexring::config::Config;
+use flexring::error::Error;
 
 /// Bytes of a unique id.
 pub const FLEXRING_UNIQUE_ID_BYTES: usize = 128;

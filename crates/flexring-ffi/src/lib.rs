@@ -5,6 +5,9 @@
 //! its own: each function checks its arguments, calls the Rust API, and turns the result into a code and a
 //! message.
 
+#![allow(unsafe_code, reason = "C callers pass pointers")]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod async_collectives;
 pub mod buffer;
 pub mod checks;
@@ -14,7 +17,6 @@ pub mod exchanges;
 #[cfg(test)]
 mod fuzz;
 pub mod groups;
-#[doc(hidden)]
 pub mod handles;
 pub mod interrupt;
 pub mod statistics;
@@ -22,5 +24,8 @@ pub mod status;
 pub mod types;
 pub mod unique_id;
 
-// For a library over this one whose threads must respect the program, too.
-pub use crate::process::{DefaultFloatEnvironment, spawn};
+/// Counts what the fuzz target allocates.
+#[cfg(test)]
+#[global_allocator]
+static MEASURING: flexring_testkit::fuzzing::MeasuringAllocator =
+    flexring_testkit::fuzzing::MeasuringAllocator;

@@ -1,9 +1,9 @@
 //! Element types and operations, with their numbers in C.
 
 use super::status::{check_pointer, flexring_result, guarded};
-use crate::dtype::{DType, ReduceOp};
-use crate::error::{Error, Result};
-use crate::process::DefaultFloatEnvironment;
+use flexring::dtype::{DType, ReduceOp};
+use flexring::error::{Error, Result};
+use flexring_core::process::DefaultFloatEnvironment;
 use std::ffi::c_int;
 use std::hint::black_box;
 

@@ -1,0 +1,3 @@
+//! `libflexring.a` and `libflexring.so`: they export the functions of `flexring-ffi`.
+
+extern crate flexring_ffi as _;
