@@ -391,7 +391,7 @@ fn libraries_added() -> u64 {
 /// The driver, initialised. The error says why it cannot be used.
 pub(crate) fn driver() -> Result<&'static Driver, String> {
     let open = || {
-        let _standard = StandardHeld::new();
+        let _standard = StandardHeld::hold();
         // SAFETY: loading the library runs its initialisers, which may run at any time. It is never closed.
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY) };
         let Some(library) = NonNull::new(library) else {

@@ -37,7 +37,7 @@ pub struct StandardHeld {
 
 impl StandardHeld {
     /// Takes the numbers that are free, if there are descriptors left.
-    pub fn new() -> Self {
+    pub fn hold() -> Self {
         let mut placeholders = Vec::new();
         // What the program reads and prints meanwhile finds an end and disappears.
         let open = || rustix::fs::open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());

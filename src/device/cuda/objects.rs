@@ -49,7 +49,7 @@ impl Gpu {
     /// # Errors
     /// `InvalidArgument` if there is no such GPU; `System` if it cannot be used; `Unsupported` without a driver.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>> {
-        let _standard = StandardHeld::new();
+        let _standard = StandardHeld::hold();
         let GpuInfo { name, capability, .. } = gpu_info(ordinal as usize)?;
         let driver = driver().map_err(Error::unsupported)?;
         let (mut device, mut context) = (0, null_mut());

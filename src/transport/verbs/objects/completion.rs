@@ -144,7 +144,7 @@ impl CompletionQueue {
             injected: std::sync::Mutex::default(),
         };
         let Some((raw, library)) = context.raw() else { return Ok(Arc::new(new)) };
-        let standard = StandardHeld::new();
+        let standard = StandardHeld::hold();
         // SAFETY: the context is open.
         let channel = unsafe { (library.ibv_create_comp_channel)(raw) };
         drop(standard);

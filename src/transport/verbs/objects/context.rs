@@ -100,7 +100,7 @@ impl Context {
             return Err(failed(Verb::GetDeviceList, &site, errno));
         }
         fork_protection::protect(library, name, &shim)?;
-        let _standard = StandardHeld::new();
+        let _standard = StandardHeld::hold();
         let mut count = 0;
         // SAFETY: the count is valid for writes; a null pointer is handled below.
         let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
