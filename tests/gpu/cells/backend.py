@@ -1,4 +1,5 @@
-"""The backend `flexring` of torch.distributed on CUDA tensors: each collective, then DDP and FSDP2 beside training in one process.
+"""The backend `flexring` of torch.distributed on CUDA tensors: each collective, with FLEXRING_GPU_ENGINE=device also in CUDA graphs,
+then DDP and FSDP2 beside training in one process.
 
 Ranks are processes with the variables of torchrun. Rank 0 prints a line of JSON; a wrong result ends with an error.
 """
@@ -77,6 +78,29 @@ def collectives(rank, size, count, dtype):
     return 8
 
 
+def graphs(rank, size):
+    """Collectives in CUDA graphs, replayed with other vectors, and called between the replays. Returns the number of replays."""
+    replays = 0
+    for count in COUNTS:
+        summed, gathered = torch.zeros(count, device="cuda"), torch.zeros(size * count, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            dist.all_reduce(summed)
+            work = dist.all_gather_into_tensor(gathered, summed, async_op=True)
+            work.wait()
+            dist.broadcast(summed, src=1)
+        for step in range(3):
+            every = [vector(other + 100 * step, count, torch.float32) for other in range(size)]
+            wanted = torch.stack(every).sum(0)
+            summed.copy_(every[rank])
+            graph.replay()
+            equal(summed, wanted, "all_reduce in a graph")
+            equal(gathered, wanted.repeat(size), "all_gather_into_tensor in a graph")
+            dist.all_reduce(every[rank], op=dist.ReduceOp.MAX)
+            replays += 1
+    return replays
+
+
 def network():
     torch.manual_seed(11)
     return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1)).cuda()
@@ -126,9 +150,11 @@ def main():
     rank, size = dist.get_rank(), dist.get_world_size()
     calls = sum(collectives(rank, size, count, dtype) for count in COUNTS for dtype in TYPES)
 
+    replays = graphs(rank, size) if os.environ.get("FLEXRING_GPU_ENGINE") == "device" else 0
+
     wanted = reference(rank, size)
     made = network()
-    result = {"torch": torch.__version__, "ranks": size, "collectives": calls, "steps": STEPS}
+    result = {"torch": torch.__version__, "ranks": size, "collectives": calls, "replays": replays, "steps": STEPS}
     losses, result["ddp_step_ms"] = train(DistributedDataParallel(copy.deepcopy(made), bucket_cap_mb=1), rank)
     if not torch.allclose(torch.tensor(losses), torch.tensor(wanted), rtol=1e-4):
         raise SystemExit(f"DDP: losses {losses} instead of {wanted}")

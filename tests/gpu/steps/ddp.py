@@ -4,13 +4,13 @@ import sys
 
 from .session import HERE, Cell, free_port
 
-SECONDS = 160
+SECONDS = 220
 QUESTION = "Do the backend and training, with blocking calls between the collectives, end with the right sums?"
 
 
 def cells(_session):
     return [
-        Cell("backend", 60, measured("backend.py", "LAZY", None)),
+        *(Cell(f"backend, {engine} engine", 60, measured("backend.py", "LAZY", None, engine)) for engine in ("host", "device")),
         *training(),
     ]
 
@@ -23,12 +23,12 @@ def training():
     ]
 
 
-def measured(program, mode, connections):
+def measured(program, mode, connections, engine=None):
     def measure(session):
         session.torch()
         port = str(free_port())
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-        shared |= {"CUDA_MODULE_LOADING": mode, "CUDA_DEVICE_MAX_CONNECTIONS": connections}
+        shared |= {"CUDA_MODULE_LOADING": mode, "CUDA_DEVICE_MAX_CONNECTIONS": connections, "FLEXRING_GPU_ENGINE": engine}
         command = [sys.executable, HERE / "cells" / program]
         return session.ranks(command, lambda rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})[0]
 
@@ -38,7 +38,10 @@ def measured(program, mode, connections):
 def words(rows):
     for name, result in rows:
         if "collectives" in result:
-            yield f"{name}: {result['collectives']} collectives on CUDA tensors, torch {result['torch']}"
+            yield (
+                f"{name}: {result['collectives']} collectives on CUDA tensors, {result['replays']} launches of graphs, "
+                f"torch {result['torch']}"
+            )
             yield f"  training, {result['steps']} steps: DDP {result['ddp_step_ms']:.2f} ms each, FSDP2 {result['fsdp2_step_ms']:.2f} ms"
             continue
         yield f"{name}: {result['calls']} calls with a copy to the host after each, {result['call_ms']:.3f} ms each"
