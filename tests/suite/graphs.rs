@@ -81,6 +81,29 @@ fn replays_have_the_sums_of_the_vectors_at_that_time() {
     });
 }
 
+/// The simulated driver has the kernels skip calls after the first 20, so that the flags of these appear again in calls 29 to 48. The
+/// long calls 19 and 20 have left packets that only the long calls 47 and 48 would read.
+#[test]
+fn packets_of_2_31_calls_ago_are_not_taken_for_new_ones() {
+    let name = "packets_of_2_31_calls_ago_are_not_taken_for_new_ones";
+    let skipped = ("SIMCUDA_CALLS_SKIPPED", "2147483620");
+    let ended = outputs(name, 2, &[skipped], |rank| {
+        let stream = stream();
+        let mut vectors = [1, 30_000].map(|count| stream.alloc_zeros::<f32>(count).expect("memory"));
+        for call in 1..=60 {
+            let vector = &mut vectors[usize::from(call <= 20 || call > 46)];
+            let own = (call * 2 + rank.rank()) as f32;
+            stream.memcpy_htod(&vec![own; vector.len()], vector).expect("a copy");
+            rank.all_reduce_on_gpu(vector, ReduceOp::Sum).expect("a call");
+            let sum = (call * 4 + 1) as f32;
+            assert_eq!(read(&stream, vector), vec![sum; vector.len()], "call {call}");
+        }
+    });
+    for output in ended {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn a_graph_keeps_the_memory_of_its_vectors() {
     processes("a_graph_keeps_the_memory_of_its_vectors", 2, |rank| {

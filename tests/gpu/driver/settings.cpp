@@ -90,6 +90,7 @@ Settings read() {
     s.free_while_open = flag("SIMCUDA_FREE_WHILE_OPEN", s.free_while_open);
     s.connections = connections(s.connections);
     s.leaks = flag("SIMCUDA_LEAKS", s.leaks);
+    s.calls_skipped = number("SIMCUDA_CALLS_SKIPPED", s.calls_skipped);
     s.trace = flag("SIMCUDA_TRACE", s.trace);
     s.hang_s = static_cast<unsigned>(number("SIMCUDA_HANG_S", s.hang_s));
     if (const char* text = std::getenv("SIMCUDA_CAPABILITY")) {

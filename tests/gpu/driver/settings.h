@@ -67,6 +67,9 @@ struct Settings {
     unsigned connections = 8;
     // SIMCUDA_LEAKS: whether objects left at the end of a context or process are reported on stderr.
     bool leaks = false;
+    // SIMCUDA_CALLS_SKIPPED: after 20 collectives, a communicator's kernels count so many more at once, so that tests reach the
+    // place where flags repeat. Even, and equal in all processes.
+    uint64_t calls_skipped = 0;
     // SIMCUDA_TRACE: whether every call is reported on stderr.
     bool trace = false;
     // SIMCUDA_HANG_S: seconds after which a wait of the host counts as a hang and ends the process; 0: never.
