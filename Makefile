@@ -234,5 +234,6 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/lib/flexring/nccl
 	ln -sfn ../../libflexring_nccl.so.$(NCCL_ABI) $(DESTDIR)$(PREFIX)/lib/flexring/nccl/libnccl.so.$(NCCL_ABI)
 	install -Dm755 target/release/flexring $(DESTDIR)$(PREFIX)/bin/flexring
+	target/release/flexring generate $(DESTDIR)$(PREFIX)/share
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' flexring.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/flexring.pc

@@ -8,6 +8,7 @@
 mod doctor;
 mod env;
 mod error;
+mod generate;
 mod local_ranks;
 mod output;
 mod output_file;
@@ -19,13 +20,13 @@ mod status;
 mod trace;
 mod tune;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use error::{CommandError, ERROR_PREFIX};
 use std::process::ExitCode;
 
 /// An all-reduce engine for clusters that are not symmetric
 #[derive(Parser)]
-#[command(disable_help_subcommand = true, arg_required_else_help = true)]
+#[command(name = "flexring", disable_help_subcommand = true, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -45,6 +46,8 @@ enum Command {
     Status(status::StatusOptions),
     Trace(trace::TraceOptions),
     Tune(tune::TuneOptions),
+    #[command(hide = true)]
+    Generate(generate::GenerateOptions),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Some(Command::Status(options)) => status::run(&options),
         Some(Command::Trace(options)) => trace::run(&options),
         Some(Command::Tune(options)) => tune::run(&options),
+        Some(Command::Generate(options)) => generate::run(&options, Cli::command()),
         None => output::print(&format!("flexring {}{}", env!("CARGO_PKG_VERSION"), env::kernels_line())),
     };
     match outcome {
