@@ -18,6 +18,7 @@ use crate::plan::program::Program;
 use crate::plan::scratch_layout;
 use crate::plan::selection::{self, AlgorithmSelection, ShortPlan};
 use crate::plan::sized_plans::{self, SizedPlan};
+use crate::plan::thresholds;
 use crate::plan::topology::Topology;
 use crate::plan::traffic::Traffic;
 use crate::plan::tuning::TuningProfile;
@@ -123,8 +124,8 @@ impl Plans {
             all,
             untuned,
             first: None,
-            one_shot_limit: selection::longest_one_shot(config, topology.world()),
-            longest_by_node: selection::longest_block_by_node(config, topology),
+            one_shot_limit: thresholds::longest_one_shot(config, topology.world()),
+            longest_by_node: thresholds::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
             slot_bytes: config.subchunk.0,
             gpu_slot_bytes: config.gpu_slot_bytes(),

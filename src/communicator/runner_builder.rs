@@ -14,9 +14,10 @@ use super::user_memory::UserMemory;
 use crate::config::Config;
 use crate::device::host::Host;
 use crate::error::Result;
-use crate::executor::{Executor, ExecutorParts, longest_small, longest_small_on_gpu};
+use crate::executor::{Executor, ExecutorParts};
 use crate::fault::Fault;
 use crate::memory::Registrar;
+use crate::plan::thresholds::small_limits;
 use crate::plan::topology::Topology;
 use crate::plan::tuning::ClusterIdentity;
 use crate::rank::Rank;
@@ -45,12 +46,6 @@ pub(super) fn region_layout(
     let on_gpus = gpu::slot_bytes(config, node_of_all);
     let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, on_gpus);
     if has_gpus { layout } else { layout.without_gpus() }
-}
-
-/// Longest vectors, in bytes, that take the path for small messages on a node with all ranks: on the host, and on GPUs.
-fn small_limits(config: &Config, world: usize, ranks_per_core: usize) -> [usize; 2] {
-    let most = config.mailbox.0;
-    [longest_small(most, world, ranks_per_core), longest_small_on_gpu(most, world)]
 }
 
 /// What a rank has when its links are ready.

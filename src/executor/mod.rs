@@ -33,7 +33,6 @@ mod ticket;
 mod wait;
 
 pub use bound_call::{BoundCall, BoundGroup, CallPath, PeerMessage, ProgramNumber};
-pub use small_path::{longest_small, longest_small_on_gpu};
 
 use crate::call::Call;
 use crate::device::Device;

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{self, Piece};
 use crate::plan::small_layout::SmallLayout;
+use crate::plan::thresholds::goes_through_leader;
 use crate::rank::Rank;
 use crate::trace::{JobKind, MessagePart};
 use crate::transport::shm::{Mailbox, Posted};
@@ -24,66 +25,6 @@ use std::ops::Range;
 
 /// The leader's index on the node.
 const LEADER: usize = 0;
-
-/// From this number of ranks on, a leader adds for all of them if they have to share cores.
-const LEADER_RANKS: usize = 8;
-
-/// Longest vector, in bytes, if a leader adds for all. On 2 cores 64 KiB take 0.73 ms with 64 ranks (9.2 by a ring), 0.10 with 16 (0.32) and 0.044 with 8
-/// (0.063).
-const LONGEST_BY_LEADER: usize = 64 << 10;
-
-/// Longest vector, in bytes, of three ranks that share cores. On 2 cores 64 KiB take 27 us (57 by a ring).
-const LONGEST_OF_THREE: usize = 64 << 10;
-
-/// Longest vector, in bytes, of four to seven ranks that share cores. On 2 cores 16 KiB take 14 us with 4 ranks (17 by a ring) and 22 with 6 (38);
-/// 32 KiB 19 to 22 with 4 (27) and 31 to 37 with 7 (50 to 53); 64 KiB 38 with 4 (28 to 35) and 63 with 7 (62 to 66).
-const LONGEST_ON_SHARED_CORES: usize = 32 << 10;
-
-/// Longest vector, in bytes, if there are two ranks or each has a core. Two ranks on 2 cores, 8 KiB: 2.1 us (3.5 by a ring); 16 KiB 4.5 (5.1); 32 KiB 5.7 (5.4); 64 KiB
-/// 12 to 13 (9). On cores of their own (Xeon, 300 MiB of L3) 8 KiB take 5 us with 3 ranks (7), 6 with 4 (10), 10 with 8 (18); 16 KiB 8 (9), 11 (11), 16 to 20 (17 to 21); 32 KiB 14
-/// (9 to 13), 18 to 20 (12 to 15), 31 to 35 (20 to 23).
-const LONGEST_ON_OWN_CORES: usize = 16 << 10;
-
-/// Length in bytes of the vectors of all ranks together there: each rank reads them all. 16 ranks with a core each (Xeon) take 8.7 to 12.9 us for 4 KiB (41 by a ring) and 14 us
-/// for 8 KiB (40).
-const ALL_VECTORS: usize = 128 << 10;
-
-/// Length in bytes of the vectors of all ranks together on GPUs, where the steps of a ring take longer. Two processes on an H200 with MPS, until the result is there: 8 KiB 29 us
-/// (61 by a ring), 32 KiB 36 (63); enqueued one after another 32 KiB 41 with 4 ranks (71) and 69 with 8 (89). 64 KiB were not measured with more than two ranks.
-const ALL_VECTORS_ON_GPU: usize = 256 << 10;
-
-/// Longest vector, in bytes, on GPUs.
-const LONGEST_ON_GPU: usize = 64 << 10;
-
-/// The limit is not less than this for any number of ranks.
-const LEAST_LIMIT: usize = 4 << 10;
-
-/// Longest vector, in bytes, that goes through the mailboxes of a node of this many ranks ([`CallPath::Small`](super::CallPath::Small)), if settings
-/// allow `most` bytes. `ranks_per_core` is as in [`ExecutorParts`](super::ExecutorParts).
-#[must_use]
-pub fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
-    let longest = if goes_through_leader(ranks, ranks_per_core) {
-        LONGEST_BY_LEADER
-    } else if ranks_per_core > 1 && ranks == 3 {
-        LONGEST_OF_THREE
-    } else if ranks_per_core > 1 && ranks > 2 {
-        LONGEST_ON_SHARED_CORES
-    } else {
-        (ALL_VECTORS / ranks.max(1)).clamp(LEAST_LIMIT, LONGEST_ON_OWN_CORES)
-    };
-    longest.min(most)
-}
-
-/// [`longest_small`] for vectors on GPUs, whose kernels copy a small message to host memory and back.
-#[must_use]
-pub fn longest_small_on_gpu(most: usize, ranks: usize) -> usize {
-    (ALL_VECTORS_ON_GPU / ranks.max(1)).clamp(LEAST_LIMIT, LONGEST_ON_GPU).min(most)
-}
-
-/// Whether a leader adds for all.
-fn goes_through_leader(ranks: usize, ranks_per_core: usize) -> bool {
-    ranks_per_core > 1 && ranks >= LEADER_RANKS
-}
 
 /// Executes calls through mailboxes.
 pub(super) struct SmallPath {
@@ -387,37 +328,4 @@ fn add(resources: &mut Resources, bound: &BoundCall, into: Piece, operands: &[Op
     resources.devices.run_on_host(&sum, &resources.fault, resources.wait.timeout())?;
     resources.trace.job_ends(OUTSIDE_JOB);
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{longest_small, longest_small_on_gpu};
-
-    #[test]
-    fn mailboxes_take_longer_vectors_where_ranks_share_cores() {
-        let most = usize::MAX;
-        for (ranks, alone, sharing) in [
-            (2, 16, 16),
-            (3, 16, 64),
-            (4, 16, 32),
-            (7, 16, 32),
-            (8, 16, 64),
-            (16, 8, 64),
-            (64, 4, 64),
-            (1000, 4, 64),
-        ] {
-            let kib = [1, 2].map(|ranks_per_core| longest_small(most, ranks, ranks_per_core) >> 10);
-            assert_eq!(kib, [alone, sharing], "{ranks} ranks");
-            assert!([1, 2].iter().all(|ranks_per_core| longest_small(100, ranks, *ranks_per_core) == 100));
-            assert_eq!(longest_small(0, ranks, 2), 0);
-        }
-    }
-
-    #[test]
-    fn mailboxes_take_longer_vectors_of_gpus() {
-        for (ranks, kib) in [(2, 64), (4, 64), (8, 32), (64, 4), (1000, 4)] {
-            assert_eq!(longest_small_on_gpu(usize::MAX, ranks) >> 10, kib, "{ranks} ranks");
-            assert_eq!(longest_small_on_gpu(100, ranks), 100);
-        }
-    }
 }

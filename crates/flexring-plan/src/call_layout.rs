@@ -5,6 +5,7 @@
 use super::block_order::BlockOrder;
 use super::pipeline::{Binding, BlockLayout, LinkProfile, Staging};
 use super::program::{BufferKind, HeldSpans, Program};
+use super::thresholds::{Overlap, STREAMING_BYTES};
 use flexring_core::call::{BlockCounts, Collective};
 use flexring_core::error::{Error, Result};
 use std::ops::Range;
@@ -12,31 +13,8 @@ use std::ops::Range;
 /// Bytes of a cache line, to which spans are aligned.
 const CACHE_LINE: usize = 64;
 
-/// How sub-chunks overlap in calls on a GPU, and what each costs. The kernel takes about 9 us for a descriptor besides its bytes: on an H200, two ranks with
-/// 16 CTAs each sum 64 MiB in 1,281 us in sub-chunks of 512 KiB, 844 of 1 MiB, 562 of 2 MiB, 415 of 4 MiB and 345 of 8 MiB.
-struct Overlap {
-    /// Minimum number of sub-chunks in a rank's share of the vector for each rail.
-    stages: u64,
-    /// Bytes that are moved in the time that a sub-chunk costs besides its bytes.
-    launch_bytes: u64,
-}
-
-impl Overlap {
-    /// Between ranks of one node, most of which read each other's GPU memory: 9 us at 244 GB/s of a rank's 16 CTAs. Two sub-chunks: 4 MiB take 92 us in four, 70 in two and 68
-    /// in one, and through pinned slots (`FLEXRING_GPU_IPC=0`) 312, 320 and 375.
-    const IN_A_NODE: Self = Self { stages: 2, launch_bytes: 2 << 20 };
-
-    /// Between nodes: while one sub-chunk is copied to the host, others are sent, received and added. 9 us at 50 GB/s, of 400 Gbit/s. Not measured with an RDMA
-    /// device; 16 to 256 MiB through pinned slots take equally long within 10 % in sub-chunks of 256 KiB to 2 MiB.
-    const BETWEEN_NODES: Self = Self { stages: 4, launch_bytes: 512 << 10 };
-}
-
 /// Cache lines of a rank's share of the vector from which spans are aligned.
 const MIN_ALIGNED_LINES: u64 = 16;
-
-/// Outputs of more bytes than this are written with non-temporal stores. Half of a last-level cache of a few dozen MiB: a
-/// shorter result is still in the cache when it is read next.
-const STREAMING_BYTES: usize = 16 << 20;
 
 /// Sub-chunks of one vector, at most. The pipeline counts those of a step with 32 bits.
 const MAX_SUBCHUNKS: u64 = (1 << 30) - 1;

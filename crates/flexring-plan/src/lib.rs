@@ -32,6 +32,7 @@ pub mod span_map;
 mod step_lists;
 #[cfg(feature = "test-util")]
 pub mod test_util;
+pub mod thresholds;
 pub mod topology;
 pub mod topology_file;
 pub mod traffic;

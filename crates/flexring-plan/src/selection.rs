@@ -4,6 +4,7 @@
 
 use super::planner::{Details, rabenseifner, ring, tree};
 use super::schedule::Schedule;
+use super::thresholds::MOST_DIRECT;
 use super::topology::Topology;
 use flexring_core::config::{Algorithm, Config, Lowering, TransportChoice};
 
@@ -107,10 +108,6 @@ impl ShortPlan {
     }
 }
 
-/// Most ranks that exchange short vectors directly, and most nodes between which a level of the selected plan is short enough
-/// for them. A direct exchange of 4 KiB between ranks on 2 cores over TCP takes 10 ms with 32 ranks and 61 ms with 64.
-const MOST_DIRECT: usize = 16;
-
 /// Whether ranks reduce short vectors onto one of them: over TCP within a node a message takes processor time at both ends, and a hop little else,
 /// so few messages count more than few hops. On 2 cores, medians in us by a direct exchange, a binary tree and a star: 4 KiB with 3 ranks 24, 21, 21; with 4
 /// ranks 48, 28, 28; 8 ranks 152, 75, 60; 16 ranks 690, 210, 147; 32 KiB with 16 ranks 1,300, 270, 230. With 64 ranks a star takes 1.1 ms for 4 KiB and 1.6
@@ -151,30 +148,6 @@ pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usiz
     [(ShortPlan::Tree, tiny), (longer, longest)].into_iter().filter(|(_, most)| *most > 0).collect()
 }
 
-/// Longest vector in bytes that ranks exchange in one hop by a direct plan, where each adds all contributions itself. Two ranks send as many
-/// bytes as with any other algorithm, and half of the messages: over TCP on loopback 8 KiB take 7 us instead of 12, 16 KiB 8.3 instead of 12.6, and
-/// 64 KiB 19 us both ways. More ranks send (p - 1) (p - 2) / p of the vector more, so they do it for shorter ones.
-#[must_use]
-pub fn longest_one_shot(config: &Config, world: usize) -> usize {
-    let (small, direct) = (config.small.0, config.direct.0);
-    if world == 2 { small.max(direct) } else { small.min(direct / world.saturating_sub(1).max(1)) }
-}
-
-/// Longest block of an all-to-all, in bytes, that goes by node. Time of a call with straight blocks, divided by that by node, and the
-/// same of processor time, over TCP on one busy machine with 2 cores (medians of 3): 64 B blocks 1.4 and 1.8 on 2+3, 3.4 and 3.7 on
-/// 4+4, 3.2 and 3.2 on 3+3+3+3; 16 KiB 1.3 and 1.4, 2.4 and 1.9, 1.7 and 1.5; 64 KiB 2.0 and 1.3, 1.6 and 1.6, 1.6 and 1.1;
-/// 256 KiB 0.5 and 0.8, 0.7 and 0.7. Long blocks are copied twice more, by one rank for several.
-const LONGEST_BY_NODE: usize = 16 << 10;
-
-/// The longest block of an all-to-all, in bytes, that goes by node, in one message for each pair of nodes; 0 where all go straight. It
-/// takes two more hops within nodes, so these must be cheaper than messages between nodes.
-#[must_use]
-pub fn longest_block_by_node(config: &Config, topology: &Topology) -> usize {
-    let shares_memory = topology.nodes() < topology.world()
-        && !matches!(config.transport, TransportChoice::Tcp | TransportChoice::Verbs);
-    if topology.nodes() > 1 && shares_memory { LONGEST_BY_NODE } else { 0 }
-}
-
 /// Names of two vertices with the same parent whose uplinks differ in bandwidth.
 fn uneven_links(topology: &Topology) -> Option<(&str, &str)> {
     let vertices = topology.vertices();
@@ -209,16 +182,6 @@ mod tests {
         let (algorithm, reason) = chosen("1@1G+1@1G+1@500M");
         assert_eq!(algorithm, Algorithm::Weighted);
         assert!(reason.contains("differ in bandwidth"), "{reason}");
-    }
-
-    #[test]
-    fn ranks_exchange_vectors_in_one_hop_while_that_sends_few_bytes_more() {
-        let config = Config { small: Size(4 << 10), direct: Size(64 << 10), ..Config::default() };
-        for (world, longest) in [(2, 64 << 10), (3, 4 << 10), (16, 4 << 10), (17, 4 << 10), (65, 1 << 10)] {
-            assert_eq!(longest_one_shot(&config, world), longest, "{world} ranks");
-        }
-        let never = Config { small: Size(0), direct: Size(0), ..config };
-        assert_eq!([1, 2, 3].map(|world| longest_one_shot(&never, world)), [0; 3]);
     }
 
     #[test]
@@ -268,21 +231,6 @@ mod tests {
                 peers.sum::<usize>()
             };
             assert_eq!((0..world).map(sends).sum::<usize>(), 2 * (world - 1), "{world} ranks");
-        }
-    }
-
-    #[test]
-    fn short_blocks_go_by_node_where_ranks_of_several_nodes_share_memory() {
-        let auto = Config::default();
-        let tcp = Config { transport: TransportChoice::Tcp, ..Config::default() };
-        for (names, config, by_node) in [
-            (&["a", "a", "b"][..], &auto, true),
-            (&["a", "a", "b"], &tcp, false),
-            (&["a", "b", "c"], &auto, false),
-            (&["a", "a", "a"], &auto, false),
-        ] {
-            let longest = longest_block_by_node(config, &Topology::from_names(names));
-            assert_eq!(longest > 0, by_node, "{names:?}");
         }
     }
 

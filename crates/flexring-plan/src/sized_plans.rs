@@ -3,7 +3,8 @@
 //! Owns which plan a length uses, without and with the choices of a tuning profile. Must not know how programs are run or simulated.
 
 use super::lowering::Plan;
-use super::selection::{ShortPlan, longest_one_shot, short_plans};
+use super::selection::{ShortPlan, short_plans};
+use super::thresholds::longest_one_shot;
 use super::topology::Topology;
 use super::tuning::TunedPlan;
 use flexring_core::config::{Config, Lowering};

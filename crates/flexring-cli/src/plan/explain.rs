@@ -5,10 +5,10 @@
 use super::planned::Planned;
 use crate::output::duration;
 use flexring::config::Size;
-use flexring::executor::longest_small;
 use flexring::plan::lowering::{Plan, ProgramSpec};
 use flexring::plan::planner::{Details, ring};
 use flexring::plan::selection::{ShortPlan, short_plans};
+use flexring::plan::thresholds::small_limits;
 use flexring::plan::topology::{Topology, VertexId, VertexKind};
 use flexring::plan::traffic::{Load, Traffic};
 use flexring_simulator::captions::captions;
@@ -64,8 +64,7 @@ fn exceptions(planned: &Planned) -> Vec<String> {
     }
     let shares_memory = config.transport.shares_memory() && topology.nodes() == 1 && topology.world() > 1;
     if shares_memory && config.mailbox > Size(0) {
-        let longest =
-            |ranks_per_core| Size(longest_small(config.mailbox.0, topology.world(), ranks_per_core));
+        let longest = |ranks_per_core| Size(small_limits(config, topology.world(), ranks_per_core)[0]);
         let (sharing, alone) = (longest(2), longest(1));
         let less =
             if alone == sharing { String::new() } else { format!(" ({alone} if every rank has a core)") };

@@ -4,6 +4,7 @@
 
 use crate::Rank;
 use crate::schedule::{Group, ParticipantSet};
+use crate::thresholds::DIRECT_BETWEEN_NODES;
 use crate::topology::Topology;
 use flexring_core::config::Lowering;
 use std::collections::HashMap;
@@ -16,10 +17,6 @@ pub enum ExchangePattern {
     /// Every participant sends its contribution to the root, which adds all of them in one pass.
     Direct,
 }
-
-/// Between nodes, at most this many participants send to one root directly. More are chained, because each of them
-/// would get only that fraction of the root's link.
-const DIRECT_BETWEEN_NODES: usize = 16;
 
 /// The exchange pattern for groups of `set`. Within a node, a direct exchange touches memory least: each of k
 /// contributions is read once and one sum is written. Between nodes with one participant each, it moves as much data as
