@@ -131,6 +131,7 @@ impl CallLayout {
 
     /// The place of an element in one of the caller's vectors; `None` if it is in scratch memory. `blocks` is the program's.
     #[must_use]
+    #[inline]
     pub fn place_of(&self, buffer: BufferKind, element: u64, blocks: Option<&BlockOrder>) -> Option<u64> {
         let held = match buffer {
             BufferKind::Input => &self.input,

@@ -221,6 +221,7 @@ impl Span {
 
     /// Its elements in a vector of `count`, with boundaries at multiples of `align` elements.
     #[must_use]
+    #[inline]
     pub fn elements(self, count: u64, align: u64) -> Range<u64> {
         self.start.element(count, align)..self.end.element(count, align)
     }

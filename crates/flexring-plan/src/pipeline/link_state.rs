@@ -189,6 +189,7 @@ impl LinkState {
     }
 
     /// Counts the oldest send in flight as complete. Returns the message and its slot; `None` if no message is in flight.
+    #[inline]
     pub(super) fn complete_send(&mut self, traffic: &LinkTraffic) -> Option<(OrderedMessage, Option<Slot>)> {
         let number = self.send_completed.number();
         let message = traffic.sends.get(self.send_completed).filter(|_| number < self.send_posted)?;
@@ -297,6 +298,7 @@ impl LinkTable {
     }
 
     /// Number of the link to `peer`; `None` if the program sends and receives nothing there.
+    #[inline]
     pub(super) fn number_of(&self, peer: Rank) -> Option<LinkNumber> {
         Some(self.peers.binary_search(&peer).ok()? as LinkNumber)
     }

@@ -141,18 +141,21 @@ impl Pipeline {
 
     /// The program that this pipeline runs.
     #[must_use]
+    #[inline]
     pub fn program(&self) -> &Arc<Program> {
         &self.program
     }
 
     /// Number of slots that it uses: slots 0 up to this.
     #[must_use]
+    #[inline]
     pub fn slots(&self) -> usize {
         self.slots
     }
 
     /// Whether an action only copies data of this rank.
     #[must_use]
+    #[inline]
     pub fn is_own_copy(&self, action: &Action) -> bool {
         let Action::Combine { step, .. } = action else { return false };
         match &*self.program.steps[*step as usize].body {
@@ -232,12 +235,14 @@ impl Pipeline {
 
     /// Whether all steps are complete and no peer reads this rank's memory any more.
     #[must_use]
+    #[inline]
     pub fn is_done(&self) -> bool {
         self.remaining == 0 && self.to_release.is_empty()
     }
 
     /// Sub-chunks of combines and sends that are not complete.
     #[must_use]
+    #[inline]
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
@@ -248,6 +253,7 @@ impl Pipeline {
 
     /// The elements of a sub-chunk of a step, as a range of the vector.
     #[must_use]
+    #[inline]
     pub fn elements(&self, step: StepId, sub: u64) -> Range<u64> {
         let bound = self.place(step);
         let cell = bound.origin + (bound.first + sub) * self.binding.subchunk;

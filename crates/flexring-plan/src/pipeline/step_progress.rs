@@ -106,6 +106,7 @@ impl StepProgress {
     }
 
     /// Counts a sub-chunk of a combine as submitted.
+    #[inline]
     pub(super) fn issue(&mut self, step: StepId) {
         let progress = self.begun(step);
         progress.issued += 1;
@@ -113,6 +114,7 @@ impl StepProgress {
     }
 
     /// Counts a submitted sub-chunk of a combine as done, and forgets the steps that no longer need counters.
+    #[inline]
     pub(super) fn finish(&mut self, step: StepId, bound: &BoundSteps) {
         self.begun[(step - self.first) as usize].done += 1;
         while let Some(is_send) = bound.is_send(self.first) {
