@@ -39,6 +39,7 @@ pub(super) struct LocalRank {
 }
 
 /// What is kept.
+#[derive(Clone)]
 pub(super) struct Blueprint {
     pub config: Config,
     /// The sub-chunk that the user has set, or its default. That of `config` has room for all choices of a tuning profile.

@@ -13,30 +13,21 @@ mod checked_call;
 mod checked_wait;
 mod collectives;
 mod control_plane;
-mod cores;
-mod endpoints;
-#[cfg(test)]
-mod fuzz;
 mod gpu;
 mod gpu_calls;
 #[cfg(feature = "cuda")]
 mod gpu_collectives;
 mod groups;
-mod inter_node;
-mod introduction;
 mod join;
 mod kernel_calls;
 mod launch_group;
 mod local_gathering;
-mod node_memories;
 mod offers;
-mod peer_info;
 mod plans;
 mod registered_pages;
 mod registration_gate;
 mod request;
 mod runner;
-mod runner_builder;
 #[cfg(all(test, feature = "verbs"))]
 mod scale;
 mod shared_call;
@@ -44,7 +35,6 @@ mod shrink;
 mod split;
 mod thread_calls;
 mod timeline;
-mod tuning;
 mod unfinished;
 mod user_memory;
 mod worker;

@@ -63,7 +63,7 @@ pub(super) struct CallRunner {
     pub fault: Arc<Fault>,
     /// What each rail carries. Empty without RDMA.
     pub rails: Arc<[RailCounters]>,
-    /// As [`CallRunnerBuilder::ranks_per_core`](super::runner_builder::CallRunnerBuilder::ranks_per_core).
+    /// Number of ranks of this node for each of its cores, rounded up. Equal on all of them.
     pub ranks_per_core: usize,
     /// Whether a caller on this rank has received the error that ended the communicator.
     pub error_reported: AtomicBool,

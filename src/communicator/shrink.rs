@@ -165,7 +165,7 @@ fn shrink_for_all(
         _ => Vec::new(),
     };
     member.group.record_shrink(&members, &left_out, calls);
-    let made = Communicator::local_ranks(&blueprint.for_members(&members), members.len());
+    let made = Communicator::local_ranks(blueprint.for_members(&members), members.len());
     let mut results = distribute(&members, made);
     results.extend(excluded.iter().map(|rank| (*rank, Err(excluded_by(&members, *rank)))));
     results

@@ -5,7 +5,7 @@
 use super::Communicator;
 use super::blueprint::{Blueprint, LocalRank};
 use super::control_plane::{ControlPlane, LocalMember};
-use super::introduction::ConnectionOrigin;
+use super::join::ConnectionOrigin;
 use super::local_gathering::{GatheringRequest, LocalGathering};
 use super::shrink::distribute;
 use crate::bootstrap::{ControlConnection, Coordinator, Identity, UniqueId};
@@ -209,7 +209,7 @@ fn split_for_all(
         requests.keys().map(|rank| (*rank, Ok(None))).collect();
     for color in colors {
         let members = members_of(color, choices.iter().copied());
-        let made = Communicator::local_ranks(&blueprint.for_members(&members), members.len());
+        let made = Communicator::local_ranks(blueprint.for_members(&members), members.len());
         results.append(&mut distribute(&members, made));
     }
     results

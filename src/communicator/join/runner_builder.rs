@@ -3,28 +3,26 @@
 //! Owns the layout of a rank's region, and the assembly of executor, plans and user memory. Must not know how
 //! links were made.
 
-use super::adaptation::LinkAdaptation;
-use super::block_lists::BlockLists;
-use super::control_plane::ControlPlane;
-use super::gpu::{self, GpuState};
-use super::launch_group::{LaunchGroup, LaunchMember};
-use super::plans::Plans;
-use super::runner::{CallRunner, RunnerState};
-use super::user_memory::UserMemory;
+use super::links::Links;
+use super::world_plan::WorldPlan;
+use crate::communicator::adaptation::LinkAdaptation;
+use crate::communicator::block_lists::BlockLists;
+use crate::communicator::control_plane::ControlPlane;
+use crate::communicator::gpu::{self, GpuState};
+use crate::communicator::launch_group::{LaunchGroup, LaunchMember};
+use crate::communicator::plans::Plans;
+use crate::communicator::runner::{CallRunner, RunnerState};
+use crate::communicator::user_memory::UserMemory;
 use crate::config::Config;
 use crate::device::host::Host;
 use crate::error::Result;
 use crate::executor::{Executor, ExecutorParts};
 use crate::fault::Fault;
-use crate::memory::Registrar;
 use crate::plan::thresholds::small_limits;
-use crate::plan::topology::Topology;
-use crate::plan::tuning::ClusterIdentity;
 use crate::rank::Rank;
 use crate::trace::Trace;
 use crate::transport::AnyTransport;
-use crate::transport::shm::{ArenaLayout, Mailbox, NodeMemory, Region};
-use crate::transport::verbs::RailCounters;
+use crate::transport::shm::{ArenaLayout, NodeMemory, Region};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
@@ -49,25 +47,13 @@ pub(super) fn region_layout(
 }
 
 /// What a rank has when its links are ready.
-pub(super) struct CallRunnerBuilder<'a> {
-    pub config: &'a Config,
-    /// What the plans are made for.
-    pub topology: &'a Topology,
-    /// The hosts and ranks of its nodes.
-    pub cluster: &'a ClusterIdentity,
+pub(in crate::communicator) struct CallRunnerBuilder<'a> {
+    pub plan: &'a WorldPlan,
     /// Number of ranks.
     pub world: usize,
     pub me: Rank,
     pub plans: Plans,
-    pub transports: Vec<AnyTransport>,
-    /// By rank, the index of the transport that reaches it.
-    pub routes: Vec<usize>,
-    /// The path for small messages, if all ranks share memory.
-    pub mailbox: Option<Mailbox>,
-    /// Registers memory with the RDMA devices, if there are devices.
-    pub registrar: Option<Arc<dyn Registrar>>,
-    /// What each rail carries.
-    pub rails: Arc<[RailCounters]>,
+    pub links: Links,
     /// Number of ranks of this node for each of its cores, rounded up. Equal on all of them.
     pub ranks_per_core: usize,
     /// The ranks of this process, if there are others than this one.
@@ -85,19 +71,21 @@ pub(super) struct CallRunnerBuilder<'a> {
 
 impl CallRunnerBuilder<'_> {
     pub(super) fn build(mut self, control: ControlPlane) -> Result<CallRunner> {
-        let host = Host::new(self.config.simd)?.with_threads(self.config.threads)?;
+        let WorldPlan { config, topology, cluster, .. } = self.plan;
+        let host = Host::new(config.simd)?.with_threads(config.threads)?;
         let summary = self.summary(&host);
-        let Self { config, me, world, memory, region, registrar, fault, launch_group, .. } = self;
+        let Self { me, world, memory, region, fault, launch_group, .. } = self;
+        let Links { transports, routes, mailbox, registrar, rails } = self.links;
         let (arena, layout) = (region.arena(), region.layout());
-        let has_small_path = world > 1 && self.mailbox.is_some();
+        let has_small_path = world > 1 && mailbox.is_some();
         let mut executor = Executor::new(ExecutorParts {
             rank: me,
             world,
-            transports: self.transports,
-            routes: self.routes,
+            transports,
+            routes,
             device: Box::new(host),
             slots: layout.pool().cut(layout.pool().piece(arena)),
-            mailbox: self.mailbox,
+            mailbox,
             fault: Arc::clone(&fault),
             spin: config.spin(),
             timeout: config.timeout,
@@ -122,9 +110,8 @@ impl CallRunnerBuilder<'_> {
         if self.opens_gpu {
             gpu_state.open_known(&mut executor)?;
         }
-        let user_memory = UserMemory::new(memory, registrar, self.config.register_shared.0);
-        let mut adaptation =
-            LinkAdaptation::new(self.config, self.topology, self.cluster, me, &user_memory)?.map(Box::new);
+        let user_memory = UserMemory::new(memory, registrar, config.register_shared.0);
+        let mut adaptation = LinkAdaptation::new(config, topology, cluster, me, &user_memory)?.map(Box::new);
         if let Some(adaptation) = &mut adaptation {
             adaptation.note_plan(self.plans.algorithm(), |first| self.plans.traffic(first), None);
         }
@@ -157,7 +144,7 @@ impl CallRunnerBuilder<'_> {
             plans: Mutex::new(self.plans),
             queue: Arc::default(),
             fault,
-            rails: self.rails,
+            rails,
             ranks_per_core: self.ranks_per_core,
             error_reported: AtomicBool::new(false),
             control,
@@ -169,13 +156,14 @@ impl CallRunnerBuilder<'_> {
 
     /// Links, schedule and settings of this rank, in one sentence.
     fn summary(&self, host: &Host) -> String {
-        let Self { config, me, world, .. } = *self;
-        let nodes = self.topology.nodes();
+        let Self { me, world, .. } = *self;
+        let config = &self.plan.config;
+        let nodes = self.plan.topology.nodes();
         let link = |(index, transport): (usize, &AnyTransport)| {
-            let ranks = (0..world).filter(|rank| *rank != me && self.routes[*rank] == index).count();
+            let ranks = (0..world).filter(|rank| *rank != me && self.links.routes[*rank] == index).count();
             format!("{} to {ranks} {}", transport.common().name(), if ranks == 1 { "rank" } else { "ranks" })
         };
-        let links: Vec<String> = self.transports.iter().enumerate().map(link).collect();
+        let links: Vec<String> = self.links.transports.iter().enumerate().map(link).collect();
         let links = if links.is_empty() { "alone".to_owned() } else { links.join(", ") };
         format!(
             "rank {me} of {world}, {nodes} {}: {links}; {}, {} sub-chunks of {}, {} arithmetic{}",

@@ -67,7 +67,7 @@ pub(super) fn offer(config: &Config, world: usize) -> RailOffer {
 fn offer_ports(config: &Config) -> Result<Offer> {
     use crate::transport::verbs::inventory::{Affinity, Inventory};
     use crate::transport::verbs::port_selection::offer;
-    let gpu = super::gpu::address(config.gpu);
+    let gpu = crate::communicator::gpu::address(config.gpu);
     offer(&Inventory::local(), config, &Affinity::local(gpu.as_deref()))
 }
 
@@ -97,8 +97,6 @@ pub(super) struct InterNodeSetup<'a> {
     pub me: Rank,
     /// By rank.
     pub infos: &'a [PeerInfo],
-    /// By rank, whether it is on this rank's node.
-    pub same_node: &'a [bool],
     /// The ranks to link to.
     pub peers: &'a [Rank],
     /// Those of them that the plans use, which are the only ones with links over RDMA at first.
@@ -151,9 +149,11 @@ impl InterNodeSetup<'_> {
     }
 
     fn tcp(&self, listener: Listener) -> Result<Tcp> {
-        let Self { config, infos, same_node, .. } = *self;
+        let Self { config, me, infos, .. } = *self;
         let addresses = PeerAddresses::new(config, self.connection.route());
-        let peer = |rank: &Rank| match addresses.ordered(&infos[*rank].endpoints, same_node[*rank]) {
+        let peer = |rank: &Rank| match addresses
+            .ordered(&infos[*rank].endpoints, infos[*rank].shares_node(&infos[me]))
+        {
             none if none.is_empty() => Err(Error::disagreement(format!(
                 "rank {rank} on {} listens for no TCP links: does it have FLEXRING_TRANSPORT=shm?",
                 infos[*rank].host

@@ -3,7 +3,7 @@
 //! Owns the list of what this process has exchanged with processes of its node, and which of it a new communicator uses. Must not
 //! know how memory is exchanged, nor how it is used.
 
-use super::offers::{Offered, common};
+use crate::communicator::offers::{Offered, common};
 use crate::process::PerProcess;
 use crate::rank::Rank;
 use crate::transport::shm::NodeMemory;

@@ -3,15 +3,15 @@
 //! Owns what a rank opens so that it can name it to the others, and over which control connection they go on. Must not know how
 //! links are made from it.
 
-use super::carriers::{self, CarrierOffer};
 use super::cores::Cores;
 use super::endpoints;
-use super::gpu;
 use super::inter_node;
 use super::node_memories::MemoryOffer;
-use super::offers::{OfferKey, Offered};
 use super::peer_info::PeerInfo;
 use crate::bootstrap::{self, ControlConnection, ShrinkListener};
+use crate::communicator::carriers::{self, CarrierOffer};
+use crate::communicator::gpu;
+use crate::communicator::offers::{OfferKey, Offered};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
@@ -27,7 +27,7 @@ use std::time::Instant;
 
 /// Where the control connection of a new communicator comes from.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ConnectionOrigin {
+pub(in crate::communicator) enum ConnectionOrigin {
     /// A rendezvous at an address. It is kept, because `flexring status` asks its coordinator.
     Address,
     /// A rendezvous by a unique id. It is given up for an earlier one of the same ranks, if there is one.
@@ -102,6 +102,11 @@ impl Introduction {
         let infos = info.exchange(connection)?;
         reach(FaultPoint::JoinKnowsPeers);
         Ok(Self { deadline, descriptors, listener, shrink_listener, memories, carriers, infos })
+    }
+
+    /// The ranks of the node of rank `me`, which is one of them.
+    pub(super) fn node_of(&self, me: Rank) -> Vec<Rank> {
+        (0..self.infos.len()).filter(|rank| self.infos[*rank].shares_node(&self.infos[me])).collect()
     }
 
     /// The control connection that the communicator uses, with the key of its rendezvous: `connection`, over which the ranks have

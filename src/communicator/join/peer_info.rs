@@ -4,8 +4,8 @@
 
 use super::cores::Cores;
 use super::endpoints::LinkEndpoint;
-use super::offers::Offered;
 use crate::bootstrap::ControlConnection;
+use crate::communicator::offers::Offered;
 use crate::error::{Error, Result};
 use crate::peer_text;
 use crate::transport::shm::ExchangeAddress;
@@ -59,6 +59,11 @@ impl PeerInfo {
     /// Sends this rank's information to all ranks, and returns that of all ranks, by rank.
     pub(super) fn exchange(&self, connection: &ControlConnection) -> Result<Vec<Self>> {
         connection.gather_values("peer info", self)
+    }
+
+    /// Whether the rank is on the same node as `other`.
+    pub(super) fn shares_node(&self, other: &Self) -> bool {
+        self.node == other.node
     }
 
     /// What a rank has sent; `None` if it is malformed.

@@ -1,0 +1,207 @@
+//! What the ranks of a new world use before they have links: settings, topology, plans.
+//!
+//! Owns how a tuning profile and the settings make them. Must not know how ranks are linked.
+
+use super::peer_info::PeerInfo;
+use super::tuning;
+use crate::bootstrap::ControlConnection;
+use crate::communicator::blueprint::{Blueprint, WorldSpec};
+use crate::communicator::plans::Plans;
+use crate::config::{Algorithm, Config};
+use crate::description;
+use crate::error::{Error, Result};
+use crate::plan::topology::Topology;
+use crate::plan::tuning::{ClusterIdentity, TuningProfile};
+use crate::rank::Rank;
+use std::collections::BTreeMap;
+
+/// The transport of worlds whose ranks all share memory, in tuning profiles.
+const SHARED_MEMORY: &str = "memory";
+
+/// Settings and topology of a new world, equal on all of its ranks.
+pub(in crate::communicator) struct WorldPlan {
+    /// What the world was asked to be.
+    pub(super) spec: WorldSpec,
+    /// Without the rates of a tuning profile.
+    planned: Topology,
+    profile: Option<TuningProfile>,
+    /// The settings of `spec`, and those of the tuning profile.
+    pub config: Config,
+    /// With the rates of the tuning profile.
+    pub topology: Topology,
+    /// The hosts and ranks of its nodes, and the transport between them.
+    pub cluster: ClusterIdentity,
+}
+
+impl WorldPlan {
+    /// The plan for `topology`, whose ranks have these names of hosts. `read_profile` reads the tuning profile at a path.
+    ///
+    /// # Errors
+    /// Those of `read_profile`; `InvalidSetting` if the profile is of another cluster.
+    pub(super) fn new(
+        spec: WorldSpec,
+        topology: Topology,
+        hosts: &[&str],
+        read_profile: impl FnOnce(&str) -> Result<TuningProfile>,
+    ) -> Result<Self> {
+        let cluster = ClusterIdentity::new(&topology, hosts, SHARED_MEMORY);
+        let profile = spec.config.tuning.as_deref().map(read_profile).transpose()?;
+        if let Some((path, profile)) = spec.config.tuning.as_ref().zip(profile.as_ref()) {
+            tuning::check_cluster(path, profile, &cluster)?;
+        }
+        let (measured, config) = match &profile {
+            Some(profile) => (profile.topology(&topology), profile.configure(&spec.config)),
+            None => (topology.clone(), spec.config.clone()),
+        };
+        Ok(Self { spec, planned: topology, profile, config, topology: measured, cluster })
+    }
+
+    fn is_described(&self) -> bool {
+        self.spec.topology.is_some() || self.spec.config.topology.is_some() || self.profile.is_some()
+    }
+
+    /// The plans of rank `me`. If an algorithm that the user named cannot be used on what is left of a world, selects one.
+    ///
+    /// # Errors
+    /// `InvalidSetting` if the settings fit no plan.
+    pub(super) fn plans(&self, me: Rank) -> Result<Plans> {
+        let WorldSpec { config, is_derived, .. } = &self.spec;
+        let plans = |config: &Config| Plans::new(config, &self.planned, me, self.profile.as_ref());
+        plans(config).or_else(|error| {
+            if !is_derived || config.algo == Algorithm::Auto {
+                return Err(error);
+            }
+            log::warn!(
+                "{} cannot be used for the ranks of a new communicator ({error}): using auto",
+                config.algo.name()
+            );
+            plans(&Config { algo: Algorithm::Auto, ..config.clone() })
+        })
+    }
+
+    /// The plans of this rank, compared with those of the other ranks.
+    ///
+    /// # Errors
+    /// As for [`plans`](Self::plans); `Disagreement` if the ranks made different ones.
+    pub(super) fn agree_on_plans(&self, connection: &ControlConnection) -> Result<Plans> {
+        let plans = self.plans(connection.rank())?;
+        check_equal(&connection.all_gather("plans", &plans.digest().to_le_bytes())?)?;
+        Ok(plans)
+    }
+
+    /// Notes the transport between nodes; `None` if all ranks share memory.
+    ///
+    /// # Errors
+    /// `InvalidSetting` if the tuning profile was measured with another one.
+    pub(super) fn set_transport(&mut self, between_nodes: Option<&str>) -> Result<()> {
+        self.cluster.transport = between_nodes.unwrap_or(SHARED_MEMORY).to_owned();
+        match self.config.tuning.as_ref().zip(self.profile.as_ref()) {
+            Some((path, profile)) => tuning::check_transport(path, profile, &self.cluster.transport),
+            None => Ok(()),
+        }
+    }
+
+    /// What the communicator keeps.
+    pub(super) fn into_blueprint(self) -> Blueprint {
+        Blueprint {
+            is_described: self.is_described(),
+            untuned_subchunk: self.spec.config.subchunk,
+            config: self.config,
+            carrier: None,
+            topology: self.topology,
+            cluster: self.cluster,
+            service: None,
+            ancestors: self.spec.ancestors,
+            gathering: None,
+        }
+    }
+}
+
+/// The topology that the settings describe; by default the nodes of the ranks at one switch.
+///
+/// # Errors
+/// `InvalidSetting` if the settings describe another number of ranks.
+pub(super) fn topology_of_processes(spec: &WorldSpec, infos: &[PeerInfo]) -> Result<Topology> {
+    match (&spec.topology, &spec.config.topology) {
+        (Some(topology), _) => Ok(topology.clone()),
+        (None, Some(text)) => {
+            let hosts: Vec<String> = infos.iter().map(|info| info.topology_name.clone()).collect();
+            configured_topology(text, infos.len(), Some(&hosts))
+        }
+        (None, None) => {
+            let nodes: Vec<[&str; 2]> =
+                infos.iter().map(|info| [&*info.topology_name, &*info.node]).collect();
+            Ok(Topology::from_names(&node_labels(&nodes)))
+        }
+    }
+}
+
+/// The topology that the settings describe for `world` ranks of one process; by default one node.
+///
+/// # Errors
+/// As for [`topology_of_processes`].
+pub(super) fn topology_of_threads(spec: &WorldSpec, world: usize) -> Result<Topology> {
+    match (&spec.topology, &spec.config.topology) {
+        (Some(topology), _) => Ok(topology.clone()),
+        (None, Some(text)) => configured_topology(text, world, None),
+        (None, None) => Ok(Topology::from_names(&vec!["here"; world])),
+    }
+}
+
+/// By rank, how messages name its node: as users do, with a number where several nodes have one name, such as containers of a host. `nodes` are
+/// names of users and identifiers of nodes.
+fn node_labels(nodes: &[[&str; 2]]) -> Vec<String> {
+    let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for [name, node] in nodes {
+        let same_name = by_name.entry(name).or_default();
+        if !same_name.contains(node) {
+            same_name.push(node);
+        }
+    }
+    let label = |[name, node]: &[&str; 2]| {
+        let same_name = &by_name[name];
+        match same_name.iter().position(|other| other == node) {
+            Some(at) if same_name.len() > 1 => format!("{name} ({})", at + 1),
+            _ => (*name).to_owned(),
+        }
+    };
+    nodes.iter().map(label).collect()
+}
+
+/// The topology that `FLEXRING_TOPOLOGY` describes. Fails unless it has `world` ranks.
+fn configured_topology(text: &str, world: usize, hosts: Option<&[String]>) -> Result<Topology> {
+    let refuse = |message: String| Error::invalid_setting(format!("FLEXRING_TOPOLOGY={text}: {message}"));
+    let topology = description::topology(text, hosts).map_err(|error| error.context("FLEXRING_TOPOLOGY"))?;
+    let ranks = topology.world();
+    if ranks < world {
+        return Err(refuse(format!(
+            "it leaves out rank {ranks}: it has {ranks} ranks, but there are {world}"
+        )));
+    }
+    if ranks > world {
+        return Err(refuse(format!("it names rank {}, but there are {world} ranks", ranks - 1)));
+    }
+    Ok(topology)
+}
+
+/// Checks that all ranks have the same plans, by their digests.
+fn check_equal(digests: &[Vec<u8>]) -> Result<()> {
+    match digests.iter().position(|digest| *digest != digests[0]) {
+        None => Ok(()),
+        Some(rank) => Err(Error::disagreement(format!(
+            "ranks 0 and {rank} made different plans: do they read the same topology and plan files?"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_have_names_of_users_with_a_number_where_several_have_one() {
+        let nodes =
+            [["a", "1/net:4/uid:0"], ["b", "2/net:4/uid:0"], ["a", "1/net:5/uid:0"], ["a", "1/net:4/uid:0"]];
+        assert_eq!(node_labels(&nodes), ["a (1)", "b", "a (2)", "a (1)"]);
+    }
+}
