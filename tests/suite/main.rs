@@ -12,6 +12,7 @@ mod rank_processes;
 
 mod all_reduce;
 mod allocations;
+mod architecture;
 mod benchmarks;
 mod c_api;
 mod collectives;

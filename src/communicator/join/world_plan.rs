@@ -197,11 +197,29 @@ fn check_equal(digests: &[Vec<u8>]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn nodes_have_names_of_users_with_a_number_where_several_have_one() {
         let nodes =
             [["a", "1/net:4/uid:0"], ["b", "2/net:4/uid:0"], ["a", "1/net:5/uid:0"], ["a", "1/net:4/uid:0"]];
         assert_eq!(node_labels(&nodes), ["a (1)", "b", "a (2)", "a (1)"]);
+    }
+
+    #[test]
+    fn a_described_topology_has_the_ranks_of_the_world_and_is_kept_for_derived_ones() {
+        let spec = |topology: Option<&str>| {
+            WorldSpec::new(&Config { topology: topology.map(str::to_owned), ..Config::default() })
+        };
+        for (text, named) in [("2+1", "rank 3"), ("3+2", "rank 4")] {
+            let error = topology_of_threads(&spec(Some(text)), 4).expect_err("four ranks");
+            assert_eq!(error.kind(), ErrorKind::InvalidSetting);
+            assert!(error.to_string().contains(named), "{error}");
+        }
+        for (text, is_described) in [(None, false), (Some("3+1"), true)] {
+            let topology = topology_of_threads(&spec(text), 4).expect("four ranks");
+            let plan = WorldPlan::new(spec(text), topology, &["host"; 4], tuning::read).expect("a plan");
+            assert_eq!(plan.into_blueprint().is_described, is_described);
+        }
     }
 }
