@@ -274,7 +274,7 @@ impl ControlThread {
                 }
             }
             ToRank::RequestState => self.send_state(key),
-            ToRank::AwaitExit(process) => world.on_await_exit(process),
+            ToRank::AwaitExit { process, ends } => world.on_await_exit(process, ends),
             ToRank::Closing => world.on_closing(),
             ToRank::Left { rank, finished } => {
                 world.shared.departure.record(rank, finished);

@@ -300,8 +300,8 @@ impl FailureDetector {
         self.actions.push(DetectorAction::Broadcast(ToRank::RootCause(error)));
     }
 
-    /// Settles on the root cause, unless there is one already: that of a rank whose process probably ends. It ends before those of its
-    /// machine that fail with it, so that a launcher sees which process failed first.
+    /// Settles on the root cause, unless there is one already: that of a rank whose process ends, or may end because it has left. It
+    /// ends before those of its machine that fail with it, so that a launcher sees which process failed first.
     fn fail_after_exit(&mut self, rank: Rank, error: Error) {
         if self.root_cause.is_none() {
             self.actions.push(self.await_exit(rank));
@@ -310,7 +310,9 @@ impl FailureDetector {
     }
 
     fn await_exit(&self, rank: Rank) -> DetectorAction {
-        DetectorAction::Broadcast(ToRank::AwaitExit(self.members[rank].process.clone()))
+        let Member { process, status, .. } = &self.members[rank];
+        let ends = *status != RankStatus::Left;
+        DetectorAction::Broadcast(ToRank::AwaitExit { process: process.clone(), ends })
     }
 
     /// Records a rank's call state, and compares its call with those of the other ranks.

@@ -100,7 +100,7 @@ fn coordinator_messages() -> Vec<ToRank> {
         ToRank::Gathered { number: 1, parts: vec![vec![1], vec![], vec![2, 3]] },
         ToRank::HeartbeatAck,
         ToRank::RequestState,
-        ToRank::AwaitExit(Process::example(1)),
+        ToRank::AwaitExit { process: Process::example(1), ends: true },
         ToRank::Closing,
         ToRank::Attempt(9),
         ToRank::Moved(vec![

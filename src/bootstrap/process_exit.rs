@@ -9,8 +9,10 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// The longest wait, for a process that does not end after all. On a busy machine an interpreter with PyTorch takes seconds.
+/// The longest wait, for a process that has said that it ends. On a busy machine an interpreter with PyTorch takes seconds.
 pub(super) const EXIT_LIMIT: Duration = Duration::from_secs(5);
+/// The longest wait for one that has only left a world: it may end, or go on without it.
+const LEAVE_LIMIT: Duration = Duration::from_secs(1);
 /// How long a launcher may take to see that a process has ended: torchrun looks every 100 ms.
 const LAUNCHER_LAG: Duration = Duration::from_millis(150);
 
@@ -23,16 +25,17 @@ pub(super) struct ProcessExit {
 }
 
 impl ProcessExit {
-    /// Waits for this process from `now` on. `None` if it is this one, or in another PID namespace, where its number
-    /// is that of an unrelated process or of none.
-    pub(super) fn of(process: &Process, now: Instant) -> Option<Self> {
+    /// Waits for this process, which ends or has only left a world, from `now` on. `None` if it is this one, or in another PID
+    /// namespace, where its number is that of an unrelated process or of none.
+    pub(super) fn of(process: &Process, ends: bool, now: Instant) -> Option<Self> {
         let this = Process::current();
         if process.pid_namespace != this.pid_namespace || process.pid == this.pid {
             return None;
         }
         let pid = Pid::from_raw(i32::try_from(process.pid).ok()?)?;
         let running = pidfd_open(pid, PidfdFlags::empty()).ok();
-        let wait = if running.is_some() { EXIT_LIMIT } else { LAUNCHER_LAG };
+        let limit = if ends { EXIT_LIMIT } else { LEAVE_LIMIT };
+        let wait = if running.is_some() { limit } else { LAUNCHER_LAG };
         Some(Self { running, until: now + wait })
     }
 
@@ -58,17 +61,21 @@ mod tests {
     fn waits_for_the_end_of_a_process_of_this_pid_namespace_and_no_other() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("a process");
         let now = Instant::now();
-        assert!(ProcessExit::of(&Process::current(), now).is_none());
+        assert!(ProcessExit::of(&Process::current(), true, now).is_none());
         let child_process = Process { pid: child.id(), ..Process::current() };
         // As in containers, and on machines with one name.
         let elsewhere = Process { pid_namespace: "another".into(), ..child_process.clone() };
-        assert!(ProcessExit::of(&elsewhere, now).is_none());
+        assert!(ProcessExit::of(&elsewhere, true, now).is_none());
 
-        let mut exit = ProcessExit::of(&child_process, now).expect("a wait");
+        let mut exit = ProcessExit::of(&child_process, true, now).expect("a wait");
         assert!(!exit.is_over(now + LAUNCHER_LAG));
+        assert!(!exit.is_over(now + LEAVE_LIMIT));
         assert!(exit.is_over(now + EXIT_LIMIT), "it does not end in time");
+        let mut exit = ProcessExit::of(&child_process, false, now).expect("a wait");
+        assert!(!exit.is_over(now + LAUNCHER_LAG));
+        assert!(exit.is_over(now + LEAVE_LIMIT), "it goes on");
 
-        let mut exit = ProcessExit::of(&child_process, now).expect("a wait");
+        let mut exit = ProcessExit::of(&child_process, true, now).expect("a wait");
         drop(child.stdin.take());
         // A zombie has ended, too; `wait` sees it without removing it only afterwards.
         while !exit.is_over(now) && exit.running.is_some() {
@@ -77,7 +84,7 @@ mod tests {
         assert!(!exit.is_over(now), "the launcher has not seen it yet");
         assert!(exit.is_over(now + LAUNCHER_LAG));
         child.wait().expect("its status");
-        let mut exit = ProcessExit::of(&child_process, now).expect("a wait");
+        let mut exit = ProcessExit::of(&child_process, true, now).expect("a wait");
         assert!(exit.is_over(now + LAUNCHER_LAG), "there is no such process any more");
     }
 }

@@ -259,8 +259,9 @@ pub(super) enum ToRank {
     /// Requests a heartbeat at once.
     RequestState,
     /// This process causes the failure that the next message names or, before [`ToRank::Closing`], the one that the end of the
-    /// coordinator may become. Ranks of its machine wait for its end before they show the failure.
-    AwaitExit(Process),
+    /// coordinator may become. Ranks of its machine wait for its end before they show the failure: longer if it has said
+    /// that it ends.
+    AwaitExit { process: Process, ends: bool },
     /// From now on the coordinator may close the connection at any time, which is not a failure.
     Closing,
     /// Number of the attempt at a rendezvous that this coordinator serves. Precedes its other answers to a rank.

@@ -25,10 +25,10 @@ pub(super) struct ServedWorld {
     sent: u64,
     /// Whether the coordinator announced that it may close the connection.
     pub(super) is_closing: bool,
-    /// The process that causes the failure of the next message.
-    failing: Option<Process>,
-    /// The process of the coordinator, if that may close the connection.
-    closing: Option<Process>,
+    /// The process that causes the failure of the next message, and whether it ends.
+    failing: Option<(Process, bool)>,
+    /// That of the coordinator, if it may close the connection.
+    closing: Option<(Process, bool)>,
     /// The failure of the world, and the process whose end comes first.
     held: Option<(Error, ProcessExit)>,
     /// Until when to wait for the answer to the goodbye, after which this rank sends no more.
@@ -87,8 +87,8 @@ impl ServedWorld {
     }
 
     /// The next message concerns a failure that this process causes.
-    pub(super) fn on_await_exit(&mut self, process: Process) {
-        self.failing = Some(process);
+    pub(super) fn on_await_exit(&mut self, process: Process, ends: bool) {
+        self.failing = Some((process, ends));
     }
 
     /// The coordinator may close the connection from now on.
@@ -104,8 +104,8 @@ impl ServedWorld {
     }
 
     /// Fails once this process has ended, if that is to be waited for.
-    fn fail_after_exit(&mut self, process: Option<Process>, error: Error) {
-        match process.and_then(|process| ProcessExit::of(&process, Instant::now())) {
+    fn fail_after_exit(&mut self, process: Option<(Process, bool)>, error: Error) {
+        match process.and_then(|(process, ends)| ProcessExit::of(&process, ends, Instant::now())) {
             Some(exit) if self.leaving.is_none() => {
                 self.held.get_or_insert((error, exit));
                 self.shared.change(|state| state.is_held = true);

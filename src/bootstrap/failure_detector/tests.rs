@@ -319,7 +319,8 @@ fn ranks_await_the_end_of_a_process_that_leaves_or_fails_but_not_of_one_that_die
         |world: &mut World| world.receive(2, ToCoordinator::Exit { cause: "raised an exception".into() });
     let dies = |world: &mut World| world.disconnect(2);
     let events: [fn(&mut World); 3] = [leaves, fails, dies];
-    for (event, awaits) in events.into_iter().zip([true, true, false]) {
+    // Whether it is awaited, and then whether it has said that it ends.
+    for (event, ends) in events.into_iter().zip([Some(false), Some(true), None]) {
         let mut world = World::of(3);
         world.set_in_call(0, example_call(17));
         world.detector.actions();
@@ -328,8 +329,14 @@ fn ranks_await_the_end_of_a_process_that_leaves_or_fails_but_not_of_one_that_die
         let is_root_cause =
             |action: &DetectorAction| matches!(action, DetectorAction::Broadcast(ToRank::RootCause(_)));
         let at = actions.iter().position(is_root_cause).expect("a root cause");
-        let awaited = DetectorAction::Broadcast(ToRank::AwaitExit(Process::example(2)));
-        assert_eq!(at > 0 && actions[at - 1] == awaited, awaits, "{actions:?}");
+        let awaited = match at.checked_sub(1).map(|before| &actions[before]) {
+            Some(DetectorAction::Broadcast(ToRank::AwaitExit { process, ends })) => {
+                assert_eq!(*process, Process::example(2));
+                Some(*ends)
+            }
+            _ => None,
+        };
+        assert_eq!(awaited, ends, "{actions:?}");
     }
 }
 
@@ -409,7 +416,7 @@ fn the_host_process_announces_that_it_may_end() {
         world.detector.actions(),
         [
             DetectorAction::Broadcast(ToRank::Left { rank: 0, finished: 0 }),
-            DetectorAction::Broadcast(ToRank::AwaitExit(Process::example(0))),
+            DetectorAction::Broadcast(ToRank::AwaitExit { process: Process::example(0), ends: false }),
             DetectorAction::Broadcast(ToRank::Closing),
             DetectorAction::Close(0)
         ]

@@ -110,11 +110,12 @@ fn a_failure_shows_when_the_process_that_caused_it_has_ended() {
             let cause = Process { pid: child.id(), ..Process::current() };
             let (member, mut coordinator) = member_of_fake_coordinator();
             member.control.enter_call(&example_call(17)).expect("no rank has left");
+            let await_exit = ToRank::AwaitExit { process: cause, ends: !is_departure };
             let messages = if is_departure {
-                [ToRank::Left { rank: 0, finished: 16 }, ToRank::AwaitExit(cause), ToRank::Closing]
+                [ToRank::Left { rank: 0, finished: 16 }, await_exit, ToRank::Closing]
             } else {
                 let root_cause = ToRank::RootCause(Error::peer_lost("rank 0 raised an exception"));
-                [ToRank::RequestState, ToRank::AwaitExit(cause), root_cause]
+                [ToRank::RequestState, await_exit, root_cause]
             };
             send_all(&mut coordinator, &messages);
             if connection_ends {
