@@ -22,7 +22,8 @@ fn missing(text: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
         }
         let definition = format!("fn {span}");
         let is_end = |rest: &str| rest.starts_with(['(', '<']);
-        let is_there = source.match_indices(&definition).any(|(at, _)| is_end(&source[at + definition.len()..]));
+        let is_there =
+            source.match_indices(&definition).any(|(at, _)| is_end(&source[at + definition.len()..]));
         if !is_there {
             missing.push(format!("{file}: {span}"));
         }
@@ -41,7 +42,8 @@ fn the_ways_name_functions_that_exist() {
 
 #[test]
 fn names_that_do_not_exist_are_found() {
-    let text = "\n## The ways\n1. `a/b.rs`: `there`, `absent`, *`x::y`*\n2. `a/c.rs`: `there`\n## Next\n`other`";
+    let text =
+        "\n## The ways\n1. `a/b.rs`: `there`, `absent`, *`x::y`*\n2. `a/c.rs`: `there`\n## Next\n`other`";
     let read = |file: &str| (Path::new(file) == Path::new("a/b.rs")).then(|| "fn there() {}".to_owned());
     assert_eq!(missing(text, read), ["a/b.rs: absent", "a/c.rs", "a/c.rs: there"]);
 }
