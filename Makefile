@@ -82,8 +82,8 @@ doc: $(CUST)
 
 # Licences, sources and duplicate versions of dependencies; with cargo-deny also security advisories.
 deny:
-	@if command -v cargo-deny >/dev/null; then set -x; $(CARGO) deny --all-features check licenses bans sources; \
-	timeout 60 $(CARGO) deny fetch && $(CARGO) deny --all-features check advisories \
+	@if command -v cargo-deny >/dev/null; then set -x; $(CARGO) deny --workspace --all-features check licenses bans sources; \
+	timeout 60 $(CARGO) deny fetch && $(CARGO) deny --workspace --all-features check advisories \
 	|| echo "skipped: security advisories: their database cannot be fetched"; \
 	else echo "skipped: security advisories: no cargo-deny (cargo install --locked cargo-deny)"; \
 	tests/dependencies.py; fi
