@@ -1,8 +1,32 @@
-//! flexring: an all-reduce engine for clusters that are not symmetric.
+//! All-reduce and other collectives for clusters that are not symmetric: uneven nodes, slow links, GPUs.
 //!
-//! ARCHITECTURE.md explains how the modules fit together. Imports point one way: (1) `error`, `config`, `dtype`,
-//! `float8`, `rank`, `call`, `fault`, `interrupt`, `wake`, `logging`, `secret`, `descriptor`, `named_file`, `trace`; (2) `plan`, `description`; (3) `process`, `cuda_driver`, `memory`, `device`, `transport`;
-//! (4) `bootstrap`, `executor`; (5) `communicator`.
+//! A [`Communicator`] joins the ranks of a job, which a launcher (torchrun, `mpirun`, `srun`) or the environment describes.
+//! Its methods are calls that all ranks make in the same order:
+//!
+//! ```no_run
+//! use flexring::{Communicator, ReduceOp};
+//!
+//! fn main() -> flexring::Result<()> {
+//!     let comm = Communicator::from_env()?;
+//!     let mut gradient = comm.alloc::<f32>(1 << 20)?;
+//!     gradient.fill(comm.rank() as f32);
+//!     comm.all_reduce(&mut gradient, ReduceOp::Avg)
+//! }
+//! ```
+//!
+//! | for | see |
+//! |---|---|
+//! | ranks that are threads of this process | [`Communicator::local`] |
+//! | a world by a unique id, without a launcher | [`Communicator::from_unique_id`] |
+//! | calls that overlap computation | [`Communicator::all_reduce_async`], example `overlapped` |
+//! | sends and receives | [`Communicator::group`], example `halo_exchange` |
+//! | vectors of different lengths | [`Communicator::all_to_all_v`], example `uneven_gather` |
+//! | vectors in GPU memory | `device::cuda::GpuBuffer`, example `all_reduce_gpu` |
+//! | settings in the program | [`config::Config`], example `own_topology` |
+//! | what went wrong | [`Error`] and its [`ErrorKind`] |
+//!
+//! Settings are environment variables that begin with `FLEXRING_`; the command `flexring env` lists them. Every wait for another
+//! rank has a deadline, and every error names the rank that caused it.
 
 // The library logs through `log`. Tests print why they are skipped.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
