@@ -142,8 +142,10 @@ def build(benches, features):
     """Builds the test binaries, the command and the library, with `benches` also those of bench/ and a release build. Returns their paths."""
     cargo = os.environ.get("CARGO", "cargo")
     programs = {}
-    # The arguments of `make test-rust`, so that its build serves here too.
-    tests = ["test", "-p", "flexring", "-p", "flexring-cli", "--no-run", "--lib", "--bins", "--test", "suite"]
+    # Packages with the features that `make test-rust` gives them, so that its build serves here too.
+    packages = ["flexring", "flexring-cli", "flexring-ffi", "flexring-c"]
+    chosen = [argument for package in packages for argument in ("-p", package)]
+    tests = ["test", *chosen, "--no-run", "--lib", "--bins", "--test", "suite"]
     wanted = [[*tests, "--features", features] if features else tests]
     if benches:
         wanted = [["build", "--release"], *wanted, ["bench", "--no-run", "--bench", "gpu_reduce", "--bench", "gpu_latency", "--bench", "gpu_replays"]]

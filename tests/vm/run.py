@@ -91,8 +91,10 @@ class TestTimes:
 
 def build(features):
     """Builds the test binaries and the command. Returns their paths by name."""
-    command = ["cargo", "test", "-p", "flexring", "-p", "flexring-cli", "--no-run", "--message-format=json"]
-    command += ["--lib", "--test", "suite"]
+    # Packages with the features that `make test-rust` gives them, so that its build serves here too.
+    packages = ["flexring", "flexring-cli", "flexring-ffi", "flexring-c"]
+    command = ["cargo", "test", *(argument for package in packages for argument in ("-p", package))]
+    command += ["--no-run", "--message-format=json", "--lib", "--test", "suite"]
     command += ["--features", features] if features else []
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if built.returncode:
@@ -100,8 +102,9 @@ def build(features):
     programs = {}
     for message in map(json.loads, built.stdout.splitlines()):
         if message["reason"] == "compiler-artifact" and message["executable"]:
-            kinds = message["target"]["kind"]
-            programs["lib" if "lib" in kinds else message["target"]["name"]] = message["executable"]
+            kinds, name = message["target"]["kind"], message["target"]["name"]
+            if name in ("flexring", "suite"):
+                programs["lib" if "lib" in kinds else name] = message["executable"]
     return programs
 
 
