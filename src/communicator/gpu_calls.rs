@@ -6,19 +6,16 @@
 //! A call is one kernel in the caller's stream. First the call is sent to the worker, then the kernel is launched: a launch
 //! may block until the kernel ends, and the kernel ends when the worker has run the call.
 
-use super::call_queue::{CallQueue, QueueTicket};
+use super::call_queue::QueueTicket;
 use super::checked_wait::CHECK_INTERVAL;
 use super::gpu::PreparedLaunch;
 use super::launch_group::{Launch, ReadyLaunch};
 use super::registration_gate::{LaunchPermit, permit};
-use super::request::WaitCheck;
 use super::runner::CallRunner;
-use super::thread_calls::{ThreadCall, nested};
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::call::Collective;
 use crate::device::CallerStream;
 use crate::error::{Error, ErrorKind, Result};
-use crate::interrupt;
 use crate::memory::Piece;
 use crate::process::DefaultFloatEnvironment;
 use crate::rank::Rank;
@@ -96,6 +93,8 @@ impl Communicator {
         if let Some(outcome) = self.run_by_kernel(&checked, stream, other, awaited)? {
             return Ok(outcome);
         }
+        // Another thread may have chosen a plan meanwhile.
+        checked.check_apart()?;
         let _call = self.begin_call()?;
         let runner = &self.runner;
         checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
@@ -140,24 +139,6 @@ impl Launch for PreparedLaunch {
     }
 }
 
-impl WaitCheck for CallRunner {
-    fn is_needed(&self) -> bool {
-        self.has_checks()
-    }
-
-    fn check(&self) {
-        self.check_waiting();
-    }
-
-    fn abandon(&self) {
-        self.abort(super::PANICKED);
-    }
-
-    fn check_not_nested(&self) -> Result<()> {
-        if ThreadCall::is_in(&self.queue) { Err(nested()) } else { Ok(()) }
-    }
-}
-
 impl CallRunner {
     /// Launches a kernel, together with those of the other ranks of this process.
     pub(super) fn launch(
@@ -186,28 +167,6 @@ impl CallRunner {
         let ticket = QueueTicket::take(&*self.queue);
         self.wait_turn(&ticket);
         self.gpu_state.open_late(piece.memory(), &mut self.lock_state().executor)
-    }
-
-    /// Waits for a call's turn on a thread that is not the worker.
-    pub(super) fn wait_turn(&self, ticket: &QueueTicket<&CallQueue>) {
-        let check = || self.check_waiting();
-        ticket.wait_turn(self.has_checks().then_some(&check));
-    }
-
-    /// Whether a thread that waits for a call must call [`check_waiting`](Self::check_waiting) every so often.
-    pub(super) fn has_checks(&self) -> bool {
-        self.gpu_state.is_open() || interrupt::has_check()
-    }
-
-    /// What a thread that waits for a call does every so often: it ends the communicator if the GPU is broken, or if the
-    /// program wants this thread back.
-    pub(super) fn check_waiting(&self) {
-        self.check_gpu();
-        if self.fault.get().is_none()
-            && let Err(error) = interrupt::check()
-        {
-            self.fail(error);
-        }
     }
 
     /// Ends the communicator if the GPU's context is broken: its kernels then report nothing, and the worker must not call

@@ -35,6 +35,7 @@ mod shrink;
 mod split;
 mod thread_calls;
 mod timeline;
+mod turns;
 mod unfinished;
 mod user_memory;
 mod worker;
