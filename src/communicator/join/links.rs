@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// The transports of a rank.
 #[derive(Default)]
-pub(in crate::communicator) struct Links {
+pub(in crate::communicator) struct RankLinks {
     pub transports: Vec<AnyTransport>,
     /// By rank, the index of the transport that reaches it.
     pub routes: Vec<usize>,
@@ -32,7 +32,7 @@ pub(in crate::communicator) struct Links {
     pub rails: Arc<[RailCounters]>,
 }
 
-impl Links {
+impl RankLinks {
     /// Links this rank to all others: through the memory of its node, and by TCP or RDMA.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ mod links;
 mod node_memories;
 mod node_share;
 mod peer_info;
+mod region_layout;
 mod runner_builder;
 mod tuning;
 mod world_plan;
@@ -39,15 +40,17 @@ use crate::fault_point::{FaultPoint, reach};
 use crate::process::DefaultFloatEnvironment;
 use crate::rank::Rank;
 use crate::secret::random_bytes;
+use crate::trace::Trace;
 use crate::transport::local;
 use crate::transport::shm::{NodeMemory, Region, RegionOfRank};
 use cores::Cores;
 use endpoints::PeerAddresses;
 use introduction::Introduction;
-use links::Links;
+use links::RankLinks;
 use node_share::NodeShare;
 use peer_info::PeerInfo;
-use runner_builder::{CallRunnerBuilder, region_layout};
+use region_layout::region_layout;
+use runner_builder::CallRunnerBuilder;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 use world_plan::{WorldPlan, topology_of_processes, topology_of_threads};
@@ -107,11 +110,13 @@ impl Communicator {
         let mut plan = WorldPlan::new(spec, topology, &hosts, |path| tuning::agree(path, connection))?;
         let plans = plan.agree_on_plans(connection)?;
         reach(FaultPoint::JoinComparedPlans);
+        let timeline = Timeline::of(&plan.config, plan.spec.is_derived, &introduction.infos[0].nonce);
+        let trace = Timeline::trace(timeline.as_ref(), me, connection.world())?;
         let mut share = NodeShare::new(&plan.config, &mut introduction, me, &fault)?;
-        let links = Links::new(&mut plan, &plans, &mut introduction, &mut share, connection, &fault)?;
+        let links = RankLinks::new(&mut plan, &plans, &mut introduction, &mut share, connection, &fault)?;
         let service = shrink_service(&plan.config, &mut introduction, connection, share.ranks_per_core)?;
         reach(FaultPoint::JoinHasLinks);
-        let runner = Self::build(&plan, plans, links, share, &introduction, connection, fault)?;
+        let runner = Self::build(&plan, plans, links, share, trace, &introduction, (connection, fault))?;
         reach(FaultPoint::JoinBuiltRunner);
         await_links(&runner, connection, &introduction.infos)?;
         reach(FaultPoint::JoinEnds);
@@ -128,15 +133,13 @@ impl Communicator {
     fn build(
         plan: &WorldPlan,
         plans: Plans,
-        links: Links,
+        links: RankLinks,
         share: NodeShare,
+        trace: Trace,
         introduction: &Introduction,
-        connection: &Arc<ControlConnection>,
-        fault: Arc<Fault>,
+        (connection, fault): (&Arc<ControlConnection>, Arc<Fault>),
     ) -> Result<CallRunner> {
         let (me, world, infos) = (connection.rank(), connection.world(), &introduction.infos);
-        let key = infos[0].nonce;
-        let timeline = Timeline::of(&plan.config, plan.spec.is_derived, &key);
         let threads: Vec<Rank> =
             (0..world).filter(|rank| infos[*rank].process == infos[me].process).collect();
         let builder = CallRunnerBuilder {
@@ -146,9 +149,9 @@ impl Communicator {
             plans,
             links,
             ranks_per_core: share.ranks_per_core,
-            launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(key, threads)),
+            launch_group: (threads.len() > 1).then(|| LaunchGroup::shared(infos[0].nonce, threads)),
             opens_gpu: true,
-            trace: Timeline::trace(timeline.as_ref(), me, world)?,
+            trace,
             fault,
             memory: share.memory,
             region: share.region,
@@ -198,7 +201,7 @@ impl Communicator {
                 world,
                 me,
                 plans: plan.plans(me)?,
-                links: Links::within_process(me, &memory, &mut region, &of_ranks)?,
+                links: RankLinks::within_process(me, &memory, &mut region, &of_ranks)?,
                 ranks_per_core,
                 launch_group: Some(Arc::clone(&launch_group)),
                 // The thread that makes all ranks of a derived world need not use the GPU of each.

@@ -6,7 +6,7 @@ use super::cores::Cores;
 use super::introduction::{Introduction, has_room};
 use super::node_memories;
 use super::peer_info::PeerInfo;
-use super::runner_builder::region_layout;
+use super::region_layout::region_layout;
 use crate::communicator::gpu;
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};

@@ -1,19 +1,17 @@
 //! Builds the call runner of a rank once its links are ready.
 //!
-//! Owns the layout of a rank's region, and the assembly of executor, plans and user memory. Must not know how
-//! links were made.
+//! Owns the assembly of executor, plans and user memory. Must not know how links were made.
 
-use super::links::Links;
+use super::links::RankLinks;
 use super::world_plan::WorldPlan;
 use crate::communicator::adaptation::LinkAdaptation;
 use crate::communicator::block_lists::BlockLists;
 use crate::communicator::control_plane::ControlPlane;
-use crate::communicator::gpu::{self, GpuState};
+use crate::communicator::gpu::GpuState;
 use crate::communicator::launch_group::{LaunchGroup, LaunchMember};
 use crate::communicator::plans::Plans;
 use crate::communicator::runner::{CallRunner, RunnerState};
 use crate::communicator::user_memory::UserMemory;
-use crate::config::Config;
 use crate::device::host::Host;
 use crate::error::Result;
 use crate::executor::{Executor, ExecutorParts};
@@ -22,29 +20,9 @@ use crate::plan::thresholds::small_limits;
 use crate::rank::Rank;
 use crate::trace::Trace;
 use crate::transport::AnyTransport;
-use crate::transport::shm::{ArenaLayout, NodeMemory, Region};
+use crate::transport::shm::{NodeMemory, Region};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-
-/// The layout of a rank's region. `local_ranks` is the number of ranks that share memory, this rank included, and `has_gpus` whether one of
-/// them may use a GPU. `ranks_per_core` is as in [`ExecutorParts`].
-pub(super) fn region_layout(
-    config: &Config,
-    local_ranks: usize,
-    world: usize,
-    ranks_per_core: usize,
-    has_gpus: bool,
-) -> ArenaLayout {
-    // The executor uses one more slot for itself.
-    let slots = config.slots_for(local_ranks, world) + 1;
-    let [on_host, on_gpu] = small_limits(config, world, ranks_per_core);
-    // Mailboxes are for nodes that have all ranks.
-    let small = if local_ranks == world && world > 1 { on_host.max(on_gpu) } else { 0 };
-    let node_of_all = if local_ranks == world { world } else { 0 };
-    let on_gpus = gpu::slot_bytes(config, node_of_all);
-    let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, on_gpus);
-    if has_gpus { layout } else { layout.without_gpus() }
-}
 
 /// What a rank has when its links are ready.
 pub(in crate::communicator) struct CallRunnerBuilder<'a> {
@@ -53,7 +31,7 @@ pub(in crate::communicator) struct CallRunnerBuilder<'a> {
     pub world: usize,
     pub me: Rank,
     pub plans: Plans,
-    pub links: Links,
+    pub links: RankLinks,
     /// Number of ranks of this node for each of its cores, rounded up. Equal on all of them.
     pub ranks_per_core: usize,
     /// The ranks of this process, if there are others than this one.
@@ -75,7 +53,7 @@ impl CallRunnerBuilder<'_> {
         let host = Host::new(config.simd)?.with_threads(config.threads)?;
         let summary = self.summary(&host);
         let Self { me, world, memory, region, fault, launch_group, .. } = self;
-        let Links { transports, routes, mailbox, registrar, rails } = self.links;
+        let RankLinks { transports, routes, mailbox, registrar, rails } = self.links;
         let (arena, layout) = (region.arena(), region.layout());
         let has_small_path = world > 1 && mailbox.is_some();
         let mut executor = Executor::new(ExecutorParts {
