@@ -3,6 +3,7 @@
 //! Owns how it waits for kernels when it ends. Must not know which calls kernels run.
 
 use super::kernel_watch::{self, KernelOwner, KernelWatch};
+use crate::communicator::checked_wait::CHECK_INTERVAL;
 use crate::device::cuda::Launcher;
 use crate::device::cuda::collective::CollectiveMemory;
 use crate::device::cuda::naps::nap_until;
@@ -69,10 +70,12 @@ impl KernelCalls {
         check: impl Fn(),
     ) {
         if self.watch.get().is_some() {
+            let mut checked = Instant::now();
             nap_until(|| {
                 let is_over = fault.get().is_some() || launcher.has_ended().unwrap_or(true);
-                if !is_over {
+                if !is_over && checked.elapsed() >= CHECK_INTERVAL {
                     check();
+                    checked = Instant::now();
                 }
                 is_over
             });

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// How long a thread looks without a sleep: kernels end within microseconds of their calls.
 const SPIN: Duration = Duration::from_micros(50);
 /// The shortest and the longest sleep.
-const NAPS: [Duration; 2] = [Duration::from_micros(5), Duration::from_micros(200)];
+const NAPS: [Duration; 2] = [Duration::from_micros(5), Duration::from_micros(20)];
 
 /// Waits until `is_over`.
 pub(crate) fn nap_until(mut is_over: impl FnMut() -> bool) {
