@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// The longest wait, for a process that has said that it ends. On a busy machine an interpreter with PyTorch takes seconds.
 pub(super) const EXIT_LIMIT: Duration = Duration::from_secs(5);
 /// The longest wait for one that has only left a world: it may end, or go on without it.
-const LEAVE_LIMIT: Duration = Duration::from_secs(1);
+const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 /// How long a launcher may take to see that a process has ended: torchrun looks every 100 ms.
 const LAUNCHER_LAG: Duration = Duration::from_millis(150);
 

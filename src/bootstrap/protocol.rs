@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// Version of the control protocol. Raise it with every change of what travels on a control connection. It is apart from the
 /// release: two releases with one wire version understand each other's errors.
-pub(super) const WIRE_VERSION: u32 = 8;
+pub(super) const WIRE_VERSION: u32 = 9;
 /// The release of this build. All ranks of a world must run the same one, because their plans must be equal.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Maximum length of an opening, in bytes: the sender is not authenticated yet.
