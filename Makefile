@@ -7,7 +7,7 @@ export CARGO_INCREMENTAL = 0
 endif
 PREFIX ?= /usr/local
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
-# Major version of the C ABI, which the shared library's SONAME carries (build.rs).
+# Major version of the C ABI, which the shared library's SONAME carries (crates/flexring-c/build.rs).
 ABI = $(firstword $(subst ., ,$(VERSION)))
 # That of NCCL's ABI (nccl/build.rs).
 NCCL_ABI = 2
@@ -234,6 +234,8 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/lib/flexring/nccl
 	ln -sfn ../../libflexring_nccl.so.$(NCCL_ABI) $(DESTDIR)$(PREFIX)/lib/flexring/nccl/libnccl.so.$(NCCL_ABI)
 	install -Dm755 target/release/flexring $(DESTDIR)$(PREFIX)/bin/flexring
-	target/release/flexring generate $(DESTDIR)$(PREFIX)/share
+	rm -rf target/share
+	target/release/flexring generate target/share
+	cd target/share && find . -type f -exec install -Dm644 {} $(abspath $(DESTDIR)$(PREFIX)/share)/{} \;
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' flexring.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/flexring.pc
