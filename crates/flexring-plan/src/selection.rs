@@ -126,8 +126,7 @@ fn uses_star(config: &Config, topology: &Topology) -> bool {
 pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usize)> {
     let free =
         config.algo == Algorithm::Auto && config.lowering == Lowering::Auto && config.plan_file.is_none();
-    let no_shared_memory = topology.nodes() == topology.world()
-        || matches!(config.transport, TransportChoice::Tcp | TransportChoice::Verbs);
+    let no_shared_memory = topology.nodes() == topology.world() || !config.transport.shares_memory();
     let longest = config.direct.0;
     if !free || longest == 0 || topology.world() < 2 {
         return Vec::new();

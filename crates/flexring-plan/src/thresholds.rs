@@ -4,7 +4,7 @@
 //! defaults `flexring_core::config` has. Must not know what runs on each way.
 
 use crate::topology::Topology;
-use flexring_core::config::{Config, TransportChoice};
+use flexring_core::config::Config;
 
 // Small vectors, through the mailboxes of a node.
 
@@ -103,8 +103,7 @@ const LONGEST_BY_NODE: usize = 16 << 10;
 /// takes two more hops within nodes, so these must be cheaper than messages between nodes.
 #[must_use]
 pub fn longest_block_by_node(config: &Config, topology: &Topology) -> usize {
-    let shares_memory = topology.nodes() < topology.world()
-        && !matches!(config.transport, TransportChoice::Tcp | TransportChoice::Verbs);
+    let shares_memory = topology.nodes() < topology.world() && config.transport.shares_memory();
     if topology.nodes() > 1 && shares_memory { LONGEST_BY_NODE } else { 0 }
 }
 
@@ -137,7 +136,7 @@ pub(crate) const STREAMING_BYTES: usize = 16 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexring_core::config::Size;
+    use flexring_core::config::{Size, TransportChoice};
 
     #[test]
     fn mailboxes_take_longer_vectors_where_ranks_share_cores() {
