@@ -99,12 +99,14 @@ def build(features):
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if built.returncode:
         sys.exit(built.returncode)  # the compiler has printed its errors
+    wanted = {("lib", "flexring"): "lib", ("test", "suite"): "suite", ("bin", "flexring"): "flexring"}
     programs = {}
     for message in map(json.loads, built.stdout.splitlines()):
         if message["reason"] == "compiler-artifact" and message["executable"]:
-            kinds, name = message["target"]["kind"], message["target"]["name"]
-            if name in ("flexring", "suite"):
-                programs["lib" if "lib" in kinds else name] = message["executable"]
+            # The C library has the name of the command, too.
+            name = wanted.get((message["target"]["kind"][0], message["target"]["name"]))
+            if name:
+                programs[name] = message["executable"]
     return programs
 
 
