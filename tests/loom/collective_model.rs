@@ -6,8 +6,7 @@
 //! As in `engine_model.rs`, a poll that does not find what it waits for ends its thread. loom executes the accesses of a thread in the
 //! order of its program, and stores to one word in the order in which they were executed.
 
-use loom::cell::UnsafeCell;
-use loom::sync::Arc;
+use super::gpu_model::{Plain, explore, mutants};
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 use std::sync::atomic::{AtomicU64 as Untracked, Ordering::Relaxed as Unordered};
@@ -57,23 +56,6 @@ impl Rules {
         one_reports: true,
         looks_for_abort: true,
     };
-}
-
-/// A value that is not atomic. loom fails when two threads access it, one of them to write, without an order between them.
-#[derive(Debug, Default)]
-struct Plain {
-    accesses: UnsafeCell<()>,
-    value: Untracked,
-}
-
-impl Plain {
-    fn get(&self) -> u64 {
-        self.accesses.with(|_| self.value.load(Unordered))
-    }
-
-    fn set(&self, value: u64) {
-        self.accesses.with_mut(|_| self.value.store(value, Unordered));
-    }
 }
 
 /// A packet of two halves, each with the number of its call.
@@ -437,20 +419,9 @@ const WAIT: Scenario =
 fn check(scenario: Scenario, change: fn(&mut Rules)) {
     let mut rules = Rules::PROTOCOL;
     change(&mut rules);
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(scenario.preemptions);
-    let complete = std::sync::Arc::new(Untracked::new(0));
-    let counter = std::sync::Arc::clone(&complete);
-    model.check(move || {
-        let memory = Arc::new(Memory { rules, ranks: Default::default(), own: OwnMemory::default() });
-        let other = Arc::clone(&memory);
-        let other = thread::spawn(move || (scenario.second)(&other));
-        let first = (scenario.first)(&memory);
-        if other.join().unwrap().and(first).and_then(|()| (scenario.end)(&memory)).is_some() {
-            counter.fetch_add(1, Unordered);
-        }
-    });
-    assert_ne!(complete.load(Unordered), 0, "no interleaving runs to its end");
+    let memory = move || Memory { rules, ranks: Default::default(), own: OwnMemory::default() };
+    let Scenario { preemptions, first, second, end } = scenario;
+    explore(preemptions, memory, move |memory| first(memory), move |memory| second(memory), end);
 }
 
 #[test]
@@ -478,22 +449,6 @@ fn the_host_sees_one_failure_and_complete_results() {
 #[test]
 fn a_wait_is_reported_and_ended() {
     check(WAIT, |_| ());
-}
-
-/// What each of these changes breaks.
-macro_rules! mutants {
-    ($($name:ident: $scenario:ident, $field:ident = $value:expr, $panic:literal;)*) => {
-        mod mutants {
-            use super::*;
-            $(
-                #[test]
-                #[should_panic(expected = $panic)]
-                fn $name() {
-                    check($scenario, |rules| rules.$field = $value);
-                }
-            )*
-        }
-    };
 }
 
 mutants! {

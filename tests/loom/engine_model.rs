@@ -8,11 +8,10 @@
 //! runs later, and loom runs it later in another interleaving. So the model proves what has been ordered when a wait ends,
 //! and not that every wait ends. docs/gpu.md says what else it leaves out: scopes, caches and PCIe.
 
-use loom::cell::UnsafeCell;
+use super::gpu_model::{Plain, explore, mutants};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
-use std::sync::atomic::{AtomicU64 as Untracked, Ordering::Relaxed as Unordered};
 
 use Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -97,23 +96,6 @@ impl Orders {
         last_cta_resets: true,
         finished_is_read_again: true,
     };
-}
-
-/// A value that is not atomic. loom fails when two threads access it, one of them to write, without an order between them.
-#[derive(Debug, Default)]
-struct Plain {
-    accesses: UnsafeCell<()>,
-    value: Untracked,
-}
-
-impl Plain {
-    fn get(&self) -> u64 {
-        self.accesses.with(|_| self.value.load(Unordered))
-    }
-
-    fn set(&self, value: u64) {
-        self.accesses.with_mut(|_| self.value.store(value, Unordered));
-    }
 }
 
 /// One job: tile `t` adds 1 to the element `from + t` and writes the sum to the element `into + t`.
@@ -604,20 +586,9 @@ const THREADS: Scenario = Scenario {
 fn check(scenario: Scenario, change: fn(&mut Orders)) {
     let mut orders = Orders::PROTOCOL;
     change(&mut orders);
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(scenario.preemptions);
-    let complete = std::sync::Arc::new(Untracked::new(0));
-    let counter = std::sync::Arc::clone(&complete);
-    model.check(move || {
-        let memory = Arc::new(Memory::new(orders, scenario.entries, scenario.ctas));
-        let stream = Arc::clone(&memory);
-        let stream = thread::spawn(move || (scenario.stream)(&stream));
-        let host = (scenario.host)(&memory);
-        if stream.join().unwrap().and(host).is_some() {
-            counter.fetch_add(1, Unordered);
-        }
-    });
-    assert_ne!(complete.load(Unordered), 0, "no interleaving runs to its end");
+    let Scenario { entries, ctas, preemptions, host, stream } = scenario;
+    let memory = move || Memory::new(orders, entries, ctas);
+    explore(preemptions, memory, move |memory| host(memory), stream, |_| Some(()));
 }
 
 #[test]
@@ -659,22 +630,6 @@ fn threads_of_a_cta_are_ordered_by_its_barrier() {
 fn one_of_the_count_and_the_fence_need_acquire() {
     check(TWO_TILES, |orders| orders.cta_counts_tile = Release);
     check(TWO_TILES, |orders| orders.fence_before_done = Some(Release));
-}
-
-/// What each of these changes breaks.
-macro_rules! mutants {
-    ($($name:ident: $scenario:ident, $field:ident = $value:expr, $panic:literal;)*) => {
-        mod mutants {
-            use super::*;
-            $(
-                #[test]
-                #[should_panic(expected = $panic)]
-                fn $name() {
-                    check($scenario, |orders| orders.$field = $value);
-                }
-            )*
-        }
-    };
 }
 
 mutants! {
