@@ -5,7 +5,6 @@
 
 use super::checked_call::CheckedCall;
 use crate::call::Collective;
-use crate::config::Lowering;
 use crate::config::{Algorithm, Config};
 use crate::description;
 use crate::error::{Error, Result};
@@ -133,9 +132,7 @@ impl Plans {
             rails: 1,
             lowered: BTreeMap::new(),
             selection,
-            are_automatic: config.algo == Algorithm::Auto
-                && config.lowering == Lowering::Auto
-                && config.plan_file.is_none(),
+            are_automatic: config.chooses_no_plan(),
         })
     }
 

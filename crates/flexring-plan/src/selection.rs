@@ -124,11 +124,9 @@ fn uses_star(config: &Config, topology: &Topology) -> bool {
 /// so short vectors have plans of their own again.
 #[must_use]
 pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usize)> {
-    let free =
-        config.algo == Algorithm::Auto && config.lowering == Lowering::Auto && config.plan_file.is_none();
     let no_shared_memory = topology.nodes() == topology.world() || !config.transport.shares_memory();
     let longest = config.direct.0;
-    if !free || longest == 0 || topology.world() < 2 {
+    if !config.chooses_no_plan() || longest == 0 || topology.world() < 2 {
         return Vec::new();
     }
     if !no_shared_memory {

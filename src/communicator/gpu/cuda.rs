@@ -3,7 +3,7 @@
 use super::kernel_calls::KernelCalls;
 use crate::communicator::checked_call::CheckedCall;
 use crate::communicator::registration_gate::GATE;
-use crate::config::{Algorithm, GpuProgram, Lowering};
+use crate::config::GpuProgram;
 use crate::config::{Config, environment};
 use crate::device::CallerStream;
 use crate::device::cuda::collective::{CollectiveLayout, CollectiveMemory};
@@ -42,9 +42,7 @@ fn collectives(config: &Config, ranks_of_node: usize) -> Option<CollectiveLayout
 /// run collectives, because only the few other calls need slots: long ones do if the user has chosen a plan.
 pub(in crate::communicator) fn slot_bytes(config: &Config, ranks_of_node: usize) -> usize {
     let bytes = config.gpu_slot_bytes();
-    let is_automatic =
-        config.algo == Algorithm::Auto && config.lowering == Lowering::Auto && config.plan_file.is_none();
-    match collectives(config, ranks_of_node).filter(|_| is_automatic) {
+    match collectives(config, ranks_of_node).filter(|_| config.chooses_no_plan()) {
         Some(_) => bytes.min(SLOT_BESIDE_KERNELS).max(config.subchunk.0),
         None => bytes,
     }

@@ -360,6 +360,12 @@ impl Config {
         self.slots.max(per_peer * world.saturating_sub(1))
     }
 
+    /// Whether algorithm, lowering and plan are left to flexring.
+    #[must_use]
+    pub fn chooses_no_plan(&self) -> bool {
+        self.algo == Algorithm::Auto && self.lowering == Lowering::Auto && self.plan_file.is_none()
+    }
+
     /// Bytes of a slot for vectors on GPUs. At least as long as a slot for vectors on the host.
     #[must_use]
     pub fn gpu_slot_bytes(&self) -> usize {
