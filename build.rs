@@ -92,7 +92,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// The constants that `src/device/cuda/image.rs` includes.
+/// The constants that `src/device/cuda/image/mod.rs` includes.
 #[derive(Default)]
 struct EmbeddedKernels {
     /// Architecture and file of each piece of machine code, ascending.
