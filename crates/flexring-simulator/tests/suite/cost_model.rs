@@ -54,10 +54,33 @@ fn weighted_flexreduce_reaches_the_lower_bound_at_one_switch() {
     }
 }
 
+/// The spans of ranks nest, so that no link carries more than its share of the links above it. What is left are trees where it would help
+/// that a slow switch sends the same data to a fast one above it more than once. Nodes whose ranks divide several NICs are left out, as the
+/// bound takes them for one link.
+#[test]
+fn weighted_flexreduce_reaches_the_lower_bound_on_most_trees() {
+    let mut ratios = Vec::new();
+    for seed in 0..cases(300) {
+        let (_, topology) = trees::tree_of_seed(seed);
+        let has_parts = (0..topology.vertices().len()).any(|vertex| topology.uplink_parts(vertex) > 1);
+        let Some(bound) = lower_bound(&topology).filter(|_| !has_parts) else { continue };
+        let plan = Plan::on(weighted::plan(&topology).expect("small"), &topology, Lowering::Auto);
+        ratios.push(slowest(&plan, &topology) / bound.seconds_per_byte);
+    }
+    let within =
+        |most: f64| ratios.iter().filter(|ratio| **ratio < most).count() as f64 / ratios.len() as f64;
+    let shares = [1.001, 1.1, 1.4].map(within);
+    assert!(shares[0] > 0.8 && shares[1] > 0.9 && shares[2] >= 1.0, "{shares:?}");
+}
+
+/// On clusters as those of the paper: nodes of up to four ranks at one switch. Where nodes differ more, spans can only nest if a rank has as many
+/// spans as there are ranks on another node.
 #[test]
 fn flexreduce_makes_no_more_calls_than_equation_12_allows() {
     for seed in 0..cases(60) {
-        let topology = trees::tree(&mut Rng::with_seed(seed), 40, 4);
+        let mut random = Rng::with_seed(seed);
+        let node = |number| vec![format!("node {number}"); random.usize(1..=4)];
+        let topology = Topology::from_names(&(0..2 + seed % 8).flat_map(node).collect::<Vec<_>>());
         let schedule = flexreduce::plan(&topology).expect("small");
         // The planner leaves out levels in which nothing is divided.
         let levels = topology.levels().into_iter().rev().enumerate();
