@@ -6,7 +6,7 @@
 //! CALLS calls (200 by default) that are enqueued back to back.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
-use flexring::device::cuda::GpuBuffer;
+use flexring::gpu::GpuBuffer;
 use flexring::{Communicator, ReduceOp, Result};
 use std::time::Instant;
 

@@ -7,7 +7,7 @@
 //! its end.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
-use flexring::device::cuda::{GpuBuffer, StandaloneDevice, gpu_info};
+use flexring::internal::device::cuda::{GpuBuffer, StandaloneDevice, gpu_info};
 use flexring::{Element, Result};
 use half::{bf16, f16};
 use std::time::Instant;

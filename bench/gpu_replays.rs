@@ -7,7 +7,7 @@
 //! result is wrong.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
-use flexring::device::cuda::GpuBuffer;
+use flexring::gpu::GpuBuffer;
 use flexring::{Communicator, Error, ReduceOp, Result};
 use std::time::Instant;
 

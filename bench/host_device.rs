@@ -11,10 +11,10 @@
 )]
 
 use flexring::DType;
-use flexring::config::Simd;
-use flexring::device::host::Host;
-use flexring::device::{Arithmetic, Device, Finish, Job, Operand};
-use flexring::memory::Piece;
+use flexring::internal::device::host::Host;
+use flexring::internal::device::{Arithmetic, Device, Finish, Job, Operand};
+use flexring::internal::memory::Piece;
+use flexring_core::config::Simd;
 use std::ptr::NonNull;
 use std::sync::Barrier;
 use std::time::Instant;

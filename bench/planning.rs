@@ -2,11 +2,11 @@
 //!
 //!     cargo bench --bench planning
 
-use flexring::config::Lowering;
-use flexring::plan::lowering::{Plan, ProgramSpec};
-use flexring::plan::planner::{flexreduce, weighted};
-use flexring::plan::topology::{Topology, TopologyBuilder, Uplink};
+use flexring_core::config::Lowering;
+use flexring_plan::lowering::{Plan, ProgramSpec};
+use flexring_plan::planner::{flexreduce, weighted};
 use flexring_plan::test_util::cluster;
+use flexring_plan::topology::{Topology, TopologyBuilder, Uplink};
 use std::time::Instant;
 
 /// Nodes of 7 and 8 ranks at one switch.

@@ -7,13 +7,13 @@
 #![allow(unsafe_code, reason = "pieces are made of the benchmark's own buffers")]
 
 use flexring::Result;
-use flexring::call::{Call, Collective};
-use flexring::dtype::DType;
-use flexring::fault::Fault;
-use flexring::memory::Piece;
-use flexring::secret::SecretKey;
-use flexring::transport::tcp::{LinkOptions, Listener, Tcp};
-use flexring::transport::{Event, Events, PostedTransport, Transport};
+use flexring::internal::memory::Piece;
+use flexring::internal::transport::tcp::{LinkOptions, Listener, Tcp};
+use flexring::internal::transport::{Event, Events, PostedTransport, Transport};
+use flexring_core::call::{Call, Collective};
+use flexring_core::dtype::DType;
+use flexring_core::fault::Fault;
+use flexring_core::secret::SecretKey;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::Barrier;

@@ -3,7 +3,7 @@
 //!     cargo build --release --example all_reduce_gpu
 //!     mpirun -np 2 target/release/examples/all_reduce_gpu
 
-use flexring::device::cuda::{GpuBuffer, gpu_count};
+use flexring::gpu::{GpuBuffer, gpu_count};
 use flexring::{Communicator, ReduceOp, Result};
 
 const LENGTH: usize = 1 << 20;

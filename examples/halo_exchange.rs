@@ -3,8 +3,7 @@
 //!     cargo build --release --example halo_exchange
 //!     mpirun -np 4 target/release/examples/halo_exchange
 
-use flexring::communicator::Operation;
-use flexring::{Communicator, Result};
+use flexring::{Communicator, Operation, Result};
 
 const BORDER: usize = 1 << 16;
 

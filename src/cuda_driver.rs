@@ -154,12 +154,10 @@ pub(crate) type DriverResult = Result<(), DriverError>;
 macro_rules! functions {
     ($($function:ident = $symbol:literal ($($argument:ident: $ty:ty),*);)*) => {
         /// The functions of the CUDA driver.
-        #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA asks for some"))]
         pub(crate) struct Driver {
             $($function: Option<unsafe extern "C" fn($($ty),*) -> DriverCode>,)*
         }
 
-        #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA asks for some"))]
         impl Driver {
             /// Looks up all functions; one that this driver lacks is `None`.
             ///

@@ -21,7 +21,7 @@
 //! | calls that overlap computation | [`Communicator::all_reduce_async`], example `overlapped` |
 //! | sends and receives | [`Communicator::group`], example `halo_exchange` |
 //! | vectors of different lengths | [`Communicator::all_to_all_v`], example `uneven_gather` |
-//! | vectors in GPU memory | `device::cuda::GpuBuffer`, example `all_reduce_gpu` |
+//! | vectors in GPU memory | `gpu::GpuBuffer`, example `all_reduce_gpu` |
 //! | settings in the program | [`config::Config`], example `own_topology` |
 //! | what went wrong | [`Error`] and its [`ErrorKind`] |
 //!
@@ -34,32 +34,67 @@
     test,
     allow(clippy::disallowed_methods, reason = "tests make descriptors in processes of their own")
 )]
+#![cfg_attr(
+    not(all(feature = "cuda", feature = "verbs")),
+    allow(dead_code, unused_imports, reason = "some of what a feature uses is compiled without it")
+)]
 
-pub mod bootstrap;
-pub mod communicator;
+mod bootstrap;
+mod communicator;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code, reason = "declares functions of CUDA's driver")]
-pub(crate) mod cuda_driver;
-pub mod description;
+mod cuda_driver;
+mod description;
 #[allow(unsafe_code, reason = "owns raw memory")]
-pub mod device;
-pub mod executor;
+mod device;
+mod executor;
+#[doc(hidden)]
+pub mod internal;
 #[allow(unsafe_code, reason = "owns raw memory")]
-pub mod memory;
+mod memory;
 mod tls;
 #[allow(unsafe_code, reason = "owns raw memory")]
-pub mod transport;
+mod transport;
 
-pub use communicator::Communicator;
+pub use bootstrap::{Identity, UniqueId, create_unique_id};
+pub use communicator::{
+    AdaptationStatistics, CallTimes, Communicator, NodeLinkStatistics, Operation, Owned, OwnedOperation,
+    RailStatistics, Registered, Request,
+};
 pub use flexring_core::dtype::{Boolean, DType, Element, ReduceOp};
 pub use flexring_core::error::{Error, ErrorKind, Result};
-pub use flexring_core::{
-    call, config, descriptor_limit, dtype, error, fault, float8, logging, rank, secret, trace, wake,
+pub use flexring_core::float8::{F8E4M3, F8E5M2};
+pub use flexring_core::rank::Rank;
+pub use memory::Buffer;
+
+pub(crate) use flexring_core::{
+    call, descriptor, descriptor_limit, dtype, error, fault, fault_point, float8, interrupt, logging,
+    named_file, peer_text, process, process_number, rank, secret, trace, wake,
 };
-pub(crate) use flexring_core::{descriptor, interrupt, named_file, process, process_number};
-#[doc(hidden)]
-pub use flexring_core::{fault_point, peer_text};
-pub use flexring_plan as plan;
+pub(crate) use flexring_plan as plan;
+
+/// The settings, and the types of their values.
+pub mod config {
+    pub use flexring_core::config::{
+        AdaptiveRouting, Algorithm, Config, Dimensions, Family, GdrLevel, GpuDirect, GpuProgram,
+        ListeningPorts, LogLevel, Lowering, Registration, SecretText, Servers, Simd, Size, Switch,
+        TransportChoice,
+    };
+    pub(crate) use flexring_core::config::{LONGEST_TIME, environment};
+}
+
+/// Vectors in the memory of NVIDIA GPUs.
+#[cfg(feature = "cuda")]
+pub mod gpu {
+    pub use crate::device::cuda::{
+        GpuBuffer, GpuCapture, GpuGraph, GpuInfo, GpuSlice, GpuVector, gpu_count, gpu_info,
+    };
+}
+
+/// The cluster as plans see it: a tree of switches, nodes and ranks.
+pub mod topology {
+    pub use flexring_plan::topology::{Nics, Topology, Uplink, Vertex, VertexId, VertexKind};
+}
 
 /// Counts what fuzz targets and other tests allocate.
 #[cfg(test)]

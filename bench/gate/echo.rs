@@ -5,10 +5,10 @@
 
 use crate::memory::zeros;
 use flexring::Result;
-use flexring::call::Call;
-use flexring::memory::{Piece, Sharing};
-use flexring::rank::Rank;
-use flexring::transport::{Event, Events, InPlaceTransport, PostedTransport, Transport};
+use flexring::internal::memory::{Piece, Sharing};
+use flexring::internal::transport::{Event, Events, InPlaceTransport, PostedTransport, Transport};
+use flexring_core::call::Call;
+use flexring_core::rank::Rank;
 use std::os::fd::BorrowedFd;
 
 /// Messages in flight on a link in each direction.

@@ -9,21 +9,23 @@ mod echo;
 mod memory;
 
 use echo::Echo;
-use flexring::call::Call;
-use flexring::config::{Algorithm, Config, Simd};
-use flexring::device::host::Host;
-use flexring::executor::{BoundCall, CallPath, Executor, ExecutorParts};
-use flexring::fault::Fault;
-use flexring::memory::Piece;
-use flexring::plan::lowering::{Movement, Plan, ProgramSpec};
-use flexring::plan::planner::{self, Details};
-use flexring::plan::topology::Topology;
-use flexring::secret::SecretKey;
-use flexring::trace::Trace;
-use flexring::transport::shm::{ArenaLayout, Mailbox, NodeMemory, Region, RegionOfRank, Shm};
-use flexring::transport::tcp::{LinkOptions, Listener, Tcp};
-use flexring::transport::{AnyTransport, Event, Events, InPlaceTransport, PostedTransport, Transport, local};
+use flexring::internal::device::host::Host;
+use flexring::internal::executor::{BoundCall, CallPath, Executor, ExecutorParts};
+use flexring::internal::memory::Piece;
+use flexring::internal::transport::shm::{ArenaLayout, Mailbox, NodeMemory, Region, RegionOfRank, Shm};
+use flexring::internal::transport::tcp::{LinkOptions, Listener, Tcp};
+use flexring::internal::transport::{
+    AnyTransport, Event, Events, InPlaceTransport, PostedTransport, Transport, local,
+};
 use flexring::{Communicator, ReduceOp};
+use flexring_core::call::Call;
+use flexring_core::config::{Algorithm, Config, Simd};
+use flexring_core::fault::Fault;
+use flexring_core::secret::SecretKey;
+use flexring_core::trace::Trace;
+use flexring_plan::lowering::{Movement, Plan, ProgramSpec};
+use flexring_plan::planner::{self, Details};
+use flexring_plan::topology::Topology;
 use gungraun::{library_benchmark, library_benchmark_group, main};
 use memory::{all_reduce, bound, facts, zeros};
 use rustix::event::{PollFd, PollFlags};

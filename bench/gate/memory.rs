@@ -1,11 +1,11 @@
 //! Memory and calls for the hot paths.
 
-use flexring::call::{Call, Collective};
-use flexring::device::Arithmetic;
-use flexring::dtype::DType;
-use flexring::executor::BoundCall;
-use flexring::memory::Piece;
-use flexring::plan::call_layout::CallFacts;
+use flexring::internal::device::Arithmetic;
+use flexring::internal::executor::BoundCall;
+use flexring::internal::memory::Piece;
+use flexring_core::call::{Call, Collective};
+use flexring_core::dtype::DType;
+use flexring_plan::call_layout::CallFacts;
 use std::ptr::NonNull;
 
 /// Zeros that are never freed.

@@ -4,9 +4,9 @@
 //! Owns the paper's machine, from the parameters that its sections IV-D and V state, and the search for the best hierarchy.
 
 use crate::simulation::{Messages, seconds, uplink};
-use flexring::config::Lowering;
-use flexring::plan::planner;
-use flexring::plan::topology::{Topology, TopologyBuilder};
+use flexring_core::config::Lowering;
+use flexring_plan::planner;
+use flexring_plan::topology::{Topology, TopologyBuilder};
 use flexring_simulator::cost_model::hierarchy::{RingLayer, abci_ring, hierarchical};
 use serde_json::{Value, json};
 

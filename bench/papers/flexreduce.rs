@@ -4,9 +4,9 @@
 //! the flat ring can be compared.
 
 use crate::simulation::{Messages, seconds, uplink};
-use flexring::config::Lowering;
-use flexring::plan::planner;
-use flexring::plan::topology::{Topology, TopologyBuilder};
+use flexring_core::config::Lowering;
+use flexring_plan::planner;
+use flexring_plan::topology::{Topology, TopologyBuilder};
 use flexring_simulator::cost_model::tree::{
     TreeLevel, blueconnect, flexreduce, reduce_call_bound, reduce_scatter,
 };
@@ -89,7 +89,7 @@ fn calls(learners: usize) -> Value {
     let topology = machines(learners);
     let schedule = planner::flexreduce::plan(&topology).expect("small");
     let moving =
-        |level: &flexring::plan::schedule::Level| level.groups().iter().filter(|group| group.moves()).count();
+        |level: &flexring_plan::schedule::Level| level.groups().iter().filter(|group| group.moves()).count();
     let calls: usize = schedule.levels().iter().map(moving).sum();
     let bound = (0..learners).filter_map(|rank| reduce_call_bound(&topology, rank, 1)).max();
     json!({

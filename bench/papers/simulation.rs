@@ -2,10 +2,10 @@
 //!
 //! Owns the parameters of the simulator that all papers share. Must not know papers.
 
-use flexring::config::Lowering;
-use flexring::plan::lowering::Plan;
-use flexring::plan::schedule::Schedule;
-use flexring::plan::topology::{Topology, Uplink};
+use flexring_core::config::Lowering;
+use flexring_plan::lowering::Plan;
+use flexring_plan::schedule::Schedule;
+use flexring_plan::topology::{Topology, Uplink};
 use flexring_simulator::simulator::{SimulationInput, SimulationParameters, simulate};
 use std::time::Instant;
 

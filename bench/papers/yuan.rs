@@ -4,11 +4,11 @@
 //! each is found alone, with a long vector without latency, and with one element for each part of the vector.
 
 use crate::simulation::{Messages, seconds, uplink};
-use flexring::config::Lowering;
-use flexring::plan::fraction::Span;
-use flexring::plan::planner;
-use flexring::plan::schedule::{Group, Schedule};
-use flexring::plan::topology::{Topology, TopologyBuilder};
+use flexring_core::config::Lowering;
+use flexring_plan::fraction::Span;
+use flexring_plan::planner;
+use flexring_plan::schedule::{Group, Schedule};
+use flexring_plan::topology::{Topology, TopologyBuilder};
 use flexring_simulator::cost_model::uniform;
 use serde_json::{Value, json};
 

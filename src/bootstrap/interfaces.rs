@@ -105,10 +105,10 @@ pub fn list_interfaces() -> Result<Vec<Interface>> {
         .collect())
 }
 
-/// Chooses the address that other ranks connect to, if nothing is known about them: the first of [`choose_addresses`].
+/// Chooses the address that other ranks connect to, if nothing is known about them: the first of `choose_addresses`.
 ///
 /// # Errors
-/// As [`choose_addresses`].
+/// As `choose_addresses`.
 pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
     let chosen = choose_addresses(ifname, family, None)?;
     chosen.first().copied().ok_or_else(|| Error::internal("no address was chosen"))

@@ -59,8 +59,8 @@ mod fuzz;
 #[cfg(test)]
 mod tests;
 
+pub use call_state::CallState;
 pub(crate) use call_state::departed_before_call;
-pub use call_state::{CallState, CallStateCell};
 pub use control_connection::{Abort, ControlConnection};
 pub use coordinator::{Coordinator, create_unique_id};
 pub use framed_stream::ControlRoute;

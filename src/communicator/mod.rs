@@ -43,18 +43,11 @@ mod worker_pool;
 
 pub use crate::transport::verbs::RailStatistics;
 pub use adaptation::{AdaptationStatistics, CallTimes, NodeLinkStatistics};
-pub use groups::{Operation, OwnedOperation};
-pub use request::{Owned, Request};
+pub use checked_call::{CallValidator, CheckedCall};
+pub use groups::{NO_RECV_FROM_ANY, Operation, OwnedOperation};
+pub use request::{CallOutcome, Owned, Request};
+pub use unfinished::abort_unfinished;
 pub use user_memory::Registered;
-
-/// What the C ABI uses, with the hidden methods of [`Communicator`]. Not for programs.
-#[doc(hidden)]
-pub mod ffi_support {
-    pub use super::checked_call::{CallValidator, CheckedCall};
-    pub use super::groups::NO_RECV_FROM_ANY;
-    pub use super::request::CallOutcome;
-    pub use super::unfinished::abort_unfinished;
-}
 
 use crate::bootstrap::{Abort, ControlConnection, Identity, UniqueId, identity};
 use crate::config::{Config, environment};
@@ -69,10 +62,9 @@ use crate::rank::Rank;
 use crate::transport::verbs::RailCounters;
 use blueprint::Blueprint;
 use call_queue::QueueTicket;
-use checked_call::{CallValidator, CheckedCall};
 use gpu::ResidentCall;
 use registration_gate::RunningCall;
-use request::{CallOutcome, WaitCheck};
+use request::WaitCheck;
 use runner::{CallRunner, QueuedCall, RunnerState};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -116,7 +108,7 @@ impl Communicator {
     }
 
     /// Joins the world of `world` ranks that share `id`, as `rank`. One rank creates the id with
-    /// [`create_unique_id`](crate::bootstrap::create_unique_id) and the program passes it to the others.
+    /// [`create_unique_id`](crate::create_unique_id) and the program passes it to the others.
     ///
     /// # Errors
     /// As for [`from_env`](Self::from_env), and `InvalidArgument` if `rank` is not in the world.

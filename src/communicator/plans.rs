@@ -64,7 +64,6 @@ pub(super) struct Plans {
     /// The chosen algorithm, and why it was chosen.
     selection: AlgorithmSelection,
     /// Whether the user has chosen none of them.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "GPUs ask for it"))]
     are_automatic: bool,
 }
 

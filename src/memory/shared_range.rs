@@ -90,12 +90,6 @@ impl SharedRange {
         &self.arena
     }
 
-    /// The whole range at its address in the arena.
-    #[must_use]
-    pub fn alias(&self) -> Piece {
-        self.alias
-    }
-
     /// `piece` at its address in the arena; `None` if it is not wholly in this range.
     #[must_use]
     pub fn alias_of(&self, piece: Piece) -> Option<Piece> {
@@ -322,7 +316,7 @@ mod tests {
             assert!(
                 !range.overlaps(whole.narrow(0, 10_000)) && !range.overlaps(whole.narrow(LEN - 10_000, 1))
             );
-            assert_eq!(range.alias_of(user), Some(range.alias()));
+            assert_eq!(range.alias_of(user), Some(range.alias));
         });
     }
 

@@ -1,9 +1,9 @@
 //! All-reduce gives correct results for every transport, lowering, type, operation and world size.
 
 use crate::harness::{Rank, Setup, TestElement, World, cases, spawn};
-use flexring::config::Lowering;
-use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Boolean, DType, ErrorKind, ReduceOp};
+use flexring_core::config::Lowering;
+use flexring_core::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use proptest::prelude::*;
 

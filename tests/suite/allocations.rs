@@ -2,7 +2,7 @@
 
 use crate::harness::{Setup, World, spawn};
 use flexring::ReduceOp;
-use flexring::config::Lowering;
+use flexring_core::config::Lowering;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,9 +2,9 @@
 //! lowering, operation, root and world size.
 
 use crate::harness::{Rank, Setup, TestElement, World, cases, spawn};
-use flexring::call::Collective;
-use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
 use flexring::{Error, ErrorKind, ReduceOp, Result};
+use flexring_core::call::Collective;
+use flexring_core::config::{Algorithm, Dimensions, Lowering, Switch};
 use half::bf16;
 use proptest::prelude::*;
 use std::ops::DerefMut;

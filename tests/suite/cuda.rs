@@ -5,10 +5,10 @@ use crate::harness::{
     Rank, Setup, World, join, kill_self_soon, only_failed, spawn, spawn_processes, test_name,
 };
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use flexring::config::{Algorithm, Lowering, Size};
-use flexring::device::cuda::{GpuBuffer, gpu_count, gpu_info};
-use flexring::float8::{F8E4M3, F8E5M2};
+use flexring::gpu::{GpuBuffer, gpu_count, gpu_info};
 use flexring::{Boolean, Communicator, DType, Element, ErrorKind, ReduceOp};
+use flexring_core::config::{Algorithm, Lowering, Size};
+use flexring_core::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -464,8 +464,9 @@ fn a_missing_gpu_is_named_when_the_communicator_is_created() {
     }
     let mut setup = Setup::new(World::Gpu, 1);
     setup.config.gpu = Some(99);
-    let (_coordinator, id) = flexring::bootstrap::Coordinator::create(&setup.config).expect("a coordinator");
-    let identity = flexring::bootstrap::Identity::from_unique_id(1, &id, 0).expect("an identity");
+    let (_coordinator, id) =
+        flexring::internal::bootstrap::Coordinator::create(&setup.config).expect("a coordinator");
+    let identity = flexring::Identity::from_unique_id(1, &id, 0).expect("an identity");
     let error = join(&setup.config, &identity).expect_err("there are fewer");
     assert!(error.message().contains("FLEXRING_GPU=99"), "{error}");
     assert!(error.message().contains("there is no GPU 99"), "{error}");

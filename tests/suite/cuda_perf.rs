@@ -1,7 +1,7 @@
 //! `flexring perf --device cuda`, and `doctor` and `env` about GPUs, run as commands. Runs only with `WORLDS=gpu`, except for
 //! the test without a driver.
 
-use flexring::device::cuda::{gpu_count, gpu_info};
+use flexring::gpu::{gpu_count, gpu_info};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
@@ -188,7 +188,7 @@ fn doctor_reports_gpus_and_kernels() {
     let (_, text, _) = run("doctor", &[]);
     let (_, json, _) = run("doctor --json", &[]);
     let report: Value = serde_json::from_str(&json).expect("JSON");
-    let kernels = flexring::device::cuda::image::origin();
+    let kernels = flexring::internal::device::cuda::image::origin();
     assert_eq!(report["build"]["kernels"], kernels);
     assert!(text.contains(&format!("\n           GPU kernels: {kernels}\n")), "{text}");
     let cuda = &report["gpus"]["cuda"];

@@ -4,9 +4,9 @@ use crate::harness::{Rank, Setup, World, join, spawn, spawn_processes, test_name
 use crate::programs::with_cuda;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use flexring::bootstrap::{Coordinator, Identity};
-use flexring::device::cuda::GpuBuffer;
-use flexring::{ErrorKind, ReduceOp};
+use flexring::gpu::GpuBuffer;
+use flexring::internal::bootstrap::Coordinator;
+use flexring::{ErrorKind, Identity, ReduceOp};
 use std::sync::{Arc, Barrier, mpsc};
 
 const COUNT: usize = 30_000;

@@ -2,12 +2,12 @@
 //! any data is sent.
 
 use crate::harness::{Setup, World, join, spawn, with_watchdog};
-use flexring::bootstrap::{Coordinator, Identity};
-use flexring::config::{Algorithm, Config, Dimensions, Servers};
-use flexring::plan::plan_file;
-use flexring::plan::planner::{flexreduce, ring};
-use flexring::plan::topology::Topology;
-use flexring::{Error, ErrorKind, ReduceOp};
+use flexring::internal::bootstrap::Coordinator;
+use flexring::{Error, ErrorKind, Identity, ReduceOp};
+use flexring_core::config::{Algorithm, Config, Dimensions, Servers};
+use flexring_plan::plan_file;
+use flexring_plan::planner::{flexreduce, ring};
+use flexring_plan::topology::Topology;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -4,9 +4,9 @@ use crate::harness::{
     Setup, World, kill_self_soon, only_failed, reduce_until_failure, spawn, spawn_processes_with, test_name,
     with_watchdog,
 };
-use flexring::bootstrap::{Coordinator, Identity};
-use flexring::config::{Switch, TransportChoice};
-use flexring::{Communicator, ErrorKind, ReduceOp};
+use flexring::internal::bootstrap::Coordinator;
+use flexring::{Communicator, ErrorKind, Identity, ReduceOp};
+use flexring_core::config::{Switch, TransportChoice};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};

@@ -3,9 +3,9 @@
 
 use crate::collectives::{Case, elements, noise, token};
 use crate::harness::{Rank, Setup, TestElement, World, spawn};
-use flexring::call::Collective;
-use flexring::config::{Algorithm, Lowering};
 use flexring::{Error, ErrorKind, ReduceOp, Result};
+use flexring_core::call::Collective;
+use flexring_core::config::{Algorithm, Lowering};
 use half::bf16;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};

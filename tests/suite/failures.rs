@@ -5,13 +5,13 @@ use crate::harness::{
     Rank, Setup, World, join, kill_self_soon, only_failed, reduce_until_failure, spawn, spawn_processes,
     test_name, with_watchdog,
 };
-use flexring::bootstrap::{Coordinator, Identity};
-use flexring::config::{Lowering, Size};
-use flexring::plan::lowering::Plan;
-use flexring::plan::planner::tree;
-use flexring::plan::topology::Topology;
-use flexring::plan::verifier::VerifiedPlan;
-use flexring::{Communicator, Error, ErrorKind, ReduceOp};
+use flexring::internal::bootstrap::Coordinator;
+use flexring::{Communicator, Error, ErrorKind, Identity, ReduceOp};
+use flexring_core::config::{Lowering, Size};
+use flexring_plan::lowering::Plan;
+use flexring_plan::planner::tree;
+use flexring_plan::topology::Topology;
+use flexring_plan::verifier::VerifiedPlan;
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 

@@ -6,10 +6,10 @@
 
 use crate::harness::{Setup, World, cases, spawn};
 use fastrand::Rng;
-use flexring::config::Simd;
-use flexring::device::host::Host;
-use flexring::float8::{F8E4M3, F8E5M2};
+use flexring::internal::device::host::Host;
 use flexring::{Communicator, Element, ReduceOp};
+use flexring_core::config::Simd;
+use flexring_core::float8::{F8E4M3, F8E5M2};
 use flexring_ffi::collectives::flexring_all_reduce;
 use flexring_ffi::comm::{flexring_comm_free, flexring_comm_init_rank};
 use flexring_ffi::status::flexring_result;
@@ -125,9 +125,7 @@ fn results<T: Bits>(setup: &Setup, count: usize, environments: &[u64]) -> Vec<Ve
             let (later, after) = with_environment(environment, || {
                 comm.all_reduce(&mut vector, op).expect("a sum");
                 // The first of these starts a thread that computes.
-                comm.all_reduce_async(later, op)
-                    .and_then(flexring::communicator::Request::wait)
-                    .expect("a sum")
+                comm.all_reduce_async(later, op).and_then(flexring::Request::wait).expect("a sum")
             });
             assert_eq!(after, environment, "the settings of the calling thread of rank {}", comm.rank());
             bits.extend(vector.iter().chain(&later).map(|number| number.bits()));
@@ -189,7 +187,7 @@ fn communicators_of_threads_that_compute_otherwise_give_equal_bits() {
         let (comms, after) = with_environment(environment, || {
             let mut setup = Setup::new(World::Local, 2);
             setup.config.threads = 2;
-            setup.config.subchunk = flexring::config::Size(256 << 10);
+            setup.config.subchunk = flexring_core::config::Size(256 << 10);
             Communicator::local_with(&setup.config, 2).expect("two ranks")
         });
         assert_eq!(after, environment, "the settings of the thread that makes communicators");

@@ -5,7 +5,7 @@ use crate::harness::{Rank, Setup, World, let_others_finish, spawn_processes_with
 use crate::programs::with_cuda;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
-use flexring::device::cuda::GpuBuffer;
+use flexring::gpu::GpuBuffer;
 use flexring::{ErrorKind, ReduceOp};
 use std::process::Output;
 use std::sync::Arc;

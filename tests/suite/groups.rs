@@ -3,8 +3,7 @@
 
 use crate::collectives::{elements, noise, token};
 use crate::harness::{Rank, Setup, TestElement, World, spawn};
-use flexring::communicator::{Operation, OwnedOperation};
-use flexring::{Communicator, Element, Error, ErrorKind, ReduceOp, Result};
+use flexring::{Communicator, Element, Error, ErrorKind, Operation, OwnedOperation, ReduceOp, Result};
 use half::bf16;
 use std::ops::DerefMut;
 use std::sync::Barrier;
@@ -183,7 +182,7 @@ fn every_message_arrives_on_two_nodes_over_rdma() {
 #[cfg(feature = "cuda")]
 #[test]
 fn messages_on_gpus_between_threads_are_refused() {
-    use flexring::device::cuda::{GpuBuffer, gpu_count};
+    use flexring::gpu::{GpuBuffer, gpu_count};
 
     for &world in World::enabled().iter().filter(|world| world.is_gpu()) {
         spawn(&Setup::new(world, 3), |comm| {

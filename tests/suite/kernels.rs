@@ -8,11 +8,11 @@
 
 use fastrand::Rng;
 use flexring::DType;
-use flexring::config::Simd;
-use flexring::device::cuda::image::{COPY, symbol};
-use flexring::device::host::Host;
-use flexring::device::{Arithmetic, Device, Finish, Job, Submitted};
-use flexring::memory::Piece;
+use flexring::internal::device::cuda::image::{COPY, symbol};
+use flexring::internal::device::host::Host;
+use flexring::internal::device::{Arithmetic, Device, Finish, Job, Submitted};
+use flexring::internal::memory::Piece;
+use flexring_core::config::Simd;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -305,7 +305,7 @@ impl Case {
         let operands: Vec<_> = pieces
             .iter()
             .zip(&self.factors)
-            .map(|(piece, factor)| flexring::device::Operand { piece: *piece, factor: *factor })
+            .map(|(piece, factor)| flexring::internal::device::Operand { piece: *piece, factor: *factor })
             .collect();
         let job = Job {
             dtype: self.dtype,

@@ -3,9 +3,8 @@
 
 use crate::harness::test_name;
 use crate::rank_processes::check_ranks;
-use flexring::bootstrap::{UniqueId, create_unique_id};
-use flexring::config::Config;
-use flexring::{Communicator, ReduceOp};
+use flexring::{Communicator, ReduceOp, UniqueId, create_unique_id};
+use flexring_core::config::Config;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::time::{Duration, Instant};
 

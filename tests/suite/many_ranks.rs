@@ -4,8 +4,8 @@ use crate::collectives::{Case, OPS};
 use crate::harness::{Setup, World, share_a_core, spawn};
 use crate::programs::{Ended, program, run, succeed};
 use flexring::ReduceOp;
-use flexring::call::Collective;
-use flexring::config::Config;
+use flexring_core::call::Collective;
+use flexring_core::config::Config;
 use std::process::Command;
 use std::time::Duration;
 

@@ -2,10 +2,10 @@
 
 use crate::harness::with_watchdog;
 use fastrand::Rng;
-use flexring::config::{Algorithm, Config};
-use flexring::plan::verifier::VerifiedPlan;
 use flexring::{Communicator, ReduceOp};
+use flexring_core::config::{Algorithm, Config};
 use flexring_plan::test_util::{proven_in_parallel, tree_of_seed};
+use flexring_plan::verifier::VerifiedPlan;
 use flexring_testkit::effort::cases;
 use std::time::Duration;
 

@@ -1,9 +1,8 @@
 //! Memory that users register becomes memory that the ranks of a node share, and is theirs again afterwards.
 
 use crate::harness::{Rank, Setup, World, spawn};
-use flexring::ReduceOp;
-use flexring::communicator::Operation;
-use flexring::config::Switch;
+use flexring::{Operation, ReduceOp};
+use flexring_core::config::Switch;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -3,9 +3,9 @@
 
 use crate::harness::{Setup, World, share_a_core, spawn};
 use fastrand::Rng;
-use flexring::config::{Algorithm, Dimensions, Lowering, Switch};
-use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Element, ReduceOp};
+use flexring_core::config::{Algorithm, Dimensions, Lowering, Switch};
+use flexring_core::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// Contributions of all magnitudes, so that every other order of additions gives other bits.

@@ -1,9 +1,9 @@
 //! Strangers against whole jobs of processes, and the table of promises in SECURITY.md.
 
 use crate::harness::{free_port, once_unchanged, with_watchdog};
-use flexring::bootstrap::{Identity, RendezvousPoint, choose_address};
-use flexring::config::{Config, Family, SecretText};
-use flexring::{Communicator, ReduceOp};
+use flexring::internal::bootstrap::{RendezvousPoint, choose_address};
+use flexring::{Communicator, Identity, ReduceOp};
+use flexring_core::config::{Config, Family, SecretText};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};

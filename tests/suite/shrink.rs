@@ -4,9 +4,9 @@ use crate::harness::{
     Rank, Setup, World, call_until_failure, let_others_finish, signal_self, spawn, spawn_processes_with,
     test_name, with_watchdog,
 };
-use flexring::bootstrap::{Coordinator, Identity};
-use flexring::config::Algorithm;
-use flexring::{Communicator, Error, ErrorKind, ReduceOp};
+use flexring::internal::bootstrap::Coordinator;
+use flexring::{Communicator, Error, ErrorKind, Identity, ReduceOp};
+use flexring_core::config::Algorithm;
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Output;
 use std::time::{Duration, Instant};

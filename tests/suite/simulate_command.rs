@@ -1,8 +1,8 @@
 //! `flexring simulate` as a process.
 
 use crate::command::run;
-use flexring::trace::TraceFile;
-use flexring::trace::merge::totals;
+use flexring_core::trace::TraceFile;
+use flexring_core::trace::merge::totals;
 use serde_json::Value;
 use std::path::Path;
 

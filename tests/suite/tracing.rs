@@ -1,17 +1,17 @@
 //! Timelines: what each rank records of its calls, and how the files of a job fit together.
 
 use crate::harness::{Setup, World, spawn};
-use flexring::call::Collective;
-use flexring::config::{Algorithm, Lowering};
-use flexring::plan::call_layout::{CallFacts, CallLayout};
-use flexring::plan::lowering::{Movement, Plan, ProgramSpec};
-use flexring::plan::pipeline::{LinkProfile, Pipeline, Staging};
-use flexring::plan::planner::{self, Details};
-use flexring::plan::program::{LinkEntry, Program};
-use flexring::plan::topology::Topology;
-use flexring::trace::merge::merge;
-use flexring::trace::{TraceEvent, TraceFile, TracePath};
 use flexring::{DType, ReduceOp};
+use flexring_core::call::Collective;
+use flexring_core::config::{Algorithm, Lowering};
+use flexring_core::trace::merge::merge;
+use flexring_core::trace::{TraceEvent, TraceFile, TracePath};
+use flexring_plan::call_layout::{CallFacts, CallLayout};
+use flexring_plan::lowering::{Movement, Plan, ProgramSpec};
+use flexring_plan::pipeline::{LinkProfile, Pipeline, Staging};
+use flexring_plan::planner::{self, Details};
+use flexring_plan::program::{LinkEntry, Program};
+use flexring_plan::topology::Topology;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -211,8 +211,8 @@ fn sends_and_receives_are_recorded_at_both_ends() {
         let (next, previous) = ((comm.rank() + 1) % RANKS, (comm.rank() + RANKS - 1) % RANKS);
         for _ in 0..3 {
             let (send, mut receive) = (vec![1f32; COUNT], vec![0f32; COUNT]);
-            let send = flexring::communicator::Operation::send(&send, next);
-            let receive = flexring::communicator::Operation::recv(&mut receive, previous);
+            let send = flexring::Operation::send(&send, next);
+            let receive = flexring::Operation::recv(&mut receive, previous);
             comm.group([send, receive]).expect("a message");
         }
         comm.barrier().expect("all ranks");

@@ -3,9 +3,9 @@
 use crate::fault_matrix::network::run_inside;
 use crate::harness::{Setup, World, spawn};
 use crate::programs::{root, succeed};
-use flexring::config::{Config, Size};
-use flexring::plan::tuning::{TuningProfile, parse, write};
 use flexring::{Communicator, ReduceOp};
+use flexring_core::config::{Config, Size};
+use flexring_plan::tuning::{TuningProfile, parse, write};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -187,7 +187,7 @@ fn calls_use_the_plan_and_the_sub_chunk_of_their_length() {
     let ranks = |config: &Config| Communicator::local_with(config, 3).expect("three ranks");
     let example = parse("f", include_str!("../data/tuning.toml")).expect("a profile");
     let here = ranks(&Config::default());
-    let node = flexring::plan::tuning::MeasuredNode { uplink: None, ..example.nodes[0] };
+    let node = flexring_plan::tuning::MeasuredNode { uplink: None, ..example.nodes[0] };
     let profile = TuningProfile { cluster: here[0].cluster().clone(), nodes: vec![node], ..example };
     drop(here);
     std::fs::write(&path, write(&profile)).expect("the profile is written");

@@ -3,9 +3,9 @@
 use crate::harness::{
     RankProcess, Setup, World, free_port, spawn, start_processes, test_name, with_watchdog,
 };
-use flexring::bootstrap::create_unique_id;
-use flexring::config::Config;
+use flexring::create_unique_id;
 use flexring::{Communicator, Error, ErrorKind, ReduceOp};
+use flexring_core::config::Config;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use std::io::{BufRead, BufReader, Read};
@@ -384,7 +384,7 @@ fn a_running_job_can_be_asked_for_its_status() {
             found.map(|(_, value)| value.to_owned())
         };
         let config = Config::read(lookup).expect("settings");
-        let identity = flexring::bootstrap::identity(&config, lookup).expect("an identity");
+        let identity = flexring::internal::bootstrap::identity(&config, lookup).expect("an identity");
         let error = Communicator::with_config(&config, &identity).map(drop).expect_err("the port is in use");
         let owner = format!("a flexring coordinator (pid {} on host ", ranks[0].child.id());
         assert!(error.message().contains(&owner), "{error}");

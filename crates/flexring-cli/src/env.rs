@@ -7,7 +7,7 @@ use crate::output;
 use crate::settings::{unusable, warn_about_unknown_settings};
 use clap::Args;
 use flexring::Error;
-use flexring::config::{Config, Origin, SettingRow, environment};
+use flexring_core::config::{Config, Origin, SettingRow, environment};
 
 /// Print all settings with their values and the origin of each value, and where the GPU kernels come from
 #[derive(Args, Debug)]
@@ -37,7 +37,7 @@ pub fn run(options: &EnvOptions) -> Result<(), CommandError> {
 /// Where the GPU kernels come from; `None` in a build without CUDA.
 pub fn kernels() -> Option<String> {
     #[cfg(feature = "cuda")]
-    return Some(flexring::device::cuda::image::origin());
+    return Some(flexring::internal::device::cuda::image::origin());
     #[cfg(not(feature = "cuda"))]
     None
 }

@@ -4,11 +4,11 @@
 //! ([`die_with_parent`]). Must not know what the ranks do.
 
 use crate::error::{CommandError, ERROR_PREFIX};
-use flexring::bootstrap::Coordinator;
-use flexring::config::Config;
-use flexring::descriptor_limit;
-use flexring::rank::RankList;
+use flexring::internal::bootstrap::Coordinator;
 use flexring::{Error, ErrorKind, Result};
+use flexring_core::config::Config;
+use flexring_core::descriptor_limit;
+use flexring_core::rank::RankList;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;

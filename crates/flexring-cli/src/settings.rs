@@ -4,7 +4,7 @@
 //! listed, and the warning about unknown variables. Must not know which subcommand asks.
 
 use flexring::Error;
-use flexring::config::Config;
+use flexring_core::config::Config;
 
 /// An error message that says which values the setting of this name accepts.
 pub fn expected(name: &str) -> String {

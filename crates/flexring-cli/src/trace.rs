@@ -7,9 +7,9 @@ use crate::output;
 use crate::output_file::resolved_path;
 use clap::Args;
 use flexring::Error;
-use flexring::rank::{Rank, RankList};
-use flexring::trace::merge::{RankTotals, merge, totals};
-use flexring::trace::{TraceFile, TraceOrigin, TracePath};
+use flexring_core::rank::{Rank, RankList};
+use flexring_core::trace::merge::{RankTotals, merge, totals};
+use flexring_core::trace::{TraceFile, TraceOrigin, TracePath};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

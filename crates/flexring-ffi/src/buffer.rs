@@ -2,9 +2,9 @@
 
 use super::comm::{borrow, borrow_in_creator, flexring_comm};
 use super::status::{check_pointer, flexring_result, guarded};
-use flexring::communicator::Communicator;
-use flexring::error::{Error, Result};
-use flexring::memory::{MemorySpace, Piece};
+use flexring::Communicator;
+use flexring::internal::memory::{MemorySpace, Piece};
+use flexring_core::error::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 

@@ -1,9 +1,9 @@
 //! Calls that are checked and not made. For callers in Rust that make calls of several communicators and want to find mistakes
 //! before the first one; a function of the C ABI that returns success has always made its call.
 
-use flexring::communicator::Communicator;
-use flexring::communicator::ffi_support::CheckedCall;
-use flexring::error::Result;
+use flexring::Communicator;
+use flexring::internal::calls::CheckedCall;
+use flexring_core::error::Result;
 use std::cell::Cell;
 use std::ffi::c_void;
 

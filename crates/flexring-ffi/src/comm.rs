@@ -3,10 +3,9 @@
 use super::handles::HandleTable;
 use super::status::{check_pointer, flexring_result, guarded};
 use super::unique_id::flexring_unique_id;
-use flexring::bootstrap::{Identity, UniqueId};
-use flexring::communicator::Communicator;
-use flexring::communicator::ffi_support::abort_unfinished;
-use flexring::error::{Error, Result};
+use flexring::internal::calls::abort_unfinished;
+use flexring::{Communicator, Identity, UniqueId};
+use flexring_core::error::{Error, Result};
 use flexring_core::process;
 use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;

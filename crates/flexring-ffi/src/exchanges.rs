@@ -5,9 +5,9 @@ use super::collectives::{CallBuffers, RawCall, flexring_request, root_of};
 use super::comm::flexring_comm;
 use super::status::flexring_result;
 use super::types::{FLEXRING_UINT8, flexring_dtype};
-use flexring::communicator::ffi_support::CheckedCall;
-use flexring::error::{Error, Result};
-use flexring::memory::Piece;
+use flexring::internal::calls::CheckedCall;
+use flexring::internal::memory::Piece;
+use flexring_core::error::{Error, Result};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 

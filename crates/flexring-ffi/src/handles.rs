@@ -3,7 +3,7 @@
 //! A handle is a number that is used once, not an address: a handle that was freed or never existed is recognised, and nothing that a
 //! caller passes is dereferenced. Looking one up takes no lock. Must not know what the objects are.
 
-use flexring::error::{Error, Result};
+use flexring_core::error::{Error, Result};
 use flexring_core::process::PerProcess;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};

@@ -2,8 +2,8 @@
 
 use super::comm::{borrow, flexring_comm};
 use super::status::{check_pointer, flexring_result, guarded};
-use flexring::communicator::RailStatistics;
-use flexring::error::{Error, Result};
+use flexring::RailStatistics;
+use flexring_core::error::{Error, Result};
 use std::ffi::c_char;
 
 /// Bytes of a device's name in flexring_rail_statistics.
@@ -127,7 +127,7 @@ unsafe fn write_rails(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexring::error::ErrorKind;
+    use flexring_core::error::ErrorKind;
     use std::ffi::CStr;
 
     const SIZE: usize = size_of::<flexring_rail_statistics>();

@@ -1,6 +1,6 @@
 //! Result codes, and the message of the last error.
 
-use flexring::error::{Error, ErrorKind, Result};
+use flexring_core::error::{Error, ErrorKind, Result};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};

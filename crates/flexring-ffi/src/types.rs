@@ -1,8 +1,8 @@
 //! Element types and operations, with their numbers in C.
 
 use super::status::{check_pointer, flexring_result, guarded};
-use flexring::dtype::{DType, ReduceOp};
-use flexring::error::{Error, Result};
+use flexring_core::dtype::{DType, ReduceOp};
+use flexring_core::error::{Error, Result};
 use flexring_core::process::DefaultFloatEnvironment;
 use std::ffi::c_int;
 use std::hint::black_box;

@@ -1,9 +1,9 @@
 //! The id by which ranks find each other if the program distributes it itself.
 
 use super::status::{flexring_result, guarded};
-use flexring::bootstrap::{UniqueId, create_unique_id};
-use flexring::config::Config;
-use flexring::error::Error;
+use flexring::{UniqueId, create_unique_id};
+use flexring_core::config::Config;
+use flexring_core::error::Error;
 
 /// Bytes of a unique id.
 pub const FLEXRING_UNIQUE_ID_BYTES: usize = 128;

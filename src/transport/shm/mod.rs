@@ -38,10 +38,10 @@ mod spsc_queue;
 mod wake_lanes;
 
 pub use exchange::{DescriptorExchange, ExchangeAddress};
-pub use layout::{ArenaLayout, PoolLayout};
+pub use layout::ArenaLayout;
 pub use mailbox::{Mailbox, Posted};
-pub use neighbours::{Neighbour, Neighbours};
-pub use node_memory::{NodeKey, NodeMemory, OwnMemory, PeerMemory, Region, RegionAddress, RegionOfRank};
+pub use neighbours::Neighbours;
+pub use node_memory::{NodeKey, NodeMemory, OwnMemory, PeerMemory, Region, RegionOfRank};
 pub use wake_lanes::WakeLanes;
 
 use super::{Events, InPlaceTransport, Rank, Transport};

@@ -1,6 +1,6 @@
 //! The fault matrix: a rank fails at each named point of its life, and every other rank soon names it.
 //!
-//! A run is a world of processes, one of which fails in one way at one point (`flexring::fault_point`). Every survivor must
+//! A run is a world of processes, one of which fails in one way at one point (`flexring_core::fault_point`). Every survivor must
 //! end on its own, never with a wrong sum, and with an error that names the failed rank, unless it had nothing to do with
 //! that rank any more. A selection runs in `make test`; FLEXRING_TEST_EFFORT=10, as in `make test-long`, runs all points with
 //! every action, kind of link and number of ranks. In the virtual machine of `make test-verbs-long` the links are RDMA devices.
@@ -10,8 +10,8 @@ pub mod network;
 
 use crate::harness::{World, free_port, test_name, with_watchdog};
 use crate::programs::program;
-use flexring::fault_point::{FaultAction, FaultPoint};
 use flexring::{Communicator, ReduceOp, Result};
+use flexring_core::fault_point::{FaultAction, FaultPoint};
 use flexring_testkit::effort;
 use network::Network;
 use std::collections::{BTreeMap, BTreeSet, HashSet};

@@ -2,8 +2,8 @@
 //!
 //! Owns small exact numbers of every element type. Must not know which operation a test checks.
 
-use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Boolean, Element};
+use flexring_core::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// An element type under test. Whole numbers up to 8 are exact in every type, and up to 127 in all types but the 8-bit

@@ -14,9 +14,9 @@ pub use rank_process::RankProcess;
 
 pub use flexring_testkit::port::free_port;
 
-use flexring::bootstrap::{Coordinator, Identity};
-use flexring::config::{Config, GpuProgram, Lowering, Registration, Size, Switch, TransportChoice};
-use flexring::{Communicator, Error, ReduceOp, Result};
+use flexring::internal::bootstrap::Coordinator;
+use flexring::{Communicator, Error, Identity, ReduceOp, Result};
+use flexring_core::config::{Config, GpuProgram, Lowering, Registration, Size, Switch, TransportChoice};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,7 @@
 //! Owns the GPU copies. Must not know what is tested.
 
 use super::World;
-use flexring::communicator::{Owned, Request};
-use flexring::{Communicator, Element, ReduceOp, Result};
+use flexring::{Communicator, Element, Owned, ReduceOp, Request, Result};
 use std::ops::Deref;
 
 /// A communicator of a test world.
@@ -24,11 +23,11 @@ impl Deref for Rank {
 #[cfg(feature = "cuda")]
 mod on_gpu {
     use super::{Element, Rank, Result};
-    pub use flexring::device::cuda::GpuBuffer;
+    pub use flexring::gpu::GpuBuffer;
 
     /// The GPU of a rank.
     pub fn gpu_of(rank: usize) -> usize {
-        rank % flexring::device::cuda::gpu_count().expect("worlds of GPUs are tested where there is a driver")
+        rank % flexring::gpu::gpu_count().expect("worlds of GPUs are tested where there is a driver")
     }
 
     impl Rank {

@@ -40,7 +40,7 @@ pub fn libraries() -> Libraries {
 /// simulated driver does not have, and would abort the process.
 pub fn simulated_cuda() -> Option<PathBuf> {
     #[cfg(feature = "cuda")]
-    let embedded = flexring::device::cuda::image::is_embedded();
+    let embedded = flexring::internal::device::cuda::image::is_embedded();
     #[cfg(not(feature = "cuda"))]
     let embedded = false;
     if !embedded {

@@ -2,7 +2,7 @@
 //!
 //! Must not know what is counted.
 
-use flexring::config::Size;
+use flexring_core::config::Size;
 
 /// A byte count rounded for reading: `128K`, `9.1M`.
 pub fn rounded(bytes: u64) -> String {

@@ -2,8 +2,8 @@
 //!
 //! Owns opening both, which requires a build with verbs and the machine itself in contrast to a file tree.
 
-use flexring::transport::verbs::gpu::gdr_mode::GdrUnavailable;
-use flexring::transport::verbs::inventory::Inventory;
+use flexring::internal::transport::verbs::gpu::gdr_mode::GdrUnavailable;
+use flexring::internal::transport::verbs::inventory::Inventory;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ pub struct LibraryReport {
 /// Opens libibverbs by this name, or by its usual name. `None` if `root` is a file tree.
 #[cfg(feature = "verbs")]
 pub fn library(root: &Path, name: Option<&str>) -> Option<LibraryReport> {
-    use flexring::transport::verbs::probe::{self, LibraryProperties};
+    use flexring::internal::transport::verbs::probe::{self, LibraryProperties};
     (root == Path::new("/")).then(|| match probe::library(name) {
         Ok(LibraryProperties { file, version, missing }) => {
             LibraryReport { failure: None, file, version, missing }
@@ -67,7 +67,7 @@ fn as_message<S: serde::Serializer>(reason: &Option<GdrUnavailable>, to: S) -> R
 /// Probes all devices that this process may open. There are none if `root` is a file tree.
 #[cfg(feature = "verbs")]
 pub fn probe_all(root: &Path, library: Option<&str>, inventory: &Inventory) -> Vec<DeviceProbe> {
-    use flexring::transport::verbs::{inventory, probe};
+    use flexring::internal::transport::verbs::{inventory, probe};
     if root != Path::new("/") {
         return Vec::new();
     }

@@ -8,9 +8,9 @@ use super::rdma::RdmaReport;
 use super::sockets::SocketReport;
 use super::topology::TopologyReport;
 use crate::env;
-use flexring::bootstrap;
-use flexring::config::TransportChoice;
-use flexring::transport::verbs::inventory::Affinity;
+use flexring::internal::bootstrap;
+use flexring::internal::transport::verbs::inventory::Affinity;
+use flexring_core::config::TransportChoice;
 use serde::Serialize;
 use std::path::Path;
 

@@ -6,8 +6,8 @@ use super::byte_size::rounded;
 use super::facts::Facts;
 use super::rdma::RdmaReport;
 use super::transports::TransportReport;
-use flexring::config::TransportChoice;
-use flexring::transport::verbs::port_selection::{PortDecision, PortUse};
+use flexring::internal::transport::verbs::port_selection::{PortDecision, PortUse};
+use flexring_core::config::TransportChoice;
 use serde::Serialize;
 
 /// How severe a finding is.

@@ -4,8 +4,8 @@
 //! they are available. No memory is registered, so the result is an expectation.
 
 use super::device_probe::DeviceProbe;
-use flexring::config::GpuDirect;
-use flexring::transport::verbs::gpu::gdr_mode::{self, GdrSupport, GdrUnavailable};
+use flexring::internal::transport::verbs::gpu::gdr_mode::{self, GdrSupport, GdrUnavailable};
+use flexring_core::config::GpuDirect;
 use serde::Serialize;
 use std::fs;
 use std::path::Path;
@@ -193,7 +193,7 @@ impl GdrSupport for LocalGdrSupport<'_> {
 /// Whether CUDA's driver exports DMA-BUFs, if this build can query it.
 fn cuda() -> Result<(), GdrUnavailable> {
     #[cfg(all(feature = "verbs", feature = "cuda"))]
-    return flexring::transport::verbs::gpu::exports();
+    return flexring::internal::transport::verbs::gpu::exports();
     #[cfg(not(all(feature = "verbs", feature = "cuda")))]
     Ok(())
 }
@@ -201,7 +201,7 @@ fn cuda() -> Result<(), GdrUnavailable> {
 /// The GPUs that are visible to this process.
 #[cfg(feature = "cuda")]
 fn visible() -> Option<CudaReport> {
-    use flexring::device::cuda::{gpu_count, gpu_info};
+    use flexring::gpu::{gpu_count, gpu_info};
     let devices =
         gpu_count().and_then(|count| (0..count).map(gpu_info).collect::<flexring::Result<Vec<_>>>());
     Some(match devices {

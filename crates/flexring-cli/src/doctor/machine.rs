@@ -11,7 +11,7 @@
 //! Must not know what the files mean.
 
 use crate::error::CommandError;
-use flexring::description;
+use flexring::internal::description;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, symlink};

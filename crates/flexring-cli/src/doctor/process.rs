@@ -3,13 +3,13 @@
 //! Owns finding them out. Must not judge them.
 
 use crate::settings;
-use flexring::bootstrap;
-use flexring::config::{Config, Origin, TransportChoice};
-use flexring::description;
-use flexring::device::host::Host;
-use flexring::memory::{self, Arena};
-use flexring::plan::tuning;
-use flexring::transport::verbs::inventory::{Affinity, NumaNode};
+use flexring::internal::bootstrap;
+use flexring::internal::description;
+use flexring::internal::device::host::Host;
+use flexring::internal::memory::{self, Arena};
+use flexring::internal::transport::verbs::inventory::{Affinity, NumaNode};
+use flexring_core::config::{Config, Origin, TransportChoice};
+use flexring_plan::tuning;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::collections::BTreeMap;

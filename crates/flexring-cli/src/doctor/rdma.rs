@@ -3,9 +3,9 @@
 //! Owns the facts about RDMA. The library reads the devices and selects the ports.
 
 use super::device_probe::{self, DeviceProbe, LibraryReport};
-use flexring::config::Config;
-use flexring::transport::verbs::inventory::{self, Affinity, Inventory};
-use flexring::transport::verbs::port_selection::{self, PortSelection};
+use flexring::internal::transport::verbs::inventory::{self, Affinity, Inventory};
+use flexring::internal::transport::verbs::port_selection::{self, PortSelection};
+use flexring_core::config::Config;
 use serde::Serialize;
 use std::path::Path;
 

@@ -2,8 +2,8 @@
 //!
 //! Owns the facts about sockets. The library chooses the address.
 
-use flexring::bootstrap::{self, Interface};
-use flexring::config::Config;
+use flexring::internal::bootstrap::{self, Interface};
+use flexring_core::config::Config;
 use serde::Serialize;
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::path::Path;

@@ -8,8 +8,8 @@ use super::process::Variables;
 use super::report::DoctorReport;
 use super::text::render;
 use fake::{ETHERNET, FakeMachine, FakePort, GIDS_OF_ETH0, INFINIBAND};
-use flexring::config::GpuDirect;
-use flexring::transport::verbs::gpu::gdr_mode::GdrUnavailable;
+use flexring::internal::transport::verbs::gpu::gdr_mode::GdrUnavailable;
+use flexring_core::config::GpuDirect;
 
 #[path = "../../../../src/transport/verbs/inventory/fake.rs"]
 #[allow(dead_code, reason = "shared with the tests of the inventory")]

@@ -13,10 +13,10 @@ use super::report::DoctorReport;
 use super::sockets::SocketReport;
 use super::topology::{TopologyReport, TreeNode};
 use crate::output::counted;
-use flexring::transport::verbs::inventory::{
+use flexring::internal::transport::verbs::inventory::{
     Gid, GidKind, Inventory, LinkLayer, PortState, RdmaDevice, RdmaPort,
 };
-use flexring::transport::verbs::port_selection::PortUse;
+use flexring::internal::transport::verbs::port_selection::PortUse;
 
 /// The width of the column with headings.
 const MARGIN: usize = 11;

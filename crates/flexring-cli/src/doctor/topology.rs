@@ -3,9 +3,9 @@
 //! Owns the tree and the expectation: one rank for each GPU or, without GPUs, one rank, and one for each NUMA node. The library
 //! divides the ports.
 
-use flexring::config::{Config, GdrLevel};
-use flexring::transport::verbs::inventory::{Affinity, Inventory, PciDistance, PciLocation};
-use flexring::transport::verbs::port_selection::{self, Offer, Rail, divide, reaches_gpu};
+use flexring::internal::transport::verbs::inventory::{Affinity, Inventory, PciDistance, PciLocation};
+use flexring::internal::transport::verbs::port_selection::{self, Offer, Rail, divide, reaches_gpu};
+use flexring_core::config::{Config, GdrLevel};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -7,7 +7,7 @@ use super::collective::Extent;
 use super::exact_element::ExactElement;
 use super::pattern::{CheckPattern, CheckResult, compare};
 use super::redop::RedOp;
-use flexring::call::Collective;
+use flexring_core::call::Collective;
 use std::ops::Range;
 
 /// Whether the result overwrites the input.

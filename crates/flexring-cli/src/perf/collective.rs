@@ -4,7 +4,7 @@
 //! operation and root. Must not know how anything is measured.
 
 use super::redop::RedOp;
-use flexring::call::Collective;
+use flexring_core::call::Collective;
 
 /// Parts of a vector, one per rank, are multiples of this many bytes, as in nccl-tests.
 const PART_ALIGNMENT: usize = 16;

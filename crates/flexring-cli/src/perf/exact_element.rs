@@ -3,8 +3,8 @@
 //! Owns sums, products and averages of numbers that are exact in each type, independent of the kernels that are checked. Must
 //! not know which numbers are combined or how many.
 
-use flexring::float8::{F8E4M3, F8E5M2};
 use flexring::{Boolean, Element};
+use flexring_core::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use std::fmt::Display;
 

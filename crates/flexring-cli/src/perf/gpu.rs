@@ -12,10 +12,10 @@ use super::check::Placement;
 use super::collective::Extent;
 use super::options::{PerfOptions, VectorDevice};
 use super::report::RankInfo;
-use flexring::bootstrap::local_rank;
-use flexring::call::Collective;
-use flexring::config::{Config, environment};
+use flexring::internal::bootstrap::local_rank;
 use flexring::{Communicator, Error, ReduceOp, Result};
+use flexring_core::call::Collective;
+use flexring_core::config::{Config, environment};
 use std::collections::BTreeSet;
 
 /// A call on the beginning of a rank's vectors.
@@ -81,9 +81,9 @@ mod present {
     use crate::perf::check::Placement;
     use crate::perf::collective::Extent;
     use crate::perf::report::RankGpu;
-    use flexring::call::Collective;
-    use flexring::device::cuda::{self, GpuBuffer};
+    use flexring::internal::device::cuda::{self, GpuBuffer};
     use flexring::{Element, Result};
+    use flexring_core::call::Collective;
 
     pub use cuda::gpu_count;
 

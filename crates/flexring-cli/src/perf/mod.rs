@@ -26,9 +26,10 @@ use crate::error::CommandError;
 use crate::local_ranks::no_job;
 use crate::output;
 use crate::settings::warn_about_unknown_settings;
-use flexring::bootstrap::{identity, is_alone};
-use flexring::config::{Config, environment};
-use flexring::{Error, description};
+use flexring::Error;
+use flexring::internal::bootstrap::{identity, is_alone};
+use flexring::internal::description;
+use flexring_core::config::{Config, environment};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 

@@ -8,8 +8,8 @@ use crate::error::CommandError;
 use crate::output_file::{OutputFile, expect_two_files};
 use crate::{local_ranks, output, trace};
 use flexring::Error;
-use flexring::config::Config;
-use flexring::trace::TracePath;
+use flexring_core::config::Config;
+use flexring_core::trace::TracePath;
 use std::path::{Path, PathBuf};
 
 /// Starts `ranks` ranks and waits for all of them.

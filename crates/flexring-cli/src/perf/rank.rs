@@ -13,13 +13,12 @@ use super::redop::RedOp;
 use super::report::{RankGpu, RankInfo};
 use super::step::{MeasuredModel, StepBench};
 use crate::local_ranks::die_with_parent;
-use flexring::bootstrap::{Identity, host_name, identity};
-use flexring::call::Collective;
-use flexring::communicator::{Owned, RailStatistics};
-use flexring::config::{Config, Size, environment};
-use flexring::float8::{F8E4M3, F8E5M2};
-use flexring::peer_text::PeerText;
-use flexring::{Boolean, Communicator, DType, Error, ReduceOp, Result};
+use flexring::internal::bootstrap::{host_name, identity};
+use flexring::{Boolean, Communicator, DType, Error, Identity, Owned, RailStatistics, ReduceOp, Result};
+use flexring_core::call::Collective;
+use flexring_core::config::{Config, Size, environment};
+use flexring_core::float8::{F8E4M3, F8E5M2};
+use flexring_core::peer_text::PeerText;
 use half::{bf16, f16};
 
 /// Length in bytes of a host or GPU name as ranks exchange it; longer names are cut.

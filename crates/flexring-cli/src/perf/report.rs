@@ -3,8 +3,7 @@
 //! Owns the statistics, the names of the JSON fields and the file. Must not know how anything is measured.
 
 use crate::output_file::OutputFile;
-use flexring::communicator::{AdaptationStatistics, RailStatistics};
-use flexring::{Error, Result};
+use flexring::{AdaptationStatistics, Error, RailStatistics, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -10,9 +10,8 @@ use super::options::PerfOptions;
 use super::pattern::CheckResult;
 use super::redop::RedOp;
 use super::report::{ModelRow, Timing};
-use flexring::call::Collective;
-use flexring::communicator::{Owned, Request};
-use flexring::{Communicator, ReduceOp, Result};
+use flexring::{Communicator, Owned, ReduceOp, Request, Result};
+use flexring_core::call::Collective;
 use std::time::Instant;
 
 /// The vectors of one training step and the communicator that reduces them.

@@ -4,8 +4,8 @@
 //! not know where the table is printed.
 
 use super::report::{ModelRow, PerfRow, Timing};
-use flexring::communicator::AdaptationStatistics;
-use flexring::plan::topology::bandwidth_label as label;
+use flexring::AdaptationStatistics;
+use flexring_plan::topology::bandwidth_label as label;
 
 /// The three lines above the first row.
 pub const HEAD: &str = "\

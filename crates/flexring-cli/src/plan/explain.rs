@@ -4,13 +4,13 @@
 
 use super::planned::Planned;
 use crate::output::duration;
-use flexring::config::Size;
-use flexring::plan::lowering::{Plan, ProgramSpec};
-use flexring::plan::planner::{Details, ring};
-use flexring::plan::selection::{ShortPlan, short_plans};
-use flexring::plan::thresholds::small_limits;
-use flexring::plan::topology::{Topology, VertexId, VertexKind};
-use flexring::plan::traffic::{Load, Traffic};
+use flexring_core::config::Size;
+use flexring_plan::lowering::{Plan, ProgramSpec};
+use flexring_plan::planner::{Details, ring};
+use flexring_plan::selection::{ShortPlan, short_plans};
+use flexring_plan::thresholds::small_limits;
+use flexring_plan::topology::{Topology, VertexId, VertexKind};
+use flexring_plan::traffic::{Load, Traffic};
 use flexring_simulator::captions::captions;
 use flexring_simulator::comparison::Comparison;
 use flexring_simulator::cost_model::lower_bound::{Limit, LowerBound, lower_bound};

@@ -17,7 +17,7 @@ use crate::error::CommandError;
 use crate::output;
 use crate::output_file::expect_two_files;
 use flexring::Error;
-use flexring::plan::plan_file;
+use flexring_plan::plan_file;
 use flexring_simulator::drawing::{self, Labels};
 use std::path::Path;
 

@@ -4,7 +4,7 @@
 
 use super::source::PlanSource;
 use clap::Args;
-use flexring::config::Size;
+use flexring_core::config::Size;
 use std::path::PathBuf;
 
 /// Show the plan of an all-reduce: which ranks reduce which spans onto which root

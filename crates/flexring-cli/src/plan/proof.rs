@@ -4,7 +4,7 @@
 
 use super::planned::Planned;
 use crate::error::CommandError;
-use flexring::plan::verifier::VerifiedPlan;
+use flexring_plan::verifier::VerifiedPlan;
 
 /// Most ranks of a plan that is verified. The work grows with more than the square of their number.
 const MOST_RANKS: usize = 4096;

@@ -4,9 +4,9 @@
 
 use super::planned::Planned;
 use crate::output::counted;
-use flexring::plan::Rank;
-use flexring::plan::fraction::Span;
-use flexring::plan::schedule::{Group, Level, Shard};
+use flexring_plan::Rank;
+use flexring_plan::fraction::Span;
+use flexring_plan::schedule::{Group, Level, Shard};
 use flexring_simulator::captions::captions;
 
 /// The output: a table for each level, and one of the owners.

@@ -8,11 +8,11 @@ use crate::error::CommandError;
 use crate::output;
 use crate::output_file::{OutputFile, expect_two_files};
 use flexring::Error;
-use flexring::call::{Call, Collective};
-use flexring::dtype::{DType, ReduceOp};
-use flexring::plan::topology::Topology;
-use flexring::trace::merge::merge;
-use flexring::trace::{RecordedCall, TraceFile, TraceOrigin};
+use flexring_core::call::{Call, Collective};
+use flexring_core::dtype::{DType, ReduceOp};
+use flexring_core::trace::merge::merge;
+use flexring_core::trace::{RecordedCall, TraceFile, TraceOrigin};
+use flexring_plan::topology::Topology;
 use flexring_simulator::drawing::{MOST_TIMELINE_RANKS, SizePoint, draw_sizes, draw_timeline};
 
 /// Checks that the files can be written, before anything is simulated.

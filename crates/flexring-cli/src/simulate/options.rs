@@ -4,7 +4,7 @@
 
 use crate::plan::PlanSource;
 use clap::Args;
-use flexring::config::Size;
+use flexring_core::config::Size;
 use flexring_simulator::simulator::{LONGEST_VECTOR, SimulationParameters};
 use std::path::PathBuf;
 

@@ -5,8 +5,8 @@
 use crate::error::CommandError;
 use crate::output::{self, duration};
 use crate::plan::Planned;
-use flexring::config::Size;
-use flexring::plan::topology::{Topology, VertexKind};
+use flexring_core::config::Size;
+use flexring_plan::topology::{Topology, VertexKind};
 use flexring_simulator::simulator::{SimulatedRun, SimulationParameters};
 use serde_json::{Value, json};
 

@@ -7,11 +7,11 @@ mod process;
 use crate::error::CommandError;
 use crate::output;
 use clap::Args;
-use flexring::bootstrap::{
+use flexring::internal::bootstrap::{
     LocalCoordinator, RunningJob, WorldStatus, host_name, job, local_coordinators, world_status,
 };
-use flexring::config::{Config, environment};
 use flexring::{Error, ErrorKind};
+use flexring_core::config::{Config, environment};
 use process::RankProcess;
 use serde::Serialize;
 

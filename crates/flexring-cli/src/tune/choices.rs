@@ -4,14 +4,14 @@
 //! profile has the results.
 
 use super::session::{TuningSession, median};
-use flexring::config::{Algorithm, Config, Lowering, Size};
-use flexring::plan::lowering::Plan;
-use flexring::plan::planner::{self, Details};
-use flexring::plan::selection::{select_algorithm, short_plans};
-use flexring::plan::topology::Topology;
-use flexring::plan::tuning::{MeasuredChoice, TuningProfile};
-use flexring::plan::verifier::VerifiedPlan;
 use flexring::{Communicator, ReduceOp, Result};
+use flexring_core::config::{Algorithm, Config, Lowering, Size};
+use flexring_plan::lowering::Plan;
+use flexring_plan::planner::{self, Details};
+use flexring_plan::selection::{select_algorithm, short_plans};
+use flexring_plan::topology::Topology;
+use flexring_plan::tuning::{MeasuredChoice, TuningProfile};
+use flexring_plan::verifier::VerifiedPlan;
 use flexring_simulator::comparison::Comparison;
 use flexring_simulator::simulator::SimulationParameters;
 use std::cell::OnceCell;
@@ -367,8 +367,8 @@ fn timed(session: &TuningSession, Variant { comm, plan }: Variant, bytes: usize)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexring::plan::topology_file::parse_short;
-    use flexring::plan::tuning::parse;
+    use flexring_plan::topology_file::parse_short;
+    use flexring_plan::tuning::parse;
 
     #[test]
     fn the_fastest_number_is_kept_and_not_the_first_faster_one() {

@@ -4,7 +4,7 @@
 
 use super::session::TuningSession;
 use flexring::Result;
-use flexring::device::host::Host;
+use flexring::internal::device::host::Host;
 use std::time::Instant;
 
 /// Steps of the progress.

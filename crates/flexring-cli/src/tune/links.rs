@@ -4,16 +4,14 @@
 
 use super::messages::{SHORTEST, best_rate, burst, latency, message_times, steady_rate};
 use super::session::{TuningSession, median};
-use flexring::communicator::Operation;
-use flexring::memory::Buffer;
-use flexring::plan::node_pairs::{self, NodePair};
-use flexring::plan::topology::{MAX_BURST, Topology, VertexId};
-use flexring::plan::tuning::{
+use flexring::{Buffer, Operation, ReduceOp, Result};
+use flexring_core::rank::Rank;
+use flexring_plan::node_pairs::{self, NodePair};
+use flexring_plan::topology::{MAX_BURST, Topology, VertexId};
+use flexring_plan::tuning::{
     ClusterIdentity, LinkClass, MAX_LATENCY, MAX_RATE, MeasuredUplink, WITHIN_NODES, link_latencies,
     switches_below_root,
 };
-use flexring::rank::Rank;
-use flexring::{ReduceOp, Result};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -394,7 +392,7 @@ impl NodeFlow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flexring::plan::topology_file::parse_short;
+    use flexring_plan::topology_file::parse_short;
 
     #[test]
     fn each_pair_of_nodes_is_in_one_round_and_each_node_once_in_a_round() {

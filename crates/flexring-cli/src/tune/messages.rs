@@ -3,9 +3,8 @@
 //! Owns how long messages are, and the rate that follows from their times. Must not know which ranks exchange them.
 
 use super::session::median;
-use flexring::memory::Buffer;
-use flexring::rank::Rank;
-use flexring::{Communicator, Result};
+use flexring::{Buffer, Communicator, Result};
+use flexring_core::rank::Rank;
 use std::time::{Duration, Instant};
 
 /// Elements of the shortest messages for bandwidth: 64 KiB.

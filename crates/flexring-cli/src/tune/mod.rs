@@ -16,8 +16,8 @@ pub use options::TuneOptions;
 use crate::error::CommandError;
 use crate::local_ranks::{self, no_job};
 use crate::settings::warn_about_unknown_settings;
-use flexring::bootstrap::identity;
-use flexring::config::{Config, environment};
+use flexring::internal::bootstrap::identity;
+use flexring_core::config::{Config, environment};
 
 /// Runs the command.
 pub fn run(options: &TuneOptions) -> Result<(), CommandError> {

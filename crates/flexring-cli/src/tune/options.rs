@@ -3,8 +3,8 @@
 //! Owns their names, defaults and ranges. Must not know how anything is measured.
 
 use clap::Args;
-use flexring::config::Size;
-use flexring::plan::tuning::MOST_CHOICES;
+use flexring_core::config::Size;
+use flexring_plan::tuning::MOST_CHOICES;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -6,9 +6,9 @@ use super::choices::FastestPlan;
 use super::session::TuningSession;
 use crate::output::{counted, duration};
 use crate::output_file::OutputFile;
-use flexring::config::{Algorithm, Size};
-use flexring::plan::tuning::{LinkClass, MeasuredUplink, TuningProfile, write};
 use flexring::{Communicator, Error, Result};
+use flexring_core::config::{Algorithm, Size};
+use flexring_plan::tuning::{LinkClass, MeasuredUplink, TuningProfile, write};
 use std::io::Write;
 use std::path::Path;
 

@@ -8,9 +8,9 @@ use super::session::TuningSession;
 use super::{choices, devices, links};
 use crate::local_ranks::die_with_parent;
 use flexring::Result;
-use flexring::bootstrap::identity;
-use flexring::config::{Algorithm, Config, Lowering, environment};
-use flexring::plan::tuning::{MeasuredNode, TuningProfile};
+use flexring::internal::bootstrap::identity;
+use flexring_core::config::{Algorithm, Config, Lowering, environment};
+use flexring_plan::tuning::{MeasuredNode, TuningProfile};
 
 /// Measures as the rank that the environment names.
 ///

@@ -4,9 +4,8 @@
 
 use super::options::TuneOptions;
 use crate::perf::Progress;
-use flexring::bootstrap::{Identity, UniqueId, create_unique_id};
-use flexring::config::Config;
-use flexring::{Communicator, ReduceOp, Result};
+use flexring::{Communicator, Identity, ReduceOp, Result, UniqueId, create_unique_id};
+use flexring_core::config::Config;
 use std::time::{Duration, Instant};
 
 /// When measuring ends, so that 64 ranks have a profile within two minutes.

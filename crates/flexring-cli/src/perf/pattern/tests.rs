@@ -1,6 +1,6 @@
 use super::*;
 use flexring::Boolean;
-use flexring::float8::{F8E4M3, F8E5M2};
+use flexring_core::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// The operations that elements of this type have.
