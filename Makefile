@@ -75,10 +75,12 @@ clippy: $(CUST)
 	$(CARGO) clippy --all-targets -- -D warnings; fi
 	$(CARGO) clippy -p flexring -p flexring-ffi -p flexring-cli --no-default-features --tests -- -D warnings
 
+# The documentation, and the public API beside tests/public_api.txt; FLEXRING_BLESS=1 writes a new one.
 doc: $(CUST)
 	@if [ -d $(CUST)/lib64 ] && [ -n "$(RDMA_SYS)" ]; then set -x; \
 	CUDA_LIBRARY_PATH=$(CUST) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features; \
 	else set -x; RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps; fi
+	tests/public_api.py
 
 # Licences, sources and duplicate versions of dependencies; with cargo-deny also security advisories.
 deny:
@@ -98,6 +100,7 @@ test-build:
 
 test-rust:
 	$(CARGO) $(NEXTEST) $(TESTS)
+	$(CARGO) test --doc
 
 test-rust-long:
 	FLEXRING_TEST_EFFORT=10 $(CARGO) $(NEXTEST) $(if $(findstring nextest,$(NEXTEST)),--profile long) $(TESTS)

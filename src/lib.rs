@@ -74,6 +74,20 @@ pub(crate) use flexring_core::{
 pub(crate) use flexring_plan as plan;
 
 /// The settings, and the types of their values.
+///
+/// ```
+/// use flexring::Communicator;
+/// use flexring::config::{Algorithm, Config};
+///
+/// # fn main() -> flexring::Result<()> {
+/// // As FLEXRING_ALGO=ring and FLEXRING_TOPOLOGY.
+/// let topology = Some("3@10G+1@1G".to_owned());
+/// let config = Config { algo: Algorithm::Ring, topology, ..Config::from_env()? };
+/// let ranks = Communicator::local_with(&config, 4)?;
+/// # drop(ranks);
+/// # Ok(())
+/// # }
+/// ```
 pub mod config {
     pub use flexring_core::config::{
         AdaptiveRouting, Algorithm, Config, Dimensions, Family, GdrLevel, GpuDirect, GpuProgram,
@@ -84,6 +98,21 @@ pub mod config {
 }
 
 /// Vectors in the memory of NVIDIA GPUs.
+///
+/// ```no_run
+/// use flexring::gpu::{GpuBuffer, gpu_count};
+/// use flexring::{Communicator, ReduceOp};
+///
+/// # fn main() -> flexring::Result<()> {
+/// let comm = Communicator::from_env()?;
+/// let mut vector = GpuBuffer::<f32>::new(comm.rank() % gpu_count()?, 1 << 20)?;
+/// vector.write(&vec![1.0; 1 << 20])?;
+/// // Is enqueued in the vector's stream and returns.
+/// comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum)?;
+/// vector.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
 #[cfg(feature = "cuda")]
 pub mod gpu {
     pub use crate::device::cuda::{
@@ -92,6 +121,15 @@ pub mod gpu {
 }
 
 /// The cluster as plans see it: a tree of switches, nodes and ranks.
+///
+/// ```no_run
+/// # fn main() -> flexring::Result<()> {
+/// let comm = flexring::Communicator::from_env()?;
+/// let topology = comm.topology();
+/// println!("{} ranks on {} nodes", topology.world(), topology.nodes());
+/// # Ok(())
+/// # }
+/// ```
 pub mod topology {
     pub use flexring_plan::topology::{Nics, Topology, Uplink, Vertex, VertexId, VertexKind};
 }

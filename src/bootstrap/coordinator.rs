@@ -27,7 +27,7 @@ use std::time::Instant;
 /// An id that no rank uses expires after this many times `FLEXRING_CONNECT_TIMEOUT_MS`.
 const UNUSED_LIFETIME: u32 = 10;
 
-/// Creates an id by which the ranks of one world rendezvous. This process must live until all ranks have joined; then rank 0
+/// Creates an id by which the ranks of one world rendezvous, as the example of [`UniqueId`] shows. This process must live until all ranks have joined; then rank 0
 /// serves the world. An id that no rank uses expires after ten times `FLEXRING_CONNECT_TIMEOUT_MS`.
 ///
 /// # Errors

@@ -17,6 +17,20 @@ const FAMILY_V4: u8 = 4;
 const FAMILY_V6: u8 = 6;
 
 /// Identifies a world and contains the addresses of its coordinator, as 128 opaque bytes.
+///
+/// ```
+/// use flexring::config::Config;
+/// use flexring::{Communicator, UniqueId, create_unique_id};
+///
+/// # fn main() -> flexring::Result<()> {
+/// // One rank creates the id, and the program passes its bytes to the others.
+/// let id = create_unique_id(&Config::from_env()?)?;
+/// let copy = UniqueId::from_bytes(id.as_bytes())?;
+/// let comm = Communicator::from_unique_id(1, &copy, 0)?;
+/// # drop(comm);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(Layout);
 

@@ -36,7 +36,18 @@ const WARM_UP: usize = 256 << 10;
 pub(super) type RunCall<'a> = &'a mut dyn FnMut(&CheckedCall) -> Result<()>;
 
 /// What a communicator with `FLEXRING_ADAPT=1` has found out about its links and its calls.
+///
+/// ```no_run
+/// # fn main() -> flexring::Result<()> {
+/// let comm = flexring::Communicator::from_env()?;
+/// if let Some(statistics) = comm.adaptation_statistics() {
+///     println!("planned {} times again, now {}", statistics.replans, statistics.algorithm);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct AdaptationStatistics {
     /// How often plans were made again.
     pub replans: u64,
@@ -50,8 +61,9 @@ pub struct AdaptationStatistics {
     pub calls: Vec<CallTimes>,
 }
 
-/// The link of a node.
+/// The link of a node, in [`AdaptationStatistics`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct NodeLinkStatistics {
     /// Its number, host and ranks.
     pub name: String,
@@ -61,8 +73,9 @@ pub struct NodeLinkStatistics {
     pub current: Option<u64>,
 }
 
-/// The time of all-reduces whose lengths have the same power of two.
+/// The time of all-reduces whose lengths have the same power of two, in [`AdaptationStatistics`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct CallTimes {
     /// Length in bytes of the last of them.
     pub bytes: u64,

@@ -14,6 +14,20 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// A send or a receive of a [`group`](Communicator::group).
+///
+/// ```
+/// use flexring::{Communicator, Operation};
+///
+/// # fn main() -> flexring::Result<()> {
+/// let comm = Communicator::local(1)?.remove(0);
+/// let next = (comm.rank() + 1) % comm.size();
+/// let previous = (comm.rank() + comm.size() - 1) % comm.size();
+/// let (sent, mut received) = ([comm.rank() as u32], [0]);
+/// comm.group([Operation::send(&sent, next), Operation::recv(&mut received, previous)])?;
+/// # assert_eq!(received, sent);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Operation<'a> {
     message: PeerMessage,
@@ -40,6 +54,18 @@ impl<'a> Operation<'a> {
 }
 
 /// A send or a receive of a [`group_async`](Communicator::group_async), which owns its vector.
+///
+/// ```
+/// use flexring::{Communicator, OwnedOperation};
+///
+/// # fn main() -> flexring::Result<()> {
+/// let comm = Communicator::local(1)?.remove(0);
+/// let operations = vec![OwnedOperation::Send(vec![7u8], 0), OwnedOperation::Recv(vec![0], 0)];
+/// let operations = comm.group_async(operations)?.wait()?;
+/// assert_eq!(operations[1], OwnedOperation::Recv(vec![7], 0));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnedOperation<B> {
     /// Sends the vector to this rank.

@@ -49,7 +49,7 @@ pub use request::{CallOutcome, Owned, Request};
 pub use unfinished::abort_unfinished;
 pub use user_memory::Registered;
 
-use crate::bootstrap::{Abort, ControlConnection, Identity, UniqueId, identity};
+use crate::bootstrap::{Abort, ControlConnection, Identity, UniqueId};
 use crate::config::{Config, environment};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
@@ -86,6 +86,23 @@ const LONGEST_CAUSE: usize = 500;
 ///
 /// A forked child of this process cannot use the communicator: threads and connections do not survive a fork. There, calls
 /// fail with `InvalidArgument`, and dropping the communicator has no effect on the parent.
+///
+/// ```
+/// use flexring::{Communicator, ReduceOp};
+///
+/// # fn main() -> flexring::Result<()> {
+/// std::thread::scope(|scope| {
+///     for comm in Communicator::local(4)? {
+///         scope.spawn(move || {
+///             let mut vector = [comm.rank() as i32; 3];
+///             comm.all_reduce(&mut vector, ReduceOp::Sum).expect("all ranks make the same call");
+///             assert_eq!(vector, [6; 3]);
+///         });
+///     }
+///     Ok(())
+/// })
+/// # }
+/// ```
 pub struct Communicator {
     creator: CreatorProcess,
     runner: Arc<CallRunner>,
@@ -103,7 +120,7 @@ impl Communicator {
     /// `InvalidSetting` for an environment variable whose value is not accepted; `Rendezvous` if the ranks do not find each other
     /// in time; `Disagreement` if they differ in version or settings.
     pub fn from_env() -> Result<Self> {
-        let (config, identity) = Self::settings(|config| identity(config, environment))?;
+        let (config, identity) = Self::settings(Identity::from_env)?;
         Self::with_config(&config, &identity)
     }
 
@@ -193,6 +210,7 @@ impl Communicator {
     }
 
     /// The ranks, hosts and switches, and what links the nodes, as tuning profiles identify a cluster.
+    #[doc(hidden)]
     #[must_use]
     pub fn cluster(&self) -> &ClusterIdentity {
         &self.blueprint.cluster
@@ -217,6 +235,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` if the plan is for another number of ranks.
+    #[doc(hidden)]
     pub fn use_plan(&self, plan: &VerifiedPlan) -> Result<()> {
         let _default = DefaultFloatEnvironment::enter();
         self.check_process()?;

@@ -14,7 +14,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A vector that an asynchronous call can own. Its elements keep their address when the owner moves.
+/// A vector that an asynchronous call can own: a `Vec`, or a [`Buffer`], which has an example. Its elements keep their address
+/// when the owner moves.
 pub trait Owned: sealed::Sealed + Send + 'static {
     /// The element type.
     type Item: Element;
@@ -126,6 +127,19 @@ impl std::fmt::Debug for CallOutcome {
 /// A call that was started by [`all_reduce_async`](super::Communicator::all_reduce_async) or another method of that kind.
 /// It owns the call's vectors until the call is over; dropping the request waits for that. While the thread panics it aborts the
 /// communicator first.
+///
+/// ```
+/// use flexring::{Communicator, ReduceOp};
+///
+/// # fn main() -> flexring::Result<()> {
+/// let comm = Communicator::local(1)?.remove(0);
+/// let request = comm.all_reduce_async(vec![1.0f32; 8], ReduceOp::Sum)?;
+/// // Other work.
+/// let sums = request.wait()?;
+/// assert_eq!(sums, [1.0; 8]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Request<B> {
     pub(super) outcome: Arc<CallOutcome>,

@@ -333,6 +333,19 @@ impl Drop for WaitingDeregistration<'_> {
 ///
 /// A forked child of this process may not have the memory: using the vector may end the child by SIGSEGV. Dropping it there leaks
 /// the vector, and has no effect on the parent.
+///
+/// ```
+/// use flexring::{Communicator, ReduceOp};
+///
+/// # fn main() -> flexring::Result<()> {
+/// let comm = Communicator::local(1)?.remove(0);
+/// let mut gradient = comm.register(vec![0.5f32; 1 << 10])?;
+/// comm.all_reduce(&mut gradient, ReduceOp::Sum)?;
+/// let vector: Vec<f32> = gradient.into_vec();
+/// # drop(vector);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Registered<'a, T: Element> {
     creator: CreatorProcess,
     vector: Vec<T>,

@@ -14,6 +14,18 @@ use std::sync::Arc;
 ///
 /// A forked child of this process does not have the memory: using the vector ends the child by SIGSEGV, dropping it has no
 /// effect.
+///
+/// ```
+/// use flexring::{Communicator, ReduceOp};
+///
+/// # fn main() -> flexring::Result<()> {
+/// let comm = Communicator::local(1)?.remove(0);
+/// let mut gradient = comm.alloc::<f32>(1 << 20)?;
+/// gradient.fill(0.5);
+/// comm.all_reduce(&mut gradient, ReduceOp::Sum)?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Buffer<T: Element> {
     creator: CreatorProcess,
     arena: Arc<Arena>,

@@ -94,7 +94,9 @@ fn member(rank: usize, port: u16) -> (Config, Identity) {
         ..Config::default()
     };
     let rendezvous = RendezvousPoint::at("127.0.0.1".to_owned(), port);
-    (config, Identity { rank, world: 2, rendezvous, token: 7, one_node: false, launcher: "a test" })
+    let mut identity = Identity::alone();
+    (identity.rank, identity.world, identity.rendezvous, identity.token) = (rank, 2, rendezvous, 7);
+    (config, identity)
 }
 
 fn add_up(rank: usize, port: u16) {

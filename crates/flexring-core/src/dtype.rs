@@ -8,6 +8,12 @@ use crate::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// The type of one element. The numbers are those of the C ABI (and of NCCL) and never change.
+///
+/// ```
+/// # use flexring_core::dtype::{DType, Element};
+/// assert_eq!(f32::DTYPE, DType::F32);
+/// assert_eq!(DType::F32.size(), 4);
+/// ```
 #[derive(
     Clone,
     Copy,
@@ -90,6 +96,7 @@ impl DType {
     ];
 
     /// The type with this number, if there is one.
+    #[doc(hidden)]
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::from_repr(code)
@@ -108,12 +115,14 @@ impl DType {
 
     /// Whether `bytes`, a length or an address, is a multiple of the element's size. Sizes are powers of two, so this needs no division: one takes
     /// up to 90 cycles (Intel before Ice Lake), and a short call would make five of them.
+    #[doc(hidden)]
     #[must_use]
     pub fn divides(self, bytes: usize) -> bool {
         bytes & (self.size() - 1) == 0
     }
 
     /// The number of whole elements in `bytes`.
+    #[doc(hidden)]
     #[must_use]
     pub fn elements_in(self, bytes: usize) -> usize {
         bytes >> self.size().trailing_zeros()
@@ -138,6 +147,12 @@ impl DType {
 /// `And` if all are. `Min` and `Max` of floats are IEEE 754-2019 `minimum` and `maximum`: a NaN on
 /// any rank gives NaN, and -0 is less than +0. 16-bit and 8-bit floats are added in f32, and each partial sum that travels is rounded: for long
 /// vectors once on one node, and once more for each hop between nodes (docs/schedules.md, "How sums are rounded").
+///
+/// ```
+/// # use flexring_core::dtype::{DType, ReduceOp};
+/// assert!(ReduceOp::Avg.check(DType::F32).is_ok());
+/// assert!(ReduceOp::Avg.check(DType::I32).is_err());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReduceOp {
     /// The sum over all ranks.
@@ -166,6 +181,7 @@ pub enum ReduceOp {
 
 impl ReduceOp {
     /// The number of this operation in the C ABI (and in NCCL, which numbers pre-multiplied sums from 5).
+    #[doc(hidden)]
     #[must_use]
     pub fn code(self) -> u8 {
         match self {
@@ -189,6 +205,7 @@ impl ReduceOp {
     }
 
     /// The name of the operation with this number; `unknown` if there is none.
+    #[doc(hidden)]
     #[must_use]
     pub fn name_of(code: u8) -> &'static str {
         const NAMES: [&str; 10] =
@@ -197,6 +214,7 @@ impl ReduceOp {
     }
 
     /// The factor that this rank's own elements are multiplied by; 1 for all operations but `PreMulSum`.
+    #[doc(hidden)]
     #[must_use]
     pub fn factor(self) -> f64 {
         if let Self::PreMulSum(factor) = self { factor } else { 1.0 }
@@ -266,6 +284,12 @@ mod sealed {
 
 /// A byte that stands for a truth value, as C and PyTorch store them: false if it is 0, else true. Unlike `bool`, every byte is
 /// valid, so ranks need not trust each other's.
+///
+/// ```
+/// # use flexring_core::dtype::Boolean;
+/// assert!(Boolean::from(true).is_true());
+/// assert_eq!(Boolean::from_byte(7), Boolean::from(true));
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(transparent)]
 pub struct Boolean(u8);
@@ -311,6 +335,14 @@ impl std::fmt::Display for Boolean {
 }
 
 /// A Rust type that flexring can reduce. Sealed: the kernels exist for these fifteen types only.
+///
+/// ```
+/// # use flexring_core::dtype::Element;
+/// fn bytes<T: Element>(vector: &[T]) -> usize {
+///     vector.len() * T::DTYPE.size()
+/// }
+/// assert_eq!(bytes(&[1.0f32, 2.0]), 8);
+/// ```
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     /// The element type's number and name.
     const DTYPE: DType;

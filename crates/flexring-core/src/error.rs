@@ -11,10 +11,10 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// The result of every fallible operation of the crate.
+/// The result of every fallible operation of the crate, which an [`Error`]'s example shows.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The kind of an [`Error`]. The numbers are those of the C ABI and never change.
+/// The kind of an [`Error`], as its example shows. The numbers are those of the C ABI and never change.
 #[derive(
     Clone,
     Copy,
@@ -80,6 +80,18 @@ impl ErrorKind {
 ///
 /// [`Debug`](fmt::Debug) prints the sentence as [`Display`](fmt::Display) does, because programs whose `main` returns an error, and `expect`,
 /// print it.
+///
+/// ```
+/// # use flexring_core::error::{Error, ErrorKind, Result};
+/// # fn try_again() -> Result<()> { Ok(()) }
+/// fn handle(outcome: Result<()>) -> Result<()> {
+///     match outcome {
+///         Err(error) if error.kind() == ErrorKind::Timeout => try_again(),
+///         outcome => outcome,
+///     }
+/// }
+/// # handle(Err(Error::timeout("rank 3 did not come"))).unwrap();
+/// ```
 #[derive(Clone, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Error(
@@ -98,6 +110,8 @@ struct ErrorParts {
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
+/// How flexring's crates make errors.
+#[doc(hidden)]
 impl Error {
     /// An error whose kind is decided at run time. Where the kind is fixed, call the constructor named after it.
     ///
@@ -219,7 +233,9 @@ impl Error {
         self.0.suspect = Some(rank);
         self
     }
+}
 
+impl Error {
     /// The kind of this failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

@@ -11,11 +11,21 @@ use std::fmt;
 
 /// Four exponent bits and three mantissa bits. There are no infinities: values that round beyond 448, the
 /// largest number, become NaN.
+///
+/// ```
+/// # use flexring_core::float8::F8E4M3;
+/// assert_eq!(F8E4M3::from_f32(3.3).to_f32(), 3.25);
+/// ```
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct F8E4M3(u8);
 
 /// Five exponent bits and two mantissa bits: the upper half of an f16, including infinities.
+///
+/// ```
+/// # use flexring_core::float8::F8E5M2;
+/// assert_eq!(F8E5M2::from_f32(3.3).to_f32(), 3.5);
+/// ```
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct F8E5M2(u8);

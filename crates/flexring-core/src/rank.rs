@@ -5,6 +5,13 @@
 use std::fmt;
 
 /// A rank's number, from 0.
+///
+/// ```
+/// # use flexring_core::rank::Rank;
+/// fn next(rank: Rank, ranks: usize) -> Rank {
+///     (rank + 1) % ranks
+/// }
+/// ```
 pub type Rank = usize;
 
 /// A list of ranks, displayed as `rank 3`, `ranks 2 and 5` or `ranks 1, 2, 3, 4, 5, 6, 7, 8 and 92 more`.

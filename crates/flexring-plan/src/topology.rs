@@ -113,6 +113,13 @@ impl Vertex {
 }
 
 /// A tree of switches and nodes, with every rank of the world on exactly one node.
+///
+/// ```
+/// # use flexring_plan::topology::Topology;
+/// let topology = Topology::from_names(&["left", "left", "right"]);
+/// assert_eq!((topology.world(), topology.nodes()), (3, 2));
+/// assert_eq!(topology.node_of(2), 1);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     vertices: Vec<Vertex>,
@@ -277,6 +284,7 @@ impl Topology {
     ///
     /// # Panics
     /// If `ranks` is empty, or names a rank twice or one that does not exist.
+    #[doc(hidden)]
     #[must_use]
     pub fn restricted_to(&self, ranks: &[Rank]) -> Self {
         assert!(!ranks.is_empty(), "a topology has at least one rank");
@@ -314,6 +322,7 @@ impl Topology {
     }
 
     /// The vertices of the nodes, by number.
+    #[doc(hidden)]
     #[must_use]
     pub fn node_vertices(&self) -> Vec<VertexId> {
         let mut vertices: Vec<VertexId> = vec![0; self.nodes];
@@ -324,6 +333,7 @@ impl Topology {
     }
 
     /// The ranks of each node, by number, in ascending order.
+    #[doc(hidden)]
     #[must_use]
     pub fn ranks_of_nodes(&self) -> Vec<Vec<Rank>> {
         let mut ranks = vec![Vec::new(); self.nodes];
@@ -334,6 +344,7 @@ impl Topology {
     }
 
     /// This tree with the bandwidth of each node's uplink multiplied by its factor, by number.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_scaled_nodes(&self, factors: &[f64]) -> Self {
         let mut scaled = self.clone();
@@ -345,6 +356,7 @@ impl Topology {
     }
 
     /// Number of parts of the uplink of a vertex. The ranks of a node use different ones.
+    #[doc(hidden)]
     #[must_use]
     pub fn uplink_parts(&self, vertex: VertexId) -> usize {
         let Vertex { nics, children, .. } = &self.vertices[vertex];
@@ -353,6 +365,7 @@ impl Topology {
 
     /// Bits per second of a part of the uplink of a vertex, in each direction. The ranks of a node take its NICs in turn until none is
     /// left; if there are fewer NICs than ranks, the others share them.
+    #[doc(hidden)]
     #[must_use]
     pub fn part_bandwidth(&self, vertex: VertexId, part: usize) -> u64 {
         let (parts, Vertex { nics, uplink, .. }) = (self.uplink_parts(vertex), &self.vertices[vertex]);
@@ -364,6 +377,7 @@ impl Topology {
     }
 
     /// Bytes that pass over a part of the uplink of a vertex at once after a pause: as large a part of the burst as of the bandwidth.
+    #[doc(hidden)]
     #[must_use]
     pub fn part_burst(&self, vertex: VertexId, part: usize) -> u64 {
         let Uplink { bandwidth, burst, .. } = self.vertices[vertex].uplink;
@@ -372,6 +386,7 @@ impl Topology {
     }
 
     /// The part of its node's uplink that a rank uses.
+    #[doc(hidden)]
     #[must_use]
     pub fn uplink_part_of(&self, rank: Rank) -> usize {
         let leaf = self.leaves[rank];
@@ -409,6 +424,7 @@ impl Topology {
 
     /// The vertices whose uplinks lead from one vertex to the other: those that are climbed, and those that are descended, each from
     /// the lowest.
+    #[doc(hidden)]
     #[must_use]
     pub fn uplinks_between(&self, from: VertexId, to: VertexId) -> [Vec<VertexId>; 2] {
         let top = self.lowest_common_ancestor(from, to);
@@ -418,6 +434,7 @@ impl Topology {
     }
 
     /// The ranks in depth-first order, so that the ranks of each node, and of each switch, are consecutive.
+    #[doc(hidden)]
     #[must_use]
     pub fn ranks_in_tree_order(&self) -> Vec<Rank> {
         let mut ranks = Vec::with_capacity(self.leaves.len());
@@ -433,6 +450,7 @@ impl Topology {
     }
 
     /// The vertices that have children, level by level from the root.
+    #[doc(hidden)]
     #[must_use]
     pub fn levels(&self) -> Vec<Vec<VertexId>> {
         let mut levels = Vec::new();
@@ -449,6 +467,7 @@ impl Topology {
     ///
     /// # Errors
     /// `InvalidSetting` if the tree is not symmetric, naming two vertices of one level with different fan-outs.
+    #[doc(hidden)]
     pub fn dimensions(&self) -> Result<Vec<usize>> {
         let mut dimensions = Vec::new();
         for level in self.levels().iter().rev() {

@@ -18,7 +18,7 @@ mod cross_check;
 mod variables;
 
 use super::unique_id::UniqueId;
-use crate::config::Config;
+use crate::config::{Config, environment};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use cross_check::{alone_among_several, complete_launchers, detect_launcher, unusual_ranks};
@@ -26,24 +26,51 @@ use variables::NumericVariable;
 pub(super) use variables::{Environment, LauncherInfo, invalid};
 
 /// The rank of this process, and where its world rendezvous.
+///
+/// ```
+/// use flexring::config::{Config, Size};
+/// use flexring::{Communicator, Identity};
+///
+/// # fn main() -> flexring::Result<()> {
+/// let config = Config { subchunk: Size(256 << 10), ..Config::from_env()? };
+/// // Under a launcher `Identity::from_env(&config)?`.
+/// let comm = Communicator::with_config(&config, &Identity::alone())?;
+/// assert_eq!(comm.size(), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Identity {
     /// This process's rank, less than `world`.
     pub rank: Rank,
     /// The number of ranks, at least 1.
     pub world: usize,
     /// Where the ranks rendezvous.
+    #[doc(hidden)]
     pub rendezvous: RendezvousPoint,
     /// Distinguishes this job from others that may use the same rendezvous point; 0 if the job has no known
     /// name. Not secret.
+    #[doc(hidden)]
     pub token: u128,
     /// Whether all ranks are on this node, as their launcher says.
+    #[doc(hidden)]
     pub one_node: bool,
     /// The source of the identity, for messages: the launcher's name, for example.
+    #[doc(hidden)]
     pub launcher: &'static str,
 }
 
 impl Identity {
+    /// The identity that the environment describes, as [`Communicator::from_env`](crate::Communicator::from_env) finds it.
+    ///
+    /// # Errors
+    /// `InvalidSetting`, quoting the variables, if they are incomplete or contradict each other; `Rendezvous`,
+    /// with what to set, if there are none or if the rendezvous point is unknown.
+    pub fn from_env(config: &Config) -> Result<Self> {
+        identity(config, environment)
+    }
+
     /// The identity of rank `rank` of the `world` ranks that share `id`.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_int};
 
 /// The properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct GpuInfo {
     /// Its index among the GPUs that this process sees.
     pub number: usize,

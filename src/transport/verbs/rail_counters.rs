@@ -10,6 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// A message is an RDMA write of the library, so the short ones count that announce calls and grant permission to write. What is
 /// written again because a connection broke counts again.
+///
+/// ```no_run
+/// # fn main() -> flexring::Result<()> {
+/// let comm = flexring::Communicator::from_env()?;
+/// for rail in comm.rail_statistics() {
+///     println!("{}:{} has sent {} bytes", rail.device, rail.port, rail.bytes_sent);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct RailStatistics {

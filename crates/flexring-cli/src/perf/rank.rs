@@ -13,10 +13,10 @@ use super::redop::RedOp;
 use super::report::{RankGpu, RankInfo};
 use super::step::{MeasuredModel, StepBench};
 use crate::local_ranks::die_with_parent;
-use flexring::internal::bootstrap::{host_name, identity};
+use flexring::internal::bootstrap::host_name;
 use flexring::{Boolean, Communicator, DType, Error, Identity, Owned, RailStatistics, ReduceOp, Result};
 use flexring_core::call::Collective;
-use flexring_core::config::{Config, Size, environment};
+use flexring_core::config::{Config, Size};
 use flexring_core::float8::{F8E4M3, F8E5M2};
 use flexring_core::peer_text::PeerText;
 use half::{bf16, f16};
@@ -36,7 +36,7 @@ pub fn run(options: &PerfOptions) -> Result<u64> {
         die_with_parent(parent)?;
     }
     let mut config = Config::from_env()?;
-    let identity = identity(&config, environment)?;
+    let identity = Identity::from_env(&config)?;
     // The communicator prepares this GPU while it is created, so the first call is not slower.
     config.gpu = gpu::of_rank(options, &config, identity.rank)?.or(config.gpu);
     let mut output =

@@ -16,8 +16,8 @@ pub use options::TuneOptions;
 use crate::error::CommandError;
 use crate::local_ranks::{self, no_job};
 use crate::settings::warn_about_unknown_settings;
-use flexring::internal::bootstrap::identity;
-use flexring_core::config::{Config, environment};
+use flexring::Identity;
+use flexring_core::config::Config;
 
 /// Runs the command.
 pub fn run(options: &TuneOptions) -> Result<(), CommandError> {
@@ -30,7 +30,7 @@ pub fn run(options: &TuneOptions) -> Result<(), CommandError> {
             let failures = local_ranks::run(&config, ranks.get(), &[])?;
             return if failures.is_empty() { Ok(()) } else { Err(CommandError::Reported) };
         }
-        identity(&config, environment).map_err(no_job)?;
+        Identity::from_env(&config).map_err(no_job)?;
     }
     Ok(rank::run(options)?)
 }

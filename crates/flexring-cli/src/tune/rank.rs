@@ -7,9 +7,9 @@ use super::profile_output::ProfileOutput;
 use super::session::TuningSession;
 use super::{choices, devices, links};
 use crate::local_ranks::die_with_parent;
+use flexring::Identity;
 use flexring::Result;
-use flexring::internal::bootstrap::identity;
-use flexring_core::config::{Algorithm, Config, Lowering, environment};
+use flexring_core::config::{Algorithm, Config, Lowering};
 use flexring_plan::tuning::{MeasuredNode, TuningProfile};
 
 /// Measures as the rank that the environment names.
@@ -21,7 +21,7 @@ pub fn run(options: &TuneOptions) -> Result<()> {
         die_with_parent(parent)?;
     }
     let config = Config::from_env()?;
-    let identity = identity(&config, environment)?;
+    let identity = Identity::from_env(&config)?;
     // Settings that name a plan are left out: those are what is measured.
     let config = Config {
         algo: Algorithm::Auto,

@@ -116,6 +116,7 @@ pub enum TransportChoice {
     Verbs,
 }
 
+#[doc(hidden)]
 impl TransportChoice {
     /// Whether ranks of one node share memory.
     #[must_use]
@@ -151,6 +152,7 @@ pub enum Family {
 /// Instruction set of reductions on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
+#[non_exhaustive]
 pub enum Simd {
     /// The widest that this processor supports.
     Auto,
@@ -167,6 +169,7 @@ pub enum Simd {
 /// Level of detail of messages on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
+#[non_exhaustive]
 pub enum LogLevel {
     /// No messages.
     Off,
@@ -228,6 +231,7 @@ pub enum GdrLevel {
 /// What runs the program of a call on GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
+#[non_exhaustive]
 pub enum GpuProgram {
     /// The GPU, among processes of one node that read each other's GPU memory; else the host.
     Device,
@@ -238,6 +242,7 @@ pub enum GpuProgram {
 /// How RDMA devices may reach the memory of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
+#[non_exhaustive]
 pub enum GpuDirect {
     /// DMA-BUF, else peer memory, else pinned host memory.
     Auto,

@@ -51,11 +51,22 @@ pub struct SettingRow {
 macro_rules! settings {
     ($( $(#[shared $shared:tt])? $field:ident: $ty:ty = $name:literal, $default:expr, $check:expr, $description:literal; )*) => {
         /// Every setting, with its value for this process.
+        ///
+        /// Versions add fields, so begin with the settings of [`from_env`](Self::from_env) or `default`:
+        ///
+        /// ```
+        /// # use flexring_core::config::{Config, Size};
+        /// # fn main() -> flexring_core::error::Result<()> {
+        /// let config = Config { subchunk: Size(256 << 10), ..Config::from_env()? };
+        /// # Ok(())
+        /// # }
+        /// ```
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config {
             $(#[doc = $description] pub $field: $ty,)*
             /// Names of the settings that were given, also with their defaults. Filled by [`read`](Self::read). A tuning profile
             /// changes none of them.
+            #[doc(hidden)]
             pub given: BTreeSet<&'static str>,
         }
 
@@ -67,6 +78,7 @@ macro_rules! settings {
 
         impl Config {
             /// The names of all settings, in the order of the table.
+            #[doc(hidden)]
             pub const NAMES: &'static [&'static str] = &[$($name),*];
 
             /// Reads every setting through `lookup`, which gives a variable's text if it is set. An empty text is as good
@@ -81,6 +93,7 @@ macro_rules! settings {
 
             /// As [`read`](Self::read), but settings that cannot be parsed have their defaults, and the error for the first of them
             /// is returned beside the others.
+            #[doc(hidden)]
             pub fn read_partly(lookup: impl Fn(&str) -> Option<String>) -> (Self, Option<Error>) {
                 let (mut config, mut failure) = (Self::default(), None);
                 $(if let Some(text) = set(lookup($name)) {
@@ -97,6 +110,7 @@ macro_rules! settings {
 
             /// The table of settings. `lookup` decides the origin: a variable that it returns a text for was set, unless
             /// the text is empty.
+            #[doc(hidden)]
             pub fn table(&self, lookup: impl Fn(&str) -> Option<String>) -> Vec<SettingRow> {
                 let default = Self::default();
                 vec![$(SettingRow {
@@ -111,6 +125,7 @@ macro_rules! settings {
 
             /// Names and values of the settings that must be equal on all ranks. With a tuning profile it also matters whether those that
             /// it may change were given.
+            #[doc(hidden)]
             #[must_use]
             pub fn shared(&self) -> Vec<(String, String)> {
                 let mut shared = Vec::new();
@@ -332,7 +347,11 @@ impl Config {
     pub fn from_env() -> Result<Self> {
         Self::read(environment)
     }
+}
 
+/// What flexring's crates ask of the settings.
+#[doc(hidden)]
+impl Config {
     /// These settings, in which no time is longer than [`LONGEST_TIME`].
     pub fn with_bounded_times(&self) -> Self {
         let bounded = |time: Duration| time.min(LONGEST_TIME);

@@ -166,6 +166,7 @@ pub struct ListeningPorts {
     pub last: u16,
 }
 
+#[doc(hidden)]
 impl ListeningPorts {
     /// All of them, from one that follows from `number` on.
     pub fn starting_at(self, number: u16) -> impl Iterator<Item = u16> {
