@@ -12,10 +12,9 @@ use crate::executor::{Executor, ProgramNumber};
 use crate::plan::call_layout::CallFacts;
 use crate::plan::link_shares::{self, SentByRank, sent_to_peers};
 use crate::plan::lowering::{Movement, Plan, ProgramSpec};
-use crate::plan::planner::{self, Details};
 use crate::plan::program::Program;
 use crate::plan::scratch_layout;
-use crate::plan::selection::{self, AlgorithmSelection, ShortPlan};
+use crate::plan::selection::{AlgorithmSelection, ShortPlan};
 use crate::plan::sized_plans::{self, SizedPlan};
 use crate::plan::thresholds;
 use crate::plan::topology::Topology;
@@ -173,7 +172,7 @@ impl Plans {
         let usual = ProgramSpec { reproducible: self.reproducible, ..ProgramSpec::ALL_REDUCE };
         for at in self.positions(false).rev() {
             let sized = &self.all[at];
-            if sized.short.is_none() {
+            if sized.plan.moves_in_waves(sized.longest as u64, sized.subchunk) {
                 programs.push((at, ProgramSpec { movement: Movement::Waves, ..usual }));
             }
             programs.push((at, usual));
@@ -218,7 +217,8 @@ impl Plans {
 
     /// Uses another plan for all later calls. The first call of each kind installs its program.
     pub(super) fn replace(&mut self, plan: &VerifiedPlan, executor: &mut Executor) {
-        self.all = vec![SizedPlan { short: None, plan: Arc::clone(plan.plan()), ..self.main().clone() }];
+        let (plan, variant) = (Arc::clone(plan.plan()), String::new());
+        self.all = vec![SizedPlan { short: None, variant, plan, ..self.main().clone() }];
         self.untuned = 1;
         self.first = None;
         self.are_automatic = false;
@@ -385,22 +385,12 @@ fn verify(plans: &[SizedPlan]) -> Result<()> {
 
 /// The plans for `topology` without the choices of a profile, in ascending order of the longest vectors. The last one has no limit.
 fn untuned(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>, AlgorithmSelection)> {
-    let (main, selection) = match &config.plan_file {
-        Some(path) => (
-            from_file(path, config, topology)?,
-            AlgorithmSelection {
-                algorithm: Algorithm::Auto,
-                reason: format!("FLEXRING_PLAN_FILE={path} was given"),
-            },
-        ),
-        None => {
-            let details = Details::of(config);
-            let selection = selection::select_algorithm(config.algo, topology, &details);
-            let schedule = planner::plan(selection.algorithm, topology, &details)?;
-            (Arc::new(Plan::on(schedule, topology, config.lowering)), selection)
-        }
+    let Some(path) = &config.plan_file else { return sized_plans::selected(config, topology) };
+    let selection = AlgorithmSelection {
+        algorithm: Algorithm::Auto,
+        reason: format!("FLEXRING_PLAN_FILE={path} was given"),
     };
-    Ok((sized_plans::untuned(config, topology, main), selection))
+    Ok((sized_plans::untuned(config, topology, from_file(path, config, topology)?), selection))
 }
 
 /// A number that differs between ranks that would cut a call at different places.

@@ -41,8 +41,13 @@ fn csv_and_json_hold_every_size() {
 fn short_vectors_are_simulated_with_the_plan_that_they_use() {
     let csv = printed("--topology 1+1+1 --size 4K,1M --csv");
     assert!(csv.contains("\"ring\",3,4096,") && csv.contains("\"ring\",3,1048576,"), "{csv}");
-    let csv = printed("--topology 1x20 --size 1K,32K,1M --csv");
-    for line in ["\"tree\",20,1024,", "\"rabenseifner\",20,32768,", "\"ring\",20,1048576,"] {
+    let csv = printed("--topology 1x20 --size 1K,32K,1M,8M --csv");
+    for line in [
+        "\"tree\",20,1024,",
+        "\"hierarchical\",20,32768,",
+        "\"hierarchical\",20,1048576,",
+        "\"ring\",20,8388608,",
+    ] {
         assert!(csv.contains(line), "{csv}");
     }
 }
@@ -101,7 +106,7 @@ fn several_sizes_are_drawn_as_times_by_size() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("sizes.svg");
     let texts = drawn(&path, "--topology 1x20 --size 1K,32K,1M,4M --no-path");
-    for text in ["1K", "4M", "tree", "rabenseifner", "ring", "bytes of the vector", "the best other schedule"]
+    for text in ["1K", "4M", "tree", "hierarchical", "ring", "bytes of the vector", "the best other schedule"]
     {
         assert!(texts.iter().any(|found| found == text), "{text:?} in {texts:?}");
     }

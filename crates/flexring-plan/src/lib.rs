@@ -9,7 +9,9 @@
 
 pub mod adaptation;
 pub mod block_order;
+pub mod calculation;
 pub mod call_layout;
+pub mod candidates;
 mod file_context;
 pub mod fraction;
 #[cfg(test)]

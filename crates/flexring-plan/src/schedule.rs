@@ -76,6 +76,14 @@ impl ParticipantSet {
         self.len() == 0
     }
 
+    /// Whether the same ranks take part in each group.
+    pub(super) fn is_fixed(&self) -> bool {
+        match &self.members {
+            Membership::All(_) => true,
+            Membership::Holders(lists) => lists.iter().all(|list| list.len() == 1),
+        }
+    }
+
     /// All ranks that take part in some group, each with its place in the order of addition.
     pub fn members(&self) -> impl Iterator<Item = (Rank, usize)> + '_ {
         self.places.iter().map(|(rank, place)| (*rank, *place as usize))

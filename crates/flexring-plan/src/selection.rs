@@ -146,7 +146,7 @@ pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usiz
 }
 
 /// Names of two vertices with the same parent whose uplinks differ in bandwidth.
-fn uneven_links(topology: &Topology) -> Option<(&str, &str)> {
+pub(crate) fn uneven_links(topology: &Topology) -> Option<(&str, &str)> {
     let vertices = topology.vertices();
     vertices.iter().find_map(|vertex| {
         let first = *vertex.children.first()?;

@@ -303,6 +303,93 @@ impl Topology {
         Self::of(vertices, &used, leaves)
     }
 
+    /// This tree without the switches at these depths below the root, which has depth 0. What is below them is below what is above them.
+    #[must_use]
+    pub fn without_switches(&self, depths: &[usize]) -> Self {
+        let mut depth = vec![0; self.vertices.len()];
+        let mut kept = vec![true; self.vertices.len()];
+        let mut vertices = self.vertices.clone();
+        for id in 1..vertices.len() {
+            let parent = vertices[id].parent.unwrap_or(0);
+            depth[id] = depth[self.vertices[id].parent.unwrap_or(0)] + 1;
+            kept[id] = vertices[id].kind != VertexKind::Switch || !depths.contains(&depth[id]);
+            if !kept[parent] {
+                vertices[id].parent = vertices[parent].parent;
+            }
+        }
+        // The children of a switch that is left out take its place. Those with large numbers are lower in the tree.
+        for id in (1..vertices.len()).rev().filter(|id| !kept[*id]) {
+            let children = std::mem::take(&mut vertices[id].children);
+            let above = &mut vertices[self.vertices[id].parent.unwrap_or(0)].children;
+            if let Some(place) = above.iter().position(|child| *child == id) {
+                above.splice(place..=place, children);
+            }
+        }
+        Self::of(vertices, &kept, self.leaves.clone())
+    }
+
+    /// This tree with more switches: the children of a switch with more than `width` of them are divided into groups of at most so many, and so are
+    /// these groups. The links of the new switches take as much as those below them together.
+    ///
+    /// # Panics
+    /// If `width` is less than 2.
+    #[must_use]
+    pub fn in_groups(&self, width: usize) -> Self {
+        assert!(width > 1, "groups of one are no groups");
+        let mut builder = TopologyBuilder::new(&self.vertices[0].name);
+        self.add_in_groups(&mut builder, 0, &self.vertices[0].children, width);
+        builder.finish().expect("the same ranks")
+    }
+
+    /// Adds these children of one vertex below the switch `parent`.
+    fn add_in_groups(
+        &self,
+        builder: &mut TopologyBuilder,
+        parent: VertexId,
+        children: &[VertexId],
+        width: usize,
+    ) {
+        if children.len() > width {
+            // As many groups as fit, of equal lengths but for one.
+            let mut groups = children.len().div_ceil(width);
+            while groups > width {
+                groups = groups.div_ceil(width);
+            }
+            for group in 0..groups {
+                let group = &children[children.len() * group / groups..children.len() * (group + 1) / groups];
+                let bandwidth = group
+                    .iter()
+                    .map(|child| self.vertices[*child].uplink.bandwidth)
+                    .fold(0, u64::saturating_add);
+                let switch = builder.switch(parent, "group", Uplink::new(bandwidth, 0));
+                self.add_in_groups(builder, switch, group, width);
+            }
+            return;
+        }
+        for child in children {
+            let Vertex { name, kind, uplink, nics, children, .. } = &self.vertices[*child];
+            match kind {
+                VertexKind::Switch => {
+                    let switch = builder.switch(parent, name, *uplink);
+                    self.add_in_groups(builder, switch, children, width);
+                }
+                VertexKind::Node => {
+                    let node = builder.node(parent, name, *uplink);
+                    builder.set_nics(node, *nics);
+                    for leaf in children {
+                        let Vertex { kind, uplink, .. } = &self.vertices[*leaf];
+                        if let VertexKind::Rank(rank) = kind {
+                            builder.rank(node, *rank, *uplink);
+                        }
+                    }
+                }
+                VertexKind::Rank(rank) => {
+                    builder.rank(parent, *rank, *uplink);
+                }
+            }
+        }
+    }
+
     /// Number of ranks.
     #[must_use]
     pub fn world(&self) -> usize {
@@ -523,6 +610,48 @@ mod tests {
             scaled.node_vertices().iter().map(|node| scaled.vertices()[*node].uplink.bandwidth).collect();
         assert_eq!(bandwidths, [10_000_000_000, 5_000_000_000, 10_000_000_000]);
         assert_eq!(scaled.with_scaled_nodes(&[1.0, 2.0, 1.0]), topology);
+    }
+
+    /// The tree as a short form, of its ranks.
+    fn form(topology: &Topology, vertex: VertexId) -> String {
+        let Vertex { kind, children, .. } = &topology.vertices[vertex];
+        let inner: Vec<String> = children.iter().map(|child| form(topology, *child)).collect();
+        match kind {
+            VertexKind::Rank(rank) => rank.to_string(),
+            VertexKind::Node => format!("[{}]", inner.join(" ")),
+            VertexKind::Switch => format!("({})", inner.join("")),
+        }
+    }
+
+    #[test]
+    fn levels_of_switches_are_left_out_and_added() {
+        let mut builder = TopologyBuilder::new("top");
+        let mut rank = 0;
+        for rack in 0..2 {
+            let switch = builder.switch(0, "rack", Uplink::NODE_DEFAULT);
+            for node in 0..2 + rack {
+                let node = builder.node(switch, "node", Uplink::new(1 + node, 0));
+                for _ in 0..2 {
+                    builder.rank(node, rank, Uplink::RANK_DEFAULT);
+                    rank += 1;
+                }
+            }
+        }
+        let topology = builder.finish().expect("complete");
+        assert_eq!(form(&topology, 0), "(([0 1][2 3])([4 5][6 7][8 9]))");
+        let flat = topology.without_switches(&[1]);
+        assert_eq!(form(&flat, 0), "([0 1][2 3][4 5][6 7][8 9])");
+        assert_eq!((flat.nodes(), flat.levels().len()), (5, 2));
+        assert_eq!(form(&topology.in_groups(2), 0), "(([0 1][2 3])(([4 5])([6 7][8 9])))");
+        let groups = flat.in_groups(3);
+        assert_eq!(form(&groups, 0), "(([0 1][2 3])([4 5][6 7][8 9]))");
+        // Nodes keep their links, and a new switch has as much as they have together.
+        let above: Vec<u64> = groups.vertices[0]
+            .children
+            .iter()
+            .map(|group| groups.vertices[*group].uplink.bandwidth)
+            .collect();
+        assert_eq!(above, [3, 6]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::output::duration;
 use flexring_core::config::Size;
 use flexring_plan::lowering::{Plan, ProgramSpec};
 use flexring_plan::planner::{Details, ring};
-use flexring_plan::selection::{ShortPlan, short_plans};
+use flexring_plan::selection::ShortPlan;
 use flexring_plan::thresholds::small_limits;
 use flexring_plan::topology::{Topology, VertexId, VertexKind};
 use flexring_plan::traffic::{Load, Traffic};
@@ -25,7 +25,9 @@ const ELEMENT: u64 = 4;
 pub fn text(planned: &Planned, count: Option<u64>) -> String {
     let Planned { topology, selection, .. } = planned;
     let schedule = planned.schedule();
-    let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), selection.reason);
+    let variant = &planned.plans[planned.plans.len() - 1].variant;
+    let name = format!("{} {variant}", schedule.name());
+    let mut text = format!("{} on {}\n{}\n", name.trim_end(), planned.place(), selection.reason);
     for (number, caption) in captions(schedule, topology).iter().enumerate() {
         text += &format!("  level {number}: {caption}\n");
     }
@@ -44,23 +46,17 @@ const MOST_RANKS: usize = 1024;
 
 /// The sizes of vectors that do not use this plan.
 fn exceptions(planned: &Planned) -> Vec<String> {
-    let Planned { config, topology, file, .. } = planned;
+    let Planned { config, topology, plans, .. } = planned;
     let mut notes = Vec::new();
-    let short = if file.is_some() { Vec::new() } else { short_plans(config, topology) };
-    let mut note = |vectors, longest, plan: ShortPlan, setting| {
-        notes.push(format!(
-            "{vectors} of at most {} use {} instead ({setting})",
-            Size(longest),
-            plan.phrase()
-        ));
-    };
-    for (plan, longest) in short {
-        match plan {
-            ShortPlan::Tree => note("vectors", longest, plan, "FLEXRING_SMALL"),
-            ShortPlan::Direct | ShortPlan::Star | ShortPlan::Halving => {
-                note("vectors", longest, plan, "FLEXRING_DIRECT")
-            }
-        }
+    for sized in &plans[..plans.len() - 1] {
+        let (plan, reason) = match sized.short {
+            Some(ShortPlan::Tree) => (ShortPlan::Tree.phrase().to_owned(), "FLEXRING_SMALL"),
+            Some(plan) => (plan.phrase().to_owned(), "FLEXRING_DIRECT"),
+            None if planned.profile.is_some() => continue,
+            None => (format!("{} {}", sized.plan.schedule().name(), sized.variant), "by calculation"),
+        };
+        let longest = Size(sized.longest);
+        notes.push(format!("vectors of at most {longest} use {} instead ({reason})", plan.trim_end()));
     }
     let shares_memory = config.transport.shares_memory() && topology.nodes() == 1 && topology.world() > 1;
     if shares_memory && config.mailbox > Size(0) {

@@ -9,9 +9,8 @@ use crate::settings::warn_about_unknown_settings;
 use flexring::internal::description;
 use flexring_core::config::{Algorithm, Config, environment};
 use flexring_plan::lowering;
-use flexring_plan::planner::{self, Details};
 use flexring_plan::schedule::Schedule;
-use flexring_plan::selection::{self, AlgorithmSelection};
+use flexring_plan::selection::AlgorithmSelection;
 use flexring_plan::sized_plans::{self, SizedPlan};
 use flexring_plan::topology::Topology;
 use flexring_plan::tuning::{self, ClusterIdentity, TuningProfile};
@@ -86,10 +85,10 @@ impl Planned {
         let choices = profile.as_ref().map_or(Ok(Vec::new()), |profile| profile.plans(&config, &topology))?;
         // As in a communicator: with choices, what has none is planned as without a profile.
         let planned_on = if choices.is_empty() { &topology } else { &job };
-        let details = Details::of(&config);
-        let (schedule, mut selection) = match read {
+        let file = config.plan_file.clone();
+        let (mut plans, mut selection) = match read {
             Some(schedule) => {
-                let path = config.plan_file.clone().unwrap_or_default();
+                let path = file.clone().unwrap_or_default();
                 let (planned, world) = (schedule.world(), topology.world());
                 if planned != world {
                     let message = format!(
@@ -98,41 +97,30 @@ impl Planned {
                     );
                     return Err(CommandError::Usage(message));
                 }
-                (
-                    schedule,
-                    AlgorithmSelection {
-                        algorithm: Algorithm::Auto,
-                        reason: format!("the plan {path} was given"),
-                    },
-                )
+                let main = lowering::Plan::on(schedule, planned_on, config.lowering);
+                // A file may have a schedule that is no all-reduce. A communicator refuses it, too.
+                if topology.world() <= MOST_PROVED {
+                    VerifiedPlan::new(main.clone())
+                        .map_err(|error| CommandError::Failed(format!("{path}: {}", error.message())))?;
+                }
+                let selection = AlgorithmSelection {
+                    algorithm: Algorithm::Auto,
+                    reason: format!("the plan {path} was given"),
+                };
+                (sized_plans::untuned(&config, planned_on, Arc::new(main)), selection)
             }
             None => {
-                let mut selection = selection::select_algorithm(config.algo, planned_on, &details);
+                let (plans, mut selection) = sized_plans::selected(&config, planned_on)?;
                 if let Some(flag) = source.algo.as_ref().filter(|_| config.algo != Algorithm::Auto) {
                     selection.reason = format!("--algo {flag} was given");
                 }
-                (planner::plan(selection.algorithm, planned_on, &details)?, selection)
+                (plans, selection)
             }
         };
-        let file = config.plan_file.clone();
-        let main = Arc::new(lowering::Plan::on(schedule, planned_on, config.lowering));
-        // A file may have a schedule that is no all-reduce. A communicator refuses it, too.
-        if let Some(path) = file.as_ref().filter(|_| topology.world() <= MOST_PROVED) {
-            VerifiedPlan::new((*main).clone())
-                .map_err(|error| CommandError::Failed(format!("{path}: {}", error.message())))?;
-        }
         // A plan that flags or files name is for vectors of all lengths.
-        let all = SizedPlan {
-            short: None,
-            longest: usize::MAX,
-            subchunk: config.subchunk.0,
-            plan: Arc::clone(&main),
-        };
-        let mut plans = if file.is_some() || source.plans() {
-            vec![all]
-        } else {
-            sized_plans::untuned(&config, planned_on, main)
-        };
+        if file.is_some() || source.plans() {
+            plans.drain(..plans.len() - 1);
+        }
         if let Some(profile) = profile.as_ref().filter(|_| !choices.is_empty()) {
             selection.reason = format!("measured on {}: FLEXRING_TUNING", profile.date);
             plans = sized_plans::tuned(&plans, choices, &config);

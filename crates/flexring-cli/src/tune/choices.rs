@@ -8,7 +8,8 @@ use flexring::{Communicator, ReduceOp, Result};
 use flexring_core::config::{Algorithm, Config, Lowering, Size};
 use flexring_plan::lowering::Plan;
 use flexring_plan::planner::{self, Details};
-use flexring_plan::selection::{select_algorithm, short_plans};
+use flexring_plan::selection::select_algorithm;
+use flexring_plan::sized_plans;
 use flexring_plan::topology::Topology;
 use flexring_plan::tuning::{MeasuredChoice, TuningProfile};
 use flexring_plan::verifier::VerifiedPlan;
@@ -218,15 +219,9 @@ fn candidates(
 ) -> Vec<PlanName> {
     let details = Details::of(config);
     let selected = (select_algorithm(Algorithm::Auto, topology, &details).algorithm, Lowering::Auto);
-    let untuned = match short_plans(config, job).into_iter().find(|(_, longest)| bytes <= *longest) {
-        Some((short, _)) => Some(Plan::on(short.schedule(job), job, Lowering::Direct)),
-        None => {
-            let algorithm = select_algorithm(Algorithm::Auto, job, &details).algorithm;
-            planner::plan(algorithm, job, &details)
-                .ok()
-                .map(|schedule| Plan::on(schedule, job, Lowering::Auto))
-        }
-    };
+    let untuned = sized_plans::selected(config, job).ok().and_then(|(plans, _)| {
+        plans.into_iter().find(|sized| bytes <= sized.longest).map(|sized| sized.plan)
+    });
     let parameters = SimulationParameters::measured(profile, config);
     let mut predicted: Vec<(f64, PlanName)> = Vec::new();
     for lowering in Lowering::ALL {
@@ -238,7 +233,7 @@ fn candidates(
     }
     // Stable, so that of equal times the one with the automatic lowering comes first.
     predicted.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    let mut digests: Vec<u64> = untuned.iter().map(Plan::digest).collect();
+    let mut digests: Vec<u64> = untuned.iter().map(|plan| plan.digest()).collect();
     let mut names = Vec::new();
     for name in std::iter::once(selected).chain(predicted.into_iter().map(|(_, name)| name)) {
         let Ok(schedule) = planner::plan(name.0, topology, &details) else { continue };

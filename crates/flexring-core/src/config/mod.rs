@@ -203,7 +203,7 @@ settings! {
         "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";
     #[shared yes]
     direct: Size = "FLEXRING_DIRECT", Size(64 << 10), AnyValue,
-        "Longest vector for which auto sends few messages in a row rather than few bytes: one hop between two ranks, a direct exchange between up to 16, recursive halving between more, a star over TCP on one node. Not where ranks share memory on up to 16 nodes. More: docs/schedules.md.";
+        "Longest vector for which auto sends few messages in a row rather than few bytes: one hop between two ranks, a direct exchange between up to 16, a star over TCP on one node. Not where ranks share memory. More: docs/schedules.md.";
     #[shared yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, AnyValue,
         "How the members of a group send their parts to its root. chain: each adds its part to what it receives and sends the sum on. direct: each sends its part to the root, which adds all in one pass. auto: direct within a node and between up to 16 ranks on nodes of their own, else chain.";

@@ -36,7 +36,7 @@ use super::Rank;
 use super::block_order::BlockOrder;
 use super::fraction::Fraction;
 use super::program::{Program, ProgramParts, SharedSteps, Waves};
-use super::schedule::{Group, ParticipantSet, Schedule};
+use super::schedule::{Group, Level, ParticipantSet, Schedule};
 use super::topology::Topology;
 use flexring_core::config::Lowering;
 use segment::{Segment, group_starts, segments};
@@ -122,6 +122,16 @@ impl Plan {
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
+    }
+
+    /// The levels, each with the exchange patterns of its groups.
+    pub(crate) fn levels(&self) -> impl Iterator<Item = (&Level, &[ExchangePattern])> {
+        self.schedule.levels().iter().zip(self.patterns.iter().map(Vec::as_slice))
+    }
+
+    /// The length of the longest shard, as a part of the vector.
+    pub(crate) fn longest_shard(&self) -> f64 {
+        self.longest_shard
     }
 
     /// Equal on ranks whose schedules and exchange patterns are equal.

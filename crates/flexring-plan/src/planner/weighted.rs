@@ -55,6 +55,8 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
     let Some(capacity) = capacities(topology, high).filter(|_| high < evenly * (1.0 - CLOSE)) else {
         return exact_even;
     };
+    // Exact spans have the product of the denominators of all levels, and numbers of more than 64 bits take long.
+    let parts = 1 << (60 / topology.levels().len()).clamp(10, 16);
     let mut shares = exact_even;
     let mut cost = vec![0.0; vertices.len()];
     for (branch, vertex) in vertices.iter().enumerate().filter(|(_, vertex)| !vertex.children.is_empty()) {
@@ -68,7 +70,7 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
             children.iter().map(|child| ((capacity[*child] - 1.0) / per_share).clamp(0.0, 1.0)).collect();
         // With two children at the root, every share costs the same.
         let bounds = if per_share > 0.0 { bounds } else { vec![1.0; children.len()] };
-        for (child, share) in children.iter().zip(fractions(&even_within(&bounds))) {
+        for (child, share) in children.iter().zip(fractions(&even_within(&bounds), parts)) {
             shares[*child] = share;
             cost[*child] = 1.0 + share.to_f64() * per_share;
         }
@@ -131,8 +133,8 @@ fn even_within(bounds: &[f64]) -> Vec<f64> {
     shares
 }
 
-/// The shares as exact fractions that add up to 1. Shares that differ only by rounding become equal.
-fn fractions(shares: &[f64]) -> Vec<Fraction> {
+/// The shares as exact fractions that add up to 1, of this many parts or more. Shares that differ only by rounding become equal.
+fn fractions(shares: &[f64], parts: u64) -> Vec<Fraction> {
     let largest = shares.iter().copied().fold(0.0, f64::max);
     let near_largest = |share: f64| (largest - share).abs() < 1e-6;
     let owners = shares.iter().filter(|share| near_largest(**share)).count() as u64;
@@ -142,7 +144,7 @@ fn fractions(shares: &[f64]) -> Vec<Fraction> {
     }
     // Finer than the accuracy of any link's bandwidth. The largest share takes the rounding of all, at most half a part each, which must be
     // little beside the share of one of many.
-    let all = if shares.len() <= 8 { 1 << 16 } else { (1 << 16) * shares.len().next_power_of_two() as u64 };
+    let all = if shares.len() <= 8 { parts } else { parts * shares.len().next_power_of_two() as u64 };
     let mut parts: Vec<u64> = shares.iter().map(|share| (share * all as f64).round() as u64).collect();
     let sum: u64 = parts.iter().sum();
     let most = (0..parts.len()).max_by_key(|child| parts[*child]).unwrap_or(0);
@@ -246,7 +248,7 @@ mod tests {
         for nodes in [9, 64, 600, 700] {
             let mut shares = vec![1.0 / (nodes as f64 - 0.2); nodes];
             shares[nodes / 2] *= 0.8;
-            let found: Vec<f64> = fractions(&shares).iter().map(|share| share.to_f64()).collect();
+            let found: Vec<f64> = fractions(&shares, 1 << 16).iter().map(|share| share.to_f64()).collect();
             assert!((found.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{nodes}");
             let differs = |(share, found): (&f64, &f64)| (share - found).abs() > 0.01 * share;
             assert!(!shares.iter().zip(&found).any(differs), "{nodes}: {found:?}");

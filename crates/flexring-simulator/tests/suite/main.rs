@@ -1,4 +1,5 @@
 //! The tests of this crate from outside, in one binary: a module per subject.
 
+mod choices;
 mod cost_model;
 mod simulator;

@@ -1,0 +1,124 @@
+//! The plans among which flexring chooses for a topology.
+//!
+//! Owns the list: every planner on the tree as it is, on the tree without some levels of its switches, and on the tree with wide branches divided
+//! into groups. Must not know how long plans take.
+//!
+//! FlexReduce on another tree of the same nodes is another hierarchy: without a level it sends more over the links of that level and passes one level less;
+//! with groups of g nodes it passes one level more, in each of which a rank has g partners instead of all nodes. On uniform nodes these are the
+//! hierarchies of Ueno and Yokota (CCGrid 2019), which extend one layer to two; on others they are as uneven as the tree.
+
+use super::lowering::Plan;
+use super::planner::{flexreduce, hierarchical, local_master, rabenseifner, ring, tree, weighted};
+use super::schedule::Schedule;
+use super::selection::uneven_links;
+use super::thresholds::DIRECT_BETWEEN_NODES;
+use super::topology::{Topology, VertexKind};
+use flexring_core::config::{Algorithm, Lowering};
+
+/// Most levels of switches that are left out in all combinations.
+const MOST_LEVELS: usize = 4;
+
+/// Numbers of children into which wider branches are divided.
+const WIDTHS: [usize; 4] = [DIRECT_BETWEEN_NODES, 8, 4, 2];
+
+/// A plan with its name.
+#[derive(Clone, Debug)]
+pub struct CandidatePlan {
+    /// The planner.
+    pub algorithm: Algorithm,
+    /// What differs from the planner's plan for the topology, as words; empty if nothing does.
+    pub variant: String,
+    /// The plan.
+    pub plan: Plan,
+}
+
+impl CandidatePlan {
+    /// The planner and the variant.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.variant[..] {
+            "" => self.algorithm.name().to_owned(),
+            variant => format!("{} {variant}", self.algorithm.name()),
+        }
+    }
+}
+
+/// The candidates for a topology, without repetitions. The planners on the tree as it is come first.
+#[must_use]
+pub fn candidates(topology: &Topology) -> Vec<CandidatePlan> {
+    let mut found: Vec<CandidatePlan> = Vec::new();
+    let mut add = |algorithm, variant: &str, schedule: Schedule| {
+        let plan = Plan::on(schedule, topology, Lowering::Auto);
+        if found.iter().all(|other| other.plan.digest() != plan.digest()) {
+            found.push(CandidatePlan { algorithm, variant: variant.to_owned(), plan });
+        }
+    };
+    let is_uneven = uneven_links(topology).is_some();
+    for (variant, tree) in trees(topology) {
+        // On symmetric trees FlexReduce is the hierarchical ring, whose groups are simpler. A tree that is so irregular that its fractions cannot be
+        // expressed has no plan.
+        match tree.dimensions() {
+            Ok(dimensions) => {
+                // With one dimension it is the ring.
+                if dimensions.len() > 1
+                    && let Ok(schedule) = hierarchical::plan(&tree, &dimensions)
+                {
+                    add(Algorithm::Hierarchical, &variant, schedule);
+                }
+            }
+            Err(_) => {
+                if let Ok(schedule) = flexreduce::plan(&tree) {
+                    add(Algorithm::Flexreduce, &variant, schedule);
+                }
+            }
+        }
+        if is_uneven && let Ok(schedule) = weighted::plan(&tree) {
+            add(Algorithm::Weighted, &variant, schedule);
+        }
+    }
+    add(Algorithm::Ring, "", ring::plan(topology));
+    add(Algorithm::Rabenseifner, "", rabenseifner::plan(topology));
+    add(Algorithm::LocalMaster, "", local_master::plan(topology));
+    add(Algorithm::Tree, "", tree::binary(topology));
+    found
+}
+
+/// The topology, and other trees of its nodes, each with words for the difference.
+fn trees(topology: &Topology) -> Vec<(String, Topology)> {
+    let levels: Vec<usize> = switch_levels(topology);
+    let mut flat = vec![(String::new(), topology.clone())];
+    let combinations = 1usize << levels.len().min(MOST_LEVELS);
+    for combination in 1..combinations {
+        let left_out: Vec<usize> = levels
+            .iter()
+            .copied()
+            .enumerate()
+            .filter(|(bit, _)| combination >> bit & 1 == 1)
+            .map(|(_, level)| level)
+            .collect();
+        let names: Vec<String> = left_out.iter().map(ToString::to_string).collect();
+        flat.push((format!("without level {}", names.join(" and ")), topology.without_switches(&left_out)));
+    }
+    let mut trees = Vec::new();
+    for (variant, tree) in flat {
+        let widest = tree.vertices().iter().filter(|vertex| vertex.kind == VertexKind::Switch);
+        let widest = widest.map(|vertex| vertex.children.len()).max().unwrap_or(0);
+        for width in WIDTHS.into_iter().filter(|width| *width < widest) {
+            let words = format!("{variant} in groups of {width}");
+            trees.push((words.trim_start().to_owned(), tree.in_groups(width)));
+        }
+        trees.push((variant, tree));
+    }
+    // The topology as it is comes first.
+    trees.sort_by_key(|(variant, _)| (variant.contains("groups"), variant.len()));
+    trees
+}
+
+/// The depths at which there are switches below the root.
+fn switch_levels(topology: &Topology) -> Vec<usize> {
+    let levels = topology.levels();
+    let has_switch = |level: &Vec<usize>| {
+        level.iter().any(|vertex| topology.vertices()[*vertex].kind == VertexKind::Switch)
+    };
+    (1..levels.len()).filter(|depth| has_switch(&levels[*depth])).collect()
+}

@@ -1,0 +1,102 @@
+//! What flexring chooses by calculation, beside what the simulator says.
+
+use flexring_core::config::{Algorithm, Config, Lowering, Switch};
+use flexring_plan::calculation::Calculator;
+use flexring_plan::candidates::candidates;
+use flexring_plan::lowering::Plan;
+use flexring_plan::planner::{self, Details};
+use flexring_plan::selection::select_algorithm;
+use flexring_plan::sized_plans::{SizedPlan, selected};
+use flexring_plan::topology::Topology;
+use flexring_plan::topology_file::parse_short;
+use flexring_simulator::simulator::{SimulationInput, SimulationParameters, simulate};
+
+const KIB: u64 = 1 << 10;
+
+fn short(cluster: &str) -> Topology {
+    parse_short(cluster).expect("short form").expect("valid")
+}
+
+/// Microseconds of an all-reduce.
+fn simulated(plan: &Plan, topology: &Topology, bytes: u64) -> f64 {
+    let (call, parameters) = (SimulationInput::new(bytes), SimulationParameters::DEFAULT);
+    let run = simulate(plan, topology, call, &parameters, &mut |_, _| {});
+    run.expect("few messages").seconds() * 1e6
+}
+
+fn plan_of(plans: &[SizedPlan], bytes: u64) -> &Plan {
+    &plans.iter().find(|sized| bytes <= sized.longest as u64).expect("the last has no limit").plan
+}
+
+/// Clusters with branches of more than 16 children, whose groups would be long chains.
+const WIDE: [&str; 5] =
+    ["1x64", "4x32", "1x20", "2x17", "2+3+1+4+5+1+2+3+1+1+4+2+2+3+1+4+5+1+2+3+1+1+4+2+1+1+1+2+3+4+4+4"];
+
+#[test]
+fn calculated_times_are_those_of_the_simulator_where_links_are_alike() {
+    for cluster in WIDE.into_iter().chain(["2+3", "3+3+4", "8x4x2", "8x4", "6@4*100G+6@4*100G"]) {
+        let topology = short(cluster);
+        let calculator = Calculator::new(&topology);
+        // The levels of a binary tree do not wait for each other.
+        let candidates = candidates(&topology).into_iter();
+        for candidate in candidates.filter(|candidate| candidate.algorithm != Algorithm::Tree) {
+            let time = calculator.time(&candidate.plan);
+            for bytes in [4, 64 * KIB, 256 * KIB] {
+                let calculated = time.seconds(bytes, SimulationParameters::DEFAULT.subchunk) * 1e6;
+                let ratio = calculated / simulated(&candidate.plan, &topology, bytes);
+                let name = candidate.name();
+                assert!((0.85..1.3).contains(&ratio), "{cluster}, {name}, {bytes} bytes: {ratio}");
+            }
+        }
+    }
+}
+
+#[test]
+fn vectors_of_a_few_hundred_kilobytes_take_no_long_chains() {
+    for cluster in WIDE {
+        let topology = short(cluster);
+        let (plans, _) = selected(&Config::default(), &topology).expect("plans");
+        let shape = select_algorithm(Algorithm::Auto, &topology, &Details::default()).algorithm;
+        let chains = planner::plan(shape, &topology, &Details::default()).expect("possible");
+        let chains = Plan::on(chains, &topology, Lowering::Auto);
+        for bytes in [64 * KIB + 4, 128 * KIB, 512 * KIB] {
+            let [ours, theirs] =
+                [plan_of(&plans, bytes), &chains].map(|plan| simulated(plan, &topology, bytes));
+            assert!(ours < 0.6 * theirs, "{cluster}, {bytes} bytes: {ours} us, {theirs} by chains");
+        }
+    }
+    let topology = short("1x64");
+    let (plans, _) = selected(&Config::default(), &topology).expect("plans");
+    let time = simulated(plan_of(&plans, 64 * KIB + 4), &topology, 64 * KIB + 4);
+    assert!(time < 400.0, "{time} us");
+}
+
+#[test]
+fn the_time_hardly_grows_where_the_plan_changes() {
+    for cluster in WIDE.into_iter().chain(["8x4x2", "(3@200M+5@200M)@400M+(1@200M+1@200M)@400M"]) {
+        let topology = short(cluster);
+        let (plans, _) = selected(&Config::default(), &topology).expect("plans");
+        for sized in &plans[..plans.len() - 1] {
+            let lengths = [sized.longest as u64 / 4 * 4, sized.longest as u64 / 4 * 4 + 4];
+            let [before, after] = lengths.map(|bytes| simulated(plan_of(&plans, bytes), &topology, bytes));
+            assert!(after < 1.15 * before, "{cluster}: {lengths:?} bytes take {before} and {after} us");
+        }
+    }
+}
+
+#[test]
+fn what_users_set_and_one_node_are_not_calculated() {
+    let topology = short("4x32");
+    let count = |config: &Config, topology: &Topology| selected(config, topology).expect("plans").0.len();
+    assert_eq!(count(&Config::default(), &topology), 2);
+    for config in [
+        Config { algo: Algorithm::Ring, ..Config::default() },
+        Config { lowering: Lowering::Chain, ..Config::default() },
+        Config { reproducible: Switch(true), ..Config::default() },
+    ] {
+        assert_eq!(count(&config, &topology), 1);
+    }
+    for cluster in ["64", "2+3", "3+3+4", "2+1+1"] {
+        assert_eq!(count(&Config::default(), &short(cluster)), 1, "{cluster}");
+    }
+}
