@@ -1,7 +1,7 @@
 //! The CUDA driver: its library, loaded at run time, its functions, and the text of their errors.
 //!
 //! Owns the table of functions that flexring calls, the meaning of their error codes, and the threads that must not call
-//! them. Must not know what they are called for.
+//! them.
 //!
 //! `cudarc` declares the constants. Its functions are not used: they panic where a driver is too old to have them, and error
 //! codes newer than its enum are undefined behaviour there. It also loads `libcuda.so` first, which may be the stub that

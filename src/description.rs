@@ -1,6 +1,6 @@
 //! Reads topologies, plans, tuning profiles and descriptions of machines from files.
 //!
-//! Owns the file access for `plan`, which does no I/O, and the longest files. Must not know the formats.
+//! Owns the file access for `plan`, which does no I/O, and the longest files.
 
 use crate::config::Size;
 use crate::error::{Error, Result};

@@ -2,8 +2,7 @@
 //!
 //! Owns the process-wide list of their numbers. A rank that tries again at the same address may meet the coordinator of
 //! the attempt that it has failed in, which still answers late ranks. By the number it recognises that answer, and waits
-//! for the next attempt. Numbers are random: a restarted process could not continue a count. Must not know why an
-//! attempt failed.
+//! for the next attempt. Numbers are random: a restarted process could not continue a count.
 
 use crate::process::PerProcess;
 use crate::rank::Rank;

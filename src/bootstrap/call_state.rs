@@ -1,7 +1,7 @@
 //! The call that a rank is in, as its heartbeats report it.
 //!
 //! Owns the shared words: the executor writes them on every call, without lock, allocation or system call,
-//! and the control connection's thread reads them for each heartbeat. Must not know how the state is used.
+//! and the control connection's thread reads them for each heartbeat.
 
 use crate::call::{Call, CallWords};
 use crate::rank::Rank;

@@ -1,7 +1,7 @@
 //! The sockets of a coordinator: its listeners, and the connections that it has accepted.
 //!
 //! Owns their limits, their deadlines and what is queued on them. Must not block on any of them: a silent, slow or malicious
-//! client delays no other client. Must not know what the frames mean.
+//! client delays no other client.
 
 use super::framed_stream::FramedStream;
 use super::handshake::Admission;

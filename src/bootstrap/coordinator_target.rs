@@ -1,6 +1,6 @@
 //! Where a rank looks for its coordinator.
 //!
-//! Owns name resolution, and how messages name the place. Must not know how the coordinator is reached.
+//! Owns name resolution, and how messages name the place.
 
 use super::launcher::RendezvousPoint;
 use std::io;

@@ -1,6 +1,6 @@
 //! Splitting the byte stream of a control connection into frames.
 //!
-//! Owns the preamble, the length of frames, and why a stream cannot be split. Must not know what the frames mean.
+//! Owns the preamble, the length of frames, and why a stream cannot be split.
 
 use super::protocol::{ENCRYPTED, WIRE_VERSION};
 

@@ -1,7 +1,6 @@
 //! Framed I/O over one control connection, never blocking.
 //!
-//! Owns the socket, its encryption, the frames that wait to be sent, and the bytes of an incomplete frame. Must not know what
-//! the frames mean.
+//! Owns the socket, its encryption, the frames that wait to be sent, and the bytes of an incomplete frame.
 //!
 //! A stream that is to be encrypted begins with plain frames. The end that connected decides when encryption begins, and sends a
 //! mark. The other one accepts the mark between any two frames. What it receives before is not encrypted: the codes of later

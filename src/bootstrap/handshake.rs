@@ -1,7 +1,6 @@
 //! How a rank and its coordinator prove to each other that they belong to one job, without I/O.
 //!
-//! Owns the order of the messages, what the codes authenticate, and why a caller is refused. Must not know what an admitted
-//! rank may do.
+//! Owns the order of the messages, what the codes authenticate, and why a caller is refused.
 //!
 //! | | from | message | contains |
 //! |---|---|---|---|

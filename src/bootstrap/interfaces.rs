@@ -1,6 +1,6 @@
 //! Network interfaces, and the choice of the addresses that other ranks connect to.
 //!
-//! Owns the meaning of `FLEXRING_SOCKET_IFNAME`. Must not know what the addresses are used for.
+//! Owns the meaning of `FLEXRING_SOCKET_IFNAME`.
 
 use crate::config::Family;
 use crate::descriptor;

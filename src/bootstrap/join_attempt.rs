@@ -1,6 +1,6 @@
 //! One connection of a rank to a process that may be its coordinator.
 //!
-//! Owns what each of its messages means to the rank. Must not know when the rank tries again.
+//! Owns what each of its messages means to the rank.
 
 use super::call_state::CallState;
 use super::framed_stream::FramedStream;

@@ -1,6 +1,6 @@
 //! Where rank 0 listens for the other ranks.
 //!
-//! Owns the choice of addresses: those where the ranks look for it, and no others. Must not know the protocol.
+//! Owns the choice of addresses: those where the ranks look for it, and no others.
 //!
 //! - Addresses of this node: the coordinator listens at those.
 //! - A loopback address that is this node's own name: ranks of this node see that address, others another one. It listens at both:

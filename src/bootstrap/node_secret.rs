@@ -1,7 +1,7 @@
 //! A secret for the ranks of one node that needs no setting: rank 0 draws it, and hands it to processes of its own user and PID
 //! namespace.
 //!
-//! Owns the Unix socket over which it travels. Must not know what the secret is used for.
+//! Owns the Unix socket over which it travels.
 //!
 //! The name of the socket is not secret: each end reads the credentials of the other's process from the kernel, and refuses those of other users and containers. The
 //! name lies in the abstract namespace, which belongs to the network namespace as the loopback interface does. So every process

@@ -1,6 +1,6 @@
 //! The messages of other ranks that have arrived and are unread.
 //!
-//! Owns their order and the limit on their length. Must not know what they say, nor how they arrive.
+//! Owns their order and the limit on their length.
 
 use super::protocol::FRAME_LIMIT;
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! Messages from one rank of a world to another, over their control connections.
 //!
-//! Owns sending and reading them. Must not know what they say. They are short and rare: ranks use
+//! Owns sending and reading them. They are short and rare: ranks use
 //! them to make links that not all ranks make at once.
 
 use super::control_connection::ControlConnection;

@@ -1,6 +1,6 @@
 //! Which process listens at a port that rank 0 needs.
 //!
-//! Owns the question to it. Must not know why rank 0 cannot listen.
+//! Owns the question to it.
 
 use super::connect::Joiner;
 use super::coordinator_target::CoordinatorTarget;

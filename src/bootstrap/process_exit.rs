@@ -1,7 +1,7 @@
 //! The end of another process of this machine.
 //!
 //! Owns for how long this process waits for it. A process that fails takes a while to end: an interpreter frees its modules. Ranks
-//! that fail with it and end sooner would look like the cause to a launcher. Must not know what waits.
+//! that fail with it and end sooner would look like the cause to a launcher.
 
 use super::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -1,6 +1,6 @@
 //! The job that a process asks about without being a rank of it.
 //!
-//! Owns which variables identify it. Must not know what is asked.
+//! Owns which variables identify it.
 
 use super::launcher::{Environment, LauncherInfo, RendezvousPoint, UNIQUE_ID, invalid, needed_launcher};
 use super::unique_id::UniqueId;

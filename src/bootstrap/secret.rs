@@ -1,7 +1,6 @@
 //! The secret of a job: where it comes from, and the keys that are derived from it.
 //!
-//! Owns the settings' secret, its checks, and how it is combined with the secret of a unique id or of a node. Must not know
-//! what the keys authenticate.
+//! Owns the settings' secret, its checks, and how it is combined with the secret of a unique id or of a node.
 //!
 //! A job without any secret uses the same keys and messages, but derived from the public name of the job. They then prove
 //! nothing, except that two ranks mean the same job.

@@ -1,6 +1,6 @@
 //! Asking the coordinator of a running job for the state of all ranks.
 //!
-//! Owns the request of a process that is no rank. Must not know how the answer is shown.
+//! Owns the request of a process that is no rank.
 
 use super::connect::Joiner;
 use super::coordinator_target::CoordinatorTarget;

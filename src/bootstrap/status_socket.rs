@@ -1,6 +1,6 @@
 //! A Unix socket at which a coordinator shows the state of its ranks to processes of its user on its node.
 //!
-//! Owns the names of these sockets, how they are found, and who is answered. Must not know what the states mean.
+//! Owns the names of these sockets, how they are found, and who is answered.
 //!
 //! The name lies in the abstract namespace, as that of `node_secret`: it belongs to the network namespace, and nothing is left behind by
 //! a process that is killed. It contains user, process and a random number, because a process may run several coordinators. No secret

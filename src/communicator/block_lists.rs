@@ -1,6 +1,6 @@
 //! The lists of block lengths of uneven all-to-alls, which later calls use again.
 //!
-//! Owns their memory. Must not know what the lengths are.
+//! Owns their memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

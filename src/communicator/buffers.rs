@@ -1,7 +1,6 @@
 //! Buffers of users: allocation, registration, and where an address lies.
 //!
-//! Owns the methods of the communicator for them. Must not know calls, nor how memory reaches peers and
-//! devices.
+//! Owns the methods of the communicator for them.
 
 use super::registration_gate::GATE;
 use super::runner::CallRunner;

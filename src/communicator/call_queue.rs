@@ -1,6 +1,6 @@
 //! The order of calls: a communicator runs its calls one at a time, in the order in which they were made.
 //!
-//! Owns the ticket lock for that, and its memory orders. Must not know what a call is.
+//! Owns the ticket lock for that, and its memory orders.
 
 use super::checked_wait::wait_until;
 #[cfg(loom)]

@@ -1,6 +1,6 @@
 //! The arguments of a call, checked.
 //!
-//! Owns the rules that arguments must satisfy. Must not know how calls run.
+//! Owns the rules that arguments must satisfy.
 
 use super::block_lists::BlockLists;
 use crate::call::{BlockCounts, Collective};

@@ -1,7 +1,7 @@
 //! Calls that take effect in a stream of a GPU.
 //!
 //! Owns how such a call is submitted, and what the caller's threads do for a GPU because the worker must not call its
-//! driver. Must not know collectives, nor how a kernel works.
+//! driver.
 //!
 //! A call is one kernel in the caller's stream. First the call is sent to the worker, then the kernel is launched: a launch
 //! may block until the kernel ends, and the kernel ends when the worker has run the call.

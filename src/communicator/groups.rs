@@ -1,6 +1,6 @@
 //! Sends and receives between two ranks, alone or in groups.
 //!
-//! Owns the public methods for them, and the checks of their arguments. Must not know how messages move.
+//! Owns the public methods for them, and the checks of their arguments.
 
 use super::checked_call::{CallValidator, CheckedCall};
 use super::{Communicator, Owned, Request};

@@ -4,7 +4,7 @@
 //! yet, a blocking call by any thread would wait for the first kernel, the first kernel for the second, and the launch of the
 //! second for the lock. So the last rank to make a call launches the kernels of all, and no rank returns earlier.
 //!
-//! Owns who launches and when. Must not know what a launch is.
+//! Owns who launches and when.
 
 use super::registration_gate::{GATE, LaunchPermit};
 use crate::bootstrap::departed_before_call;

@@ -1,6 +1,6 @@
 //! Steps that ranks take together if they are threads of one process: the last rank to come acts for all of them.
 //!
-//! Owns waiting for each other. Must not know what the step is.
+//! Owns waiting for each other.
 
 use crate::error::{Error, Result};
 use crate::interrupt;

@@ -1,7 +1,6 @@
 //! Which program executes a call.
 //!
-//! Owns the plans of a communicator, and the programs that were lowered from them. Must not know how programs
-//! run.
+//! Owns the plans of a communicator, and the programs that were lowered from them.
 
 use super::checked_call::CheckedCall;
 use crate::call::Collective;

@@ -3,7 +3,7 @@
 //! Replacing pages that another communicator has registered with its devices would leave those with the old pages. So pages that
 //! are registered are not replaced, and pages that are shared stay shared until every registration of them has ended.
 //!
-//! Owns that rule. Must not know what a registration is for.
+//! Owns that rule.
 
 use crate::memory::{Arena, Piece, SharedRange};
 use crate::process::PerProcess;

@@ -4,7 +4,7 @@
 //! registered memory that running calls read. So it waits until no call of this process runs on a GPU, and calls that are made
 //! later wait for it.
 //!
-//! Owns that exclusion. Must not know what a call or a registration does.
+//! Owns that exclusion.
 
 use crate::error::{Error, Result};
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -1,6 +1,6 @@
 //! Asynchronous calls as their callers see them.
 //!
-//! Owns the outcome of a call and the request that waits for it. Must not know what runs the call.
+//! Owns the outcome of a call and the request that waits for it.
 
 use super::checked_wait::wait_until;
 use super::thread_calls::ThreadCall;

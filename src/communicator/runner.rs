@@ -1,7 +1,6 @@
 //! Runs the calls of one rank, one at a time.
 //!
-//! Owns the executor, the plans, scratch memory, and what happens on this rank when a call fails. Must not
-//! know the public API, nor which thread submits a call.
+//! Owns the executor, the plans, scratch memory, and what happens on this rank when a call fails.
 
 use super::adaptation::{self, LinkAdaptation, SharedStatistics};
 use super::block_lists::BlockLists;

@@ -1,7 +1,6 @@
 //! A call on registered memory that neighbours share.
 //!
 //! Owns the change of its vectors to their addresses in the arena, and what has to be copied for that before and after the call.
-//! Must not know how the call runs.
 
 use super::checked_call::CheckedCall;
 use super::registered_pages::SharedVector;

@@ -1,7 +1,7 @@
 //! The communicators in whose calls this thread is. More than one if a signal handler, an interrupt check or a logger makes a call during
 //! another one.
 //!
-//! Owns this list, so that a call which would wait for the one that it interrupted is refused. Must not know what a call does.
+//! Owns this list, so that a call which would wait for the one that it interrupted is refused.
 
 use super::call_queue::CallQueue;
 use crate::error::{Error, Result};

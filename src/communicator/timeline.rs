@@ -1,7 +1,7 @@
 //! The timelines of a communicator's ranks: which file each writes, and how their clocks are aligned.
 //!
 //! Owns the names of files among the communicators of a process, and the exchange of messages that measures clocks of other
-//! machines. Must not know what is recorded.
+//! machines.
 
 use super::Communicator;
 use crate::bootstrap::{ControlConnection, host_name};

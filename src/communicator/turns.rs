@@ -1,6 +1,6 @@
 //! Waiting for a call: for its turn, and for its end.
 //!
-//! Owns what a thread does meanwhile. Must not know who waits.
+//! Owns what a thread does meanwhile.
 
 use super::PANICKED;
 use super::call_queue::{CallQueue, QueueTicket};

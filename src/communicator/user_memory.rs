@@ -1,6 +1,6 @@
 //! Memory of users that peers and devices reach: neighbours read it, RDMA devices send from it and write to it.
 //!
-//! Owns its allocation, its announcement to neighbours and devices, and whether it can be read. Must not know its contents.
+//! Owns its allocation, its announcement to neighbours and devices, and whether it can be read.
 
 use super::checked_wait::wait_until;
 use super::registered_pages::{RegisteredPages, SharedVector};

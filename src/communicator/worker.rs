@@ -1,6 +1,6 @@
 //! The queue of a communicator's asynchronous calls.
 //!
-//! Owns which calls wait for a worker, and whether one works on them. Must not know what a call does.
+//! Owns which calls wait for a worker, and whether one works on them.
 
 use super::runner::{CallRunner, QueuedCall};
 use super::worker_pool::WorkerPool;

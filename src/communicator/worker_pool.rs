@@ -2,7 +2,7 @@
 //! communicator as long as there are any, and then those of another. So there are as many threads as communicators had calls in
 //! flight at the same time, however many communicators there are.
 //!
-//! Owns the threads. Must not know what a call is.
+//! Owns the threads.
 
 use crate::error::{Error, Result};
 use crate::process::{self, PerProcess};

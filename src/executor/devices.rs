@@ -1,6 +1,6 @@
 //! The devices of a rank: one for host memory, and one for GPU memory if there is a GPU.
 //!
-//! Owns which device runs a job, and the number of jobs in flight. Must not know what jobs are for.
+//! Owns which device runs a job, and the number of jobs in flight.
 
 use crate::device::{Device, Job, Submitted};
 use crate::error::{Error, Result};

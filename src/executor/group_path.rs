@@ -1,7 +1,7 @@
 //! The path of groups of sends and receives: the messages of each pair of ranks move in order, those of different pairs and
 //! directions independently of each other.
 //!
-//! Owns the protocol between two ranks. Must not know collectives.
+//! Owns the protocol between two ranks.
 //!
 //! # What two ranks agree on
 //!

@@ -1,6 +1,6 @@
 //! A rank's links: its transports, and which of them reaches each peer.
 //!
-//! Owns routing. Must not know programs, slots or jobs.
+//! Owns routing.
 
 use crate::call::Call;
 use crate::error::{Error, Result};

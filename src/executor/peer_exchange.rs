@@ -1,6 +1,6 @@
 //! The messages between this rank and one peer in groups of sends and receives.
 //!
-//! Owns the state of both directions of one link, and the header of a message. Must not know other peers, nor how long to wait.
+//! Owns the state of both directions of one link, and the header of a message.
 
 use super::bound_call::PeerMessage;
 use super::resources::Resources;

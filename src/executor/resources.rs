@@ -1,6 +1,6 @@
 //! What both ways of executing a call use: links, devices, slots, and waiting.
 //!
-//! Owns what must be stopped when a call fails. Must not know programs or mailboxes.
+//! Owns what must be stopped when a call fails.
 
 use super::devices::Devices;
 use super::links::Links;

@@ -6,7 +6,7 @@
 //! rank of the node) assembles the whole vector and publishes it, so that a call takes a few switches between ranks for each rank
 //! and not one for each pair. In an all-to-all, where no rank needs all data, its post says that all have posted. Both ways give the
 //! same bits. Every rank waits for all others, whose mailboxes it uses or not: so a
-//! mailbox can be filled again, and all calls are compared. Owns the order of these steps. Must not know how a mailbox is laid out.
+//! mailbox can be filled again, and all calls are compared. Owns the order of these steps.
 
 use super::bound_call::BoundCall;
 use super::resources::Resources;

@@ -4,7 +4,7 @@
 //! milliseconds, while a thread that sleeps gets the core soon after its wake-up. So after a slow yield waits sleep at once for
 //! some time.
 //!
-//! Owns how long to spin and to sleep. Must not know what is waited for.
+//! Owns how long to spin and to sleep.
 
 use super::links::Links;
 use crate::error::Result;

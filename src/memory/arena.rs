@@ -4,8 +4,7 @@
 //! further one when the others are used up, and each peer maps it in windows for reading (see `peer_arena`). It holds a region for each
 //! communicator, with the control words of the shared-memory transport and the slots of the pools, and the buffers that users allocate. Peers find
 //! something in it by its offset. Its length is sealed, so no access within it can fail because the file became shorter.
-//! Nothing is left behind, however the ranks end. Where the system has no such file the memory belongs to this process alone. Must not
-//! know what is written where.
+//! Nothing is left behind, however the ranks end. Where the system has no such file the memory belongs to this process alone.
 
 use super::arena_file::ArenaFile;
 use super::free_list::FreeList;

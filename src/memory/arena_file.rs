@@ -1,6 +1,6 @@
 //! The files that arenas lie in.
 //!
-//! Owns how they are made: without a name in any file system, and sealed where the kernel allows it. Must not know how they are mapped.
+//! Owns how they are made: without a name in any file system, and sealed where the kernel allows it.
 
 use crate::descriptor;
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! How much memory this process may have.
 //!
-//! Owns reading the size of the machine's memory and the limit of the process's control group. Must not know who asks.
+//! Owns reading the size of the machine's memory and the limit of the process's control group.
 
 use std::path::{Path, PathBuf};
 

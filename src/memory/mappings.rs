@@ -1,6 +1,6 @@
 //! What the kernel says about the mappings of this process.
 //!
-//! Owns reading `/proc/self/maps`. Must not know why a caller asks.
+//! Owns reading `/proc/self/maps`.
 
 use crate::descriptor;
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
 //! A neighbour's arena, as a rank that reads it sees it.
 //!
 //! Owns its mappings: windows, each mapped when something in it is first used, so that neither address space nor page tables
-//! grow with the memory of the whole node. Must not know what is written where.
+//! grow with the memory of the whole node.
 
 use super::arena::{Arena, address_space};
 use super::arena_file::memfd_failure;

@@ -1,7 +1,7 @@
 //! Addresses of shared memory, of which only the front is accessible.
 //!
 //! Owns a mapping, and how far it is accessible. What is beyond has no access (`PROT_NONE`), so what walks or populates whole mappings, such as
-//! `mlockall`, creates no pages there. Core dumps leave the mapping out, and forked children do not have it. Must not know what lies in it.
+//! `mlockall`, creates no pages there. Core dumps leave the mapping out, and forked children do not have it.
 
 use super::piece::Piece;
 use rustix::io::Result;

@@ -4,8 +4,7 @@
 //! address and the arena's name the same bytes. The bytes before and after these pages share their page with memory of others,
 //! so they stay where they are, and are copied to the arena and back for each operation.
 //!
-//! Owns the replacement, which ends when the range is dropped: the bytes are then private again. Must not know who registers
-//! memory, nor for what.
+//! Owns the replacement, which ends when the range is dropped: the bytes are then private again.
 
 use super::arena::{Arena, move_mapping};
 use super::mappings::mappings;

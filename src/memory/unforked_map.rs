@@ -1,7 +1,7 @@
 //! Memory that this library registers with devices for its own use.
 //!
 //! Owns its mapping. A forked child does not have it: before Linux 5.12, a page that both had would be copied at the next
-//! write, and devices would go on using the page of the child. Must not know which devices there are.
+//! write, and devices would go on using the page of the child.
 
 use crate::error::{Error, Result};
 use memmap2::{Advice, MmapMut};

@@ -1,6 +1,6 @@
 //! The key of this process, and the parameters of all sessions.
 //!
-//! Owns the choice of algorithms. Must not know sockets.
+//! Owns the choice of algorithms.
 
 use crate::error::{Error, Result};
 use ring::rand::SystemRandom;

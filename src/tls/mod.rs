@@ -1,7 +1,6 @@
 //! TLS 1.3 over sockets that do not block, for connections whose ends prove by codes of their own that they belong to one job.
 //!
-//! Owns the keys of this process and the sessions. Must not know which connections are encrypted, nor how their ends are
-//! authenticated.
+//! Owns the keys of this process and the sessions.
 //!
 //! There are no certificates: every process draws a key and sends it raw (RFC 7250), and a client accepts any. What
 //! authenticates a connection is its [`SessionBinding`]: both ends derive it from the keys of the session (RFC 8446, section

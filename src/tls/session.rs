@@ -1,7 +1,7 @@
 //! One end of a TLS session over a socket that does not block.
 //!
 //! Owns the buffers: bytes received and not yet decrypted, bytes decrypted and not yet taken, bytes encrypted and not yet sent.
-//! Must not know what is transferred. The socket stays with the caller, which may have used it without TLS before.
+//!  The socket stays with the caller, which may have used it without TLS before.
 //!
 //! A read takes what is buffered, and calls the socket once if that is nothing. Encrypted bytes are sent together, so that a call
 //! of the socket carries several records. The bytes of a record count as sent when the kernel has all of it, whether or not it

@@ -2,7 +2,7 @@
 //!
 //! Owns the calls that ask the kernel, and the comparison with this process. A number counts only where it is unique: a user if it
 //! is not the overflow uid, which stands for every user that this user namespace does not map; a process if it is in the PID
-//! namespace of this one. Must not know what the socket is for.
+//! namespace of this one.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

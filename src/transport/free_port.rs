@@ -1,6 +1,6 @@
 //! The ports of listening sockets whose peers learn the port from this process.
 //!
-//! Owns the choice of a port: the kernel's, or a free one of `FLEXRING_PORT_RANGE`. Must not know who connects.
+//! Owns the choice of a port: the kernel's, or a free one of `FLEXRING_PORT_RANGE`.
 
 use crate::config::ListeningPorts;
 use crate::secret::random_bytes;

@@ -1,7 +1,6 @@
 //! Why a subcommand failed.
 //!
-//! Owns the distinction behind the exit codes, and the prefix of an error on standard error. Must not know which
-//! subcommand failed.
+//! Owns the distinction behind the exit codes, and the prefix of an error on standard error.
 
 use flexring::{Error, ErrorKind};
 

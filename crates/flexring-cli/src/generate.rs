@@ -1,6 +1,6 @@
 //! `flexring generate`: man pages and completions of shells, from the definitions of the subcommands. `make install` runs it.
 //!
-//! Owns where a system looks for these files. Must not know any subcommand.
+//! Owns where a system looks for these files.
 
 use crate::error::CommandError;
 use clap::{Args, Command};

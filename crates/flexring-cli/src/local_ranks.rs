@@ -1,7 +1,7 @@
 //! `--ranks N`: starts the ranks on this machine, forwards their standard error, and waits until all have ended.
 //!
 //! Owns the processes of the ranks: none is left when `run` returns. If the parent itself is killed, the kernel kills them
-//! ([`die_with_parent`]). Must not know what the ranks do.
+//! ([`die_with_parent`]).
 
 use crate::error::{CommandError, ERROR_PREFIX};
 use flexring::internal::bootstrap::Coordinator;

@@ -1,6 +1,6 @@
 //! Output helpers of the subcommands that print once and end.
 //!
-//! Owns writing to standard output, the JSON style, units of times, and singular and plural forms. Must not know what is printed.
+//! Owns writing to standard output, the JSON style, units of times, and singular and plural forms.
 
 use crate::error::CommandError;
 use flexring::Error;

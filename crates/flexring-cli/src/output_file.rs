@@ -1,6 +1,6 @@
 //! Files that subcommands write as a whole.
 //!
-//! Owns the draft that replaces the file when it is complete, and the check that it can be written. Must not know what is written.
+//! Owns the draft that replaces the file when it is complete, and the check that it can be written.
 
 use crate::error::CommandError;
 use flexring::{Error, Result};

@@ -1,6 +1,6 @@
 //! `flexring trace`: merges the timelines of a job's ranks, and says where their time went.
 //!
-//! Owns the table. Must not know how timelines are recorded.
+//! Owns the table.
 
 use crate::error::CommandError;
 use crate::output;

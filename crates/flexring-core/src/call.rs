@@ -1,7 +1,7 @@
 //! Collective calls, as ranks describe them to each other before they use each other's data.
 //!
 //! Owns [`Call`] and its packed form, the comparison of two ranks' calls, and the lengths of the blocks that a
-//! rank exchanges. Must not know how calls are sent.
+//! rank exchanges.
 
 use crate::dtype::{DType, ReduceOp};
 use std::fmt;

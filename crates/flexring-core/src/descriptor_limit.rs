@@ -1,6 +1,6 @@
 //! How many descriptors this process may have.
 //!
-//! Owns reading and raising that limit. Must not know what needs descriptors.
+//! Owns reading and raising that limit.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Once;

@@ -1,7 +1,6 @@
 //! Element types and reduction operations: names, numbers and sizes.
 //!
-//! Owns [`DType`], [`ReduceOp`] and [`Element`]. Must not know how elements are reduced, which is the
-//! devices' task.
+//! Owns [`DType`], [`ReduceOp`] and [`Element`].
 
 use crate::error::{Error, Result};
 use crate::float8::{F8E4M3, F8E5M2};

@@ -1,7 +1,7 @@
 //! The error type of the crate: a kind that programs match on, and a sentence that says what to do.
 //!
 //! Owns [`Error`] and [`ErrorKind`]. Errors are sent to other ranks over the control connection, so kind, message
-//! and suspect are serialized. Must not know who raises an error or who handles it.
+//! and suspect are serialized.
 
 use crate::peer_text::{self, PeerText};
 use crate::rank::Rank;

@@ -1,7 +1,6 @@
 //! The first failure of a communicator, shared with every thread that waits for it.
 //!
-//! Owns one write-once error, and which eventfds are notified when it is set. Must not know who raises the error or how
-//! waiting threads react.
+//! Owns one write-once error, and which eventfds are notified when it is set.
 
 use crate::error::{Error, Result};
 use crate::interrupt;

@@ -3,7 +3,7 @@
 //! Owns the names, and what may happen there. A process takes part if `FLEXRING_TEST_FAULT_POINT` is `NAME:NTH:ACTION`:
 //! when it reaches the point for the NTH time, it writes the time to the file that `FLEXRING_TEST_FAULT_FILE` names, in
 //! nanoseconds since 1970, and does what the action says. Only builds with debug assertions read these variables; in
-//! others, `reach` is empty. Must not know what runs at a point.
+//! others, `reach` is empty.
 
 /// A point in the life of a rank.
 #[derive(

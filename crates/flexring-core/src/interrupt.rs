@@ -4,7 +4,7 @@
 //! not while it waits for other ranks. So a thread may have a check function, which runs such handlers. Waits of the
 //! thread call it about every 50 ms, and end if it says so.
 //!
-//! Owns the check functions, their interval, and the number of interrupts of each thread. Must not know what waits, or what a check does.
+//! Owns the check functions, their interval, and the number of interrupts of each thread.
 
 use crate::error::{Error, Result};
 use std::cell::Cell;

@@ -1,7 +1,6 @@
 //! Files that settings and commands name.
 //!
-//! Owns how they are opened: a wrong name must not hang the process, fill its memory, or change what is no file of the user. Must not
-//! know what they contain.
+//! Owns how they are opened: a wrong name must not hang the process, fill its memory, or change what is no file of the user.
 
 use crate::config::Size;
 use crate::descriptor;

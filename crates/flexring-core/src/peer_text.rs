@@ -1,7 +1,7 @@
 //! Text that another process sent, made safe for errors, logs and terminals.
 //!
 //! Owns which characters such text keeps and how long it is. Decoding makes it safe, so that no text from a connection can be
-//! formatted as it came. Must not know who sent it, nor where it appears.
+//! formatted as it came.
 
 use serde::de::{Deserializer, Visitor};
 use std::fmt;

@@ -1,6 +1,6 @@
 //! Rank numbers and how messages name them.
 //!
-//! Owns the one way in which a list of ranks becomes text. Must not know worlds, topologies or links.
+//! Owns the one way in which a list of ranks becomes text.
 
 use std::fmt;
 

@@ -1,7 +1,6 @@
 //! Secret keys: how one is derived from another, and how a message is authenticated with one.
 //!
-//! Owns the choice of algorithm (HMAC-SHA-256) and the encoding of what is authenticated. Must not know where a job's secret
-//! comes from, nor which messages there are.
+//! Owns the choice of algorithm (HMAC-SHA-256) and the encoding of what is authenticated.
 
 use crate::error::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};

@@ -1,7 +1,7 @@
 //! Handles of communicators and requests.
 //!
 //! A handle is a number that is used once, not an address: a handle that was freed or never existed is recognised, and nothing that a
-//! caller passes is dereferenced. Looking one up takes no lock. Must not know what the objects are.
+//! caller passes is dereferenced. Looking one up takes no lock.
 
 use flexring_core::error::{Error, Result};
 use flexring_core::process::PerProcess;

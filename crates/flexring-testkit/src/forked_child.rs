@@ -1,6 +1,6 @@
 //! Forked children of a test.
 //!
-//! Owns forking and the exit status. Must not know what the child does.
+//! Owns forking and the exit status.
 
 /// Runs `body` in a forked child, and returns its exit status, or -1 if a signal has ended it. The child ends without running exit handlers.
 pub fn in_forked_child(body: impl FnOnce() -> i32) -> i32 {

@@ -1,6 +1,6 @@
 //! How messages describe ranks that are not in a call, or silent.
 //!
-//! Owns the wording. Must not know when it is used.
+//! Owns the wording.
 
 use super::member::{Member, RankStatus};
 use crate::bootstrap::call_state::{CallState, call_name};

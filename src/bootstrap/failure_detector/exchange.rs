@@ -1,7 +1,6 @@
 //! An exchange of data among the ranks of a supervised world.
 //!
-//! Owns the parts that have arrived, and why the exchange fails. Must not know what the data mean, or what follows from a
-//! failure.
+//! Owns the parts that have arrived, and why the exchange fails.
 
 use super::member::{Member, RankStatus};
 use crate::bootstrap::heartbeat::seconds;

@@ -1,6 +1,6 @@
 //! The ranks of a supervised world.
 //!
-//! Owns what the failure detector records of each rank. Must not know what follows from it.
+//! Owns what the failure detector records of each rank.
 
 use crate::bootstrap::call_state::CallState;
 use crate::bootstrap::heartbeat::HeartbeatMonitor;

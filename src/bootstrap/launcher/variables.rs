@@ -1,6 +1,6 @@
 //! The variables of each launcher, and their meaning.
 //!
-//! Owns their names. Must not know which launcher counts if those of several are set.
+//! Owns their names.
 
 use crate::error::{Error, Result};
 use std::fmt;

@@ -1,7 +1,6 @@
 //! What travels on a connection between two ranks that shrink.
 //!
-//! Owns the frames, their longest length, and the numbers by which a process finds the rank that a connection is for. Must not know
-//! what follows from them.
+//! Owns the frames, their longest length, and the numbers by which a process finds the rank that a connection is for.
 
 use crate::error::{Error, Result};
 use crate::rank::Rank;

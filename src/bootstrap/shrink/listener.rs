@@ -1,6 +1,6 @@
 //! The handle by which a rank that joins a communicator can be found.
 //!
-//! Owns the time between the announcement of the addresses and the start of the service. Must not know who connects.
+//! Owns the time between the announcement of the addresses and the start of the service.
 
 use super::ports::ShrinkPorts;
 use super::served_rank::ServedRank;

@@ -1,6 +1,6 @@
 //! What ranks that shrink send each other.
 //!
-//! Owns these types. Must not know how they are authenticated, nor what follows from them.
+//! Owns these types.
 
 use crate::error::Error;
 use crate::rank::{Rank, RankList};

@@ -1,6 +1,6 @@
 //! What the thread that answers ranks that shrink shares with the handles of its process.
 //!
-//! Owns this state, and how the thread learns of its changes. Must not know what the thread does about them.
+//! Owns this state, and how the thread learns of its changes.
 
 use super::served_rank::ServedRank;
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! What the program's thread and the service's thread exchange.
 //!
-//! Owns these types. Must not know what is done about them.
+//! Owns these types.
 
 use super::message::CallsMade;
 use crate::bootstrap::unique_id::UniqueId;

@@ -1,6 +1,6 @@
 //! The handle to a rank that the thread serves.
 //!
-//! Owns how long the rank is served, and the order of agreeing and joining. Must not know how ranks agree.
+//! Owns how long the rank is served, and the order of agreeing and joining.
 
 use super::listener::ShrinkListener;
 use super::message::CallsMade;

@@ -1,8 +1,7 @@
 //! The thread that watches the kernels of collectives, of all communicators of a process.
 //!
 //! Owns what it looks for: failures that kernels report, waits that last too long, ends that callers wait for, and communicators
-//! that have failed, whose kernels it ends. It calls no function of the driver, which may wait for a kernel. Must not know what a
-//! kernel does.
+//! that have failed, whose kernels it ends. It calls no function of the driver, which may wait for a kernel.
 
 use crate::call::Call;
 use crate::communicator::request::CallOutcome;

@@ -1,6 +1,6 @@
 //! The cores that the ranks of a node may use.
 //!
-//! Owns how they are counted, equally on all ranks. Must not know what the number is for.
+//! Owns how they are counted, equally on all ranks.
 
 /// The cores that one process may use.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]

@@ -1,6 +1,6 @@
 //! The addresses of a rank that its peers connect to.
 //!
-//! Owns which addresses it listens on, and in which order a peer tries them. Must not know how links are made.
+//! Owns which addresses it listens on, and in which order a peer tries them.
 //!
 //! The address over which a rank reaches the coordinator is known to work, and so is the coordinator's. A peer tries another one first only if it is on a faster
 //! network by what the drivers of both ends say: management networks are slow. Bridges of container engines have the same address on

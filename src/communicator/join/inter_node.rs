@@ -1,8 +1,7 @@
 //! Links to ranks whose memory this rank does not share: over RDMA devices if all ranks can use them, over TCP if none can or
 //! the settings allow it.
 //!
-//! Owns that choice, and the steps that all ranks take together to make the links. Must not know how links
-//! within a node are made, nor what is sent over links.
+//! Owns that choice, and the steps that all ranks take together to make the links.
 
 use super::endpoints::PeerAddresses;
 use super::peer_info::{PeerInfo, RailOffer};

@@ -1,6 +1,6 @@
 //! The links of a new rank.
 //!
-//! Owns which transport reaches which rank. Must not know how a transport makes links.
+//! Owns which transport reaches which rank.
 
 use super::inter_node::InterNodeSetup;
 use super::introduction::Introduction;

@@ -1,6 +1,6 @@
 //! The memory that a new rank shares with the ranks of its node.
 //!
-//! Owns which ranks share, and how each gets the memory of the others. Must not know what the memory is for.
+//! Owns which ranks share, and how each gets the memory of the others.
 
 use super::cores::Cores;
 use super::introduction::{Introduction, has_room};

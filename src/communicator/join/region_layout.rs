@@ -1,6 +1,6 @@
 //! The layout of a rank's part of the memory that its node shares.
 //!
-//! Owns which settings it follows from. Must not know how memory is shared.
+//! Owns which settings it follows from.
 
 use crate::communicator::gpu;
 use crate::config::Config;

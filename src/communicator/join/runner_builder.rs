@@ -1,6 +1,6 @@
 //! Builds the call runner of a rank once its links are ready.
 //!
-//! Owns the assembly of executor, plans and user memory. Must not know how links were made.
+//! Owns the assembly of executor, plans and user memory.
 
 use super::links::RankLinks;
 use super::world_plan::WorldPlan;

@@ -1,7 +1,6 @@
 //! The tuning profile of a new communicator.
 //!
-//! Owns how ranks agree on its contents, and its refusal on a cluster where it was not measured. Must not know what is chosen from
-//! it.
+//! Owns how ranks agree on its contents, and its refusal on a cluster where it was not measured.
 
 use crate::bootstrap::ControlConnection;
 use crate::description;

@@ -1,6 +1,6 @@
 //! A typed reference into an arena.
 //!
-//! Owns the checks that make it sound: size, alignment and lifetime. Must not know what the types mean.
+//! Owns the checks that make it sound: size, alignment and lifetime.
 
 use crate::error::{Error, Result};
 use crate::memory::Piece;

@@ -1,7 +1,6 @@
 //! The control page: what a rank publishes to its neighbours besides messages, at the start of a communicator's region.
 //!
-//! Owns the layout of these records and the memory ordering of their fields. Must not know when they are written, or
-//! what a reader does with them.
+//! Owns the layout of these records and the memory ordering of their fields.
 
 use super::need_wakeup::NeedWakeup;
 use crate::memory::Export;

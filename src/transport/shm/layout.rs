@@ -1,7 +1,7 @@
 //! The layout of a region of an arena, which one communicator uses: the offsets of the control page, the queues, the
 //! mailboxes and the pools.
 //!
-//! Owns every offset. Must not know what is written there.
+//! Owns every offset.
 
 use super::control_page::ControlPage;
 use super::spsc_queue::SpscQueue;

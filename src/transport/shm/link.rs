@@ -1,6 +1,6 @@
 //! The link to one neighbour: which entry of the queue means what, and which events follow from it.
 //!
-//! Owns the format of entries and the state of one connection. Must not know other links.
+//! Owns the format of entries and the state of one connection.
 
 use super::arena_ref::ArenaRef;
 use super::control_page::ControlPage;

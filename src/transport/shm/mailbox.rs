@@ -11,7 +11,7 @@
 //! too: each is overwritten after the leader's post of call n+1, for which every member has posted.
 //!
 //! Sleepers on the way through the leader wait for the word that they wait to change (a futex), in memory that they only
-//! read: one system call wakes all, and takes the place of a notification for each. Must not know what the bytes mean.
+//! read: one system call wakes all, and takes the place of a notification for each.
 
 use super::arena_ref::{ArenaOwner, ArenaRef};
 use super::control_page::ControlPage;

@@ -2,7 +2,7 @@
 //!
 //! Owns the links of a rank to the other ranks of its node. A message is a queue entry that says where in the sender's
 //! arena its bytes are; the receiver reads them there and gives the entry back. Memory outside the arena is staged in a
-//! slot of it beforehand. Must not know what the bytes mean.
+//! slot of it beforehand.
 //!
 //! A rank writes to its own arena only. Neighbours map it for reading, so no peer can corrupt another's memory.
 //!

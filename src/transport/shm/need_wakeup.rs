@@ -1,6 +1,6 @@
 //! The word that saves wake-ups: a rank sets it before it sleeps, and neighbours notify it only while it is set.
 //!
-//! Owns the memory ordering between the sleeper and its wakers. Must not know how a rank is woken, or what it waits for.
+//! Owns the memory ordering between the sleeper and its wakers.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};

@@ -1,6 +1,6 @@
 //! The ranks of one node in a communicator, as one of them sees them.
 //!
-//! Owns what a rank has of each neighbour: its region, and how it is woken. Must not know how descriptors reach this process.
+//! Owns what a rank has of each neighbour: its region, and how it is woken.
 
 use super::layout::ArenaLayout;
 use super::wake_lanes::WakeLanes;

@@ -4,7 +4,7 @@
 //! descriptor, because each of them only takes a further region of every arena. Owns which region is free. A process reads its
 //! neighbours' regions until its communicator is gone, so a region is free when the communicators of all neighbours that know it
 //! are gone, which each process publishes on its node page. The regions of a process that died stay until the arena is
-//! freed. Must not know what communicators do, nor how descriptors reach this process.
+//! freed.
 
 use super::arena_ref::{ArenaOwner, ArenaRef};
 use super::layout::{ArenaLayout, PREFAULTED_RANKS};

@@ -1,7 +1,6 @@
 //! The node page: what a process publishes to its neighbours for all communicators, at the start of its arena.
 //!
-//! Owns the layout of these records and the memory ordering of their fields. Must not know when they are written, or
-//! what a reader does with them.
+//! Owns the layout of these records and the memory ordering of their fields.
 
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Prefaulting of neighbours' buffers: when a rank allocates a buffer in its arena, its neighbours map the pages for
 //! reading at once, in a thread of their own, so that the first call that reads the buffer is as fast as later ones.
 //!
-//! Owns that thread and its wake-ups. Must not know what the buffers are for. A prefault may be late or missed: a page
+//! Owns that thread and its wake-ups. A prefault may be late or missed: a page
 //! that is not mapped yet is faulted in when it is read.
 
 use super::arena_ref::ArenaRef;

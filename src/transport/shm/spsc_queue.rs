@@ -2,7 +2,7 @@
 //!
 //! Each rank writes to its own memory only and reads its peer's, so a connection takes two [`SpscQueue`]s, one in each
 //! arena. In its own, a rank writes the entries that it sends and how many of the peer's entries it has consumed.
-//! Owns the memory ordering between the two ranks. Must not know what an entry means.
+//! Owns the memory ordering between the two ranks.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! The eventfds of a process by which neighbours wake its executors.
 //!
 //! Owns which executor sleeps on which of them. All communicators of the process share them, so a further communicator needs
-//! no descriptor. Must not know what the executors wait for.
+//! no descriptor.
 
 use crate::error::Result;
 use crate::wake::WakeFd;

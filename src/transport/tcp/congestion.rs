@@ -1,6 +1,6 @@
 //! The congestion control of a link's sockets.
 //!
-//! Owns the choice to replace BBR on local networks. Must not know what is sent.
+//! Owns the choice to replace BBR on local networks.
 //!
 //! BBR learns the round trip of a connection by sending next to nothing for 200 ms, every 10 s in which it has seen no shorter one (Cardwell et al., BBR
 //! Congestion-Based Congestion Control, ACM Queue 2016, `ProbeRTT`). All ranks wait for the link that pauses. Where round trips are short and few bytes are in

@@ -1,7 +1,6 @@
 //! One frame on a socket: a header of 40 bytes, and a call or a message.
 //!
-//! Owns the layout of frames, their checksums, and how many bytes of each have been sent or received. Must not know sockets, nor the order
-//! of frames.
+//! Owns the layout of frames, their checksums, and how many bytes of each have been sent or received.
 //!
 //! A header is `kind: u32, index: u32, sequence: u64, length: u64, content: u64, parity: u64`, little-endian. A receiver only compares it
 //! with the header that it expects: nothing in it decides where bytes go or how many they are. `content` is the XXH3 of what follows. It protects

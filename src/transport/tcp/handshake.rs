@@ -1,7 +1,6 @@
 //! The handshake of a new connection: who each end is, and the proof that it belongs to the job.
 //!
-//! Owns the layout of its four messages, little-endian but for one mark, and what their codes authenticate. Must not know how the
-//! bytes travel or what follows from them.
+//! Owns the layout of its four messages, little-endian but for one mark, and what their codes authenticate.
 //!
 //! The initiator sends a hello; the acceptor a challenge with a nonce and a code over both; the initiator a code over both; the acceptor
 //! a byte, so that the initiator connects again if the acceptor gave the connection up before it received the code. The keys

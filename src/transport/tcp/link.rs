@@ -1,7 +1,6 @@
 //! The link to one peer: messages in order over one or several sockets.
 //!
-//! Owns the order of a link's messages, and the decision whether a lost connection fails the running call. Must not know
-//! other links, nor how readiness is detected.
+//! Owns the order of a link's messages, and the decision whether a lost connection fails the running call.
 
 use super::frame::{Frame, FrameError, FrameHeader, FrameProgress};
 use super::socket::{LinkSocket, is_within_machine};

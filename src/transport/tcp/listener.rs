@@ -1,6 +1,6 @@
 //! The listening sockets of a rank.
 //!
-//! Owns binding them. Must not know which peers connect.
+//! Owns binding them.
 
 use crate::config::ListeningPorts;
 use crate::descriptor;

@@ -1,7 +1,6 @@
 //! TCP: links of one or several sockets to each peer, all driven by one thread without blocking.
 //!
-//! Owns the sockets of a rank and the queue of those that may move bytes. Must not know what a message is for, nor how the
-//! addresses of peers were exchanged.
+//! Owns the sockets of a rank and the queue of those that may move bytes.
 //!
 //! | file | owns |
 //! |---|---|

@@ -1,7 +1,6 @@
 //! A connected socket of a link, plain or encrypted.
 //!
-//! Owns which bytes travel encrypted: all behind the initiator's hello, if at all; and which connections are within a machine. Must not know
-//! frames, nor what proves who the other end is.
+//! Owns which bytes travel encrypted: all behind the initiator's hello, if at all; and which connections are within a machine.
 
 use crate::error::Result;
 use crate::tls::{SessionBinding, TlsRole, TlsSession};

@@ -1,6 +1,6 @@
 //! One socket of a link: the frames to be sent over it, and those that are expected from it.
 //!
-//! Owns the socket, its readiness, and its two queues. Must not know links, ranks or events.
+//! Owns the socket, its readiness, and its two queues.
 
 use super::frame::Frame;
 use super::socket::{LinkSocket, SendProgress};

@@ -1,6 +1,6 @@
 //! What the kernel knows of a TCP connection.
 //!
-//! Owns the system call, and the sign by which a connection that carries nothing is recognised. Must not know links.
+//! Owns the system call, and the sign by which a connection that carries nothing is recognised.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,6 +1,6 @@
 //! Accepted connections whose handshake is not complete, and the messages of handshakes as they arrive.
 //!
-//! Owns how far such a connection is. Must not know which peers are expected, nor what the messages mean.
+//! Owns how far such a connection is.
 
 use super::handshake::{CHALLENGE, HELLO, PROOF};
 use super::socket::LinkSocket;

@@ -1,6 +1,6 @@
 //! What ranks send each other to connect their queue pairs.
 //!
-//! Owns the messages, and the interface over which ranks send them outside of links. Must not know devices. What a rank needs to say once
+//! Owns the messages, and the interface over which ranks send them outside of links. What a rank needs to say once
 //! is in [`ConnectInfo`]; what concerns one peer only is in [`LinkConnectInfo`], and is sent to that peer only.
 
 use super::ece_agreement::QpEce;

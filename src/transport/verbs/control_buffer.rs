@@ -1,7 +1,7 @@
 //! The control buffer of a link: entries that the peer writes for this rank, and entries that this rank prepares
 //! to write for the peer.
 //!
-//! Owns the copying in and out. Must not know why entries are written. The peer's device may write to the remote
+//! Owns the copying in and out. The peer's device may write to the remote
 //! side at any time; an entry is read only after its completion, and its reader validates it.
 
 use super::wire::{

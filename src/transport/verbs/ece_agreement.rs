@@ -1,6 +1,6 @@
 //! How the two ends of a link agree on options of Enhanced Connection Establishment (ECE).
 //!
-//! Owns which end accepts. Must not know what the options mean, nor how they are sent.
+//! Owns which end accepts.
 //!
 //! The ends send each other the options that their queue pairs support. The lower rank **accepts**: it sets those of the peer and
 //! connects, and its device reduces them to what both support. The result goes back, and the other end sets it before it connects. (So

@@ -1,6 +1,6 @@
 //! What links that are made together share: memory for control buffers, and completion queues.
 //!
-//! Also the devices of the rails. Owns its size and how links divide it. Must not know why links are made, nor how they are connected.
+//! Also the devices of the rails. Owns its size and how links divide it.
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;

@@ -1,6 +1,6 @@
 //! What a rank needs to make a link to any other rank.
 //!
-//! Owns which rails are connected, and the paths between them. Must not know when links are made.
+//! Owns which rails are connected, and the paths between them.
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo, OutOfBand};
 use super::objects::{Endpoint, PathAttributes, PortAttributes};

@@ -2,7 +2,7 @@
 //!
 //! libibverbs is opened when a device is first used. The modules without it are always compiled, so that `flexring doctor`
 //! reports in a build without the feature `verbs`, too.
-//! Must not know schedules, nor how ranks find each other. Dependencies point from the bottom of this table upwards.
+//!  Dependencies point from the bottom of this table upwards.
 //!
 //! | file | owns |
 //! |---|---|

@@ -1,6 +1,6 @@
 //! Settings of the links, and the path attributes that follow from them.
 //!
-//! Owns the translation of [`Config`] into what verbs take. Must not know links, peers or registered memory.
+//! Owns the translation of [`Config`] into what verbs take.
 
 use super::inventory::LinkLayer;
 use super::objects::{PathAttributes, PortAttributes, Shim};

@@ -1,6 +1,6 @@
 //! What each rail of a rank has carried.
 //!
-//! Owns the counts, from the creation of the communicator on. Must not know what the messages mean.
+//! Owns the counts, from the creation of the communicator on.
 
 use super::inventory::retransmissions;
 use std::path::Path;

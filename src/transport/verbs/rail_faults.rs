@@ -1,6 +1,6 @@
 //! Rails that cannot be used, found while links are made: which ones all ranks leave out.
 //!
-//! Pure. Must not know how ranks send each other what they found, nor how links are made.
+//! Pure.
 
 use super::port_selection::Rail;
 use crate::error::Error;

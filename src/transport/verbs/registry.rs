@@ -1,8 +1,7 @@
 //! The memory that the devices of this rank may access.
 //!
 //! Owns registrations: until the user deregisters, or while a sub-chunk is in flight. Keeps none longer, so no
-//! registration outlives its memory unless the caller violates `register`'s contract. Must not know what the memory
-//! contains.
+//! registration outlives its memory unless the caller violates `register`'s contract.
 
 use super::gpu::gdr_mode::GdrMode;
 use super::gpu::{AddressRange, GpuRegistrar, LandingMemory};

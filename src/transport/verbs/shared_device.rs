@@ -1,7 +1,7 @@
 //! The open devices of this process, which all its communicators share.
 //!
 //! Owns which devices are open, their protection domains, and which user has not handled which event yet. A device is open as long as a
-//! communicator uses it. Must not know ports, links or memory.
+//! communicator uses it.
 
 use super::objects::{AsyncEvent, Context, Library, ProtectionDomain, Shim};
 use super::shared_regions::SharedRegions;

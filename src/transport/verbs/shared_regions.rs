@@ -1,7 +1,6 @@
 //! Registrations of memory that several communicators of a process use.
 //!
-//! Owns which memory is registered with a device, as long as a communicator has declared that it stays as it is. Must not know the
-//! communicators.
+//! Owns which memory is registered with a device, as long as a communicator has declared that it stays as it is.
 
 use super::gpu::AddressRange;
 use super::gpu::gdr_mode::GdrMode;

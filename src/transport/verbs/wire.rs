@@ -1,6 +1,6 @@
 //! What ranks write into each other's memory: immediate data, control entries, and their layout.
 //!
-//! Pure. Owns the formats; all numbers are little-endian. Must not know queue pairs nor who writes when.
+//! Pure. Owns the formats; all numbers are little-endian.
 //!
 //! A **control buffer** holds the entries that one rank writes for another without a clear-to-send: calls, clear-to-send
 //! messages (CTS), eager messages, and recovery states. Each end of a link has one with a local and a remote side

@@ -1,6 +1,6 @@
 //! Runs the `flexring` command in the root of the repository, in an environment that contains given variables only.
 //!
-//! Owns starting the process. Must not know any subcommand.
+//! Owns starting the process.
 
 use crate::programs::root;
 use std::process::Command;

@@ -1,6 +1,6 @@
 //! Shuts the connections of a process down that has stopped itself.
 //!
-//! Owns how another process's sockets are reached. Must not know why they are shut down.
+//! Owns how another process's sockets are reached.
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
 use socket2::SockRef;

@@ -1,7 +1,7 @@
 //! A network of namespaces, one for each rank, whose links can be set down.
 //!
 //! Owns their creation and removal: they belong to a mount namespace that only the processes of a test are in, so they
-//! vanish with its last process, however that ends. Must not know what runs in them.
+//! vanish with its last process, however that ends.
 
 use crate::programs::program;
 use std::io::Write;

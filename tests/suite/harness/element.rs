@@ -1,6 +1,6 @@
 //! Element types in tests.
 //!
-//! Owns small exact numbers of every element type. Must not know which operation a test checks.
+//! Owns small exact numbers of every element type.
 
 use flexring::{Boolean, Element};
 use flexring_core::float8::{F8E4M3, F8E5M2};

@@ -1,6 +1,6 @@
 //! The test harness: `spawn(setup, body)` runs `body` on every rank of a world, over any transport, under a watchdog.
 //!
-//! Owns the kinds of test worlds, their settings, and threads or processes for their ranks. Must not know what is tested.
+//! Owns the kinds of test worlds, their settings, and threads or processes for their ranks.
 
 #![allow(dead_code, unused_imports, reason = "the tests of the feature `cust` use a part of it")]
 

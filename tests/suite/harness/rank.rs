@@ -1,6 +1,6 @@
 //! A rank in a test body: a communicator that runs calls on GPU copies of the vectors in worlds with GPUs.
 //!
-//! Owns the GPU copies. Must not know what is tested.
+//! Owns the GPU copies.
 
 use super::World;
 use flexring::{Communicator, Element, Owned, ReduceOp, Request, Result};

@@ -1,6 +1,6 @@
 //! Cycles in a graph of modules.
 //!
-//! Owns the search. Must not know what the nodes stand for.
+//! Owns the search.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,8 +1,7 @@
 //! The module trees of all crates and the paths by which their modules name each other.
 //!
 //! Owns parsing and name resolution: `use` declarations, inline paths such as `crate::device::x()`, paths inside macro
-//! calls, and re-exports, which are followed to the module that defines the item. Must not know which imports are
-//! allowed. Types that are only inferred, and methods found through a type, are not imports.
+//! calls, and re-exports, which are followed to the module that defines the item. Types that are only inferred, and methods found through a type, are not imports.
 
 use proc_macro2::{TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! A Slurm cluster of this machine alone.
 //!
-//! Owns its daemons and their folder. Must not know what jobs do.
+//! Owns its daemons and their folder.
 
 use crate::harness::free_port;
 use crate::programs::program;

@@ -1,6 +1,4 @@
 //! Byte counts as text.
-//!
-//! Must not know what is counted.
 
 use flexring_core::config::Size;
 

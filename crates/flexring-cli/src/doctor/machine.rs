@@ -7,8 +7,6 @@
 //! sys/class/infiniband/mlx5_0/ports/1/rate = 400 Gb/sec (4X NDR)
 //! sys/class/infiniband/mlx5_0/device -> sys/devices/pci0000:15/0000:15:01.0/0000:18:00.0
 //! ```
-//!
-//! Must not know what the files mean.
 
 use crate::error::CommandError;
 use flexring::internal::description;

@@ -1,6 +1,6 @@
 //! The report: the facts and the conclusions from them.
 //!
-//! Owns the keys of the conclusions in JSON. Must not know how the report is printed.
+//! Owns the keys of the conclusions in JSON.
 
 use super::facts::Facts;
 use super::findings::{self, Finding, Severity};

@@ -1,6 +1,6 @@
 //! Which transports can be used.
 //!
-//! Owns that conclusion from the facts. Must not know how it is printed.
+//! Owns that conclusion from the facts.
 
 use super::facts::Facts;
 use super::sockets::SocketReport;

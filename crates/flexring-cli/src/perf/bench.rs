@@ -1,6 +1,6 @@
 //! One row of the table: its timed calls and its checked calls.
 //!
-//! Owns the vectors of one element type. Must not know how rows are printed or which rows are measured.
+//! Owns the vectors of one element type.
 
 use super::check::{CallCheck, Placement};
 use super::collective::{self, Extent};

@@ -1,7 +1,7 @@
 //! The collectives as nccl-tests measures them.
 //!
 //! Owns, for each collective, how a size in bytes translates to element counts, the busbw factor, and the columns for
-//! operation and root. Must not know how anything is measured.
+//! operation and root.
 
 use super::redop::RedOp;
 use flexring_core::call::Collective;

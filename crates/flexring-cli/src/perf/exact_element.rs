@@ -1,7 +1,6 @@
 //! The arithmetic of the element types for the check of `flexring perf`.
 //!
-//! Owns sums, products and averages of numbers that are exact in each type, independent of the kernels that are checked. Must
-//! not know which numbers are combined or how many.
+//! Owns sums, products and averages of numbers that are exact in each type, independent of the kernels that are checked.
 
 use flexring::{Boolean, Element};
 use flexring_core::float8::{F8E4M3, F8E5M2};

@@ -1,7 +1,6 @@
 //! Vectors on GPUs.
 //!
-//! Owns the assignment of GPUs to ranks, the vectors on a GPU and the calls on them. Must not know their contents or what is
-//! timed.
+//! Owns the assignment of GPUs to ranks, the vectors on a GPU and the calls on them.
 
 #[cfg(not(feature = "cuda"))]
 pub use absent::{Vectors, facts, gpu_count};

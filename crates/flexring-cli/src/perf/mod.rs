@@ -1,6 +1,6 @@
 //! `flexring perf`: measures collectives, checks their results, and prints the table of nccl-tests.
 //!
-//! Owns the decision whether this process starts ranks or is a rank. Must not know how anything is measured.
+//! Owns the decision whether this process starts ranks or is a rank.
 
 mod bench;
 mod check;

@@ -1,6 +1,6 @@
 //! The gradients of well-known models, and the buckets in which DistributedDataParallel reduces them.
 //!
-//! Owns the lengths of the gradients and their division into buckets. Must not know element types or calls.
+//! Owns the lengths of the gradients and their division into buckets.
 //!
 //! Sources: the class `ResNet` of torchvision (`torchvision/models/resnet.py`, `resnet50`: 25,557,032 parameters); OpenAI's GPT-2 with
 //! 124M parameters as in `modeling_gpt2.py` of Hugging Face's transformers (`gpt2`: 12 blocks, width 768, 50,257 tokens, 1,024

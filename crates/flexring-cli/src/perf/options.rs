@@ -1,6 +1,6 @@
 //! The flags of `flexring perf`: those of nccl-tests, and a few of its own.
 //!
-//! Owns their names, defaults and meaning. Must not know how anything is measured.
+//! Owns their names, defaults and meaning.
 
 use super::collective;
 use super::model::Gradients;

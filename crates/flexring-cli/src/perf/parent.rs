@@ -1,6 +1,6 @@
 //! The parent of `perf --ranks N`: what is done with the files of the ranks when they have ended.
 //!
-//! Owns the merged timeline, and the error in the report. Must not know how ranks are started.
+//! Owns the merged timeline, and the error in the report.
 
 use super::options::PerfOptions;
 use super::report::ReportFile;

@@ -1,6 +1,6 @@
 //! The progress bar, drawn on terminals only.
 //!
-//! Owns the redraw rate, which is low enough not to affect the measurement. Must not know what a step is.
+//! Owns the redraw rate, which is low enough not to affect the measurement.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fs::File;

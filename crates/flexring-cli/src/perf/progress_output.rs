@@ -1,7 +1,7 @@
 //! The output of rank 0: the table on standard output, the progress bar and the JSON report.
 //!
 //! Owns the order of writes: a row is printed as soon as it is measured, and the report on disk is written before the row is
-//! printed. Must not know how anything is measured.
+//! printed.
 
 use super::gpu;
 use super::options::{HostMemory, PerfOptions, VectorDevice};

@@ -1,6 +1,6 @@
 //! One rank of a measurement: it joins the world and measures row by row; rank 0 also prints.
 //!
-//! Owns the order of rows, which is the same on all ranks. Must not know which process started it.
+//! Owns the order of rows, which is the same on all ranks.
 
 use super::bench::{Bench, MeasuredRow};
 use super::collective;

@@ -1,6 +1,6 @@
 //! The reduction operations as the flags of `flexring perf` name them.
 //!
-//! Owns their nccl-tests names. Must not know which element types or collectives they are used with.
+//! Owns their nccl-tests names.
 
 use flexring::{DType, ReduceOp};
 

@@ -1,6 +1,6 @@
 //! The report of a measurement, as `--json` writes it.
 //!
-//! Owns the statistics, the names of the JSON fields and the file. Must not know how anything is measured.
+//! Owns the statistics, the names of the JSON fields and the file.
 
 use crate::output_file::OutputFile;
 use flexring::{AdaptationStatistics, Error, RailStatistics, Result};

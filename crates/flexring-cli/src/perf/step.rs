@@ -1,6 +1,6 @@
 //! One training step's gradients: all buckets at once by asynchronous calls, beside one fused vector.
 //!
-//! Owns the vectors of one element type. Must not know how results are printed, or where the lengths come from.
+//! Owns the vectors of one element type.
 
 use super::check::{CallCheck, Placement};
 use super::collective::{self, Extent};

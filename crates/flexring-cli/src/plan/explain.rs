@@ -1,6 +1,6 @@
 //! The output of `flexring plan --explain`: the algorithm, the reason, the load of each link, and all schedules by time.
 //!
-//! Owns the text. Must not know how algorithms are selected, loads are counted or times are predicted.
+//! Owns the text.
 
 use super::planned::Planned;
 use crate::output::duration;

@@ -1,6 +1,6 @@
 //! `flexring plan`: makes or reads a plan, and prints it as a table or JSON, draws, explains or verifies it.
 //!
-//! Owns the choice of outputs and the files they are written to. Must not know how plans are made.
+//! Owns the choice of outputs and the files they are written to.
 
 mod explain;
 mod options;

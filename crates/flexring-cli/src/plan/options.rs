@@ -1,6 +1,6 @@
 //! The flags of `flexring plan`.
 //!
-//! Owns the flags for output. Must not know what a plan contains.
+//! Owns the flags for output.
 
 use super::source::PlanSource;
 use clap::Args;

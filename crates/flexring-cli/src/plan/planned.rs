@@ -1,6 +1,6 @@
 //! The plan that `flexring plan` prints, with its topology and settings.
 //!
-//! Owns the precedence of flags, settings and files. Must not know how plans are printed.
+//! Owns the precedence of flags, settings and files.
 
 use super::source::PlanSource;
 use crate::error::CommandError;

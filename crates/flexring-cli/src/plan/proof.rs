@@ -1,6 +1,6 @@
 //! The output of `flexring plan --verify`.
 //!
-//! Owns the text. Must not know how plans are verified.
+//! Owns the text.
 
 use super::planned::Planned;
 use crate::error::CommandError;

@@ -1,6 +1,6 @@
 //! The flags that say which plan is meant, for all subcommands that take one.
 //!
-//! Owns their names and their mapping to settings. Must not know what is done with the plan.
+//! Owns their names and their mapping to settings.
 
 use crate::settings;
 use clap::Args;

@@ -1,6 +1,6 @@
 //! The default output of `flexring plan`: tables of levels, as in the figures of the papers.
 //!
-//! Owns the layout. Must not know where the plan comes from.
+//! Owns the layout.
 
 use super::planned::Planned;
 use crate::output::counted;

@@ -1,6 +1,6 @@
 //! The files of `flexring simulate`: the drawing, and the timeline of the ranks.
 //!
-//! Owns what they show. Must not know how they are drawn or encoded.
+//! Owns what they show.
 
 use super::options::SimulateOptions;
 use super::report::{Report, SimulatedSize, amount};

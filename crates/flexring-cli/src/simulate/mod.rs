@@ -1,6 +1,6 @@
 //! `flexring simulate`: how long an all-reduce takes on a described cluster, in virtual time.
 //!
-//! Owns the order of simulations. Must not know how they are done, or how results are printed.
+//! Owns the order of simulations.
 
 mod files;
 mod options;

@@ -1,6 +1,6 @@
 //! The flags of `flexring simulate`.
 //!
-//! Owns their names, ranges and defaults. Must not know what is simulated.
+//! Owns their names, ranges and defaults.
 
 use crate::plan::PlanSource;
 use clap::Args;

@@ -1,6 +1,6 @@
 //! The results of `flexring simulate`, as text, CSV or JSON.
 //!
-//! Owns the three formats. Must not know how times come about.
+//! Owns the three formats.
 
 use crate::error::CommandError;
 use crate::output::{self, duration};

@@ -1,6 +1,6 @@
 //! The processes of this user that are ranks of jobs, as `/proc` shows them.
 //!
-//! Owns how they are recognised. Must not know how jobs are asked.
+//! Owns how they are recognised.
 
 use std::collections::BTreeMap;
 use std::fs;

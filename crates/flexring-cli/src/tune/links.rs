@@ -1,6 +1,6 @@
 //! Latency and bandwidth of links: within nodes, between nodes, and of each node's and each switch's own link.
 //!
-//! Owns which ranks exchange messages when. Must not know how results are used.
+//! Owns which ranks exchange messages when.
 
 use super::messages::{SHORTEST, best_rate, burst, latency, message_times, steady_rate};
 use super::session::{TuningSession, median};

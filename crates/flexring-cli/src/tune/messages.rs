@@ -1,6 +1,6 @@
 //! Messages between two ranks: their latency, and their times by length.
 //!
-//! Owns how long messages are, and the rate that follows from their times. Must not know which ranks exchange them.
+//! Owns how long messages are, and the rate that follows from their times.
 
 use super::session::median;
 use flexring::{Buffer, Communicator, Result};

@@ -1,6 +1,6 @@
 //! `flexring tune`: measures the links and devices of a running job, and which plans are fast on them.
 //!
-//! Owns the decision whether this process starts ranks or is a rank. Must not know how anything is measured.
+//! Owns the decision whether this process starts ranks or is a rank.
 
 mod choices;
 mod devices;

@@ -1,6 +1,6 @@
 //! The flags of `flexring tune`.
 //!
-//! Owns their names, defaults and ranges. Must not know how anything is measured.
+//! Owns their names, defaults and ranges.
 
 use clap::Args;
 use flexring_core::config::Size;

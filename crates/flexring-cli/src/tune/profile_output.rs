@@ -1,6 +1,6 @@
 //! The output of rank 0: the file of the profile, and a summary on standard output.
 //!
-//! Owns the text, and the failure of all ranks if the file cannot be written. Must not know how anything is measured.
+//! Owns the text, and the failure of all ranks if the file cannot be written.
 
 use super::choices::FastestPlan;
 use super::session::TuningSession;

@@ -1,6 +1,6 @@
 //! One rank of a tuning run: it joins the world and measures; rank 0 also writes and prints.
 //!
-//! Owns the order of measurements, which is the same on all ranks. Must not know which process started it.
+//! Owns the order of measurements, which is the same on all ranks.
 
 use super::options::TuneOptions;
 use super::profile_output::ProfileOutput;

@@ -1,6 +1,6 @@
 //! What all measurements of a rank share: the communicator, the time, and the progress.
 //!
-//! Owns how ranks agree on a number, and when measuring ends. Must not know what is measured.
+//! Owns how ranks agree on a number, and when measuring ends.
 
 use super::options::TuneOptions;
 use crate::perf::Progress;

@@ -1,6 +1,6 @@
 //! The text of a setting that must stay secret.
 //!
-//! Owns keeping it out of tables, messages and debugging output. Must not know what the secret is for.
+//! Owns keeping it out of tables, messages and debugging output.
 
 use super::values::SettingValue;
 use crate::secret::SecretKey;

@@ -1,7 +1,6 @@
 //! How a setting's text becomes its value, and how the accepted values are described.
 //!
-//! Owns the types of values that are not a choice among words, and the bounds of values. Must not know which
-//! settings exist.
+//! Owns the types of values that are not a choice among words, and the bounds of values.
 
 use std::borrow::Cow;
 use std::fmt;

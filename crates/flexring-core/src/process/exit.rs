@@ -1,6 +1,6 @@
 //! What the library does when the process exits.
 //!
-//! Owns the handler of `exit`. Must not know what it does.
+//! Owns the handler of `exit`.
 
 use std::sync::OnceLock;
 

@@ -2,7 +2,7 @@
 //!
 //! A program may change it for its threads, and a new thread inherits it. Ranks must compute the same bits and the same plans, so the
 //! library computes in the default environment. Owns the registers that hold it, MXCSR or FPCR and FPSR. The control word of x87 has no effect: on
-//! x86-64 Rust computes with SSE. Must not know what is computed.
+//! x86-64 Rust computes with SSE.
 
 /// Keeps this thread in the default floating-point environment. When it is dropped, the environment is what it was before, with its
 /// exception flags.

@@ -5,7 +5,7 @@
 //! died when the last copy of a socket is closed.
 //!
 //! Owns the detection of such children, by a counter that `pthread_atfork` advances in each of them, and the list of
-//! sockets that they close. Must not know what the sockets are for. A child that `clone` makes without the C library
+//! sockets that they close. A child that `clone` makes without the C library
 //! is not detected.
 
 use crate::descriptor;

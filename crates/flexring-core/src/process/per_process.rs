@@ -1,7 +1,7 @@
 //! State that each process has of its own, forked children included.
 //!
 //! A static mutex that a thread of the parent holds during a fork is held for ever in the child. Owns a state that is new in each
-//! process. Must not know what the state is.
+//! process.
 
 use super::CreatorProcess;
 use std::ptr::null_mut;

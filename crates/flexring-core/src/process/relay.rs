@@ -4,8 +4,7 @@
 //! 0.1 s for 400 MB on a busy machine. A thread with a table of descriptors of its own loses them when it ends itself, mostly
 //! before.
 //!
-//! Owns such a thread for one socket. It runs no code of the program, whose descriptors its table lacks. Must not know what the
-//! socket carries.
+//! Owns such a thread for one socket. It runs no code of the program, whose descriptors its table lacks.
 
 use super::spawn;
 use crate::descriptor;

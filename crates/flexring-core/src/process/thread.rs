@@ -1,7 +1,7 @@
 //! The library's own threads.
 //!
 //! Owns how they are started: with signals blocked, so that the kernel delivers a signal of the process to a thread of
-//! the program, and in the default floating-point environment. Must not know what the threads do.
+//! the program, and in the default floating-point environment.
 
 use super::DefaultFloatEnvironment;
 use std::io;

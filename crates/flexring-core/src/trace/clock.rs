@@ -1,7 +1,6 @@
 //! The clock of a timeline, and its offset from the clock of rank 0.
 //!
-//! Owns the choice of the clock, how two processes find out whether they have the same one, and the estimate of an offset. Must
-//! not know how ranks exchange messages.
+//! Owns the choice of the clock, how two processes find out whether they have the same one, and the estimate of an offset.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The JSON file of a rank's timeline, and its name.
 //!
 //! Owns the form of the file: an object with `traceEvents`, as Chrome's trace viewer and Perfetto read it, and what the file is
-//! about in `otherData`. Must not know how spans become events.
+//! about in `otherData`.
 
 use super::clock::ClockAlignment;
 use super::events::{TraceEvent, events_of};

@@ -1,6 +1,6 @@
 //! The files of a job as one timeline, with an arrow from each send to its receive, and what each rank did most.
 //!
-//! Owns how events of several ranks get along. Must not know how they were recorded.
+//! Owns how events of several ranks get along.
 
 use super::events::{EventArguments, TraceEvent};
 use super::file::{TIME_UNIT, TraceFile, TraceSummary, TracedRank};

@@ -1,7 +1,7 @@
 //! The spans of one rank while it runs its calls.
 //!
 //! Owns what is open (messages in flight, jobs, a wait), and adds what is over to the recording. A thread runs one call at a time, so spans
-//! need no lock. Must not know how spans are shown.
+//! need no lock.
 
 use super::clock::{ClockAlignment, now};
 use super::file::{TraceFile, TracePath};

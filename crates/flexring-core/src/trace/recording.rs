@@ -1,6 +1,6 @@
 //! What a rank has recorded: spans and calls that are over, and where they come from.
 //!
-//! Owns the form in which they are kept while calls run. Must not know how they are recorded or shown.
+//! Owns the form in which they are kept while calls run.
 
 use super::clock::ClockAlignment;
 use super::ring::NewestEntries;

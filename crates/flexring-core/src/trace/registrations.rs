@@ -1,6 +1,6 @@
 //! Registrations of memory during a call, which happen deep inside a transport.
 //!
-//! Owns a list of them for the thread that runs a call with a recorder. Must not know what registers memory.
+//! Owns a list of them for the thread that runs a call with a recorder.
 
 use super::clock::now;
 use std::cell::RefCell;

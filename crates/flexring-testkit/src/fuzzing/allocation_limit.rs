@@ -1,6 +1,6 @@
 //! How much heap memory a thread takes.
 //!
-//! Owns the allocator that counts, which the unit tests of a crate install as their global one. Must not know what is measured.
+//! Owns the allocator that counts, which the unit tests of a crate install as their global one.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,7 +1,7 @@
 //! Fuzz targets: what every one of them has in common. The targets are tests, next to what they test, of crates that
 //! install [`MeasuringAllocator`].
 //!
-//! Owns how inputs are found and how a failure is reported. Must not know what an input means.
+//! Owns how inputs are found and how a failure is reported.
 //!
 //! `cargo test` replays the inputs of `tests/corpus/TARGET.hex`, then runs mutations of them for a fraction of a second.
 //! `make fuzz` runs each target under libFuzzer, guided by coverage, for `FLEXRING_FUZZ_SECONDS`.

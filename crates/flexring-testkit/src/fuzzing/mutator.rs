@@ -1,6 +1,6 @@
 //! Random inputs without an engine: changes of known inputs.
 //!
-//! Owns the changes. Must not know what an input means.
+//! Owns the changes.
 
 use fastrand::Rng;
 

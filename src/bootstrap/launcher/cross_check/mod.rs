@@ -1,6 +1,6 @@
 //! Which launcher counts, if the variables of several are set.
 //!
-//! Owns the rules by which one launcher may start another. Must not know how their variables are read.
+//! Owns the rules by which one launcher may start another.
 //!
 //! - A launcher whose variables cannot be used, because one is missing for example, is skipped if those of another can: batch scripts export
 //!   `WORLD_SIZE` for other programs.

@@ -1,6 +1,6 @@
 //! What follows from what a rank knows about the others: which rank leads, and what the leader decides.
 //!
-//! Owns these conclusions. Must not know how the knowledge came about.
+//! Owns these conclusions.
 
 use super::{
     Agreement, AgreementAction, NOTICE_WAIT, Reach, ShrinkCall, ShrinkNotice, ShrinkProgress, Stance,

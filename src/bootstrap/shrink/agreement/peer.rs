@@ -1,6 +1,6 @@
 //! What a rank that shrinks knows about another rank.
 //!
-//! Owns the record. Must not know what follows from it.
+//! Owns the record.
 
 use crate::bootstrap::shrink::message::{CallsMade, Stance};
 use crate::rank::Rank;

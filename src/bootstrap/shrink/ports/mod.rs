@@ -1,7 +1,7 @@
 //! The ports at which this process answers ranks that shrink.
 //!
 //! Owns their table, the creation of their sockets, and the lifetime of the thread that serves them. All communicators of the
-//! process share them. Must not know what is answered.
+//! process share them.
 
 use super::ports_shared::{PortsShared, ShrinkSocket};
 use super::served_rank::ServedRank;

@@ -2,7 +2,7 @@
 //! in any file system.
 //!
 //! Owns the sockets, their names, and the check that both ends belong to one user. Names are public: /proc/net/unix lists
-//! them. Must not know what a packet means, nor who may send one.
+//! them.
 
 use crate::descriptor;
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! What both sides of the exchange use: addresses, a rank's own descriptors, waits and errors.
 //!
-//! Owns their contents. Must not know who sends what when.
+//! Owns their contents.
 
 use super::channel::SocketName;
 use crate::descriptor_limit;

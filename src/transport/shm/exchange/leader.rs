@@ -1,6 +1,6 @@
 //! The leader's side of the exchange: it collects the descriptors of all ranks and hands them over.
 //!
-//! Owns who is refused. Must not know how packets are encoded.
+//! Owns who is refused.
 
 use super::channel::{ChannelListener, DescriptorChannel, PACKET_DESCRIPTORS, Received, warn_of_refusal};
 use super::gathering::{Gathering, OwnDescriptors};

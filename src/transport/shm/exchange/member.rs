@@ -1,6 +1,6 @@
 //! A member's side of the exchange: it sends its descriptors to the leader and receives those of all others.
 //!
-//! Owns what a member accepts. Must not know how packets are encoded.
+//! Owns what a member accepts.
 
 use super::channel::{DescriptorChannel, Received};
 use super::gathering::{ExchangeAddress, Gathering, OwnDescriptors};

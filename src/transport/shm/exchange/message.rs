@@ -1,7 +1,6 @@
 //! The packets by which the ranks of a node exchange descriptors, and how each proves that its sender belongs to the job.
 //!
-//! Owns their encoding. A rank is named by its place: its index among the ranks of the node. Must not know sockets, nor when a
-//! packet is sent.
+//! Owns their encoding. A rank is named by its place: its index among the ranks of the node.
 
 use crate::secret::{MAC_BYTES, SecretKey};
 

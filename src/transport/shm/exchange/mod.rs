@@ -5,8 +5,7 @@
 //!
 //! Every rank draws the name of its socket and a secret at random, and the ranks exchange both at the rendezvous. The name is
 //! public, as the system lists abstract sockets; only ranks of the job have the secret. Owns who may take part in
-//! the exchange: processes of this user that have the secret, one for each place. Must not know what is done with the
-//! arenas afterwards.
+//! the exchange: processes of this user that have the secret, one for each place.
 //!
 //! | file | owns |
 //! |---|---|

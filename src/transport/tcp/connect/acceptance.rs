@@ -1,6 +1,6 @@
 //! The side of a link that accepts: connections from the ranks that this one awaits, and from strangers.
 //!
-//! Owns the steps of accepted connections. Must not know how this rank connects to others.
+//! Owns the steps of accepted connections.
 
 use super::{
     ConnectState, Connector, PendingSocket, advice, differing_sockets, lacks_descriptors, set_options,

@@ -1,6 +1,6 @@
 //! Establishing links: connecting, accepting, and the handshake that identifies the other end.
 //!
-//! Owns each connection until its handshake is complete; `acceptance` is the side that accepts. Must not know what is sent afterwards.
+//! Owns each connection until its handshake is complete; `acceptance` is the side that accepts.
 //!
 //! One loop drives all connections, so no peer waits for another. Connections from processes outside of the communicator
 //! (invalid bytes, silence, a flood) cannot delay it, and cannot fail it: until the handshake proves that a peer sent

@@ -1,6 +1,6 @@
 //! The CUDA driver's answers about memory that RDMA devices access.
 //!
-//! Owns these queries. Must not know RDMA devices.
+//! Owns these queries.
 
 use super::driver::{AddressRange, GpuDriver};
 use super::gdr_mode::GdrUnavailable;

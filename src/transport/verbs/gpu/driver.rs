@@ -1,6 +1,6 @@
 //! The queries to the GPU driver about memory that RDMA devices access.
 //!
-//! Owns the trait, which CUDA's driver and the tests implement. Must not know RDMA devices.
+//! Owns the trait, which CUDA's driver and the tests implement.
 
 use super::gdr_mode::GdrUnavailable;
 use super::write_ordering::WriteOrdering;

@@ -1,6 +1,6 @@
 //! Waits until data that an RDMA device wrote to GPU memory has arrived there.
 //!
-//! Owns a loopback queue pair for each rail, and the events that wait for a flush. Must not know messages.
+//! Owns a loopback queue pair for each rail, and the events that wait for a flush.
 //!
 //! A device completes a write when it has issued the data as posted PCIe writes. The completion goes to host memory and the data to
 //! the GPU, on different paths, so the completion may arrive first. A read by the same device from the same GPU pushes

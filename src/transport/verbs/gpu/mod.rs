@@ -1,7 +1,6 @@
 //! GPU memory: how RDMA devices reach it, and when data that they wrote there is visible.
 //!
-//! Owns the GDR mode (GPUDirect RDMA) of every range of GPU memory, and the flush after writes to it. Must not know
-//! kernels, streams, links or messages. The host never accesses GPU memory: here it is an address with a length.
+//! Owns the GDR mode (GPUDirect RDMA) of every range of GPU memory, and the flush after writes to it. The host never accesses GPU memory: here it is an address with a length.
 //!
 //! | file | owns |
 //! |---|---|

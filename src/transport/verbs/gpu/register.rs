@@ -1,7 +1,6 @@
 //! Registers ranges of GPU memory by the best available GDR mode.
 //!
-//! Owns exporting and registering, and the warning for each mode that is not available. Must not know who keeps the
-//! memory regions, or for how long.
+//! Owns exporting and registering, and the warning for each mode that is not available.
 
 use super::driver::{AddressRange, GpuDriver, NoGpuDriver};
 use super::gdr_mode::{

@@ -1,6 +1,6 @@
 //! The affinity of a rank: the NUMA nodes it may run on and the PCI path of its GPU.
 //!
-//! Owns the distance between a rank and a PCI device. Must not know what kind of device it is.
+//! Owns the distance between a rank and a PCI device.
 
 use super::sysfs::{names, number, text};
 use serde::{Deserialize, Serialize};

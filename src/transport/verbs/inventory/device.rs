@@ -1,6 +1,4 @@
 //! RDMA devices, their ports and GIDs, and the network interfaces that belong to them, as plain data.
-//!
-//! Must not know how they are read.
 
 use super::affinity::PciLocation;
 use serde::{Deserialize, Serialize};

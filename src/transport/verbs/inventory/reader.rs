@@ -1,6 +1,6 @@
 //! The kernel's files about RDMA devices.
 //!
-//! Owns where they are and their format. Must not know what the devices are used for.
+//! Owns where they are and their format.
 
 use super::affinity::PciLocation;
 use super::device::{

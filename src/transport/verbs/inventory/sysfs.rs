@@ -1,6 +1,6 @@
 //! Reading the kernel's small files and directories.
 //!
-//! Owns the treatment of missing and unreadable files: they are `None`, or empty. Must not know what the files mean.
+//! Owns the treatment of missing and unreadable files: they are `None`, or empty.
 
 use std::path::Path;
 use std::str::FromStr;

@@ -1,6 +1,6 @@
 //! Which queue pair carried each write of one epoch, as long as the peer may not have received it.
 //!
-//! Owns the answer to what is lost with a queue pair whose completions never came. Must not know why it broke.
+//! Owns the answer to what is lost with a queue pair whose completions never came.
 
 use super::super::wire::WINDOW;
 use super::request::RequestKind;

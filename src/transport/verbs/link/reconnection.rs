@@ -8,7 +8,6 @@
 //! that one is destroyed and the new one has another number.
 //!
 //! If no queue pair works, recovery states are sent by another way (see [`RailMessage`](super::super::connect_info::RailMessage)).
-//! Must not know when an attempt is made, nor how long a rank waits.
 
 use super::super::wire::RecoveryState;
 use super::Link;

@@ -1,6 +1,6 @@
 //! A completion queue with its completion channel.
 //!
-//! Owns polling and arming. Must not know what the completed work requests were for.
+//! Owns polling and arming.
 
 use super::bindings::{
     IBV_WC_BAD_RESP_ERR, IBV_WC_FATAL_ERR, IBV_WC_GENERAL_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_LOC_LEN_ERR,

@@ -1,6 +1,6 @@
 //! An open device and its asynchronous events.
 //!
-//! Owns opening and closing. Must not know what is created on the device.
+//! Owns opening and closing.
 
 use super::bindings::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE,

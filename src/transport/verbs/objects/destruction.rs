@@ -1,6 +1,6 @@
 //! Destroying queue pairs in a thread of its own: a driver may wait for packets that cannot be sent.
 //!
-//! Owns the thread. Must not know what else is dropped with the queue pairs.
+//! Owns the thread.
 
 use crate::process;
 use std::sync::{Arc, Weak};

@@ -1,6 +1,6 @@
 //! Options of Enhanced Connection Establishment (ECE): features that a connection has only if the devices of both ends have them.
 //!
-//! Owns their form. Must not know which end proposes them.
+//! Owns their form.
 
 use super::bindings::ibv_ece;
 

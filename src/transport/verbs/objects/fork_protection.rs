@@ -2,8 +2,7 @@
 //!
 //! Owns whether libibverbs must protect it. Before Linux 5.12, a fork shares pinned pages with the child until one of the two
 //! writes to them: then this process gets a copy, and devices go on using the old page. If libibverbs was initialized for
-//! that, it excludes registered memory from forked children. Later kernels copy pinned pages at the fork. Must not know what
-//! is registered.
+//! that, it excludes registered memory from forked children. Later kernels copy pinned pages at the fork.
 
 use super::bindings::{IBV_FORK_ENABLED, IBV_FORK_UNNEEDED};
 use super::library::Library;

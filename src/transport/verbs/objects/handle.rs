@@ -1,7 +1,6 @@
 //! The pointer to a libibverbs object.
 //!
-//! Owns whether there is an object, the library that it is from, and the `Send` and `Sync` implementations. Must not know what
-//! kind of object it points to.
+//! Owns whether there is an object, the library that it is from, and the `Send` and `Sync` implementations.
 
 use super::library::Library;
 use std::ptr::NonNull;

@@ -2,7 +2,7 @@
 //!
 //! Owns opening the library, its functions, and the verbs that are inline functions of `verbs.h`: those go through the
 //! operations of a context, which its driver provides. One program serves machines with and without RDMA, with old and new
-//! versions of rdma-core. Must not know what the verbs are called for.
+//! versions of rdma-core.
 //!
 //! Symbols are looked up with the version whose ABI `bindings.rs` describes, because libibverbs still exports functions of an
 //! older ABI (`IBVERBS_1.0`) under the same names. Functions that came after `IBVERBS_1.1` are optional.

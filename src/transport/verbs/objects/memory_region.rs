@@ -1,6 +1,6 @@
 //! Registered memory and the rights to it.
 //!
-//! Owns registration and deregistration. Must not know why memory is registered, or for how long.
+//! Owns registration and deregistration.
 
 use super::bindings::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,

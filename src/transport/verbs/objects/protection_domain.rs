@@ -1,6 +1,6 @@
 //! A protection domain.
 //!
-//! Owns its allocation and release, and how long registering takes. Must not know what is registered in it.
+//! Owns its allocation and release, and how long registering takes.
 
 use super::bindings::ibv_pd;
 use super::context::Context;

@@ -2,7 +2,7 @@
 //!
 //! A [`Fresh`] queue pair has its own endpoint and accepts receives. A [`Connected`] one also has the peer's endpoint
 //! and accepts writes. Every message is an RDMA write with immediate data, so a posted receive needs no memory: it
-//! exists to be completed. Must not know what the messages mean.
+//! exists to be completed.
 
 use super::bindings::{
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,

@@ -1,6 +1,4 @@
 //! The names of verbs, and the error of a verb that failed: verb, device, port, peer, cause and fix.
-//!
-//! Must not know what the verbs are called for.
 
 use crate::error::Error;
 use crate::rank::Rank;

@@ -1,6 +1,6 @@
 //! RDMA writes and reads, and the libibverbs work requests made from them.
 //!
-//! Owns the translation. Must not know queue pairs.
+//! Owns the translation.
 
 use super::bindings::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,

@@ -1,6 +1,6 @@
 //! One peer: its link, and the queue pairs that carry out the link's requests.
 //!
-//! Owns the path of a request to a device and of a completion back. Must not know other peers.
+//! Owns the path of a request to a device and of a completion back.
 
 mod reconnect;
 mod slot;

@@ -1,6 +1,6 @@
 //! Broken queue pairs of a peer: destroying those that are not flushed, and connecting new ones in their place.
 //!
-//! Owns when an attempt is made, and the steps of one. Must not know how messages reach the peer.
+//! Owns when an attempt is made, and the steps of one.
 
 use super::{Peer, wr_id};
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! A queue pair of a peer, or what is left of it, and the attempts to connect another in its place.
 //!
-//! Owns the times of attempts. Must not know the link.
+//! Owns the times of attempts.
 
 use crate::transport::verbs::objects::{
     Connected, Destruction, Endpoint, Fresh, PathAttributes, QueuePair, QueuePairSpec,

@@ -1,7 +1,7 @@
 //! How the ranks of a node divide its ports.
 //!
 //! Owns which of the ports that a rank can use it does use, if all ranks of its node use some. Pure, so that every rank
-//! computes the same for all. Must not know settings, nor how ports are checked.
+//! computes the same for all.
 
 use super::rail::{MAX_RAILS, Rail};
 use crate::config::GdrLevel;

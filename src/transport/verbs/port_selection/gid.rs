@@ -1,6 +1,6 @@
 //! Which entry of a port's GID table is the rank's address.
 //!
-//! Owns the preference among entries. Must not know whether the port is usable otherwise.
+//! Owns the preference among entries.
 
 use super::rejection::Rejection;
 use crate::config::{Config, Family};

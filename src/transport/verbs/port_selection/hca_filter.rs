@@ -1,6 +1,6 @@
 //! `FLEXRING_IB_HCA`: which devices and ports may be used.
 //!
-//! Owns the syntax, which is that of `NCCL_IB_HCA`. Must not know which devices exist.
+//! Owns the syntax, which is that of `NCCL_IB_HCA`.
 
 use crate::error::{Error, Result};
 

@@ -1,7 +1,7 @@
 //! Which ports of RDMA devices a rank uses as rails, and why it does not use the others.
 //!
 //! Owns the decision for each port. Pure: the devices come from an [`Inventory`], the preferences from the settings, and
-//! distances from an [`Affinity`]. Must not know how a port is opened.
+//! distances from an [`Affinity`].
 //!
 //! | file | owns |
 //! |---|---|

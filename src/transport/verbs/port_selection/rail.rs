@@ -1,6 +1,6 @@
 //! A rail: a port that a rank uses, with its address.
 //!
-//! Owns what ranks exchange about their rails. Must not know why a port was selected.
+//! Owns what ranks exchange about their rails.
 
 use super::gid::flid;
 use crate::config::Config;

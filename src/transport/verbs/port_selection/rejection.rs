@@ -1,6 +1,4 @@
 //! The reason why a port is not used.
-//!
-//! Must not know the rules that reject ports.
 
 use serde::Serialize;
 use std::fmt;

@@ -1,6 +1,6 @@
 //! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until a completion.
 //!
-//! Owns the order in which links are polled, aborted and closed. Must not know the protocol of a link.
+//! Owns the order in which links are polled, aborted and closed.
 
 mod abort;
 mod on_demand;

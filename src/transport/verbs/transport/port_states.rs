@@ -1,6 +1,6 @@
 //! Which ports of a rank's rails work, as far as the devices tell.
 //!
-//! Owns how often devices are asked. Must not know links.
+//! Owns how often devices are asked.
 
 use crate::error::Error;
 use crate::transport::verbs::link_batch::RailDevice;

@@ -1,6 +1,6 @@
 //! The data of a check: vectors whose reduction identifies a rank that is missing or counted twice.
 //!
-//! Owns the contribution of every rank at every position and the expected result. Must not know how it is reduced.
+//! Owns the contribution of every rank at every position and the expected result.
 //!
 //! In a sum, each rank contributes its own power of 4, so the sum written in base 4 has one digit per rank: 1 if the rank
 //! was added once, 0 if it is missing, 2 if it was added twice. All digits fit into the type without rounding, in any order

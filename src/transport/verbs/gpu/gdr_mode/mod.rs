@@ -1,7 +1,7 @@
 //! The GDR mode (GPUDirect RDMA): how an RDMA device accesses GPU memory, and why no better mode is available.
 //!
 //! Owns the choice and its messages. Pure: the answers of drivers and devices come through [`GdrSupport`] and
-//! [`GdrTarget`], and no query is made before its answer matters. Must not know CUDA or verbs.
+//! [`GdrTarget`], and no query is made before its answer matters.
 //!
 //! | mode | how | requirements |
 //! |---|---|---|

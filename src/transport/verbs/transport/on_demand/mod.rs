@@ -1,6 +1,6 @@
 //! Links that are made when a call first needs them: to peers that the plans of the communicator do not use.
 //!
-//! Owns the steps from the first message about such a link until both ends may write. Must not know which calls need which links.
+//! Owns the steps from the first message about such a link until both ends may write.
 //!
 //! Both ends take the same steps, whichever begins: a rank makes its queue pairs and sends their numbers to the peer; when it has the
 //! numbers of the peer it connects them, and sends that it is **ready**; it writes when the peer is ready. If the devices have options to
