@@ -91,8 +91,8 @@ pub(crate) use flexring_plan as plan;
 pub mod config {
     pub use flexring_core::config::{
         AdaptiveRouting, Algorithm, Config, Dimensions, Family, GdrLevel, GpuDirect, GpuProgram,
-        ListeningPorts, LogLevel, Lowering, Registration, SecretText, Servers, Simd, Size, Switch,
-        TransportChoice,
+        ListeningPorts, LogArea, LogFilter, LogLevel, Lowering, Registration, SecretText, Servers, Simd,
+        Size, Switch, TransportChoice,
     };
     pub(crate) use flexring_core::config::{LONGEST_TIME, environment};
 }

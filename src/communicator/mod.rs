@@ -144,7 +144,7 @@ impl Communicator {
             (identity, None) => Ok((config, identity?)),
             (Err(_), Some(failure)) => Err(failure),
             (Ok(identity), Some(failure)) => {
-                crate::logging::init(config.log);
+                crate::logging::init(&config.log);
                 Err(ControlConnection::decline(&identity, &config, failure))
             }
         }

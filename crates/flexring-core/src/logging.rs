@@ -4,23 +4,36 @@
 //! programs without a logger, which includes all C and Python programs, this module installs one that writes
 //! to standard error. Warnings that other processes can cause are limited (`WarningLimit`).
 
-use crate::config::LogLevel;
+use crate::config::{LogFilter, LogLevel};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Installs a logger on standard error with this level, unless the program has a logger.
-pub fn init(level: LogLevel) {
-    let filter = match level {
+/// Installs a logger on standard error, unless the program has a logger.
+pub fn init(filter: &LogFilter) {
+    // Fails if a logger is installed already, for example by an earlier communicator.
+    let _ = builder(filter).format_target(false).try_init();
+}
+
+fn builder(filter: &LogFilter) -> env_logger::Builder {
+    let mut builder = env_logger::Builder::new();
+    // The prefix of the modules of all crates.
+    builder.filter_module("flexring", level_filter(filter.level()));
+    for (module, level) in filter.modules() {
+        builder.filter_module(module, level_filter(level));
+    }
+    builder
+}
+
+fn level_filter(level: LogLevel) -> log::LevelFilter {
+    match level {
         LogLevel::Off => log::LevelFilter::Off,
         LogLevel::Error => log::LevelFilter::Error,
         LogLevel::Warn => log::LevelFilter::Warn,
         LogLevel::Info => log::LevelFilter::Info,
         LogLevel::Debug => log::LevelFilter::Debug,
         LogLevel::Trace => log::LevelFilter::Trace,
-    };
-    // Fails if a logger is installed already, for example by an earlier communicator.
-    let _ = env_logger::Builder::new().filter_module("flexring", filter).format_target(false).try_init();
+    }
 }
 
 /// How long a [`WarningLimit`] stays silent after a warning.
@@ -69,6 +82,28 @@ impl WarningLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_area_has_its_level_and_all_else_the_common_one() {
+        use log::Log;
+
+        let filter = LogFilter::parse("info,tcp=debug,plan=off").expect("a filter");
+        let logger = builder(&filter).build();
+        let is_written = |target: &str, level: log::Level| {
+            logger.enabled(&log::Metadata::builder().target(target).level(level).build())
+        };
+        for (target, level, expected) in [
+            ("flexring::transport::tcp::link", log::Level::Debug, true),
+            ("flexring::transport::tcp::link", log::Level::Trace, false),
+            ("flexring::transport::shm", log::Level::Info, true),
+            ("flexring::transport::shm", log::Level::Debug, false),
+            ("flexring_core::process", log::Level::Info, true),
+            ("flexring_plan::tuning", log::Level::Error, false),
+            ("rustls::client", log::Level::Error, false),
+        ] {
+            assert_eq!(is_written(target, level), expected, "{target} {level}");
+        }
+    }
 
     #[test]
     fn a_warning_that_others_cause_is_written_once_in_a_while_and_counted() {

@@ -142,7 +142,7 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     let is_of_launcher = config.rank.is_none() && config.world_size.is_none();
     let unusual = if is_of_launcher { unusual_ranks(&environment) } else { None };
     if let Some(warning) = alone_among_several(&environment, world).or(unusual) {
-        crate::logging::init(config.log);
+        crate::logging::init(&config.log);
         log::warn!("{warning}");
     }
     let (rank, world) = (rank.value, world.value);

@@ -62,7 +62,7 @@ impl Communicator {
     /// As for [`from_env`](Self::from_env).
     pub fn with_config(config: &Config, identity: &Identity) -> Result<Self> {
         let _default = DefaultFloatEnvironment::enter();
-        crate::logging::init(config.log);
+        crate::logging::init(&config.log);
         warn_of_unknown_variables(identity.rank);
         descriptor_limit::raise();
         Self::join(WorldSpec::new(config), identity, Arc::new(Fault::new()))
@@ -166,7 +166,7 @@ impl Communicator {
     /// `InvalidArgument` for a world without ranks; `System` if there is too little memory.
     pub fn local_with(config: &Config, world: usize) -> Result<Vec<Self>> {
         let _default = DefaultFloatEnvironment::enter();
-        crate::logging::init(config.log);
+        crate::logging::init(&config.log);
         let ranks = Self::local_ranks(WorldSpec::new(config), world)?;
         Ok(ranks.into_iter().map(|rank| Self::new(rank.runner, rank.blueprint)).collect())
     }

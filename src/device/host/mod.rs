@@ -151,8 +151,7 @@ impl Host {
         if simd == Simd::Auto { best() } else { find(simd) }.ok_or_else(|| {
             let best = best().map_or("scalar", |host| host.simd.name());
             Error::unsupported(format!(
-                "this processor lacks the instruction set {}; the best one it has is {best}, which FLEXRING_SIMD=auto \
-                     chooses",
+                "this processor lacks the instruction set {}; the best one it has is {best}",
                 simd.name()
             ))
         })

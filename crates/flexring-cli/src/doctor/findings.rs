@@ -69,7 +69,7 @@ fn settings(facts: &Facts, findings: &mut Findings) {
 
 fn processor(facts: &Facts, findings: &mut Findings) {
     if let Some(message) = &facts.processor.simd_failure {
-        findings.add(Severity::Error, message, Some("unset FLEXRING_SIMD"));
+        findings.add(Severity::Error, message, None);
     }
 }
 

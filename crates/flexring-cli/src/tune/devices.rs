@@ -1,6 +1,6 @@
 //! The rates at which ranks copy and add, on the host.
 //!
-//! Owns the loops. Must not know links or plans. GPUs are not measured.
+//! Owns the loops. GPUs are not measured.
 
 use super::session::TuningSession;
 use flexring::Result;
@@ -22,7 +22,7 @@ pub struct DeviceRates {
 /// Measures copies, then sums of two vectors of floats.
 ///
 /// # Errors
-/// Any error of a call; `Unsupported` for a setting of `FLEXRING_SIMD`.
+/// Any error of a call.
 pub fn measure(session: &mut TuningSession) -> Result<DeviceRates> {
     let mut host = Host::new(session.config.simd)?;
     let (mut into, one, other) = (vec![1f32; ELEMENTS], vec![1f32; ELEMENTS], vec![1f32; ELEMENTS]);

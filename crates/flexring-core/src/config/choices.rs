@@ -1,6 +1,6 @@
 //! The types of settings that are a choice among names.
 //!
-//! Owns the names, and what each of them means. Must not know which settings use them.
+//! Owns the names, and what each of them means.
 
 use super::values::SettingValue;
 use std::borrow::Cow;
@@ -51,6 +51,7 @@ choice!(
     TransportChoice,
     Family,
     Simd,
+    LogArea,
     LogLevel,
     Registration,
     AdaptiveRouting,
@@ -183,6 +184,29 @@ pub enum LogLevel {
     Debug,
     /// Also every call.
     Trace,
+}
+
+/// A part of flexring whose messages can have a level of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
+#[non_exhaustive]
+pub enum LogArea {
+    /// Rendezvous, failure detection, shrinking.
+    Bootstrap,
+    /// Communicators and their calls.
+    Calls,
+    /// GPUs.
+    Gpu,
+    /// Buffers and registration.
+    Memory,
+    /// Topologies, plans and tuning profiles.
+    Plan,
+    /// Links over shared memory.
+    Shm,
+    /// Links over TCP.
+    Tcp,
+    /// Links over RDMA devices.
+    Verbs,
 }
 
 /// How an RDMA device reaches memory that is not registered.

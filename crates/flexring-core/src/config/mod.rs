@@ -1,18 +1,20 @@
 //! The settings: one entry each, with name, type, default, accepted values and description.
 //!
 //! Owns every environment variable that is a setting of flexring; no other module reads one. (`bootstrap`
-//! reads the launchers' own variables, such as torchrun's.) Must not know what the settings do.
+//! reads the launchers' own variables, such as torchrun's.)
 
 mod choices;
+mod log_filter;
 mod secret_text;
 #[cfg(test)]
 mod tests;
 mod values;
 
 pub use choices::{
-    AdaptiveRouting, Algorithm, Family, GdrLevel, GpuDirect, GpuProgram, LogLevel, Lowering, Registration,
-    Simd, TransportChoice,
+    AdaptiveRouting, Algorithm, Family, GdrLevel, GpuDirect, GpuProgram, LogArea, LogLevel, Lowering,
+    Registration, Simd, TransportChoice,
 };
+pub use log_filter::LogFilter;
 pub use secret_text::SecretText;
 pub use values::{Dimensions, ListeningPorts, Servers, Size, Switch};
 
@@ -49,7 +51,10 @@ pub struct SettingRow {
 }
 
 macro_rules! settings {
-    ($( $(#[shared $shared:tt])? $field:ident: $ty:ty = $name:literal, $default:expr, $check:expr, $description:literal; )*) => {
+    (
+        $( $(#[shared $shared:tt])? $field:ident: $ty:ty = $name:literal, $default:expr, $check:expr, $description:literal; )*
+        => hidden { $( $(#[doc = $document:literal])* $hidden:ident: $hidden_ty:ty = $hidden_default:expr; )* }
+    ) => {
         /// Every setting, with its value for this process.
         ///
         /// Versions add fields, so begin with the settings of [`from_env`](Self::from_env) or `default`:
@@ -64,6 +69,7 @@ macro_rules! settings {
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config {
             $(#[doc = $description] pub $field: $ty,)*
+            $($(#[doc = $document])* #[doc(hidden)] pub $hidden: $hidden_ty,)*
             /// Names of the settings that were given, also with their defaults. Filled by [`read`](Self::read). A tuning profile
             /// changes none of them.
             #[doc(hidden)]
@@ -72,7 +78,7 @@ macro_rules! settings {
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($field: $default,)* given: BTreeSet::new() }
+                Self { $($field: $default,)* $($hidden: $hidden_default,)* given: BTreeSet::new() }
             }
         }
 
@@ -171,12 +177,12 @@ settings! {
     master_port: Option<u16> = "FLEXRING_MASTER_PORT", None, AnyValue,
         "TCP port of rank 0, where the ranks find each other. Unset: one from 20000 to 30000 that follows from the name of the job, or one of two further ones if another process has it. More: docs/bootstrap.md.";
     secret: Option<SecretText> = "FLEXRING_SECRET", None, AnyValue,
-        "Secret of the job, equal on all ranks: only processes that know it can join. At least 16 bytes, for example from `openssl rand -hex 32`. Unset: jobs that a launcher starts on one node, and unique ids, have a random one; other jobs trust all that can reach rank 0.";
+        "Secret of the job, equal on all ranks, such as from `openssl rand -hex 32`: only processes that know it can join. Unset: random for jobs that a launcher starts on one node and unique ids; else none. More: docs/bootstrap.md.";
     secret_file: Option<String> = "FLEXRING_SECRET_FILE", None, AnyValue,
         "File that contains the secret of the job, instead of FLEXRING_SECRET. Only the user may be able to read it, or root and one group if it is root's.";
     #[shared yes]
     tls: Switch = "FLEXRING_TLS", Switch(false), AnyValue,
-        "Whether connections between ranks are encrypted by TLS 1.3: those with the coordinator, TCP links, and those for shrinking. Needs a secret of the job. RDMA devices cannot encrypt and are not used; memory that ranks of a node share is not encrypted.";
+        "Whether connections between ranks are encrypted by TLS 1.3. Needs a secret of the job. RDMA devices cannot encrypt and are not used; memory that ranks of a node share is not encrypted. More: docs/bootstrap.md.";
     node: Option<String> = "FLEXRING_NODE", None, AnyValue,
         "Name of this rank's node; ranks with equal names share memory. Unset: derived from the machine, its network namespace and the user.";
     #[shared yes]
@@ -194,7 +200,7 @@ settings! {
         "JSON file of a schedule, as written by `flexring plan --write`. It is verified, and then used for all calls.";
     #[shared yes]
     tuning: Option<String> = "FLEXRING_TUNING", None, AnyValue,
-        "File of a tuning profile, which `flexring tune` wrote on this cluster; rank 0 reads it. Its links replace those of the topology, and auto takes plans, sub-chunks, slots and sockets per link from it where they are not set. More: docs/tuning.md.";
+        "File of a tuning profile that `flexring tune` wrote on this cluster; rank 0 reads it. Its links replace those of the topology, and auto takes from it what is not set. More: docs/tuning.md.";
     #[shared yes]
     adapt: Switch = "FLEXRING_ADAPT", Switch(false), AnyValue,
         "Whether auto plans again when the link of a node becomes slower or faster than the others. For vectors on the host, from three nodes on, if the settings name no algorithm, lowering, dimensions or plan file. More: docs/tuning.md.";
@@ -203,13 +209,13 @@ settings! {
         "Whether sums have the same bits for every algorithm, layout, transport and sub-chunk size. If 1, one rank adds all contributions, in rank order.";
     #[shared yes]
     direct: Size = "FLEXRING_DIRECT", Size(64 << 10), AnyValue,
-        "Longest vector for which auto sends few messages in a row rather than few bytes: one hop between two ranks, a direct exchange between up to 16, a star over TCP on one node. Not where ranks share memory. More: docs/schedules.md.";
+        "Longest vector for which auto sends few messages in a row rather than few bytes. Not where ranks share memory. More: docs/schedules.md.";
     #[shared yes]
     lowering: Lowering = "FLEXRING_LOWERING", Lowering::Auto, AnyValue,
-        "How the members of a group send their parts to its root. chain: each adds its part to what it receives and sends the sum on. direct: each sends its part to the root, which adds all in one pass. auto: direct within a node and between up to 16 ranks on nodes of their own, else chain.";
+        "How the members of a group send their parts to its root. chain: each adds its part to what it receives, and sends the sum on. direct: each sends its part to the root. auto: by their nodes. More: docs/schedules.md.";
     #[shared yes]
     transport: TransportChoice = "FLEXRING_TRANSPORT", TransportChoice::Auto, AnyValue,
-        "Transport between ranks. auto: shared memory within a node; between nodes RDMA if all ranks can use it, TCP if none can, else an error, as when RDMA fails. auto-tcp: TCP with a warning instead of that error. shm: one node only. tcp, verbs: TCP or RDMA between all ranks, also within a node.";
+        "Transport between ranks. auto: shared memory within a node; between nodes RDMA if all ranks can use it, TCP if none can, else an error. auto-tcp: TCP instead of that error. shm, tcp, verbs: this one between all ranks.";
     #[shared yes]
     subchunk: Size = "FLEXRING_SUBCHUNK", Size(128 << 10), SUBCHUNKS,
         "Length of a sub-chunk, the unit of the pipeline, and of a slot of the pool.";
@@ -220,7 +226,7 @@ settings! {
         "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK. At most 224K where kernels run collectives (FLEXRING_GPU_ENGINE).";
     #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
-        "Longest vector for which only the number of messages counts: ranks that share no memory exchange it in one hop, or by a binary tree if there are more than 16. The length is that of the whole vector, in an all-to-all that of all blocks of a rank. More: docs/schedules.md.";
+        "Longest vector for which only the number of messages counts where ranks share no memory: one hop, or a binary tree of more than 16 ranks. In an all-to-all: all blocks of a rank together. More: docs/schedules.md.";
     #[shared yes]
     mailbox: Size = "FLEXRING_MAILBOX", Size(64 << 10), UP_TO_64K,
         "Longest vector that ranks of one node exchange through mailboxes in shared memory. This is an upper bound: lower limits follow from the numbers of ranks and cores. 0: never. More: docs/schedules.md.";
@@ -233,11 +239,11 @@ settings! {
     // 1+1+2 1.05 and 1.02, 5+2+1 1.08 and 1.05, 3+3+4 1.03 and 1.02, 1+1+1+1+1+1 1.02 and 1.00, 1+4 1.02 and 1.04; 16 MiB: 1.04 and 1.00, 1.07 and 1.04,
     // 1.06 and 1.04, 1.05 and 1.01, 1.01 and 1.00. 32K: 1.04, 1.06, 1.07 with 64 MiB on the first three.
     socket_buffer: Size = "FLEXRING_SOCKET_BUFFER", Size(64 << 10), AnyValue,
-        "Bytes that a TCP connection between nodes may have in flight, as a mean: connections that carry more get more, slow links less, and connections within a machine at least 128K. More than bandwidth times delay only fills queues. 0: the kernel decides. More: docs/tuning.md.";
+        "Mean number of bytes that a TCP connection between nodes may have in flight: busy connections get more, slow links less. More than bandwidth times delay only fills queues. 0: the kernel decides. More: docs/tuning.md.";
     socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, AnyValue,
-        "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes. Unset: all but link-local ones and bridges without the default route, first the one that reaches rank 0, or a faster one. More: docs/bootstrap.md.";
+        "Interfaces for TCP: a list of name prefixes. A leading = matches whole names, a leading ^ excludes. Unset: those that are not link-local, first the one that reaches rank 0, or a faster one. More: docs/bootstrap.md.";
     port_range: Option<ListeningPorts> = "FLEXRING_PORT_RANGE", None, AnyValue,
-        "Ports of this node's listening sockets for links, shrinking and unique ids; FLEXRING_MASTER_PORT is apart. Firewalls between the nodes must allow them. A rank needs up to two for each of its addresses, and up to one more there for each further communicator. Unset: the kernel chooses.";
+        "Ports of this node's listening sockets but rank 0's, which firewalls must allow: up to two for each address of a rank, and one more for each further communicator. Unset: the kernel chooses.";
     socket_family: Family = "FLEXRING_SOCKET_FAMILY", Family::Auto, AnyValue,
         "IP version of TCP links.";
     ibverbs: Option<String> = "FLEXRING_IBVERBS", None, AnyValue,
@@ -254,13 +260,9 @@ settings! {
     // 1 us, and a CTS half a round trip of 2 to 4 us.
     #[shared yes]
     ib_eager: Size = "FLEXRING_IB_EAGER", Size(8 << 10), UP_TO_64K,
-        "Longest RDMA message that is written to a buffer of the peer at once, if it is one of the first four of a call on a link. Longer ones are written to their destination once the peer has sent its address. More: docs/rdma.md.";
+        "Longest RDMA message that is written to a buffer of the peer at once, for the first four of a call on a link. Longer ones wait for the address of their destination. More: docs/rdma.md.";
     ib_gid_index: Option<usize> = "FLEXRING_IB_GID_INDEX", None, 0..=255,
         "Index into the port's GID table of the GID that this rank uses. Unset: the best entry by RoCE version and IP version.";
-    ib_flid_gid_index: usize = "FLEXRING_IB_FLID_GID_INDEX", 1, 0..=255,
-        "Index into the GID table of an InfiniBand port of the GID by which routers reach the port from other subnets. Used if that GID contains a FLID.";
-    ib_roce_version: usize = "FLEXRING_IB_ROCE_VERSION", 2, 1..=2,
-        "Preferred RoCE version of the GID. The other version is used if a port has no GID of this one. Version 1 does not cross routers.";
     ib_family: Family = "FLEXRING_IB_FAMILY", Family::Auto, AnyValue,
         "IP version of the RoCE GID's address.";
     ib_pkey: usize = "FLEXRING_IB_PKEY", 0, 0..=65535,
@@ -275,21 +277,17 @@ settings! {
         "Number of retransmissions before an RDMA device reports the link as broken. Software devices take 7 as unlimited; flexring uses 6 there.";
     ib_reconnect: Duration = "FLEXRING_IB_RECONNECT_MS", Duration::from_secs(10), AnyValue,
         "Time that a rank waits for a rail when no rail to a peer works, before the peer counts as lost. Broken rails are connected again in the background as long as the communicator exists.";
-    // Both defaults are NCCL's.
+    // The default is NCCL's.
     ib_adaptive_routing: AdaptiveRouting = "FLEXRING_IB_ADAPTIVE_ROUTING", AdaptiveRouting::Auto, AnyValue,
-        "Whether RDMA messages longer than FLEXRING_IB_AR_THRESHOLD are written apart from their immediate data, because InfiniBand switches route only writes without such data adaptively. auto: on InfiniBand ports.";
-    ib_ar_threshold: Size = "FLEXRING_IB_AR_THRESHOLD", Size(8 << 10), AnyValue,
-        "Longest RDMA message, in bytes, that is written together with its immediate data although FLEXRING_IB_ADAPTIVE_ROUTING applies.";
-    ib_register: Registration = "FLEXRING_IB_REGISTER", Registration::Auto, AnyValue,
-        "How RDMA devices reach memory that is not registered. subchunk: each sub-chunk is registered as a stage of the pipeline. stage: each sub-chunk is copied through a registered slot. auto: the faster one, measured when the communicator is created.";
+        "Whether RDMA messages longer than 8 KiB are written apart from their immediate data, because InfiniBand switches route only writes without such data adaptively. auto: on InfiniBand ports.";
     register_shared: Switch = "FLEXRING_REGISTER_SHARED", Switch(false), AnyValue,
-        "Whether memory that the program registers becomes memory that the ranks of the node share, so that they read it directly. If 1, the program must keep the rules of docs/c-api.md, Registered memory. If 0, it is registered with RDMA devices only.";
+        "Whether memory that the program registers becomes memory of the node, which its ranks read directly, by the rules of docs/c-api.md, Registered memory. If 0, it is registered with RDMA devices only.";
     ib_relaxed_ordering: Switch = "FLEXRING_IB_RELAXED_ORDERING", Switch(true), AnyValue,
         "Whether RDMA writes may pass each other on PCI Express. Faster on many machines; no effect if the device does not support it.";
     gpu: Option<usize> = "FLEXRING_GPU", None, AnyValue,
         "Index of the GPU for calls on GPU memory, among those that the process sees. Unset: the GPU whose CUDA context is current on the thread that creates the communicator, else the GPU of the first vector.";
     gpu_ctas: usize = "FLEXRING_GPU_CTAS", 16, 1..=1024,
-        "Largest number of thread blocks (CTAs) of 512 threads that a call on GPU memory keeps on the GPU while it runs. More move data faster and leave less of the GPU to other kernels. All communicators of a process together use at most half of a GPU.";
+        "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU while it runs. More move data faster and leave less to other kernels. All communicators of a process use at most half a GPU.";
     #[shared yes]
     gpu_engine: GpuProgram = "FLEXRING_GPU_ENGINE", GpuProgram::Host, AnyValue,
         "What runs the program of a call on GPU memory. host: the CPU. device: the GPU, for collectives of the ranks of one node; such calls can be captured in CUDA graphs. Not yet run on a GPU: docs/gpu.md.";
@@ -298,7 +296,7 @@ settings! {
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, AnyValue,
         "How RDMA devices reach GPU memory. dmabuf: by DMA-BUF. peer: by peer memory. off: through pinned host memory. auto: the first of these that works.";
     gdr_level: GdrLevel = "FLEXRING_GDR_LEVEL", GdrLevel::Pxb, AnyValue,
-        "Largest distance between an RDMA device and the GPU at which the device accesses GPU memory; farther, data passes through host memory. LOC: never. PIX: below one PCI switch. PXB: below several. PHB: on one NUMA node. SYS: always. Applies if FLEXRING_GPU_DIRECT is auto.";
+        "Largest distance between an RDMA device and a GPU whose memory it accesses: LOC (never), PIX (one PCI switch), PXB (several), PHB (one NUMA node) or SYS (any). Farther: through host memory. Applies if FLEXRING_GPU_DIRECT is auto.";
     timeout: Duration = "FLEXRING_TIMEOUT_MS", Duration::from_secs(300), AnyValue,
         "Time that a call waits for other ranks before it fails.";
     connect_timeout: Duration = "FLEXRING_CONNECT_TIMEOUT_MS", Duration::from_secs(60), AnyValue,
@@ -308,16 +306,29 @@ settings! {
     spin_us: usize = "FLEXRING_SPIN_US", 200, AnyValue,
         "Time in microseconds that a wait spins before it sleeps. While other programs compute on its core, it sleeps at once.";
     threads: usize = "FLEXRING_THREADS", 1, 1..=64,
-        "Number of threads that add and copy vectors on the host in a call of this rank, the calling thread included. Sums have the same bits for every number. Helps where NICs are faster than one core adds. At most the cores of the node divided by its ranks. More: docs/rdma.md.";
-    simd: Simd = "FLEXRING_SIMD", Simd::Auto, AnyValue,
-        "Instruction set of reductions on the host.";
+        "Number of threads that add and copy vectors on the host in a call of this rank, the caller's included; at most the node's cores divided by its ranks. Sums have the same bits for every number. More: docs/rdma.md.";
     #[shared yes]
     trace: Option<String> = "FLEXRING_TRACE", None, AnyValue,
         "File of a timeline: each rank writes what it did when, as Chrome trace events, with `.rank` and its number before the extension `.json`, when its communicator ends. `flexring trace` merges these files.";
     trace_events: usize = "FLEXRING_TRACE_EVENTS", 1 << 18, 1024..=1 << 24,
         "Number of spans that a rank keeps for its timeline, of 96 bytes each. Further ones replace the oldest.";
-    log: LogLevel = "FLEXRING_LOG", LogLevel::Warn, AnyValue,
-        "Most detailed level of messages that flexring writes to standard error.";
+    log: LogFilter = "FLEXRING_LOG", LogLevel::Warn.into(), AnyValue,
+        "Most detailed level of messages that flexring writes to standard error, and other levels for areas of it, as in tcp=debug,bootstrap=trace.";
+    // For tests and benchmarks: no user knows a better value.
+    => hidden {
+        /// Index into the GID table of an InfiniBand port of the GID by which routers reach the port from other subnets. Used if
+        /// that GID contains a FLID. The default is NCCL's.
+        ib_flid_gid_index: usize = 1;
+        /// Preferred RoCE version of the GID. The other version is used if a port has no GID of this one.
+        ib_roce_version: usize = 2;
+        /// Longest RDMA message that is written together with its immediate data although adaptive routing applies. The default is
+        /// NCCL's.
+        ib_ar_threshold: Size = Size(8 << 10);
+        /// How RDMA devices reach memory that is not registered: by default as is faster, measured when a communicator is created.
+        ib_register: Registration = Registration::Auto;
+        /// Instruction set of reductions on the host.
+        simd: Simd = Simd::Auto;
+    }
 }
 
 /// How the names of all settings begin.

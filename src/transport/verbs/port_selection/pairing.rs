@@ -1,6 +1,6 @@
 //! Which rails of two ranks are connected.
 //!
-//! Owns which rails can reach each other, and the message if none can. Must not know how they are connected.
+//! Owns which rails can reach each other, and the message if none can.
 
 use super::rail::{MAX_RAILS, Rail};
 use crate::rank::Rank;
@@ -125,7 +125,7 @@ pub fn describe_mismatch(one: (Rank, &[Rail]), other: (Rank, &[Rail])) -> String
     let fix = if mine.is_empty() || theirs.is_empty() || mine.is_disjoint(&theirs) {
         "name ports of one kind in FLEXRING_IB_HCA, or set FLEXRING_TRANSPORT=tcp"
     } else if mine.contains("Ethernet") && theirs.contains("Ethernet") {
-        "set FLEXRING_IB_ROCE_VERSION and FLEXRING_IB_FAMILY to values that both have, or set FLEXRING_TRANSPORT=tcp"
+        "set FLEXRING_IB_GID_INDEX and FLEXRING_IB_FAMILY so that both have the same kind of address, or set FLEXRING_TRANSPORT=tcp"
     } else if one.1.iter().any(|one| other.1.iter().any(|other| one.network == other.network)) {
         "set FLEXRING_IB_PKEY on each node to the index of a partition that both have, one of them as a full member, or set \
          FLEXRING_TRANSPORT=tcp"

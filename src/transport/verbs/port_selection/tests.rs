@@ -409,7 +409,7 @@ fn the_mismatch_of_rails_is_described() {
         (
             "4a",
             "1a",
-            "(RoCE v1, IPv4, network a): set FLEXRING_IB_ROCE_VERSION and FLEXRING_IB_FAMILY to values that both have",
+            "(RoCE v1, IPv4, network a): set FLEXRING_IB_GID_INDEX and FLEXRING_IB_FAMILY so that both have the same kind of address",
         ),
         (
             "i1",
