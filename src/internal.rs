@@ -12,8 +12,8 @@ pub mod calls {
 /// This process's identity, and unique ids.
 pub mod bootstrap {
     pub use crate::bootstrap::{
-        Coordinator, FurtherWorld, Interface, LocalCoordinator, RankActivity, RankReport, RendezvousPoint,
-        RunningJob, WorldStatus, check_secret, choose_address, host_name, identity, is_alone, job,
+        Coordinator, Interface, LocalCoordinator, RankActivity, RankReport, RendezvousPoint, RunningJob,
+        SubworldStatus, WorldStatus, check_secret, choose_address, host_name, identity, is_alone, job,
         list_interfaces, local_coordinators, local_rank, world_status,
     };
 }

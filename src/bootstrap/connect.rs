@@ -1,17 +1,16 @@
 //! Reaching the coordinator: connecting until the deadline, and following it to rank 0's process.
 //!
 //! Owns retries and the errors when they fail. A fault, an interrupt, and what the former coordinator reports end every wait, but
-//! for the resolution of a name, and asking rank 0 on this node for its secret (at most 1 s). Must not know what the coordinator
-//! decides.
+//! for the resolution of a name, and asking rank 0 on this node for its secret (at most 1 s).
 
 use super::attempts;
+use super::coordinator_ports::CoordinatorControl;
 use super::coordinator_target::{CoordinatorTarget, ResolverCache};
 use super::former_coordinator::FormerCoordinator;
 use super::framed_stream::FramedStream;
 use super::heartbeat::seconds;
 use super::join_attempt::{Attempt, ConnectError, CoordinatorAnswer, JoinAttempt};
 use super::launcher::RendezvousPoint;
-use super::open_ports::CoordinatorControl;
 use super::protocol::{HelloHeader, HelloParams, Purpose};
 use super::rendezvous::FIRST_REPORT;
 use super::secret::{JobSecret, SecretSource};

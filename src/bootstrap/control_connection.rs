@@ -5,20 +5,21 @@
 //! failures.
 //!
 //! A failure of one world raises the same [`Fault`] on all its ranks and does not affect other worlds. The ranks of a world can
-//! open further ones over its connections (`further_world`). The socket and the thread last until the last of these worlds.
+//! open further ones over its connections (`open_subworld`). The socket and the thread last until the last of these worlds.
 
 use super::call_state::{CallState, CallStateCell};
 use super::connect::{Joined, Joiner};
 use super::control_state::{AwaitedExchange, Shared};
 use super::control_thread::ControlThread;
 use super::coordinator::Coordinator;
+use super::coordinator_ports::{self, CoordinatorControl};
 use super::coordinator_target::CoordinatorTarget;
 use super::framed_stream::ControlRoute;
 use super::heartbeat::seconds;
 use super::join_attempt::report_failure;
 use super::launcher::{Identity, RendezvousPoint};
 use super::listen::{self, ListenAddress};
-use super::open_ports::{self, CoordinatorControl};
+use super::pending_ids;
 use super::port_owner::port_owner;
 use super::process::Process;
 use super::process_exit::EXIT_LIMIT;
@@ -27,7 +28,6 @@ use super::protocol::{
 };
 use super::secret::{JobSecret, SecretSource};
 use super::shrink::CallsMade;
-use super::unused_ids;
 use crate::call::Call;
 use crate::config::{Config, Switch};
 use crate::error::{Error, ErrorKind, Result};
@@ -199,7 +199,7 @@ impl ControlConnection {
                 own.control().fail(error.clone().of_rank(identity.rank));
             }
             if error.kind() != ErrorKind::Aborted {
-                let created = || unused_ids::created_here(source.job())?.upgrade();
+                let created = || pending_ids::created_here(source.job())?.upgrade();
                 let control = coordinator.as_ref().map(|own| Arc::clone(own.control())).or_else(created);
                 control.inspect(|control| linger(control, error, &fault));
             }
@@ -474,7 +474,7 @@ fn start_coordinator(
         _ if *rank != 0 => None,
         RendezvousPoint::Address { host, port, further_ports } => {
             let owner = |addresses: &[SocketAddr]| port_owner(addresses, &source, config, fault);
-            let (listeners, node_secret) = match open_ports::take_over(host, *port) {
+            let (listeners, node_secret) = match coordinator_ports::take_over(host, *port) {
                 Some(listeners) => (listeners, listen::hand_out(host, *port, node_secret, fault, || None)?),
                 None => {
                     let at = ListenAddress { host, port: *port, further_ports };
@@ -486,12 +486,12 @@ fn start_coordinator(
             let location = format!("{host} port {}", listening.first().map_or(*port, SocketAddr::port));
             let coordinator = Coordinator::start(&source, listeners, node_secret, location)?;
             if *port != 0 {
-                open_ports::register(host, *port, coordinator.control());
+                coordinator_ports::register(host, *port, coordinator.control());
             }
             reach(FaultPoint::CoordinatorListens);
             Some(coordinator)
         }
-        RendezvousPoint::Id(_) if unused_ids::created_here(source.job()).is_some() => None,
+        RendezvousPoint::Id(_) if pending_ids::created_here(source.job()).is_some() => None,
         RendezvousPoint::Id(_) => Coordinator::successor(&source, config)
             .inspect_err(|error| {
                 log::warn!(

@@ -1,7 +1,7 @@
 //! What the handles of a control connection share with its thread.
 //!
 //! Owns what is requested of the thread, for all worlds of the connection, and for each world what the thread has received and
-//! what the executor writes. There is one wake-up descriptor per connection. Must not know frames, or who waits.
+//! what the executor writes. There is one wake-up descriptor per connection.
 
 use super::call_state::{CallStateCell, departed_before_call};
 use super::peer_message_queue::PeerMessageQueue;
@@ -28,7 +28,7 @@ pub(super) type WorldKey = Option<WorldId>;
 /// What is requested of a connection's thread.
 #[derive(Debug)]
 pub(super) enum ConnectionRequest {
-    /// Serve this further world, beginning with this message.
+    /// Serve this subworld, beginning with this message.
     Begin(Arc<Shared>, ToCoordinator),
     /// Send a message of this world.
     Send(WorldKey, ToCoordinator),
@@ -47,7 +47,7 @@ pub(super) struct SharedConnection {
 #[derive(Debug, Default)]
 struct ConnectionState {
     requests: Vec<ConnectionRequest>,
-    /// The further worlds of the connection.
+    /// The subworlds of the connection.
     further: BTreeSet<WorldId>,
     /// The thread has ended or is about to: it takes no requests any more.
     ended: bool,
@@ -77,7 +77,7 @@ impl SharedConnection {
         }
     }
 
-    /// Lets the thread serve a further world, beginning with `message`.
+    /// Lets the thread serve a subworld, beginning with `message`.
     ///
     /// # Errors
     /// `InvalidArgument` if the connection has a world with this id; `System` if it has too many; `PeerLost` if it has ended.
@@ -104,7 +104,7 @@ impl SharedConnection {
         Ok(())
     }
 
-    /// Whether this process opens, or has, a further world with this id over the connection.
+    /// Whether this process opens, or has, a subworld with this id over the connection.
     #[cfg(test)]
     pub(super) fn has_further(&self, id: WorldId) -> bool {
         self.state().further.contains(&id)
@@ -149,7 +149,7 @@ pub(super) struct Shared {
 /// The part of the shared state that the mutex protects.
 #[derive(Debug, Default)]
 pub(super) struct SharedState {
-    /// All ranks have opened the world. Only for further worlds.
+    /// All ranks have opened the world. Only for subworlds.
     pub(super) is_open: bool,
     /// The exchange that this rank waits for.
     pub(super) gathering: Option<AwaitedExchange>,
@@ -250,7 +250,7 @@ impl Shared {
         Ok(Self::in_world(Arc::new(SharedConnection::new()?), None, rank, fault))
     }
 
-    /// The state of a further world of this connection.
+    /// The state of a subworld of this connection.
     pub(super) fn further(&self, id: WorldId, rank: Rank, fault: Arc<Fault>) -> Self {
         Self::in_world(Arc::clone(&self.connection), Some(id), rank, fault)
     }

@@ -4,14 +4,14 @@
 //! worlds of the connection. It ends when the rank has left them all. Must not know who waits for them: it shares its results
 //! with the handles ([`Shared`]).
 //!
-//! Once per heartbeat interval it sends one sign of life of the connection, and the call states of those further worlds in which
-//! this rank's has changed. `hosted_worlds` says why this is enough.
+//! Once per heartbeat interval it sends one sign of life of the connection, and the call states of those subworlds in which
+//! this rank's has changed. `subworlds` says why this is enough.
 
 use super::control_state::{ConnectionRequest, Shared, SharedConnection, WorldKey};
 use super::framed_stream::FramedStream;
 use super::heartbeat::{HeartbeatMonitor, seconds};
 use super::protocol::{FRAME_LIMIT, ToCoordinator, ToRank, decode, encode};
-use super::served_world::ServedWorld;
+use super::world_client::WorldClient;
 use crate::error::Result;
 use crate::fault_point::{FaultPoint, reach};
 use crate::peer_text::PeerText;
@@ -39,7 +39,7 @@ pub(super) struct ControlThread {
     /// Description of the coordinator's process.
     host_process: PeerText,
     heartbeat: Duration,
-    worlds: BTreeMap<WorldKey, ServedWorld>,
+    worlds: BTreeMap<WorldKey, WorldClient>,
 }
 
 /// Why the connection ended: a verb phrase such as `closed` or `has been silent for 10 s`.
@@ -60,7 +60,7 @@ impl ControlThread {
         heartbeat: Duration,
     ) -> Self {
         let connection = Arc::clone(&shared.connection);
-        let first = ServedWorld::first(shared, host_process.clone());
+        let first = WorldClient::first(shared, host_process.clone());
         Self { connection, stream, host_process, heartbeat, worlds: BTreeMap::from([(None, first)]) }
     }
 
@@ -83,7 +83,7 @@ impl ControlThread {
                 .filter(|world| !world.is_open)
                 .for_each(|world| world.on_coordinator_lost(&cause));
         }
-        self.worlds.values().for_each(ServedWorld::end);
+        self.worlds.values().for_each(WorldClient::end);
     }
 
     /// Serves the connection until this rank has left all worlds.
@@ -150,7 +150,7 @@ impl ControlThread {
                     }
                 }
                 ConnectionRequest::Leave(key) => {
-                    let stays = |world: &&mut ServedWorld| world.leaving.is_none();
+                    let stays = |world: &&mut WorldClient| world.leaving.is_none();
                     let Some(world) = self.worlds.get_mut(&key).filter(stays) else { continue };
                     world.leaving = Some(now + GOODBYE_TIMEOUT);
                     let state = world.state();
@@ -162,7 +162,7 @@ impl ControlThread {
     }
 
     fn begin(&mut self, shared: Arc<Shared>) {
-        let world = ServedWorld::further(Arc::clone(&shared), self.host_process.clone());
+        let world = WorldClient::further(Arc::clone(&shared), self.host_process.clone());
         self.worlds.insert(shared.world, world);
     }
 
@@ -190,14 +190,14 @@ impl ControlThread {
         }
     }
 
-    /// Sends a sign of life, and the call states of further worlds that have changed.
+    /// Sends a sign of life, and the call states of subworlds that have changed.
     fn send_heartbeats(&mut self) {
-        if self.worlds.get(&None).is_some_and(ServedWorld::is_active) {
+        if self.worlds.get(&None).is_some_and(WorldClient::is_active) {
             self.send_state(None);
         } else {
             self.enqueue(&ToCoordinator::Alive);
         }
-        let changed = |(key, world): (&WorldKey, &ServedWorld)| {
+        let changed = |(key, world): (&WorldKey, &WorldClient)| {
             (key.is_some() && world.is_active() && world.has_changed()).then_some(*key)
         };
         let changed: Vec<WorldKey> = self.worlds.iter().filter_map(changed).collect();
@@ -209,7 +209,7 @@ impl ControlThread {
     /// Sends the call state in this world.
     fn send_state(&mut self, key: WorldKey) {
         if let Some(state) =
-            self.worlds.get_mut(&key).filter(|world| world.is_active()).map(ServedWorld::state)
+            self.worlds.get_mut(&key).filter(|world| world.is_active()).map(WorldClient::state)
         {
             self.enqueue_in(key, &ToCoordinator::Heartbeat(state));
             reach(FaultPoint::ControlSentHeartbeat);
@@ -305,7 +305,7 @@ impl ControlThread {
     /// Shows the failures whose time has come. Returns when to look again, if there are others.
     fn show_failures(&mut self, now: Instant) -> Option<Instant> {
         self.worlds.values_mut().for_each(|world| world.show_failure(now));
-        self.worlds.values().any(ServedWorld::is_held).then(|| now + EXIT_CHECK)
+        self.worlds.values().any(WorldClient::is_held).then(|| now + EXIT_CHECK)
     }
 
     /// Waits, without a connection, until all failures are shown, or this rank leaves.
@@ -316,7 +316,7 @@ impl ControlThread {
             let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
             self.connection.wake.drain();
             self.handle_requests(Instant::now());
-            let left = |(key, world): (&WorldKey, &ServedWorld)| world.leaving.map(|_| *key);
+            let left = |(key, world): (&WorldKey, &WorldClient)| world.leaving.map(|_| *key);
             let left: Vec<WorldKey> = self.worlds.iter().filter_map(left).collect();
             left.into_iter().for_each(|key| self.end(key));
         }
@@ -331,7 +331,7 @@ impl ControlThread {
 
     /// Ends the worlds whose goodbyes have not been answered in time.
     fn expire_leaving(&mut self, now: Instant) {
-        let is_expired = |world: &ServedWorld| world.leaving.is_some_and(|until| now >= until);
+        let is_expired = |world: &WorldClient| world.leaving.is_some_and(|until| now >= until);
         let expired: Vec<WorldKey> =
             self.worlds.iter().filter(|(_, world)| is_expired(world)).map(|(key, _)| *key).collect();
         for key in expired {

@@ -6,15 +6,15 @@
 //! The thread ends when all ranks have left or have moved to rank 0's coordinator, or with its process. Dropping the
 //! handle cancels a rendezvous that is incomplete; once the world is complete, the thread serves it even without a handle.
 
+use super::coordinator_ports::CoordinatorControl;
 use super::handshake::Gate;
 use super::interfaces;
 use super::listen;
 use super::node_secret::NodeSecretListener;
-use super::open_ports::CoordinatorControl;
+use super::pending_ids;
 use super::secret::SecretSource;
 use super::server::Server;
 use super::unique_id::UniqueId;
-use super::unused_ids;
 use crate::config::{Config, LONGEST_TIME};
 use crate::descriptor_limit;
 use crate::error::{Error, Result};
@@ -68,7 +68,7 @@ impl Coordinator {
                 log::error!("the rendezvous of a unique id cannot begin: {error}");
             }
         };
-        unused_ids::keep(id.job(), Arc::clone(&coordinator.control), listeners, expires, Box::new(start))?;
+        pending_ids::keep(id.job(), Arc::clone(&coordinator.control), listeners, expires, Box::new(start))?;
         Ok((coordinator, id))
     }
 

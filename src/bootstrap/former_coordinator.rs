@@ -2,10 +2,10 @@
 //!
 //! Owns the connection to it until the new coordinator, in rank 0's process, knows this rank. Until then each rank is connected to
 //! one of the two at least, so its death is noticed at once. The former coordinator tells rank 0, which passes it on to the new
-//! one; so all ranks get one error. Must not know how the new coordinator is reached.
+//! one; so all ranks get one error.
 
+use super::coordinator_ports::CoordinatorControl;
 use super::framed_stream::FramedStream;
-use super::open_ports::CoordinatorControl;
 use super::protocol::{FRAME_LIMIT, ToCoordinator, ToRank, decode, encode};
 use crate::error::Result;
 use rustix::event::{PollFd, PollFlags};

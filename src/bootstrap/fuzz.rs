@@ -3,6 +3,7 @@
 use super::call_state::{CallState, example_call};
 use super::control_state::Shared;
 use super::control_thread::ControlThread;
+use super::coordinator_worlds::{Worlds, WorldsAction};
 use super::frame_decoder::{FrameDecoder, Preamble};
 use super::framed_stream::FramedStream;
 use super::handshake::{Admission, AdmissionStep, Gate, code_of_rank};
@@ -17,7 +18,6 @@ use super::rendezvous::{JoinOutcome, JoinedPeer, Rendezvous};
 use super::secret::{JobSecret, SecretSource};
 use super::unique_id::UniqueId;
 use super::world_status::{RankActivity, RankReport, WorldStatus};
-use super::worlds::{Worlds, WorldsAction};
 use crate::config::{Config, SecretText};
 use crate::error::{Error, ErrorKind};
 use crate::fault::Fault;
@@ -78,7 +78,7 @@ fn rank_messages() -> Vec<ToCoordinator> {
     ]
 }
 
-/// A further world.
+/// A subworld.
 const WORLD: u128 = 5;
 
 fn open_message(members: &[usize]) -> ToCoordinator {
@@ -252,7 +252,7 @@ fn members_of_a_world_that_send_anything() {
         seeds.push(
             [&[3], joins(3).as_slice(), &[2, 1], &message, &[2, 0], &message, &[3, 200, 4, 1, 3, 9]].concat(),
         );
-        // The same after all ranks have opened a further world.
+        // The same after all ranks have opened a subworld.
         let open = block(&encode_value(&open_message(&[0, 1, 2])).expect("short"));
         let opens = (0..3u8).flat_map(|rank| [&[2, rank], open.as_slice()].concat()).collect::<Vec<u8>>();
         seeds.push([&[3], joins(3).as_slice(), &opens, &[2, 1], &message, &[3, 200, 4, 1, 3, 9]].concat());

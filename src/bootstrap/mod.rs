@@ -5,7 +5,7 @@
 //! of each other's failures. Must not know links, schedules or data: a [`Call`](crate::call::Call) is all that it
 //! sees of the work.
 //!
-//! `rendezvous`, `handshake`, `failure_detector`, `worlds` and `hosted_worlds` decide and do no I/O; `server`,
+//! `rendezvous`, `handshake`, `failure_detector`, `coordinator_worlds` and `subworlds` decide and do no I/O; `server`,
 //! `control_thread`, `listen` and `connect` do the I/O and decide nothing. `shrink` lets the ranks that are left after a failure
 //! agree on a new world.
 
@@ -17,25 +17,26 @@ mod control_connection;
 mod control_state;
 mod control_thread;
 mod coordinator;
+mod coordinator_ports;
 mod coordinator_target;
+mod coordinator_worlds;
+mod encrypted_id;
 mod failure_detector;
 mod former_coordinator;
 mod frame_decoder;
 mod framed_stream;
-mod further_world;
 mod handshake;
 mod heartbeat;
-mod hidden_id;
-mod hosted_worlds;
 mod interfaces;
 mod join_attempt;
 mod launcher;
 mod listen;
 mod node;
 mod node_secret;
-mod open_ports;
+mod open_subworld;
 mod peer_message_queue;
 mod peer_messages;
+mod pending_ids;
 mod phase;
 mod port_owner;
 mod process;
@@ -44,15 +45,14 @@ mod protocol;
 mod rendezvous;
 mod running_job;
 mod secret;
-mod served_world;
 mod server;
 mod shrink;
 mod status_request;
 mod status_socket;
+mod subworlds;
 mod unique_id;
-mod unused_ids;
+mod world_client;
 mod world_status;
-mod worlds;
 
 #[cfg(test)]
 mod fuzz;
@@ -76,4 +76,4 @@ pub use shrink::{AgreedWorld, CallsMade, ShrinkListener, ShrinkService, ShrinkSe
 pub use status_request::world_status;
 pub use status_socket::{LocalCoordinator, local_coordinators};
 pub use unique_id::UniqueId;
-pub use world_status::{FurtherWorld, ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus};
+pub use world_status::{ROWS_IN_ERROR, RankActivity, RankReport, SubworldStatus, WorldStatus};

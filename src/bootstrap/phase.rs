@@ -1,10 +1,10 @@
 //! The phases of a coordinator's world: the ranks meet, they are supervised or move to rank 0's coordinator, and all is over.
 //!
-//! Owns what the phases have in common. Must not know connections.
+//! Owns what the phases have in common.
 
+use super::coordinator_worlds::Worlds;
 use super::rendezvous::Rendezvous;
 use super::world_status::{RankActivity, RankReport, WorldStatus};
-use super::worlds::Worlds;
 use crate::rank::Rank;
 use std::time::{Duration, Instant};
 

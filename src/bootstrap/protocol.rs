@@ -1,7 +1,6 @@
 //! The control protocol: the messages between ranks and their coordinator, and their frames.
 //!
-//! Owns the message types, their encoding and the limits on their length. Must not know sockets, or what a
-//! message leads to.
+//! Owns the message types, their encoding and the limits on their length.
 //!
 //! A rank's stream begins with a preamble (`frame_decoder`); then come frames in both directions. A frame is its length (four bytes,
 //! little-endian) and that many bytes of postcard. The first two frames of a rank are its [`Opening`] and its proof, see
@@ -150,7 +149,7 @@ impl HelloParams {
         Self::of_member(timeout, heartbeat)
     }
 
-    /// Those of a rank of a further world, whose settings have been compared, and which waits so long for each exchange.
+    /// Those of a rank of a subworld, whose settings have been compared, and which waits so long for each exchange.
     pub(super) fn of_member(timeout: Duration, heartbeat: Duration) -> Self {
         Self {
             settings: Vec::new(),
@@ -209,7 +208,7 @@ pub(super) enum ToCoordinator {
     GaveUp { silent: Duration },
     /// The rank has joined at the coordinator of rank 0, to which the world has moved.
     Moved,
-    /// The rank opens this further world over its connection. `members` are its ranks, as ranks of the world that the connection
+    /// The rank opens this subworld over its connection. `members` are its ranks, as ranks of the world that the connection
     /// was made for. The rank waits so long for the others, and for each later exchange.
     Open {
         world: WorldId,
@@ -217,7 +216,7 @@ pub(super) enum ToCoordinator {
         members: Vec<Rank>,
         timeout: Duration,
     },
-    /// A message of a further world: an encoded [`ToCoordinator`]. It is not a value of that type, so that a sender cannot
+    /// A message of a subworld: an encoded [`ToCoordinator`]. It is not a value of that type, so that a sender cannot
     /// nest it.
     InWorld { world: WorldId, message: Vec<u8> },
     /// Periodic sign of life of a rank that has left the world that its connection was made for, and is in further ones.
@@ -225,7 +224,7 @@ pub(super) enum ToCoordinator {
 }
 
 impl ToCoordinator {
-    /// This message, as one of a further world.
+    /// This message, as one of a subworld.
     ///
     /// # Errors
     /// `Internal` if it cannot be encoded.
@@ -274,7 +273,7 @@ pub(super) enum ToRank {
     Left { rank: Rank, finished: u64 },
     /// Answers a hello whose purpose is [`Purpose::Status`].
     Status(WorldStatus),
-    /// A message of a further world: an encoded [`ToRank`]. It is not a value of that type, so that a sender cannot nest it.
+    /// A message of a subworld: an encoded [`ToRank`]. It is not a value of that type, so that a sender cannot nest it.
     InWorld { world: WorldId, message: Vec<u8> },
     /// Answers the goodbye of a rank whose connection stays open for its other worlds. All ranks concerned are notified.
     LeaveAck,
@@ -285,7 +284,7 @@ pub(super) enum ToRank {
 }
 
 impl ToRank {
-    /// This message, as one of a further world.
+    /// This message, as one of a subworld.
     ///
     /// # Errors
     /// `Internal` if it cannot be encoded.

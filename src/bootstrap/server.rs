@@ -4,17 +4,17 @@
 //! [`Connections`]. Must not block.
 
 use super::connections::{Client, ClientId, ClientState, Connections, closing_at, encode_or_log, send};
+use super::coordinator_ports::CoordinatorControl;
+use super::coordinator_worlds::{Worlds, WorldsAction};
 use super::frame_decoder::Unreadable;
 use super::handshake::{AdmissionStep, Gate};
 use super::heartbeat::ActiveClock;
 use super::node_secret::NodeSecretListener;
-use super::open_ports::CoordinatorControl;
 use super::phase::Phase;
 use super::process::Process;
 use super::protocol::{Hello, PROOF_LIMIT, Purpose, ToCoordinator, ToRank, decode};
 use super::rendezvous::{JoinOutcome, Rendezvous};
 use super::status_socket;
-use super::worlds::{Worlds, WorldsAction};
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::process::spawn;

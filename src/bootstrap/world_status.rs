@@ -1,7 +1,7 @@
 //! The state of all ranks of a world, as `flexring status` prints it and as the error of a time-out carries it.
 //!
 //! Owns the table: its rows, which ranks each rank waits for, its text, and its names in JSON, which docs/debugging.md documents and
-//! which do not change. Must not know where the states come from.
+//! which do not change.
 
 use super::call_state::CallState;
 use super::heartbeat::seconds;
@@ -84,7 +84,7 @@ pub struct WorldStatus {
     pub root_cause: Option<Error>,
     /// The worlds that ranks of this one have opened over its control connections.
     #[serde(rename = "communicators")]
-    pub further: Vec<FurtherWorld>,
+    pub further: Vec<SubworldStatus>,
     /// Number of such worlds that `further` leaves out.
     #[serde(rename = "communicators_left_out")]
     pub hidden: usize,
@@ -92,14 +92,14 @@ pub struct WorldStatus {
 
 /// The state of a world that ranks of another one have opened over its control connections.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct FurtherWorld {
+pub struct SubworldStatus {
     /// One row per rank, in the order of this world's ranks.
     pub ranks: Vec<RankReport>,
     /// Why the world has failed, if it has.
     pub root_cause: Option<Error>,
 }
 
-impl fmt::Display for FurtherWorld {
+impl fmt::Display for SubworldStatus {
     /// As for the world that it was opened over.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ranks, root_cause) = (self.ranks.clone(), self.root_cause.clone());
@@ -246,7 +246,7 @@ impl WorldStatus {
             if rows > ROWS_IN_STATUS && !self.further.is_empty() {
                 self.hidden += 1;
             } else {
-                self.further.push(FurtherWorld { ranks, root_cause });
+                self.further.push(SubworldStatus { ranks, root_cause });
             }
         }
         self

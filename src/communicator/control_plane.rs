@@ -4,7 +4,7 @@
 //! that are threads of one process. Must not know how processes detect failures (`bootstrap`), nor what a
 //! call does.
 
-use super::carriers;
+use super::shared_connections;
 use crate::bootstrap::{
     Abort, CallState, CallsMade, ControlConnection, ROWS_IN_ERROR, RankActivity, RankReport, WorldStatus,
     departed_before_call, excluded_by, host_name,
@@ -74,7 +74,7 @@ impl ControlPlane {
     /// control connection any more.
     pub(super) fn begin_leaving(&self) {
         match self {
-            Self::Processes(connection) => carriers::begin_leaving(connection),
+            Self::Processes(connection) => shared_connections::begin_leaving(connection),
             Self::Threads(_) => {}
         }
     }

@@ -5,10 +5,8 @@
 
 mod adaptation;
 mod block_lists;
-mod blueprint;
 mod buffers;
 mod call_queue;
-mod carriers;
 mod checked_call;
 mod checked_wait;
 mod collectives;
@@ -22,15 +20,16 @@ mod join;
 mod kernel_calls;
 mod launch_group;
 mod local_gathering;
-mod offers;
 mod plans;
 mod registered_pages;
 mod registration_gate;
 mod request;
+mod resource_offers;
 mod runner;
 #[cfg(all(test, feature = "verbs"))]
 mod scale;
 mod shared_call;
+mod shared_connections;
 mod shrink;
 mod split;
 mod thread_calls;
@@ -40,6 +39,7 @@ mod unfinished;
 mod user_memory;
 mod worker;
 mod worker_pool;
+mod world_template;
 
 pub use crate::transport::verbs::RailStatistics;
 pub use adaptation::{AdaptationStatistics, CallTimes, NodeLinkStatistics};
@@ -60,7 +60,6 @@ use crate::plan::verifier::VerifiedPlan;
 use crate::process::{CreatorProcess, DefaultFloatEnvironment};
 use crate::rank::Rank;
 use crate::transport::verbs::RailCounters;
-use blueprint::Blueprint;
 use call_queue::QueueTicket;
 use gpu::ResidentCall;
 use registration_gate::RunningCall;
@@ -70,6 +69,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use thread_calls::ThreadCall;
 use worker::Worker;
+use world_template::WorldTemplate;
 
 /// Ends a call that a panic leaves behind.
 const PANICKED: Abort<'_> = Abort::AtOnce("its program panicked during a call");
@@ -109,7 +109,7 @@ pub struct Communicator {
     /// Locked from taking a ticket to submitting the call, so that the worker gets calls in ticket order.
     submissions: Mutex<()>,
     worker: Worker,
-    blueprint: Blueprint,
+    template: WorldTemplate,
 }
 
 impl Communicator {
@@ -159,7 +159,7 @@ impl Communicator {
     }
 
     /// The communicator of a rank whose links are ready.
-    fn new(runner: CallRunner, blueprint: Blueprint) -> Self {
+    fn new(runner: CallRunner, template: WorldTemplate) -> Self {
         log::info!("{}", runner.summary);
         let creator = CreatorProcess::current();
         let (runner, submissions, worker) = (Arc::new(runner), Mutex::new(()), Worker::new());
@@ -168,7 +168,7 @@ impl Communicator {
             // The other ranks have connected theirs.
             runner.fail(error);
         }
-        Self { creator, runner, submissions, worker, blueprint }
+        Self { creator, runner, submissions, worker, template }
     }
 
     /// This process's rank, from 0.
@@ -206,14 +206,14 @@ impl Communicator {
     /// profile its links have the measured bandwidths and latencies.
     #[must_use]
     pub fn topology(&self) -> &Topology {
-        &self.blueprint.topology
+        &self.template.topology
     }
 
     /// The ranks, hosts and switches, and what links the nodes, as tuning profiles identify a cluster.
     #[doc(hidden)]
     #[must_use]
     pub fn cluster(&self) -> &ClusterIdentity {
-        &self.blueprint.cluster
+        &self.template.cluster
     }
 
     /// What each rail of this rank has carried, in the order of the rails. Empty if it sends nothing over RDMA devices. May be called

@@ -4,9 +4,9 @@
 //! out who is left (`bootstrap`).
 
 use super::Communicator;
-use super::blueprint::{Blueprint, LocalRank};
 use super::control_plane::{ControlPlane, LocalMember};
 use super::local_gathering::{GatheringRequest, LocalGathering};
+use super::world_template::{LocalRank, WorldTemplate};
 use crate::bootstrap::{AgreedWorld, CallsMade, Identity, ShrinkService, excluded_by};
 use crate::error::{Error, Result};
 use crate::interrupt::InterruptWatch;
@@ -43,15 +43,15 @@ impl Communicator {
         if self.runner.fault.get().is_some() || !exclude.is_empty() {
             self.runner.user_memory.retire();
         }
-        let deadline = Instant::now() + self.blueprint.config.connect_timeout;
-        match (&self.runner.control, &self.blueprint.gathering, &self.blueprint.service) {
+        let deadline = Instant::now() + self.template.config.connect_timeout;
+        match (&self.runner.control, &self.template.gathering, &self.template.service) {
             (ControlPlane::Threads(member), Some(gathering), _) => {
-                shrink_threads(&self.blueprint, member, gathering, exclude, deadline)
+                shrink_threads(&self.template, member, gathering, exclude, deadline)
             }
             (ControlPlane::Processes(connection), _, Some(service)) => {
                 self.shrink_processes(service, connection.calls_made(), exclude, deadline)
             }
-            _ => Self::alone(&self.blueprint),
+            _ => Self::alone(&self.template),
         }
     }
 
@@ -84,21 +84,21 @@ impl Communicator {
             let position = world.members.iter().position(|member| *member == self.rank());
             let rank = position.ok_or_else(|| Error::internal("this rank is no member of its new world"))?;
             let identity = Identity::from_unique_id(world.members.len(), &world.id, rank)?;
-            let spec = self.blueprint.for_members(&world.members);
+            let spec = self.template.for_members(&world.members);
             Self::join(spec, &identity, Arc::clone(&world.fault))
         })
     }
 
     /// A communicator of one rank.
-    pub(super) fn alone(blueprint: &Blueprint) -> Result<Self> {
-        let spec = blueprint.for_members(&[0]);
+    pub(super) fn alone(template: &WorldTemplate) -> Result<Self> {
+        let spec = template.for_members(&[0]);
         Self::join(spec, &Identity::alone(), Arc::new(crate::fault::Fault::new()))
     }
 }
 
 /// Shrinks a communicator whose ranks are threads of this process.
 fn shrink_threads(
-    blueprint: &Blueprint,
+    template: &WorldTemplate,
     member: &LocalMember,
     gathering: &LocalGathering<LocalRank>,
     exclude: Vec<Rank>,
@@ -122,10 +122,10 @@ fn shrink_threads(
         ))
     };
     let request = GatheringRequest::Shrink { exclude };
-    let finish = |requests| shrink_for_all(blueprint, member, calls, &requests);
+    let finish = |requests| shrink_for_all(template, member, calls, &requests);
     let made = gathering.gather(member.rank, request, missing, finish, deadline, late)?;
     let made = made.ok_or_else(|| Error::internal("a shrink gave this rank no communicator"))?;
-    Ok(Communicator::new(made.runner, made.blueprint))
+    Ok(Communicator::new(made.runner, made.template))
 }
 
 /// Whether this request leaves `rank` out.
@@ -140,7 +140,7 @@ fn by_exclusion(requests: &BTreeMap<Rank, GatheringRequest>) -> (Vec<Rank>, Vec<
 
 /// Acts for all ranks that have come, after these calls.
 fn shrink_for_all(
-    blueprint: &Blueprint,
+    template: &WorldTemplate,
     member: &LocalMember,
     calls: CallsMade,
     requests: &BTreeMap<Rank, GatheringRequest>,
@@ -165,7 +165,7 @@ fn shrink_for_all(
         _ => Vec::new(),
     };
     member.group.record_shrink(&members, &left_out, calls);
-    let made = Communicator::local_ranks(blueprint.for_members(&members), members.len());
+    let made = Communicator::local_ranks(template.for_members(&members), members.len());
     let mut results = distribute(&members, made);
     results.extend(excluded.iter().map(|rank| (*rank, Err(excluded_by(&members, *rank)))));
     results

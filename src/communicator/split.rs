@@ -1,13 +1,13 @@
 //! Split: the ranks make one communicator for each color.
 //!
-//! Owns who is in which, and in which order. Must not know how a communicator is joined.
+//! Owns who is in which, and in which order.
 
 use super::Communicator;
-use super::blueprint::{Blueprint, LocalRank};
 use super::control_plane::{ControlPlane, LocalMember};
 use super::join::ConnectionOrigin;
 use super::local_gathering::{GatheringRequest, LocalGathering};
 use super::shrink::distribute;
+use super::world_template::{LocalRank, WorldTemplate};
 use crate::bootstrap::{ControlConnection, Coordinator, Identity, UniqueId};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -36,9 +36,9 @@ impl Communicator {
             return Err(Error::invalid_argument(message));
         }
         self.synchronize()?;
-        match (&self.runner.control, &self.blueprint.gathering) {
+        match (&self.runner.control, &self.template.gathering) {
             (ControlPlane::Threads(member), Some(gathering)) => {
-                split_threads(&self.blueprint, member, gathering, color, key)
+                split_threads(&self.template, member, gathering, color, key)
             }
             (ControlPlane::Processes(connection), _) => self.split_processes(connection, color, key),
             (ControlPlane::Threads(_), None) => Err(Error::internal("threads without a place to meet")),
@@ -63,14 +63,15 @@ impl Communicator {
             unique_id = self.exchange_ids(connection, leader.filter(|_| needs_id(color)))?;
         }
         let Some(leader) = leader else { return Ok(None) };
-        let mut spec = self.blueprint.for_members(&members);
+        let mut spec = self.template.for_members(&members);
         // Nothing is left behind: the ranks keep this communicator.
         spec.ancestors.clear();
         let fault = Arc::new(Fault::new());
         let Some((id, _created)) = unique_id else {
             let id = u128::from_le_bytes(offers[leader].id);
             let opened = connection.open_world(id, &members, &spec.config, Arc::clone(&fault))?;
-            let origin = self.blueprint.carrier.map_or(ConnectionOrigin::Address, ConnectionOrigin::Opened);
+            let origin =
+                self.template.connection_key.map_or(ConnectionOrigin::Address, ConnectionOrigin::Opened);
             return Self::join_over(spec, opened, origin, fault)
                 .map(Some)
                 .map_err(|error| self.cause_of(error));
@@ -96,7 +97,7 @@ impl Communicator {
     ) -> Result<Option<(UniqueId, Option<Coordinator>)>> {
         let label = "unique ids";
         let key = connection.secret().derive("split", &[]);
-        let created = (leader == Some(self.rank())).then(|| Coordinator::create(&self.blueprint.config));
+        let created = (leader == Some(self.rank())).then(|| Coordinator::create(&self.template.config));
         let mine: Option<Result<Vec<u8>>> = created.as_ref().map(|created| match created {
             Ok((_, id)) => id.hide(&key),
             Err(error) => Err(error.clone()),
@@ -158,7 +159,7 @@ fn members_of(color: i32, choices: impl Iterator<Item = (Rank, ColorChoice)>) ->
 
 /// Splits a communicator whose ranks are threads of this process.
 fn split_threads(
-    blueprint: &Blueprint,
+    template: &WorldTemplate,
     member: &LocalMember,
     gathering: &LocalGathering<LocalRank>,
     color: i32,
@@ -181,16 +182,16 @@ fn split_threads(
         let have = missing.have();
         Error::timeout(format!("{missing} {have} not called split: all ranks must call it"))
     };
-    let deadline = Instant::now() + blueprint.config.connect_timeout;
+    let deadline = Instant::now() + template.config.connect_timeout;
     let request = GatheringRequest::Split { color, key };
-    let finish = |requests| split_for_all(blueprint, &requests);
+    let finish = |requests| split_for_all(template, &requests);
     let made = gathering.gather(member.rank, request, missing, finish, deadline, late)?;
-    Ok(made.map(|made| Communicator::new(made.runner, made.blueprint)))
+    Ok(made.map(|made| Communicator::new(made.runner, made.template)))
 }
 
 /// Acts for all ranks.
 fn split_for_all(
-    blueprint: &Blueprint,
+    template: &WorldTemplate,
     requests: &BTreeMap<Rank, GatheringRequest>,
 ) -> BTreeMap<Rank, Result<Option<LocalRank>>> {
     let mut choices: Vec<(Rank, ColorChoice)> = Vec::new();
@@ -209,7 +210,7 @@ fn split_for_all(
         requests.keys().map(|rank| (*rank, Ok(None))).collect();
     for color in colors {
         let members = members_of(color, choices.iter().copied());
-        let made = Communicator::local_ranks(blueprint.for_members(&members), members.len());
+        let made = Communicator::local_ranks(template.for_members(&members), members.len());
         results.append(&mut distribute(&members, made));
     }
     results

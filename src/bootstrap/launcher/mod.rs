@@ -1,6 +1,6 @@
 //! This process's identity: its rank, its world and its rendezvous point, from the launcher's environment.
 //!
-//! Owns the environment variables of the launchers and their meaning. Must not know how the rendezvous works.
+//! Owns the environment variables of the launchers and their meaning.
 //!
 //! | launcher | recognised by | rendezvous point |
 //! |---|---|---|

@@ -4,7 +4,7 @@ use super::agreement::{Agreement, AgreementAction};
 use super::frame::{ShrinkFrame, frame_limit};
 use super::message::{CallsMade, NewWorld, ShrinkMessage, ShrinkNotice, Stance};
 use super::session::{Session, SessionParams};
-use super::unrouted::{Routing, UnroutedConnections};
+use super::unidentified::{Routing, UnidentifiedConnections};
 use crate::bootstrap::protocol::{decode, encode, encode_value};
 use crate::error::Error;
 use crate::rank::Rank;
@@ -190,9 +190,9 @@ fn strangers_at_a_rank_that_shrinks() {
 
 /// What a rank makes of the bytes that have arrived: a session, if they begin with an opening.
 fn accept(socket: TcpStream, params: &SessionParams) -> Option<Session> {
-    let mut unrouted = UnroutedConnections::default();
-    unrouted.add(socket, Instant::now()).expect("a connection");
-    unrouted.receive(&[true], frame_limit(params.world));
-    let (_, connection) = unrouted.route(Instant::now(), |_| Routing::To(0)).pop()?;
+    let mut unidentified = UnidentifiedConnections::default();
+    unidentified.add(socket, Instant::now()).expect("a connection");
+    unidentified.receive(&[true], frame_limit(params.world));
+    let (_, connection) = unidentified.route(Instant::now(), |_| Routing::To(0)).pop()?;
     Session::accept(connection, params).ok()
 }

@@ -1,8 +1,7 @@
 //! Shrink: the ranks that are left agree on a new world, without the coordinator of the old one, which may be dead.
 //!
 //! Owns [`ShrinkService`], which serves a rank that has peers, and [`ShrinkListener`], by which others find it. `agreement` decides
-//! and does no I/O, `session` authenticates one connection, `served_rank` does the I/O of one rank. Must not know why a rank
-//! shrinks its communicator, nor how the new world is joined.
+//! and does no I/O, `session` authenticates one connection, `served_rank` does the I/O of one rank.
 //!
 //! The lowest rank that is left is the **leader**. Every other rank looks for it from rank 0 upwards: a refused connection
 //! means that the process is gone, and the answer that the rank is gone that it has freed its communicator; no answer within 1.5 s
@@ -12,7 +11,7 @@
 //!
 //! # One thread and one set of sockets
 //! The communicators of a process share a `thread` and its sockets (`ports`). A connection begins with an opening that names the
-//! rank that it is for, by a public number that is derived from the key of the communicator. `unrouted` has the connections until then. A
+//! rank that it is for, by a public number that is derived from the key of the communicator. `unidentified` has the connections until then. A
 //! rank can be looked for as soon as its address is known, which is before it is served: while this process joins
 //! any communicator, a connection with an unknown number waits for it. Otherwise the answer is that the rank is gone, as also for ranks
 //! that were served and have left.
@@ -67,7 +66,7 @@ mod served_rank;
 mod service;
 mod session;
 mod thread;
-mod unrouted;
+mod unidentified;
 
 #[cfg(test)]
 mod fuzz;

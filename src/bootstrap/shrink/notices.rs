@@ -1,8 +1,7 @@
 //! Notices that travel on connections of their own.
 //!
 //! Owns these connections until their notices are sent. A rank may be stopped while the encryption of its connection begins: what is
-//! sent there waits for its answer. The kernel of its host accepts a new connection all the same, and keeps the notice. Must not know
-//! why a rank gets one.
+//! sent there waits for its answer. The kernel of its host accepts a new connection all the same, and keeps the notice.
 
 use super::message::ShrinkNotice;
 use super::session::Session;
@@ -122,7 +121,7 @@ mod tests {
     use super::super::message::CallsMade;
     use super::super::service::{ShrinkService, ShrinkServiceParams};
     use super::super::session::SessionParams;
-    use super::super::unrouted::{Routing, UnroutedConnections};
+    use super::super::unidentified::{Routing, UnidentifiedConnections};
     use super::*;
     use crate::config::{Config, Switch};
     use crate::secret::SecretKey;
@@ -133,15 +132,15 @@ mod tests {
     /// Accepts a connection to rank 1 of 2 within two seconds.
     fn accept(listener: &TcpListener, key: SecretKey) -> Session {
         let params = SessionParams { key, me: 1, world: 2, is_encrypted: true };
-        let mut unrouted = UnroutedConnections::default();
+        let mut unidentified = UnidentifiedConnections::default();
         let until = Instant::now() + Duration::from_secs(2);
         loop {
             match listener.accept() {
-                Ok((stream, _)) => unrouted.add(stream, Instant::now()).expect("a connection"),
+                Ok((stream, _)) => unidentified.add(stream, Instant::now()).expect("a connection"),
                 Err(cause) => assert_eq!(cause.kind(), ErrorKind::WouldBlock),
             }
-            unrouted.receive(&[true], 4096);
-            if let Some((_, connection)) = unrouted.route(Instant::now(), |_| Routing::To(0)).pop() {
+            unidentified.receive(&[true], 4096);
+            if let Some((_, connection)) = unidentified.route(Instant::now(), |_| Routing::To(0)).pop() {
                 return Session::accept(connection, &params).expect("a session");
             }
             assert!(Instant::now() < until, "no connection comes");

@@ -9,7 +9,7 @@ use super::message::NewWorld;
 use super::notices::Notices;
 use super::request::{AgreedWorld, ServedState, ServiceRequest, ServiceShared};
 use super::session::{Session, SessionParams};
-use super::unrouted::{OPENING_TIMEOUT, OpenedConnection};
+use super::unidentified::{OPENING_TIMEOUT, OpenedConnection};
 use crate::bootstrap::coordinator::Coordinator;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::config::Config;

@@ -6,7 +6,7 @@
 use super::frame::{ServiceNumber, frame_limit};
 use super::ports_shared::{PortsShared, ShrinkSocket};
 use super::served_rank::ServedRank;
-use super::unrouted::{Routing, UnroutedConnections};
+use super::unidentified::{Routing, UnidentifiedConnections};
 use crate::descriptor;
 use crate::descriptor_limit;
 use crate::wake::sleep;
@@ -32,7 +32,7 @@ pub(super) struct ShrinkThread {
     shared: Arc<PortsShared>,
     sockets: Vec<ShrinkSocket>,
     /// Accepted connections whose rank is not known.
-    unrouted: UnroutedConnections,
+    unidentified: UnidentifiedConnections,
     ranks: Vec<ServedRank>,
     /// Ranks that have left, the newest last.
     departed: VecDeque<ServiceNumber>,
@@ -46,7 +46,7 @@ pub(super) struct ShrinkThread {
 #[derive(Debug, Default)]
 struct ReadyIo {
     accept: bool,
-    unrouted: Vec<bool>,
+    unidentified: Vec<bool>,
     /// For each served rank, its connections in their order.
     ranks: Vec<Vec<bool>>,
 }
@@ -56,7 +56,7 @@ impl ShrinkThread {
         Self {
             shared,
             sockets,
-            unrouted: UnroutedConnections::default(),
+            unidentified: UnidentifiedConnections::default(),
             ranks: Vec::new(),
             departed: VecDeque::new(),
             are_joining: false,
@@ -81,7 +81,7 @@ impl ShrinkThread {
                 rank.on_ready(ready, now);
             }
             let worlds = self.ranks.iter().map(ServedRank::world);
-            self.unrouted.receive(&ready.unrouted, frame_limit(worlds.max().unwrap_or_default()));
+            self.unidentified.receive(&ready.unidentified, frame_limit(worlds.max().unwrap_or_default()));
             let is_leaving = was_woken && self.update();
             if ready.accept {
                 self.accept(now);
@@ -91,7 +91,7 @@ impl ShrinkThread {
                 rank.advance(was_woken, now);
             }
             self.remove_departed();
-            self.unrouted.remove_late(now);
+            self.unidentified.remove_late(now);
             if is_leaving {
                 return;
             }
@@ -116,7 +116,7 @@ impl ShrinkThread {
         let mut fds = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
         let listening = if self.accept_resumes.is_none() { &*self.sockets } else { &[] };
         fds.extend(listening.iter().map(|listening| PollFd::new(&listening.socket, PollFlags::IN)));
-        fds.extend(self.unrouted.poll_fds());
+        fds.extend(self.unidentified.poll_fds());
         let mut counts = Vec::with_capacity(self.ranks.len());
         for rank in &self.ranks {
             let before = fds.len();
@@ -128,7 +128,7 @@ impl ShrinkThread {
             .iter()
             .filter_map(ServedRank::deadline)
             .chain(self.accept_resumes)
-            .chain(self.unrouted.deadline())
+            .chain(self.unidentified.deadline())
             .min();
         // An interrupted wait ends early, and the next one makes up for it.
         if sleep(&mut fds, until.map(|at| at.saturating_duration_since(now))).is_err() {
@@ -138,7 +138,7 @@ impl ShrinkThread {
         let mut next = |count: usize| Vec::from_iter(ready.by_ref().take(count));
         ReadyIo {
             accept: next(listening.len()).contains(&true),
-            unrouted: next(self.unrouted.len()),
+            unidentified: next(self.unidentified.len()),
             ranks: counts.into_iter().map(next).collect(),
         }
     }
@@ -147,7 +147,7 @@ impl ShrinkThread {
         for index in 0..self.sockets.len() {
             for _ in 0..ACCEPT_BATCH {
                 let accepted = descriptor::accept_tcp(&self.sockets[index].socket);
-                match accepted.map(|(stream, _)| self.unrouted.add(stream, now)) {
+                match accepted.map(|(stream, _)| self.unidentified.add(stream, now)) {
                     Ok(Ok(())) => self.limit_unauthenticated(),
                     Ok(Err(cause)) => {
                         log::debug!("cannot use a connection between ranks that shrink: {cause}");
@@ -167,24 +167,24 @@ impl ShrinkThread {
     /// Closes the oldest unauthenticated connections if there are too many, whichever rank they are for.
     fn limit_unauthenticated(&mut self) {
         let with_ranks: usize = self.ranks.iter().map(ServedRank::unauthenticated).sum();
-        for _ in self.max_unauthenticated..self.unrouted.len() + with_ranks {
+        for _ in self.max_unauthenticated..self.unidentified.len() + with_ranks {
             let oldest_of = |rank: &mut ServedRank| rank.oldest_unauthenticated();
             let oldest = self.ranks.iter_mut().filter_map(|rank| Some((oldest_of(rank)?, rank)));
-            match (self.unrouted.oldest(), oldest.min_by_key(|(opened, _)| *opened)) {
-                (Some(unrouted), Some((opened, rank))) if opened < unrouted => {
+            match (self.unidentified.oldest(), oldest.min_by_key(|(opened, _)| *opened)) {
+                (Some(unidentified), Some((opened, rank))) if opened < unidentified => {
                     rank.remove_oldest_unauthenticated();
                 }
                 (None, Some((_, rank))) => rank.remove_oldest_unauthenticated(),
-                _ => self.unrouted.remove_oldest(),
+                _ => self.unidentified.remove_oldest(),
             }
         }
     }
 
     /// Hands connections to the ranks that they are for.
     fn route(&mut self, now: Instant) {
-        let Self { unrouted, ranks, departed, are_joining, .. } = self;
+        let Self { unidentified, ranks, departed, are_joining, .. } = self;
         let routed =
-            unrouted.route(now, |number| match ranks.iter().position(|rank| rank.number() == *number) {
+            unidentified.route(now, |number| match ranks.iter().position(|rank| rank.number() == *number) {
                 Some(position) => Routing::To(position),
                 None if *are_joining && !departed.contains(number) => Routing::Wait,
                 None => Routing::Refuse,

@@ -1,10 +1,10 @@
 //! Ranks that send much and read nothing: each is named and dropped before it fills the memory of others.
 
+use super::super::coordinator_worlds::{Worlds, WorldsAction};
 use super::super::protocol::{
     Bytes, MAX_FURTHER_WORLDS, PEER_MESSAGE_LIMIT, ToCoordinator, ToRank, encode, encode_value,
 };
 use super::super::rendezvous::JoinedPeer;
-use super::super::worlds::{Worlds, WorldsAction};
 use super::failures::member_of_fake_coordinator;
 use super::*;
 use flexring_testkit::fuzzing::AllocationLimit;

@@ -5,12 +5,12 @@ mod departures;
 mod encryption;
 mod failures;
 mod floods;
-mod further_worlds;
 mod peer_messages;
 mod rendezvous;
 mod shared_connections;
 mod status;
 mod strangers;
+mod subworlds;
 mod unique_ids;
 
 use super::connect::{Joined, Joiner};

@@ -2,7 +2,7 @@
 
 use super::super::PeerMessages;
 use super::super::protocol::PEER_MESSAGE_LIMIT;
-use super::further_worlds::open;
+use super::subworlds::open;
 use super::*;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::AsFd;

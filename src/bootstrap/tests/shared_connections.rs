@@ -4,7 +4,7 @@ use super::super::CallState;
 use super::super::call_state::example_call;
 use super::super::protocol::{FRAME_LIMIT, ToCoordinator, ToRank, WorldId, decode, encode};
 use super::failures::{member_of_fake_coordinator, send};
-use super::further_worlds::{assert_well, exchange, open, open_on};
+use super::subworlds::{assert_well, exchange, open, open_on};
 use super::unique_ids::eventually;
 use super::*;
 
@@ -14,7 +14,7 @@ fn open_by_fake_peer(fake_peer: &mut FramedStream, world: WorldId, members: &[Ra
     send(fake_peer, &ToCoordinator::Open { world, members: members.to_vec(), timeout });
 }
 
-/// The next message of this kind in a further world.
+/// The next message of this kind in a subworld.
 fn message_in_world(connection: &mut FramedStream, of: WorldId) -> ToRank {
     loop {
         for frame in connection.receive(FRAME_LIMIT).frames {

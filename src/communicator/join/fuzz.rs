@@ -31,7 +31,7 @@ fn rail(device: &str, network: &str) -> Rail {
 fn info(rails: Vec<Rail>) -> Vec<u8> {
     let info = PeerInfo {
         memories: vec![([3; 16], 1)],
-        carriers: vec![([4; 16], 2)],
+        connections: vec![([4; 16], 2)],
         node: "n".to_owned(),
         host: "h".to_owned(),
         topology_name: "h".to_owned(),

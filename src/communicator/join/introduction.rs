@@ -1,7 +1,6 @@
 //! The first exchange among the ranks of a new communicator.
 //!
-//! Owns what a rank opens so that it can name it to the others, and over which control connection they go on. Must not know how
-//! links are made from it.
+//! Owns what a rank opens so that it can name it to the others, and over which control connection they go on.
 
 use super::cores::Cores;
 use super::endpoints;
@@ -9,9 +8,9 @@ use super::inter_node;
 use super::node_memories::MemoryOffer;
 use super::peer_info::PeerInfo;
 use crate::bootstrap::{self, ControlConnection, ShrinkListener};
-use crate::communicator::carriers::{self, CarrierOffer};
 use crate::communicator::gpu;
-use crate::communicator::offers::{OfferKey, Offered};
+use crate::communicator::resource_offers::{OfferedResources, ResourceKey};
+use crate::communicator::shared_connections::{self, ConnectionOffer};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
@@ -33,7 +32,7 @@ pub(in crate::communicator) enum ConnectionOrigin {
     /// A rendezvous by a unique id. It is given up for an earlier one of the same ranks, if there is one.
     UniqueId,
     /// It was opened over that of an earlier rendezvous.
-    Opened(OfferKey),
+    Opened(ResourceKey),
 }
 
 /// The sockets and offers of this rank, and the peer info of all ranks.
@@ -47,7 +46,7 @@ pub(super) struct Introduction {
     /// Where other ranks will meet this one to shrink the communicator.
     pub shrink_listener: Option<ShrinkListener>,
     pub memories: MemoryOffer,
-    carriers: CarrierOffer,
+    connections: ConnectionOffer,
     /// By rank.
     pub infos: Vec<PeerInfo>,
 }
@@ -72,13 +71,13 @@ impl Introduction {
         let shrink_listener = (world > 1).then(bind).transpose()?;
         reach(FaultPoint::JoinOpenedSockets);
         let memories = MemoryOffer::of_this_process();
-        let carriers = match origin {
-            ConnectionOrigin::UniqueId => CarrierOffer::of_this_process(connection),
-            ConnectionOrigin::Address | ConnectionOrigin::Opened(_) => CarrierOffer::default(),
+        let connections = match origin {
+            ConnectionOrigin::UniqueId => ConnectionOffer::of_this_process(connection),
+            ConnectionOrigin::Address | ConnectionOrigin::Opened(_) => ConnectionOffer::default(),
         };
         let info = PeerInfo {
             memories: memories.places(),
-            carriers: carriers.ranks(),
+            connections: connections.ranks(),
             nonce: random_bytes()?,
             process: process_number()?,
             has_gpu: gpu::known(config.gpu).is_some(),
@@ -101,7 +100,7 @@ impl Introduction {
         };
         let infos = info.exchange(connection)?;
         reach(FaultPoint::JoinKnowsPeers);
-        Ok(Self { deadline, descriptors, listener, shrink_listener, memories, carriers, infos })
+        Ok(Self { deadline, descriptors, listener, shrink_listener, memories, connections, infos })
     }
 
     /// The ranks of the node of rank `me`, which is one of them.
@@ -117,11 +116,11 @@ impl Introduction {
         origin: ConnectionOrigin,
         config: &Config,
         fault: &Arc<Fault>,
-    ) -> Result<(OfferKey, Arc<ControlConnection>)> {
+    ) -> Result<(ResourceKey, Arc<ControlConnection>)> {
         // Connections that are not chosen must not live until joining ends: their other ranks wait for this one to leave.
-        let carriers = std::mem::take(&mut self.carriers);
-        let offers: Vec<&Offered> = self.infos.iter().map(|info| &info.carriers).collect();
-        let (key, connection) = match (origin, carriers.common(&offers)) {
+        let connections = std::mem::take(&mut self.connections);
+        let offers: Vec<&OfferedResources> = self.infos.iter().map(|info| &info.connections).collect();
+        let (key, connection) = match (origin, connections.common(&offers)) {
             (ConnectionOrigin::Opened(key), _) => (key, connection),
             (ConnectionOrigin::UniqueId, Some((key, common, members))) => {
                 // A random number that only these ranks have.
@@ -132,7 +131,7 @@ impl Introduction {
             (ConnectionOrigin::UniqueId | ConnectionOrigin::Address, _) => (self.infos[0].nonce, connection),
         };
         let connection = Arc::new(connection);
-        carriers::keep(key, &connection);
+        shared_connections::keep(key, &connection);
         Ok((key, connection))
     }
 }

@@ -1,6 +1,6 @@
 //! How a communicator is created: the ranks find each other, exchange their addresses, agree on plans, share memory and make links.
 //!
-//! Owns the order of these steps. Must not know how each is done.
+//! Owns the order of these steps.
 
 mod cores;
 mod endpoints;
@@ -20,15 +20,15 @@ mod world_plan;
 pub(super) use introduction::ConnectionOrigin;
 
 use super::Communicator;
-use super::blueprint::{Blueprint, LocalRank, WorldSpec};
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
 use super::gpu;
 use super::launch_group::LaunchGroup;
 use super::local_gathering::LocalGathering;
-use super::offers::OfferKey;
 use super::plans::Plans;
+use super::resource_offers::ResourceKey;
 use super::runner::CallRunner;
 use super::timeline::{self, Timeline};
+use super::world_template::{LocalRank, WorldSpec, WorldTemplate};
 use crate::bootstrap::{
     ControlConnection, Identity, RendezvousPoint, ShrinkService, ShrinkServiceParams, host_name, local_rank,
 };
@@ -101,7 +101,7 @@ impl Communicator {
     fn join_introduced(
         spec: WorldSpec,
         mut introduction: Introduction,
-        (carrier, connection): &(OfferKey, Arc<ControlConnection>),
+        (connection_key, connection): &(ResourceKey, Arc<ControlConnection>),
         fault: Arc<Fault>,
     ) -> Result<Self> {
         let me = connection.rank();
@@ -121,8 +121,9 @@ impl Communicator {
         await_links(&runner, connection, &introduction.infos)?;
         reach(FaultPoint::JoinEnds);
         let is_traced = plan.config.trace.is_some();
-        let blueprint = Blueprint { carrier: Some(*carrier), service, ..plan.into_blueprint() };
-        let comm = Self::new(runner, blueprint);
+        let template =
+            WorldTemplate { connection_key: Some(*connection_key), service, ..plan.into_template() };
+        let comm = Self::new(runner, template);
         if is_traced {
             timeline::align(&comm, connection)?;
         }
@@ -168,7 +169,7 @@ impl Communicator {
         let _default = DefaultFloatEnvironment::enter();
         crate::logging::init(&config.log);
         let ranks = Self::local_ranks(WorldSpec::new(config), world)?;
-        Ok(ranks.into_iter().map(|rank| Self::new(rank.runner, rank.blueprint)).collect())
+        Ok(ranks.into_iter().map(|rank| Self::new(rank.runner, rank.template)).collect())
     }
 
     /// The ranks of a world of threads, in their order.
@@ -222,8 +223,8 @@ impl Communicator {
         let connectable = runners.iter().all(CallRunner::can_connect_kernels);
         runners.iter().for_each(|runner| runner.connects_kernels.store(connectable, Ordering::Relaxed));
         let gathering = Some(Arc::new(LocalGathering::new()));
-        let blueprint = Blueprint { gathering, ..plan.into_blueprint() };
-        Ok(runners.into_iter().map(|runner| LocalRank { runner, blueprint: blueprint.clone() }).collect())
+        let template = WorldTemplate { gathering, ..plan.into_template() };
+        Ok(runners.into_iter().map(|runner| LocalRank { runner, template: template.clone() }).collect())
     }
 }
 

@@ -1,9 +1,8 @@
 //! The memory that communicators of this process share.
 //!
-//! Owns the list of what this process has exchanged with processes of its node, and which of it a new communicator uses. Must not
-//! know how memory is exchanged, nor how it is used.
+//! Owns the list of what this process has exchanged with processes of its node, and which of it a new communicator uses.
 
-use crate::communicator::offers::{Offered, common};
+use crate::communicator::resource_offers::{OfferedResources, common};
 use crate::process::PerProcess;
 use crate::rank::Rank;
 use crate::transport::shm::NodeMemory;
@@ -39,7 +38,7 @@ impl MemoryOffer {
     }
 
     /// What the other ranks need to know of it: the place of this process in each memory.
-    pub(super) fn places(&self) -> Offered {
+    pub(super) fn places(&self) -> OfferedResources {
         self.0.iter().map(|memory| (memory.key(), memory.place())).collect()
     }
 
@@ -48,7 +47,7 @@ impl MemoryOffer {
     pub(super) fn common(
         &self,
         ranks: &[Rank],
-        offers: &[&Offered],
+        offers: &[&OfferedResources],
     ) -> Option<(Arc<NodeMemory>, Vec<usize>)> {
         let (key, places) = common(ranks, offers).next()?;
         let memory = self.0.iter().find(|memory| memory.key() == key)?;
@@ -71,8 +70,8 @@ mod tests {
         let all: Vec<_> = shared(3, 1).collect();
         let pair: Vec<_> = shared(2, 2).collect();
         let ranks = [offer(&[&pair[0], &all[2]]), offer(&[&all[0]]), offer(&[&all[1], &pair[1]])];
-        let places: Vec<Offered> = ranks.iter().map(MemoryOffer::places).collect();
-        let places: Vec<&Offered> = places.iter().collect();
+        let places: Vec<OfferedResources> = ranks.iter().map(MemoryOffer::places).collect();
+        let places: Vec<&OfferedResources> = places.iter().collect();
         let common = |me: usize, of: &[Rank]| {
             ranks[me].common(of, &places).map(|(memory, places)| (memory.key()[0], places))
         };
@@ -81,7 +80,7 @@ mod tests {
         }
         assert_eq!(common(2, &[0, 2]), Some((2, vec![0, 1])));
         assert_eq!(common(1, &[1]), Some((1, vec![0])));
-        let none = Offered::new();
+        let none = OfferedResources::new();
         assert!(ranks[0].common(&[0, 1], &[places[0], &none]).is_none());
         let same = vec![([1; 16], 2)];
         assert!(ranks[0].common(&[0, 1], &[places[0], &same]).is_none(), "one place for two ranks");

@@ -1,11 +1,11 @@
 //! The information that every rank sends to all others before links are made.
 //!
-//! Owns its contents and exchange. Must not know how links are made from it.
+//! Owns its contents and exchange.
 
 use super::cores::Cores;
 use super::endpoints::LinkEndpoint;
 use crate::bootstrap::ControlConnection;
-use crate::communicator::offers::Offered;
+use crate::communicator::resource_offers::OfferedResources;
 use crate::error::{Error, Result};
 use crate::peer_text;
 use crate::transport::shm::ExchangeAddress;
@@ -27,9 +27,9 @@ pub(super) struct PeerInfo {
     /// Bytes that the processes of its node can share, if there is such a limit.
     pub shared_room: Option<u64>,
     /// The memory that it has exchanged with processes of its node before.
-    pub memories: Offered,
+    pub memories: OfferedResources,
     /// The control connections that it can open a world over. Only of ranks that have met by a unique id.
-    pub carriers: Offered,
+    pub connections: OfferedResources,
     /// Where this rank listens for TCP links.
     pub endpoints: Vec<LinkEndpoint>,
     /// Where this rank answers ranks that shrink the communicator.

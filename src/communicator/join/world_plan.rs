@@ -1,12 +1,12 @@
 //! What the ranks of a new world use before they have links: settings, topology, plans.
 //!
-//! Owns how a tuning profile and the settings make them. Must not know how ranks are linked.
+//! Owns how a tuning profile and the settings make them.
 
 use super::peer_info::PeerInfo;
 use super::tuning;
 use crate::bootstrap::ControlConnection;
-use crate::communicator::blueprint::{Blueprint, WorldSpec};
 use crate::communicator::plans::Plans;
+use crate::communicator::world_template::{WorldSpec, WorldTemplate};
 use crate::config::{Algorithm, Config};
 use crate::description;
 use crate::error::{Error, Result};
@@ -102,12 +102,12 @@ impl WorldPlan {
     }
 
     /// What the communicator keeps.
-    pub(super) fn into_blueprint(self) -> Blueprint {
-        Blueprint {
+    pub(super) fn into_template(self) -> WorldTemplate {
+        WorldTemplate {
             is_described: self.is_described(),
             untuned_subchunk: self.spec.config.subchunk,
             config: self.config,
-            carrier: None,
+            connection_key: None,
             topology: self.topology,
             cluster: self.cluster,
             service: None,
@@ -219,7 +219,7 @@ mod tests {
         for (text, is_described) in [(None, false), (Some("3+1"), true)] {
             let topology = topology_of_threads(&spec(text), 4).expect("four ranks");
             let plan = WorldPlan::new(spec(text), topology, &["host"; 4], tuning::read).expect("a plan");
-            assert_eq!(plan.into_blueprint().is_described, is_described);
+            assert_eq!(plan.into_template().is_described, is_described);
         }
     }
 }

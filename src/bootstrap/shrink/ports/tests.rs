@@ -8,7 +8,7 @@ use super::super::listener::ShrinkListener;
 use super::super::message::CallsMade;
 use super::super::service::{ShrinkService, ShrinkServiceParams};
 use super::super::session::{Session, SessionParams};
-use super::super::unrouted::OPENING_TIMEOUT;
+use super::super::unidentified::OPENING_TIMEOUT;
 use crate::bootstrap::protocol::decode;
 use crate::config::Config;
 use crate::rank::Rank;

@@ -2,8 +2,7 @@
 //!
 //! Owns its frames. The end that connected first sends an opening with a random number, and the other end answers with another; each
 //! later frame carries an authentication code over both numbers, the direction and its position, so that no frame can be forged,
-//! repeated or sent back. A notice has no position: it is sent to a rank that sends nothing, and it stays true. Must not know
-//! what the messages mean.
+//! repeated or sent back. A notice has no position: it is sent to a rank that sends nothing, and it stays true.
 //!
 //! The answer that the other rank is gone carries no such code, because the process has no key any more. It repeats the random number
 //! of the opening, so it comes from a process that this end has reached, or that reads the network in between. Either could
@@ -17,7 +16,7 @@ use super::frame::{
     SHRINK_MAGIC, SHRINK_VERSION, ServiceNumber, SessionNonce, ShrinkFrame, frame_limit, payload_of,
 };
 use super::message::{ShrinkMessage, ShrinkNotice};
-use super::unrouted::OpenedConnection;
+use super::unidentified::OpenedConnection;
 use crate::bootstrap::framed_stream::FramedStream;
 use crate::bootstrap::protocol::{decode, encode};
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
 //! Two ends of a connection, and attackers between them.
 
 use super::super::message::Stance;
-use super::super::unrouted::{Routing, UnroutedConnections};
+use super::super::unidentified::{Routing, UnidentifiedConnections};
 use super::*;
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -24,12 +24,12 @@ fn params(key: &str, me: Rank, is_encrypted: bool) -> SessionParams {
 
 /// The connection that was opened at `far`.
 fn opened(far: TcpStream) -> OpenedConnection {
-    let mut unrouted = UnroutedConnections::default();
-    unrouted.add(far, Instant::now()).expect("a connection");
+    let mut unidentified = UnidentifiedConnections::default();
+    unidentified.add(far, Instant::now()).expect("a connection");
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        unrouted.receive(&[true], frame_limit(4));
-        if let Some((_, connection)) = unrouted.route(Instant::now(), |_| Routing::To(0)).pop() {
+        unidentified.receive(&[true], frame_limit(4));
+        if let Some((_, connection)) = unidentified.route(Instant::now(), |_| Routing::To(0)).pop() {
             return connection;
         }
         assert!(Instant::now() < until, "no opening arrives");

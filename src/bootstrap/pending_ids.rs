@@ -1,9 +1,9 @@
 //! Unique ids of this process that no rank has used yet.
 //!
 //! Owns the one thread that listens for all of them, and their expiry. The first connection to an id starts its
-//! coordinator. Must not know what a coordinator does.
+//! coordinator.
 
-use super::open_ports::CoordinatorControl;
+use super::coordinator_ports::CoordinatorControl;
 use crate::error::{Error, Result};
 use crate::process::{ClosedInChild, PerProcess, spawn};
 use crate::wake::WakeFd;
@@ -21,7 +21,7 @@ const REMEMBERED: usize = 1024;
 pub(super) type StartCoordinator = Box<dyn FnOnce(Vec<TcpListener>) + Send>;
 
 /// An id that no rank has used.
-struct UnusedId {
+struct PendingId {
     control: Arc<CoordinatorControl>,
     closed_in_child: Vec<ClosedInChild>,
     listeners: Arc<Vec<TcpListener>>,
@@ -31,8 +31,8 @@ struct UnusedId {
 
 /// The ids of one process.
 #[derive(Default)]
-struct UnusedIds {
-    ids: Vec<UnusedId>,
+struct PendingIds {
+    ids: Vec<PendingId>,
     /// Wakes the thread. `None` if it does not run.
     wake: Option<Arc<WakeFd>>,
     /// The job numbers of the ids that this process has created, and their coordinators, the newest last.
@@ -40,9 +40,9 @@ struct UnusedIds {
 }
 
 /// A forked child has neither the ids nor the thread of its parent, which may hold the lock during the fork.
-static IDS: PerProcess<Mutex<UnusedIds>> = PerProcess::new();
+static IDS: PerProcess<Mutex<PendingIds>> = PerProcess::new();
 
-fn lock() -> MutexGuard<'static, UnusedIds> {
+fn lock() -> MutexGuard<'static, PendingIds> {
     IDS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -63,7 +63,7 @@ pub(super) fn keep(
     }
     state.created.push_back((job, Arc::downgrade(&control)));
     let closed_in_child = listeners.iter().map(|listener| ClosedInChild::new(listener.as_fd())).collect();
-    state.ids.push(UnusedId { control, closed_in_child, listeners: Arc::new(listeners), expires, start });
+    state.ids.push(PendingId { control, closed_in_child, listeners: Arc::new(listeners), expires, start });
     if let Some(wake) = &state.wake {
         wake.notify();
         return Ok(());
@@ -122,7 +122,7 @@ fn run(wake: &WakeFd) {
             state.wake = None;
         }
         drop(state);
-        for UnusedId { listeners, start, closed_in_child, .. } in start {
+        for PendingId { listeners, start, closed_in_child, .. } in start {
             drop(closed_in_child);
             if let Some(listeners) = Arc::into_inner(listeners) {
                 start(listeners);

@@ -2,13 +2,13 @@
 //!
 //! Owns which world a frame concerns, and when a rank's connection is closed: once the rank has left all its worlds, or is
 //! lost. A rank that is lost is lost in all its worlds, and in no other one; apart from that, worlds do not affect each other.
-//! Does no I/O: it returns [`WorldsAction`]s. Must not know why a world fails.
+//! Does no I/O: it returns [`WorldsAction`]s.
 
 use super::failure_detector::{DetectorAction, FailureDetector};
-use super::hosted_worlds::{HostedAction, HostedWorlds, RankLoss};
 use super::process::Process;
 use super::protocol::{ToCoordinator, ToRank, decode};
 use super::rendezvous::JoinedPeer;
+use super::subworlds::{RankLoss, SubworldAction, Subworlds};
 use super::world_status::WorldStatus;
 use crate::rank::Rank;
 use std::collections::BTreeSet;
@@ -29,7 +29,7 @@ pub(super) enum WorldsAction {
 #[derive(Debug)]
 pub(super) struct Worlds {
     first: FailureDetector,
-    hosted: HostedWorlds,
+    hosted: Subworlds,
     /// The ranks whose connections are in use.
     connected: BTreeSet<Rank>,
     /// The time of the last event.
@@ -40,7 +40,7 @@ pub(super) struct Worlds {
 impl Worlds {
     /// Starts to supervise `peers`, given in rank order. `host_process` runs the coordinator.
     pub(super) fn new(peers: Vec<JoinedPeer>, host_process: Process, now: Instant) -> Self {
-        let hosted = HostedWorlds::new(&peers, host_process.clone(), now);
+        let hosted = Subworlds::new(&peers, host_process.clone(), now);
         let connected = (0..peers.len()).collect();
         let first = FailureDetector::new(peers, host_process, now);
         Self { first, hosted, connected, now, actions: Vec::new() }
@@ -134,13 +134,13 @@ impl Worlds {
             }
             for action in hosted {
                 match action {
-                    HostedAction::Send { world, to, message } => match message.in_world(world) {
+                    SubworldAction::Send { world, to, message } => match message.in_world(world) {
                         Ok(message) => self.actions.push(WorldsAction::Send(to, message)),
                         Err(error) => log::error!("the coordinator cannot encode a message: {error}"),
                     },
-                    HostedAction::Left(rank) if self.first.is_active(rank) || self.hosted.serves(rank) => {}
-                    HostedAction::Left(rank) => closing.push((rank, RankLoss::Left)),
-                    HostedAction::GiveUp(rank, silent) => closing.push((rank, RankLoss::Silent(silent))),
+                    SubworldAction::Left(rank) if self.first.is_active(rank) || self.hosted.serves(rank) => {}
+                    SubworldAction::Left(rank) => closing.push((rank, RankLoss::Left)),
+                    SubworldAction::GiveUp(rank, silent) => closing.push((rank, RankLoss::Silent(silent))),
                 }
             }
             let silent = |(rank, loss): &(Rank, RankLoss<'_>)| match loss {

@@ -1,7 +1,7 @@
 //! One world of a control connection, as the connection's thread serves it.
 //!
 //! Owns which call state the coordinator has, whether the rank is leaving, and what the end of the connection means to the
-//! world. Must not know frames or sockets.
+//! world.
 
 use super::call_state::CallState;
 use super::control_state::Shared;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A world that the thread serves.
-pub(super) struct ServedWorld {
+pub(super) struct WorldClient {
     pub(super) shared: Arc<Shared>,
     /// Description of the coordinator's process.
     host_process: PeerText,
@@ -35,7 +35,7 @@ pub(super) struct ServedWorld {
     pub(super) leaving: Option<Instant>,
 }
 
-impl ServedWorld {
+impl WorldClient {
     /// The world that the connection was made for. `host_process` describes the coordinator's process.
     pub(super) fn first(shared: Arc<Shared>, host_process: PeerText) -> Self {
         let state = CallState::Idle { finished: 0 };
@@ -53,7 +53,7 @@ impl ServedWorld {
         }
     }
 
-    /// A further world, which not all ranks have opened yet.
+    /// A subworld, which not all ranks have opened yet.
     pub(super) fn further(shared: Arc<Shared>, host_process: PeerText) -> Self {
         Self { is_open: false, ..Self::first(shared, host_process) }
     }

@@ -1,7 +1,7 @@
-//! Further worlds over the control connections of one.
+//! Subworlds over the control connections of one.
 //!
 //! Owns what a rank checks before it opens a world, and how it waits for the others. Must not know how the coordinator decides
-//! (`hosted_worlds`), or what the world is for.
+//! (`subworlds`), or what the world is for.
 
 use super::control_connection::{ControlConnection, GRACE};
 use super::heartbeat::seconds;
@@ -21,7 +21,7 @@ impl ControlConnection {
         members.first().and_then(|first| self.first_ranks.get(*first)).is_some_and(|first| self.hosts(*first))
     }
 
-    /// Opens a further world over this connection, at the same coordinator, and returns when all its members have. It needs
+    /// Opens a subworld over this connection, at the same coordinator, and returns when all its members have. It needs
     /// no thread, no descriptor and no rendezvous, and is a world like any other: it fails, and is left, by itself, and may
     /// outlive this one. It does not matter whether this one has failed.
     ///

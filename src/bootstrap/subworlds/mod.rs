@@ -1,10 +1,10 @@
-//! The further worlds that ranks open over the control connections of their first one.
+//! The subworlds that ranks open over the control connections of their first one.
 //!
 //! Owns, for each of them, who must still open it, then its [`FailureDetector`], and which rank of the first world is which of
-//! its ranks. Does no I/O: callers report messages, lost ranks and the time, and carry [`HostedAction`]s out. All ranks in its
-//! interface are those of the first world; those in messages of a further world are that world's own.
+//! its ranks. Does no I/O: callers report messages, lost ranks and the time, and carry [`SubworldAction`]s out. All ranks in its
+//! interface are those of the first world; those in messages of a subworld are that world's own.
 //!
-//! **Signs of life.** A connection is alive or not for all its worlds together. A rank sends the call state of a further world
+//! **Signs of life.** A connection is alive or not for all its worlds together. A rank sends the call state of a subworld
 //! only after it has changed, so a world in which nothing happens costs no message. Everything that rests on heartbeats holds
 //! nevertheless:
 //! - Silence. Any frame of a rank counts for all its worlds: [`heard`](ConnectedRank::heard) is passed to each failure detector
@@ -14,7 +14,7 @@
 //!   failure detector that needs states newer than a report requests them, and a rank answers each request.
 //! - Departures. After [`ToRank::Left`] a rank answers at once, and then sends changed states every 250 ms.
 
-mod world_opening;
+mod subworld_opening;
 
 use super::failure_detector::{DetectorAction, FailureDetector};
 use super::heartbeat::seconds;
@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::rank::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use world_opening::WorldOpening;
+use subworld_opening::SubworldOpening;
 
 /// Members of all worlds at most that one rank has opened and that wait for others, so that it cannot fill the coordinator's memory.
 const MAX_PENDING_MEMBERS: usize = 1 << 20;
@@ -38,7 +38,7 @@ const MAX_HELD: usize = 4 * FRAME_LIMIT;
 
 /// What the coordinator must do. Ranks are those of the first world.
 #[derive(Debug, PartialEq)]
-pub(super) enum HostedAction {
+pub(super) enum SubworldAction {
     /// Send a message of this world to these ranks.
     Send { world: WorldId, to: Vec<Rank>, message: ToRank },
     /// The rank has left a world. Close its connection if it is in no other.
@@ -88,50 +88,50 @@ struct ConnectedRank {
 }
 
 #[derive(Debug)]
-enum HostedPhase {
-    Opening(WorldOpening),
+enum SubworldPhase {
+    Opening(SubworldOpening),
     Supervised(Box<FailureDetector>),
     /// It could not be opened for this reason. Members that come later get it, until this time.
     Failed(Error, Instant),
 }
 
-/// A further world.
+/// A subworld.
 #[derive(Debug)]
-struct HostedWorld {
+struct Subworld {
     /// By its own ranks.
     members: Vec<Rank>,
     /// The rank that opened it first, until it is supervised.
     opener: Option<Rank>,
     /// The members that have opened it and have not left, with their ranks in it.
     present: BTreeMap<Rank, Rank>,
-    phase: HostedPhase,
+    phase: SubworldPhase,
 }
 
-impl HostedWorld {
+impl Subworld {
     fn deadline(&self) -> Option<Instant> {
         match &self.phase {
-            HostedPhase::Opening(opening) => Some(opening.deadline()),
-            HostedPhase::Supervised(detector) => detector.deadline(),
-            HostedPhase::Failed(_, until) => Some(*until),
+            SubworldPhase::Opening(opening) => Some(opening.deadline()),
+            SubworldPhase::Supervised(detector) => detector.deadline(),
+            SubworldPhase::Failed(_, until) => Some(*until),
         }
     }
 }
 
-/// All further worlds of one coordinator.
+/// All subworlds of one coordinator.
 #[derive(Debug)]
-pub(super) struct HostedWorlds {
+pub(super) struct Subworlds {
     ranks: Vec<ConnectedRank>,
     host_process: Process,
-    worlds: BTreeMap<WorldId, HostedWorld>,
+    worlds: BTreeMap<WorldId, Subworld>,
     /// When the worlds have their next tick. All at once, so that many worlds do not wake the coordinator one by one.
     next_tick: Option<Instant>,
     /// The time of the last event.
     now: Instant,
-    actions: Vec<HostedAction>,
+    actions: Vec<SubworldAction>,
 }
 
-impl HostedWorlds {
-    /// No further world yet over the connections of `peers`, given in rank order. `host_process` runs the coordinator.
+impl Subworlds {
+    /// No subworld yet over the connections of `peers`, given in rank order. `host_process` runs the coordinator.
     pub(super) fn new(peers: &[JoinedPeer], host_process: Process, now: Instant) -> Self {
         let connected = |peer: &JoinedPeer| ConnectedRank {
             process: peer.process.clone(),
@@ -151,7 +151,7 @@ impl HostedWorlds {
     }
 
     /// The actions since the last call, in order.
-    pub(super) fn actions(&mut self) -> Vec<HostedAction> {
+    pub(super) fn actions(&mut self) -> Vec<SubworldAction> {
         std::mem::take(&mut self.actions)
     }
 
@@ -160,14 +160,14 @@ impl HostedWorlds {
         self.next_tick
     }
 
-    /// Whether the rank is in a further world, or opens one.
+    /// Whether the rank is in a subworld, or opens one.
     pub(super) fn serves(&self, rank: Rank) -> bool {
         let is_present =
             |id: &WorldId| self.worlds.get(id).is_some_and(|hosted| hosted.present.contains_key(&rank));
         self.ranks.get(rank).is_some_and(|connected| connected.worlds.iter().any(is_present))
     }
 
-    /// Whether no rank is in a further world, or opens one.
+    /// Whether no rank is in a subworld, or opens one.
     pub(super) fn is_over(&self) -> bool {
         self.worlds.values().all(|hosted| hosted.present.is_empty())
     }
@@ -175,8 +175,8 @@ impl HostedWorlds {
     /// The state of each world that is open.
     pub(super) fn statuses(&self, now: Instant) -> impl Iterator<Item = WorldStatus> {
         self.worlds.values().filter_map(move |hosted| match &hosted.phase {
-            HostedPhase::Supervised(detector) => Some(detector.status(now)),
-            HostedPhase::Opening(_) | HostedPhase::Failed(..) => None,
+            SubworldPhase::Supervised(detector) => Some(detector.status(now)),
+            SubworldPhase::Opening(_) | SubworldPhase::Failed(..) => None,
         })
     }
 
@@ -212,25 +212,25 @@ impl HostedWorlds {
             }
             self.ranks[rank].pending = pending;
         }
-        let hosted = self.worlds.entry(world).or_insert_with(|| HostedWorld {
+        let hosted = self.worlds.entry(world).or_insert_with(|| Subworld {
             members: members.clone(),
             opener: Some(rank),
             present: BTreeMap::new(),
-            phase: HostedPhase::Opening(WorldOpening::new(members.len(), timeout, now)),
+            phase: SubworldPhase::Opening(SubworldOpening::new(members.len(), timeout, now)),
         });
         let opening = match &mut hosted.phase {
-            HostedPhase::Opening(opening) => opening,
-            HostedPhase::Failed(error, _) => {
+            SubworldPhase::Opening(opening) => opening,
+            SubworldPhase::Failed(error, _) => {
                 let error = error.clone();
                 return self.refuse(rank, world, error);
             }
-            HostedPhase::Supervised(_) => {
+            SubworldPhase::Supervised(_) => {
                 let message = "cannot open a communicator twice: all its ranks have opened it already";
                 return self.refuse(rank, world, Error::disagreement(message));
             }
         };
         if hosted.members != members || hosted.present.contains_key(&rank) {
-            let error = WorldOpening::disagreement(&self.ranks[rank].process, &members, &hosted.members);
+            let error = SubworldOpening::disagreement(&self.ranks[rank].process, &members, &hosted.members);
             if !hosted.present.contains_key(&rank) {
                 self.refuse(rank, world, error.clone());
             }
@@ -241,7 +241,7 @@ impl HostedWorlds {
         self.ranks[rank].worlds.insert(world);
         let gone = members.iter().enumerate().find(|(_, member)| !connected.contains(member));
         if let Some((own, member)) = gone {
-            let error = WorldOpening::lost(own, &self.ranks[*member].process, "has left or died");
+            let error = SubworldOpening::lost(own, &self.ranks[*member].process, "has left or died");
             self.fail_opening(world, error);
         } else if opening.is_complete() {
             self.supervise(world);
@@ -279,20 +279,20 @@ impl HostedWorlds {
     /// Answers an attempt to open a world. Concerns this rank alone.
     fn refuse(&mut self, rank: Rank, world: WorldId, error: Error) {
         let message = ToRank::RootCause(error);
-        self.actions.push(HostedAction::Send { world, to: vec![rank], message });
+        self.actions.push(SubworldAction::Send { world, to: vec![rank], message });
     }
 
     /// Starts to supervise a world that all its members have opened.
     fn supervise(&mut self, world: WorldId) {
         let Some(hosted) = self.worlds.get_mut(&world) else { return };
-        let HostedPhase::Opening(opening) = &hosted.phase else { return };
+        let SubworldPhase::Opening(opening) = &hosted.phase else { return };
         let peers = hosted.members.iter().zip(opening.timeouts()).map(|(member, timeout)| {
             let ConnectedRank { process, heartbeat, .. } = &self.ranks[*member];
             let params = HelloParams::of_member(timeout, *heartbeat);
             JoinedPeer { process: process.clone(), params }
         });
         let detector = FailureDetector::new(peers.collect(), self.host_process.clone(), self.now);
-        hosted.phase = HostedPhase::Supervised(Box::new(detector));
+        hosted.phase = SubworldPhase::Supervised(Box::new(detector));
         if let Some(opener) = hosted.opener.take() {
             self.ranks[opener].pending -= hosted.members.len();
         }
@@ -301,11 +301,11 @@ impl HostedWorlds {
     /// Fails an attempt to open a world, with one error for all that have opened it or will.
     fn fail_opening(&mut self, world: WorldId, error: Error) {
         let Some(hosted) = self.worlds.get_mut(&world) else { return };
-        let HostedPhase::Opening(opening) = &hosted.phase else { return };
+        let SubworldPhase::Opening(opening) = &hosted.phase else { return };
         let until = self.now + opening.timeout();
         let to: Vec<Rank> = std::mem::take(&mut hosted.present).into_keys().collect();
-        hosted.phase = HostedPhase::Failed(error.clone(), until);
-        self.actions.push(HostedAction::Send { world, to, message: ToRank::RootCause(error) });
+        hosted.phase = SubworldPhase::Failed(error.clone(), until);
+        self.actions.push(SubworldAction::Send { world, to, message: ToRank::RootCause(error) });
         self.schedule(world);
     }
 
@@ -333,19 +333,19 @@ impl HostedWorlds {
         let Some(hosted) = self.worlds.get_mut(&world) else { return true };
         let Some(own) = hosted.present.get(&rank).copied() else { return true };
         match (&mut hosted.phase, message) {
-            (HostedPhase::Supervised(detector), message) => detector.on_message(own, message, now),
-            (HostedPhase::Opening(_), ToCoordinator::Abort { reason }) => {
+            (SubworldPhase::Supervised(detector), message) => detector.on_message(own, message, now),
+            (SubworldPhase::Opening(_), ToCoordinator::Abort { reason }) => {
                 self.fail_opening(world, Error::aborted(reason).of_rank(own));
             }
-            (HostedPhase::Opening(_), ToCoordinator::Exit { cause }) => {
-                let error = WorldOpening::lost(own, &self.ranks[rank].process, &cause);
+            (SubworldPhase::Opening(_), ToCoordinator::Exit { cause }) => {
+                let error = SubworldOpening::lost(own, &self.ranks[rank].process, &cause);
                 self.fail_opening(world, error);
             }
-            (HostedPhase::Opening(_), ToCoordinator::Goodbye(_)) => {
-                let error = WorldOpening::lost(own, &self.ranks[rank].process, "gave up");
+            (SubworldPhase::Opening(_), ToCoordinator::Goodbye(_)) => {
+                let error = SubworldOpening::lost(own, &self.ranks[rank].process, "gave up");
                 self.fail_opening(world, error);
             }
-            (HostedPhase::Opening(_) | HostedPhase::Failed(..), _) => {}
+            (SubworldPhase::Opening(_) | SubworldPhase::Failed(..), _) => {}
         }
         self.advance(world);
         true
@@ -354,10 +354,10 @@ impl HostedWorlds {
     /// Bytes that a rank has given to exchanges that wait for others.
     fn held_by(&self, rank: Rank) -> usize {
         let held = |id: &WorldId| {
-            let HostedWorld { present, phase, .. } = self.worlds.get(id)?;
+            let Subworld { present, phase, .. } = self.worlds.get(id)?;
             match phase {
-                HostedPhase::Supervised(detector) => Some(detector.held_by(*present.get(&rank)?)),
-                HostedPhase::Opening(_) | HostedPhase::Failed(..) => None,
+                SubworldPhase::Supervised(detector) => Some(detector.held_by(*present.get(&rank)?)),
+                SubworldPhase::Opening(_) | SubworldPhase::Failed(..) => None,
             }
         };
         self.ranks.get(rank).map_or(0, |connected| connected.worlds.iter().filter_map(held).sum())
@@ -368,14 +368,14 @@ impl HostedWorlds {
         self.now = now;
         let Some(ConnectedRank { process, heard, .. }) = self.ranks.get(rank) else { return };
         let (process, heard) = (process.clone(), *heard);
-        let member_of = |(id, hosted): (&WorldId, &HostedWorld)| {
+        let member_of = |(id, hosted): (&WorldId, &Subworld)| {
             Some((*id, hosted.members.iter().position(|member| *member == rank)?))
         };
         let worlds: Vec<(WorldId, Rank)> = self.worlds.iter().filter_map(member_of).collect();
         for (world, own) in worlds {
             let Some(hosted) = self.worlds.get_mut(&world) else { continue };
             match &mut hosted.phase {
-                HostedPhase::Supervised(detector) => {
+                SubworldPhase::Supervised(detector) => {
                     detector.on_sign_of_life(own, heard);
                     match loss {
                         RankLoss::Disconnected(cause) => detector.on_disconnect(own, cause, now),
@@ -386,11 +386,11 @@ impl HostedWorlds {
                         RankLoss::Left => {}
                     }
                 }
-                HostedPhase::Opening(_) => {
-                    let error = WorldOpening::lost(own, &process, &loss.describe());
+                SubworldPhase::Opening(_) => {
+                    let error = SubworldOpening::lost(own, &process, &loss.describe());
                     self.fail_opening(world, error);
                 }
-                HostedPhase::Failed(..) => {}
+                SubworldPhase::Failed(..) => {}
             }
             if let RankLoss::Disconnected(_) = loss {
                 self.detach(rank, world);
@@ -403,8 +403,8 @@ impl HostedWorlds {
     /// Handles that ranks have been silent for so long, and since the same moment, that they count as dead. Each of them is then
     /// [lost](Self::on_lost).
     pub(super) fn on_silent(&mut self, silent: &[(Rank, Duration)]) {
-        for HostedWorld { members, phase, .. } in self.worlds.values_mut() {
-            if let HostedPhase::Supervised(detector) = phase {
+        for Subworld { members, phase, .. } in self.worlds.values_mut() {
+            if let SubworldPhase::Supervised(detector) = phase {
                 let own = |(rank, time): &(Rank, Duration)| {
                     Some((members.iter().position(|member| member == rank)?, *time))
                 };
@@ -417,7 +417,7 @@ impl HostedWorlds {
     pub(super) fn on_pause(&mut self, pause: Duration, now: Instant) {
         self.now = now;
         for hosted in self.worlds.values_mut() {
-            if let HostedPhase::Supervised(detector) = &mut hosted.phase {
+            if let SubworldPhase::Supervised(detector) = &mut hosted.phase {
                 detector.on_pause(pause, now);
             }
         }
@@ -433,50 +433,50 @@ impl HostedWorlds {
         for world in worlds {
             let Some(hosted) = self.worlds.get_mut(&world) else { continue };
             match &mut hosted.phase {
-                HostedPhase::Supervised(detector) => {
+                SubworldPhase::Supervised(detector) => {
                     for (rank, own) in &hosted.present {
                         detector.on_sign_of_life(*own, self.ranks[*rank].heard);
                     }
                     detector.on_tick(now);
                 }
-                HostedPhase::Opening(opening) if now >= opening.deadline() => {
+                SubworldPhase::Opening(opening) if now >= opening.deadline() => {
                     let error = opening.missing(&hosted.members);
                     self.fail_opening(world, error);
                 }
-                HostedPhase::Failed(_, until) if now >= *until => self.forget(world),
-                HostedPhase::Opening(_) | HostedPhase::Failed(..) => {}
+                SubworldPhase::Failed(_, until) if now >= *until => self.forget(world),
+                SubworldPhase::Opening(_) | SubworldPhase::Failed(..) => {}
             }
             self.advance(world);
         }
-        self.next_tick = self.worlds.values().filter_map(HostedWorld::deadline).min();
+        self.next_tick = self.worlds.values().filter_map(Subworld::deadline).min();
     }
 
     /// Translates what a world's failure detector has decided, and forgets the world if it is over.
     fn advance(&mut self, world: WorldId) {
-        let Some(HostedWorld { members, present, phase, .. }) = self.worlds.get_mut(&world) else { return };
-        let HostedPhase::Supervised(detector) = phase else { return self.schedule(world) };
+        let Some(Subworld { members, present, phase, .. }) = self.worlds.get_mut(&world) else { return };
+        let SubworldPhase::Supervised(detector) = phase else { return self.schedule(world) };
         for action in detector.actions() {
             match action {
                 DetectorAction::Broadcast(message) => {
                     let to = present.keys().copied().collect();
-                    self.actions.push(HostedAction::Send { world, to, message });
+                    self.actions.push(SubworldAction::Send { world, to, message });
                 }
                 // The connection has heartbeats and answers of its own.
                 DetectorAction::Send(_, ToRank::HeartbeatAck) => {}
                 DetectorAction::Send(own, message) => {
-                    self.actions.push(HostedAction::Send { world, to: vec![members[own]], message });
+                    self.actions.push(SubworldAction::Send { world, to: vec![members[own]], message });
                 }
                 DetectorAction::Close(own) => {
                     let rank = members[own];
                     if present.remove(&rank).is_some() {
                         self.ranks[rank].worlds.remove(&world);
                         let to = vec![rank];
-                        self.actions.push(HostedAction::Send { world, to, message: ToRank::LeaveAck });
-                        self.actions.push(HostedAction::Left(rank));
+                        self.actions.push(SubworldAction::Send { world, to, message: ToRank::LeaveAck });
+                        self.actions.push(SubworldAction::Left(rank));
                     }
                 }
                 DetectorAction::GiveUp(own, silent) => {
-                    self.actions.push(HostedAction::GiveUp(members[own], silent));
+                    self.actions.push(SubworldAction::GiveUp(members[own], silent));
                 }
             }
         }
@@ -489,7 +489,7 @@ impl HostedWorlds {
 
     /// Lets the next tick come in time for this world.
     fn schedule(&mut self, world: WorldId) {
-        let deadline = self.worlds.get(&world).and_then(HostedWorld::deadline);
+        let deadline = self.worlds.get(&world).and_then(Subworld::deadline);
         self.next_tick = self.next_tick.into_iter().chain(deadline).min();
     }
 

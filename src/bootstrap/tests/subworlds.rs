@@ -1,4 +1,4 @@
-//! Further worlds over the control connections of one.
+//! Subworlds over the control connections of one.
 
 use super::super::Abort;
 use super::super::call_state::example_call;
@@ -135,7 +135,7 @@ fn members_have_ranks_and_a_secret_of_their_own() {
         assert!(code(&pair[0]) != code(&all[0]) && code(&pair[0]) != code(&first[0]));
         exchange(&pair);
         exchange(&all);
-        // Over a further world, by its ranks.
+        // Over a subworld, by its ranks.
         let deeper = open(&all, 3, &[0, 2]);
         assert!(code(&deeper[0]) != code(&pair[0]));
         exchange(&deeper);

@@ -1,8 +1,7 @@
 //! Connections whose rank is not known yet.
 //!
 //! Owns each of them from its beginning to its opening, which names the rank that the other end looks for; those whose rank is
-//! not there yet; and those that were answered that it is gone. Must not know which ranks there are, nor how many connections
-//! are too many.
+//! not there yet; and those that were answered that it is gone.
 
 use super::frame::{SHRINK_MAGIC, SHRINK_VERSION, ServiceNumber, SessionNonce, ShrinkFrame};
 use crate::bootstrap::framed_stream::FramedStream;
@@ -46,7 +45,7 @@ pub(super) enum Routing {
 }
 
 #[derive(Debug)]
-enum UnroutedState {
+enum UnidentifiedState {
     /// The opening has not arrived.
     Unopened,
     /// The rank is not there yet. Nothing more is read, so that it waits in the kernel. There is no time limit: the other end takes a
@@ -58,9 +57,9 @@ enum UnroutedState {
 
 /// One connection.
 #[derive(Debug)]
-struct UnroutedConnection {
+struct UnidentifiedConnection {
     stream: FramedStream,
-    state: UnroutedState,
+    state: UnidentifiedState,
     /// When it was accepted.
     opened: Instant,
     /// When it is closed.
@@ -69,19 +68,19 @@ struct UnroutedConnection {
 
 /// All of them, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct UnroutedConnections {
-    connections: Vec<UnroutedConnection>,
+pub(super) struct UnidentifiedConnections {
+    connections: Vec<UnidentifiedConnection>,
 }
 
-impl UnroutedConnections {
+impl UnidentifiedConnections {
     /// Adds a connection that was accepted.
     ///
     /// # Errors
     /// Those of setting the socket's options.
     pub(super) fn add(&mut self, stream: TcpStream, now: Instant) -> io::Result<()> {
         let stream = FramedStream::new(stream, false)?;
-        let (state, until) = (UnroutedState::Unopened, Some(now + OPENING_TIMEOUT));
-        self.connections.push(UnroutedConnection { stream, state, opened: now, until });
+        let (state, until) = (UnidentifiedState::Unopened, Some(now + OPENING_TIMEOUT));
+        self.connections.push(UnidentifiedConnection { stream, state, opened: now, until });
         Ok(())
     }
 
@@ -115,8 +114,8 @@ impl UnroutedConnections {
     pub(super) fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         self.connections.iter().map(|connection| {
             let flags = match connection.state {
-                UnroutedState::Waiting(_) => PollFlags::empty(),
-                UnroutedState::Unopened | UnroutedState::Refused => connection.stream.poll_flags(),
+                UnidentifiedState::Waiting(_) => PollFlags::empty(),
+                UnidentifiedState::Unopened | UnidentifiedState::Refused => connection.stream.poll_flags(),
             };
             PollFd::new(&connection.stream, flags)
         })
@@ -138,10 +137,10 @@ impl UnroutedConnections {
     ) -> Vec<(usize, OpenedConnection)> {
         let mut routed = Vec::new();
         for mut connection in std::mem::take(&mut self.connections) {
-            if let UnroutedState::Waiting(opening) = connection.state {
+            if let UnidentifiedState::Waiting(opening) = connection.state {
                 match route(&opening.to) {
                     Routing::To(position) => {
-                        let UnroutedConnection { stream, .. } = connection;
+                        let UnidentifiedConnection { stream, .. } = connection;
                         routed.push((position, OpenedConnection { stream, opening }));
                         continue;
                     }
@@ -159,30 +158,30 @@ impl UnroutedConnections {
     }
 }
 
-impl UnroutedConnection {
+impl UnidentifiedConnection {
     /// Reads once, and continues to send. Whether the connection is of use.
     fn receive(&mut self, limit: usize) -> bool {
         match self.state {
-            UnroutedState::Unopened => {
+            UnidentifiedState::Unopened => {
                 let received = self.stream.receive(limit);
                 let mut frames = received.frames.into_iter();
                 if let Some(first) = frames.next() {
                     let Some(opening) = opening_in(&first) else { return false };
-                    self.state = UnroutedState::Waiting(opening);
+                    self.state = UnidentifiedState::Waiting(opening);
                     self.until = None;
                     self.stream.put_back(frames);
                 }
                 received.end.is_none()
             }
             // The connection broke.
-            UnroutedState::Waiting(_) => false,
-            UnroutedState::Refused => self.stream.receive(limit).end.is_none() && self.send_refusal(),
+            UnidentifiedState::Waiting(_) => false,
+            UnidentifiedState::Refused => self.stream.receive(limit).end.is_none() && self.send_refusal(),
         }
     }
 
     /// Answers that the rank is gone. Whether the connection is of use.
     fn refuse(&mut self, nonce: SessionNonce, now: Instant) -> bool {
-        self.state = UnroutedState::Refused;
+        self.state = UnidentifiedState::Refused;
         self.until = Some(now + OPENING_TIMEOUT);
         match encode(&ShrinkFrame::Gone { nonce }) {
             Ok(answer) => self.stream.enqueue(answer),

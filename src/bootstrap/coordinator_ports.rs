@@ -2,7 +2,7 @@
 //!
 //! Owns what a coordinator's thread shares with the rest of its process, and the process-wide table by which a rendezvous
 //! takes the listeners of an earlier one at the same address over: the earlier coordinator may still answer late ranks
-//! or `flexring status`. Must not know what is answered.
+//! or `flexring status`.
 
 use crate::error::{Error, Result};
 use crate::process::PerProcess;

@@ -121,7 +121,7 @@ fn any_frame_is_a_sign_of_life_in_all_worlds() {
     let mut coordinator = Coordinator::new();
     coordinator.open_on_all(1, &[0, 1, 2]);
     coordinator.open_on_all(2, &[0, 3]);
-    // Ranks 1 and 2 are in the further world only.
+    // Ranks 1 and 2 are in the subworld only.
     coordinator.leave(1);
     coordinator.leave(2);
     coordinator.worlds.actions();
@@ -173,7 +173,7 @@ fn a_connection_is_closed_after_the_last_goodbye() {
         coordinator.leave(rank);
     }
     assert_eq!(Coordinator::closed(&coordinator.worlds.actions()), [3, 2]);
-    assert!(!coordinator.worlds.is_over(), "rank 0 is in both further worlds");
+    assert!(!coordinator.worlds.is_over(), "rank 0 is in both subworlds");
     coordinator.leave_in(2, 0);
     coordinator.leave_in(1, 0);
     assert_eq!(Coordinator::closed(&coordinator.worlds.actions()), [0]);

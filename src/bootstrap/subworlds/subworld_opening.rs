@@ -1,6 +1,6 @@
-//! A further world that not all its members have opened yet.
+//! A subworld that not all its members have opened yet.
 //!
-//! Owns which of them have, how long they wait, and the errors of an attempt. Must not know what is sent to them.
+//! Owns which of them have, how long they wait, and the errors of an attempt.
 
 use crate::bootstrap::heartbeat::seconds;
 use crate::bootstrap::process::Process;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Who has opened the world.
 #[derive(Debug)]
-pub(super) struct WorldOpening {
+pub(super) struct SubworldOpening {
     /// How long each rank waits, for those that have opened it.
     timeouts: Vec<Option<Duration>>,
     /// The earliest deadline of these ranks, and the time-out that led to it.
@@ -18,7 +18,7 @@ pub(super) struct WorldOpening {
     timeout: Duration,
 }
 
-impl WorldOpening {
+impl SubworldOpening {
     /// None of `world` ranks has opened the world yet. The first waits for `timeout`.
     pub(super) fn new(world: usize, timeout: Duration, now: Instant) -> Self {
         Self { timeouts: vec![None; world], deadline: now + timeout, timeout }

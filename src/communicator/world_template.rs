@@ -1,10 +1,10 @@
 //! What a communicator keeps so that its ranks can make further ones.
 //!
 //! Owns the settings and the topology of a world, how they change for some of its ranks, and the services that outlive
-//! their communicators. Must not know how the ranks of a new world agree on it, nor how it is joined.
+//! their communicators.
 
 use super::local_gathering::LocalGathering;
-use super::offers::OfferKey;
+use super::resource_offers::ResourceKey;
 use super::runner::CallRunner;
 use crate::bootstrap::ShrinkService;
 use crate::config::{Config, Servers, Size};
@@ -35,17 +35,17 @@ impl WorldSpec {
 /// A rank that is a thread of this process, and whose communicator is not made yet.
 pub(super) struct LocalRank {
     pub runner: CallRunner,
-    pub blueprint: Blueprint,
+    pub template: WorldTemplate,
 }
 
 /// What is kept.
 #[derive(Clone)]
-pub(super) struct Blueprint {
+pub(super) struct WorldTemplate {
     pub config: Config,
     /// The sub-chunk that the user has set, or its default. That of `config` has room for all choices of a tuning profile.
     pub untuned_subchunk: Size,
     /// Identifies the control connection, for communicators that are opened over it. `None` if the ranks are threads.
-    pub carrier: Option<OfferKey>,
+    pub connection_key: Option<ResourceKey>,
     pub topology: Topology,
     /// Whether the settings or a tuning profile describe the topology. Otherwise it follows from the ranks' nodes.
     pub is_described: bool,
@@ -59,7 +59,7 @@ pub(super) struct Blueprint {
     pub gathering: Option<Arc<LocalGathering<LocalRank>>>,
 }
 
-impl Blueprint {
+impl WorldTemplate {
     /// The settings of a world of `members`, the ranks of this one in their new order.
     pub(super) fn for_members(&self, members: &[Rank]) -> WorldSpec {
         let mut config = self.config.clone();
