@@ -231,6 +231,8 @@ fn setup(world: World, ranks: usize, algorithm: Algorithm, turn: usize) -> Optio
     match algorithm {
         Algorithm::Hierarchical if asymmetric => setup.config.dimensions = Some(Dimensions(vec![ranks])),
         Algorithm::Blueconnect if asymmetric => return None,
+        // Worlds here are trees.
+        Algorithm::Forest => return None,
         _ => {}
     }
     Some(setup)

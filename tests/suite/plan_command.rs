@@ -107,7 +107,7 @@ fn invalid_flags_exit_with_an_error() {
             "the topology two+three is not a short form such as 2+3, and cannot be read",
         ),
         ("--topology nowhere.toml", "nowhere.toml"),
-        ("--topology 2+3 --algo rign", "local-master or parameter-server"),
+        ("--topology 2+3 --algo rign", "parameter-server or forest"),
         ("--topology 2+3 --algo blueconnect", "node 0 has 2 ranks and node 1 has 3 ranks"),
         ("--topology 2+3 --dims 2x2", "dimensions 2x2 have 4 points, but there are 5 ranks"),
         ("--topology 2+3 --algo parameter-server --servers 7", "server 7 is not a rank"),

@@ -50,6 +50,8 @@ mod tests {
         let message = checked("FLEXRING_DIMENSIONS", "4*2").expect_err("not dimensions");
         assert_eq!(message, "expected whole numbers from 1 joined by x, such as 4x2");
         assert_eq!(checked("FLEXRING_DIMENSIONS", ""), Err(message));
-        assert!(checked("FLEXRING_ALGO", "rign").expect_err("not an algorithm").contains("local-master or"));
+        assert!(
+            checked("FLEXRING_ALGO", "rign").expect_err("not an algorithm").contains("parameter-server or")
+        );
     }
 }

@@ -12,6 +12,7 @@ pub mod block_order;
 pub mod calculation;
 pub mod call_layout;
 pub mod candidates;
+pub mod fabric;
 mod file_context;
 pub mod fraction;
 #[cfg(test)]
@@ -32,6 +33,8 @@ pub mod sized_plans;
 pub mod small_layout;
 pub mod span_map;
 mod step_lists;
+#[cfg(feature = "test-util")]
+pub mod test_fabrics;
 #[cfg(feature = "test-util")]
 pub mod test_util;
 pub mod thresholds;

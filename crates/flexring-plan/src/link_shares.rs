@@ -90,6 +90,14 @@ fn link_shares(links: &[Vec<NodeLink>]) -> Vec<Vec<f64>> {
 
 /// Bytes per second of the slowest link between two ranks.
 fn slowest_on_path(topology: &Topology, from: Rank, to: Rank) -> f64 {
+    if let Some(fabric) = topology.fabric() {
+        let rate = |(link, forward): &(usize, bool)| fabric.links()[*link].bandwidths[usize::from(!forward)];
+        return fabric
+            .route(from, to)
+            .iter()
+            .map(|link| rate(link) as f64 / 8.0)
+            .fold(f64::INFINITY, f64::min);
+    }
     let ends = [topology.leaf(from), topology.leaf(to)];
     let top = topology.lowest_common_ancestor(ends[0], ends[1]);
     let mut slowest = f64::INFINITY;

@@ -30,6 +30,9 @@ pub fn select_algorithm(setting: Algorithm, topology: &Topology, details: &Detai
     if !details.dimensions.is_empty() {
         return selection(Algorithm::Hierarchical, "dimensions were given");
     }
+    if topology.fabric().is_some() && topology.world() > 1 {
+        return AlgorithmSelection { algorithm: Algorithm::Forest, reason: reason_for_forest(topology) };
+    }
     if topology.nodes() == 1 {
         let reason = "all ranks share a node: each owns an equal part, which the others read in place";
         return selection(Algorithm::Ring, reason);
@@ -126,7 +129,8 @@ fn uses_star(config: &Config, topology: &Topology) -> bool {
 pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usize)> {
     let no_shared_memory = topology.nodes() == topology.world() || !config.transport.shares_memory();
     let longest = config.direct.0;
-    if !config.chooses_no_plan() || longest == 0 || topology.world() < 2 {
+    // Plans for short vectors would join ranks that no link joins.
+    if !config.chooses_no_plan() || longest == 0 || topology.world() < 2 || topology.fabric().is_some() {
         return Vec::new();
     }
     if !no_shared_memory {
@@ -143,6 +147,23 @@ pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usiz
     let longer = if config.reproducible.0 { ShortPlan::Direct } else { ShortPlan::Halving };
     let tiny = config.small.0.min(longest);
     [(ShortPlan::Tree, tiny), (longer, longest)].into_iter().filter(|(_, most)| *most > 0).collect()
+}
+
+/// How many trees divide the vector, and what that loses.
+fn reason_for_forest(topology: &Topology) -> String {
+    let forest = topology.fabric().map(|fabric| (fabric.forest(), fabric.bound()));
+    let (trees, longer) = match forest {
+        Some((forest, Some(bound))) => {
+            (forest.trees.len(), forest.seconds_per_byte / bound.seconds_per_byte - 1.0)
+        }
+        _ => (0, 0.0),
+    };
+    let loss = match longer {
+        ..0.0005 => "the least time of any schedule".to_owned(),
+        _ => format!("{:.1} % longer than the least time of any schedule", 100.0 * longer),
+    };
+    let trees = if trees == 1 { "one tree has".to_owned() } else { format!("{trees} trees divide") };
+    format!("the links form no tree themselves: {trees} the vector, and the busiest link takes {loss}")
 }
 
 /// Names of two vertices with the same parent whose uplinks differ in bandwidth.

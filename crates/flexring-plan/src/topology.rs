@@ -1,14 +1,20 @@
 //! The topology of a cluster: a tree of switches and nodes with ranks as leaves. Each vertex has a link to its parent
-//! with a bandwidth and a latency.
+//! with a bandwidth and a latency. Where links form no tree, the tree says only which ranks are on which nodes, and a
+//! [`Fabric`] has the links.
 //!
 //! Owns the tree and queries on it. Must not know the formats that describe it (see
 //! [`topology_file`](super::topology_file)) or the planners.
 
 use super::Rank;
+use super::fabric::Fabric;
 use flexring_core::error::{Error, Result};
+use std::sync::Arc;
 
 /// Index of a vertex. The root is 0, and parents have smaller indices than their children.
 pub type VertexId = usize;
+
+/// Number of a link in output, from 1: the vertex whose uplink it is, or its place in the fabric and one more.
+pub type TopologyLink = usize;
 
 /// Most bytes that pass over a link at once: 2^40.
 pub const MAX_BURST: u64 = 1 << 40;
@@ -128,6 +134,8 @@ pub struct Topology {
     /// By rank, the number of its node in tree order.
     node_of: Vec<usize>,
     nodes: usize,
+    /// The links, if they form no tree.
+    fabric: Option<Arc<Fabric>>,
 }
 
 /// Builds a [`Topology`] from the root down.
@@ -251,7 +259,8 @@ impl Topology {
             })
             .collect();
         let leaves: Vec<VertexId> = leaves.into_iter().map(|leaf| number[leaf]).collect();
-        let mut topology = Self { node_of: vec![0; leaves.len()], vertices: kept, leaves, nodes: 0 };
+        let mut topology =
+            Self { node_of: vec![0; leaves.len()], vertices: kept, leaves, nodes: 0, fabric: None };
         // Nodes are numbered in tree order, so that nodes of one rack have consecutive numbers.
         let mut machine: Option<VertexId> = None;
         for rank in topology.ranks_in_tree_order() {
@@ -300,7 +309,64 @@ impl Topology {
                 at = self.vertices[id].parent;
             }
         }
-        Self::of(vertices, &used, leaves)
+        let fabric = self.fabric.as_ref().map(|fabric| Arc::new(fabric.restricted_to(ranks)));
+        Self { fabric, ..Self::of(vertices, &used, leaves) }
+    }
+
+    /// This topology with links that form no tree, between as many ranks.
+    #[must_use]
+    pub fn with_fabric(self, fabric: Arc<Fabric>) -> Self {
+        Self { fabric: Some(fabric), ..self }
+    }
+
+    /// The links, if they form no tree.
+    #[must_use]
+    pub fn fabric(&self) -> Option<&Arc<Fabric>> {
+        self.fabric.as_ref()
+    }
+
+    /// The name of a link, for output.
+    #[must_use]
+    pub fn link_name(&self, link: TopologyLink) -> &str {
+        match &self.fabric {
+            Some(fabric) => &fabric.links()[link - 1].name,
+            None => &self.vertices[link].name,
+        }
+    }
+
+    /// The bandwidth of a link, for output; of both directions if they differ.
+    #[must_use]
+    pub fn link_bandwidth_label(&self, link: TopologyLink) -> String {
+        let Some(fabric) = &self.fabric else { return self.vertices[link].bandwidth_label() };
+        match fabric.links()[link - 1].bandwidths {
+            [there, back] if there == back => bandwidth_label(there),
+            [there, back] => format!("{}/{}", bandwidth_label(there), bandwidth_label(back)),
+        }
+    }
+
+    /// The links between nodes; with a single node, those of its ranks.
+    #[must_use]
+    pub fn links_between_nodes(&self) -> Vec<TopologyLink> {
+        let between = self.nodes > 1;
+        match &self.fabric {
+            Some(fabric) => {
+                let links = (1..).zip(fabric.links());
+                links.filter(|(_, link)| link.is_within_node != between).map(|(number, _)| number).collect()
+            }
+            None => {
+                let is_rank = |id: &VertexId| matches!(self.vertices[*id].kind, VertexKind::Rank(_));
+                (1..self.vertices.len()).filter(|id| is_rank(id) != between).collect()
+            }
+        }
+    }
+
+    /// Bits per second of a part of a link, in each direction: up and down, or from its first end and back. The links of a fabric have one part.
+    #[must_use]
+    pub fn part_bandwidths(&self, link: TopologyLink, part: usize) -> [u64; 2] {
+        match &self.fabric {
+            Some(fabric) => fabric.links()[link - 1].bandwidths,
+            None => [self.part_bandwidth(link, part); 2],
+        }
     }
 
     /// This tree without the switches at these depths below the root, which has depth 0. What is below them is below what is above them.

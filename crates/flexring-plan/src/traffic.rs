@@ -6,14 +6,14 @@
 use super::lowering::{Plan, ProgramSpec};
 use super::physical_links::PhysicalLinks;
 use super::program::Body;
-use super::topology::{Topology, VertexId};
+use super::topology::{Topology, TopologyLink};
 
-/// The load of the link between a vertex and its parent, in bytes per byte of the vector.
+/// The load of a link, in bytes per byte of the vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// From the vertex to its parent.
+    /// From the vertex to its parent, or from the first end of a link of a fabric.
     pub up: f64,
-    /// From the parent to the vertex.
+    /// The other way.
     pub down: f64,
 }
 
@@ -28,8 +28,8 @@ impl Load {
 /// The link whose load takes longest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Busiest {
-    /// The vertex whose uplink it is.
-    pub vertex: VertexId,
+    /// The link.
+    pub vertex: TopologyLink,
     /// Seconds for each byte of the vector.
     pub seconds_per_byte: f64,
 }
@@ -37,7 +37,7 @@ pub struct Busiest {
 /// The loads of all links of a topology.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
-    /// By vertex, the links of which its uplink consists.
+    /// By link, its parts.
     loads: Vec<Vec<Load>>,
     hops: u32,
 }
@@ -55,14 +55,15 @@ impl Traffic {
                 let length = step.span().extent();
                 hops = hops.max(step.depth + 1);
                 for peer in peers.iter().copied() {
-                    let [up, down] = links.between(rank, peer);
-                    up.into_iter().for_each(|link| carried[link].up += length);
-                    down.into_iter().for_each(|link| carried[link].down += length);
+                    for (link, up) in links.path(rank, peer) {
+                        let Load { up: sent_up, down: sent_down } = &mut carried[link];
+                        *(if up { sent_up } else { sent_down }) += length;
+                    }
                 }
             }
         }
-        let of_vertex = |vertex| carried[links.of(vertex)].to_vec();
-        Self { loads: (0..topology.vertices().len()).map(of_vertex).collect(), hops }
+        let of_link = |link| carried[links.of(link)].to_vec();
+        Self { loads: links.in_output().map(of_link).collect(), hops }
     }
 
     /// Most messages in a row, each of which needs the one before it.
@@ -71,24 +72,26 @@ impl Traffic {
         self.hops
     }
 
-    /// Seconds that the uplink of `vertex` takes for each byte of the vector, with the bandwidths of a topology. With several NICs, the
+    /// Seconds that a link takes for each byte of the vector, with the bandwidths of a topology. With several NICs, the
     /// slowest of them counts.
     #[must_use]
-    pub fn seconds_per_byte(&self, topology: &Topology, vertex: VertexId) -> f64 {
+    pub fn seconds_per_byte(&self, topology: &Topology, vertex: TopologyLink) -> f64 {
         let parts = self.loads[vertex].iter().enumerate();
-        let time =
-            |(part, load): (usize, &Load)| 8.0 * load.larger() / topology.part_bandwidth(vertex, part) as f64;
+        let time = |(part, load): (usize, &Load)| {
+            let [up, down] = topology.part_bandwidths(vertex, part).map(|bandwidth| bandwidth as f64);
+            8.0 * f64::max(load.up / up, load.down / down)
+        };
         parts.map(time).fold(0.0, f64::max)
     }
 
-    /// The load of the uplink of `vertex`, of all its NICs together.
+    /// The load of a link, of all its NICs together.
     #[must_use]
-    pub fn load(&self, vertex: VertexId) -> Load {
+    pub fn load(&self, vertex: TopologyLink) -> Load {
         let parts = &self.loads[vertex];
         Load { up: parts.iter().map(|part| part.up).sum(), down: parts.iter().map(|part| part.down).sum() }
     }
 
-    /// The uplink whose load takes longest at its bandwidth; `None` if nothing is sent.
+    /// The link whose load takes longest at its bandwidth; `None` if nothing is sent.
     #[must_use]
     pub fn busiest(&self, topology: &Topology) -> Option<Busiest> {
         let times = (1..self.loads.len())

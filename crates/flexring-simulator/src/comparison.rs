@@ -7,7 +7,7 @@ use super::simulator::{SimulationInput, SimulationParameters, messages, simulate
 use flexring_core::config::{Algorithm, Lowering};
 use flexring_plan::lowering::{Plan, ProgramSpec};
 use flexring_plan::planner::{self, Details};
-use flexring_plan::topology::{Topology, VertexId};
+use flexring_plan::topology::{Topology, TopologyLink};
 use flexring_plan::traffic::Traffic;
 
 /// Most messages of all ranks together, for which a schedule is simulated. So many take up to a second.
@@ -32,8 +32,8 @@ pub struct Candidate {
 /// The link that takes longest for its bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BusiestLink {
-    /// The vertex whose uplink it is.
-    pub vertex: VertexId,
+    /// The link.
+    pub vertex: TopologyLink,
     /// Bytes in the direction that carries more.
     pub bytes: f64,
     /// Their time at the link's bandwidth.
@@ -136,7 +136,7 @@ impl Comparison {
         let (one, other) = (first.name(), second.name());
         let percent = |part: f64| format!("{:.0} %", 100.0 * part);
         let gain = 1.0 - first.seconds / second.seconds;
-        let link = first.busiest.map_or("", |link| topology.vertices()[link.vertex].name.as_str());
+        let link = first.busiest.map_or("", |link| topology.link_name(link.vertex));
         let saved = 1.0 - first.link_seconds() / second.link_seconds();
         Some(if gain < CLOSE {
             format!("{one} and {other} take equally long, to within 1 %")
@@ -175,6 +175,9 @@ impl Comparison {
 
 /// Seconds that a message between the two ranks that are farthest apart is on its way, at most.
 fn longest_latency(topology: &Topology) -> f64 {
+    if let Some(fabric) = topology.fabric() {
+        return fabric.links().iter().map(|link| link.latency).max().unwrap_or(0) as f64 * 1e-9;
+    }
     let vertices = topology.vertices();
     let mut below = vec![0; vertices.len()];
     let mut longest = 0;
@@ -236,7 +239,7 @@ mod tests {
         );
         let (_, comparison) = compare("2+3", 1 << 20);
         let refused: Vec<Algorithm> = comparison.refused.iter().map(|(algorithm, _)| *algorithm).collect();
-        assert_eq!(refused, same);
+        assert_eq!(refused, [same[0], same[1], Algorithm::Forest]);
         assert!(comparison.refused[1].1.contains("not symmetric"));
     }
 

@@ -9,7 +9,7 @@ use flexring_plan::lowering::{Plan, ProgramSpec};
 use flexring_plan::planner::{Details, ring};
 use flexring_plan::selection::ShortPlan;
 use flexring_plan::thresholds::small_limits;
-use flexring_plan::topology::{Topology, VertexId, VertexKind};
+use flexring_plan::topology::{Topology, TopologyLink, bandwidth_label};
 use flexring_plan::traffic::{Load, Traffic};
 use flexring_simulator::captions::captions;
 use flexring_simulator::comparison::Comparison;
@@ -84,24 +84,23 @@ fn costs(planned: &Planned, count: u64) -> String {
     let Some((busiest, of_ring)) = ours.busiest(topology).zip(rings.busiest(topology)) else {
         return "nothing is sent\n".to_owned();
     };
-    let vertices = topology.vertices();
-    let seconds = |traffic: &Traffic, vertex: VertexId| {
+    let seconds = |traffic: &Traffic, vertex: TopologyLink| {
         duration(traffic.seconds_per_byte(topology, vertex) * bytes as f64)
     };
-    let mut shown = shown(topology);
+    let mut shown = topology.links_between_nodes();
     for vertex in [busiest.vertex, of_ring.vertex] {
         if !shown.contains(&vertex) {
             shown.push(vertex);
         }
     }
-    let width = shown.iter().map(|vertex| vertices[*vertex].name.chars().count()).max().unwrap_or(0).max(4);
+    let width = shown.iter().map(|link| topology.link_name(*link).chars().count()).max().unwrap_or(0).max(4);
     let mut text = format!(
         "bytes up and down each link for every byte of the vector, and the time of {count} floats ({})\n",
         amount(bytes)
     );
     text += &format!("  {:width$}  bandwidth      up    down        time   in a ring\n", "link");
     for vertex in shown {
-        let (name, speed) = (&vertices[vertex].name, vertices[vertex].bandwidth_label());
+        let (name, speed) = (topology.link_name(vertex), topology.link_bandwidth_label(vertex));
         let Load { up, down } = ours.load(vertex);
         let (time, in_ring) = (seconds(&ours, vertex), seconds(&rings, vertex));
         text += &format!("  {name:width$}  {speed:>9}  {up:>6.3}  {down:>6.3}  {time:>10}  {in_ring:>10}\n");
@@ -114,9 +113,9 @@ fn costs(planned: &Planned, count: u64) -> String {
     };
     text + &format!(
         "the busiest link is that of {}: {}; in a ring it is that of {}: {}, {comparison}\n",
-        vertices[busiest.vertex].name,
+        topology.link_name(busiest.vertex),
         seconds(&ours, busiest.vertex),
-        vertices[of_ring.vertex].name,
+        topology.link_name(of_ring.vertex),
         seconds(&rings, of_ring.vertex),
     )
 }
@@ -134,7 +133,6 @@ fn comparison(planned: &Planned, count: u64) -> String {
     let details = Details::of(config);
     let comparison = Comparison::new(topology, &details, config.lowering, bytes, &planned.parameters());
     let bound = comparison.bound.as_ref().map_or(0.0, |bound| bound.seconds_per_byte * bytes as f64);
-    let vertices = topology.vertices();
     let means = if comparison.simulated { "simulated" } else { "estimated from loads and latencies" };
     let mut text = format!("\nall schedules for {} by predicted time ({means})\n", amount(bytes));
     let width =
@@ -142,7 +140,7 @@ fn comparison(planned: &Planned, count: u64) -> String {
     text += &format!("  {:width$}        time  of bound   hops  busiest link\n", "algorithm");
     for candidate in &comparison.candidates {
         let link = candidate.busiest.map_or_else(String::new, |link| {
-            format!("{}: {}", vertices[link.vertex].name, rounded(link.bytes))
+            format!("{}: {}", topology.link_name(link.vertex), rounded(link.bytes))
         });
         text += &format!(
             "  {:width$}  {:>10}  {:>8.2}  {:>5}  {link}\n",
@@ -182,6 +180,37 @@ fn least(topology: &Topology, bound: &LowerBound, bytes: u64) -> String {
             };
             format!("the {branches} links {around} send {} vectors together", 2 * (branches - 1))
         }
+        Limit::Groups { groups, vectors, bandwidth } => {
+            let bandwidth = bandwidth_label(*bandwidth);
+            let named = |group: &Vec<String>| match group.len().saturating_sub(SHOWN_VERTICES) {
+                0 => group.join(", "),
+                more => format!("{} and {more} more", group[..SHOWN_VERTICES].join(", ")),
+            };
+            match (&groups[..], vectors) {
+                (groups, vectors) if groups.len() > 2 => {
+                    let largest = groups.iter().map(Vec::len).max().unwrap_or(0);
+                    let some = if largest == 1 {
+                        "ranks".to_owned()
+                    } else {
+                        format!("groups of up to {largest} ranks and switches")
+                    };
+                    format!(
+                        "the links between {} {some} carry {vectors} vectors with {bandwidth}bit/s together",
+                        groups.len()
+                    )
+                }
+                ([one, _], 1) => {
+                    format!("the links out of {} carry the vector with {bandwidth}bit/s together", named(one))
+                }
+                ([one, ..], _) => {
+                    format!(
+                        "the links between {} and the rest carry the vector in both directions with {bandwidth}bit/s together",
+                        named(one)
+                    )
+                }
+                ([], _) => "nothing".to_owned(),
+            }
+        }
     };
     format!("no schedule takes less than {}: {limit}\n", duration(bound.seconds_per_byte * bytes as f64))
 }
@@ -192,14 +221,6 @@ fn rounded(bytes: f64) -> String {
     let unit = units.into_iter().find(|(_, shift)| bytes >= f64::from(1 << shift));
     let (unit, shift) = unit.unwrap_or(("", 0));
     format!("{:.1}{unit}", bytes / f64::from(1 << shift))
-}
-
-/// The links of nodes and switches; with a single node, the links of its ranks.
-fn shown(topology: &Topology) -> Vec<VertexId> {
-    let between = topology.nodes() > 1;
-    let vertices = topology.vertices().iter().enumerate().skip(1);
-    let shown = vertices.filter(|(_, vertex)| matches!(vertex.kind, VertexKind::Rank(_)) != between);
-    shown.map(|(vertex, _)| vertex).collect()
 }
 
 fn amount(bytes: u64) -> String {

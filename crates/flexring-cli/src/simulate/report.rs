@@ -6,7 +6,7 @@ use crate::error::CommandError;
 use crate::output::{self, duration};
 use crate::plan::Planned;
 use flexring_core::config::Size;
-use flexring_plan::topology::{Topology, VertexKind};
+use flexring_plan::topology::Topology;
 use flexring_simulator::simulator::{SimulatedRun, SimulationParameters};
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ impl Report<'_> {
             let SimulatedSize { bytes, schedule, run, .. } = size;
             let link = run.busiest().map_or_else(
                 || "none".to_owned(),
-                |link| format!("{}, busy {:.0} %", topology.vertices()[link.vertex].name, 100.0 * link.busy),
+                |link| format!("{}, busy {:.0} %", topology.link_name(link.vertex), 100.0 * link.busy),
             );
             text += &format!(
                 "  {:>10}  {schedule:<16}  {:>10}  {:>8}  {:>10}  {:>8.2}  {link}\n",
@@ -85,7 +85,7 @@ impl Report<'_> {
         let quoted = |field: &str| format!("\"{}\"", field.replace('"', "\"\""));
         for SimulatedSize { bytes, schedule, run, .. } in &self.sizes {
             let link = run.busiest();
-            let name = link.map_or("", |link| &self.planned.topology.vertices()[link.vertex].name);
+            let name = link.map_or("", |link| self.planned.topology.link_name(link.vertex));
             text += &format!(
                 "{},{},{},{bytes},{:.12},{:.12},{},{},{:.6}\n",
                 quoted(&self.planned.called),
@@ -106,8 +106,7 @@ impl Report<'_> {
         let topology = &self.planned.topology;
         let results = self.sizes.iter().map(|SimulatedSize { bytes, schedule, subchunk, run, other }| {
             let links = run.links.iter().map(|link| {
-                let vertex = &topology.vertices()[link.vertex];
-                json!({"link": vertex.name, "up": link.up, "down": link.down, "busy": link.busy})
+                json!({"link": topology.link_name(link.vertex), "up": link.up, "down": link.down, "busy": link.busy})
             });
             let path = run.path_summary();
             let path = (!run.critical_path.is_empty()).then(|| {
@@ -155,21 +154,16 @@ impl Report<'_> {
 
 /// The links of nodes and switches; with a single node, those of its ranks.
 fn links(topology: &Topology, run: &SimulatedRun) -> String {
-    let between = topology.nodes() > 1;
-    let shown = run
-        .links
-        .iter()
-        .filter(|link| matches!(topology.vertices()[link.vertex].kind, VertexKind::Rank(_)) != between);
-    let shown: Vec<_> = shown.collect();
-    let names = shown.iter().take(MOST_LINKS).map(|link| &topology.vertices()[link.vertex].name);
+    let between = topology.links_between_nodes();
+    let shown: Vec<_> = run.links.iter().filter(|link| between.binary_search(&link.vertex).is_ok()).collect();
+    let names = shown.iter().take(MOST_LINKS).map(|link| topology.link_name(link.vertex));
     let width = names.map(|name| name.chars().count()).max().unwrap_or(0).max(4);
     let mut text = format!("  {:width$}  bandwidth          up        down    busy\n", "link");
     for link in shown.iter().take(MOST_LINKS) {
-        let vertex = &topology.vertices()[link.vertex];
         text += &format!(
             "  {:width$}  {:>9}  {:>10}  {:>10}  {:>4.0} %\n",
-            vertex.name,
-            vertex.bandwidth_label(),
+            topology.link_name(link.vertex),
+            topology.link_bandwidth_label(link.vertex),
             link.up,
             link.down,
             100.0 * link.busy

@@ -86,6 +86,8 @@ pub enum Algorithm {
     LocalMaster,
     /// All ranks send to a few ranks, each of which reduces a part.
     ParameterServer,
+    /// Trees that use all links of a graph.
+    Forest,
 }
 
 /// How the groups of a schedule become transfers.

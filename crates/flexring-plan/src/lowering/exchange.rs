@@ -26,6 +26,8 @@ pub fn pattern_of(set: &ParticipantSet, topology: &Topology, setting: Lowering) 
     match setting {
         Lowering::Chain => return ExchangePattern::Chain,
         Lowering::Direct => return ExchangePattern::Direct,
+        // A chain would join ranks that no link joins.
+        Lowering::Auto if topology.fabric().is_some() => return ExchangePattern::Direct,
         Lowering::Auto => {}
     }
     let mut place_of_node = HashMap::new();

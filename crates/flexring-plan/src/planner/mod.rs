@@ -4,6 +4,7 @@
 
 pub mod blueconnect;
 pub mod flexreduce;
+pub mod forest;
 pub mod hierarchical;
 pub mod local_master;
 pub mod parameter_server;
@@ -60,6 +61,7 @@ pub fn plan(algorithm: Algorithm, topology: &Topology, details: &Details) -> Res
         Algorithm::Tree => tree::binary(topology),
         Algorithm::Star => tree::star(topology),
         Algorithm::LocalMaster => local_master::plan(topology),
+        Algorithm::Forest => forest::plan(topology)?,
         Algorithm::ParameterServer => parameter_server::plan(topology, &details.servers)?,
     })
 }

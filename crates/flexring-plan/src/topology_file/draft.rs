@@ -1,13 +1,15 @@
-//! The draft of a topology: switches and nodes as described, before they form a tree.
+//! The draft of a topology: switches and nodes as described, before they form a tree or a graph.
 //!
 //! Owns the check that they form a tree, and the default bandwidths. Must not know formats: parsers resolve names before
 //! they attach a vertex.
 
 use super::super::Rank;
 use super::super::topology::{Nics, Topology, TopologyBuilder, Uplink};
+use super::graph::{self, DraftLink};
 use super::limits::MAX_DEPTH;
 use crate::file_context::FileContext;
 use flexring_core::error::{Error, Result};
+use std::sync::Arc;
 
 pub(super) type DraftId = usize;
 
@@ -71,6 +73,8 @@ impl DraftVertex {
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     pub(super) vertices: Vec<DraftVertex>,
+    /// The links of a graph, whose nodes and switches are children of the root; none for a tree.
+    pub(super) links: Vec<DraftLink>,
 }
 
 impl Draft {
@@ -98,6 +102,7 @@ impl Draft {
     pub(super) fn finish(mut self, file: FileContext) -> Result<Topology> {
         let order = self.walk(file)?;
         self.default_switch_bandwidths(&order);
+        let fabric = graph::fabric(file, &mut self)?;
         let mut builder = TopologyBuilder::new(&self.vertices[order[0]].name);
         let mut vertex = vec![0; self.vertices.len()];
         for (id, parent) in order.iter().filter_map(|id| Some((*id, self.vertices[*id].parent?))) {
@@ -119,7 +124,11 @@ impl Draft {
                 }
             };
         }
-        builder.finish().map_err(|error| error.context(file.name))
+        let topology = builder.finish().map_err(|error| error.context(file.name))?;
+        Ok(match fabric {
+            Some(fabric) => topology.with_fabric(Arc::new(fabric)),
+            None => topology,
+        })
     }
 
     /// All vertices, level by level from the root. Fails if a vertex is not below the root, or too deep.

@@ -9,6 +9,7 @@
 //! | `toml_format` | the TOML |
 //! | `slurm`, `hostlist` | `topology.conf` and its lists of names |
 //! | `draft` | switches and nodes before they form a tree |
+//! | `graph` | links that form no tree |
 //! | `hosts` | which rank is on which node |
 //! | `units` | bandwidths and latencies |
 //! | `limits` | the largest sizes |
@@ -19,6 +20,7 @@
 //! of its children's bandwidths, so that a switch is a bottleneck only if the description says so.
 
 mod draft;
+mod graph;
 mod hostlist;
 mod hosts;
 mod limits;

@@ -5,6 +5,7 @@
 use super::super::Rank;
 use super::super::topology::{MAX_BURST, Nics, Uplink};
 use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
+use super::graph::{self, DraftLink, LinkEnd};
 use super::limits::MAX_NICS;
 use super::units;
 use crate::file_context::{FileContext, Lines};
@@ -22,6 +23,8 @@ struct TopologyToml {
     switch: Vec<SwitchTable>,
     #[serde(default)]
     node: Vec<NodeTable>,
+    #[serde(default)]
+    link: Vec<LinkTable>,
 }
 
 #[derive(serde::Deserialize)]
@@ -47,6 +50,22 @@ struct NodeTable {
     rank_latency: Option<Latency>,
     nics: Option<NicCount>,
     striped: Option<bool>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkTable {
+    between: Spanned<[EndName; 2]>,
+    bandwidth: Bandwidth,
+    back: Option<Bandwidth>,
+    latency: Option<Latency>,
+    burst: Option<Burst>,
+}
+
+/// The name of a node or switch, or a rank.
+enum EndName {
+    Name(String),
+    Rank(Rank),
 }
 
 struct Bandwidth(u64);
@@ -143,6 +162,30 @@ impl<'de> serde::Deserialize<'de> for RankNumber {
     }
 }
 
+impl<'de> serde::Deserialize<'de> for EndName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct EndVisitor;
+        impl Visitor<'_> for EndVisitor {
+            type Value = EndName;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a node or switch, or the number of a rank")
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, rank: i64) -> std::result::Result<EndName, E> {
+                let rank =
+                    Rank::try_from(rank).map_err(|_| E::invalid_value(Unexpected::Signed(rank), &self));
+                rank.map(EndName::Rank)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<EndName, E> {
+                Ok(EndName::Name(name.to_owned()))
+            }
+        }
+        deserializer.deserialize_any(EndVisitor)
+    }
+}
+
 impl<'de> serde::Deserialize<'de> for NicCount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         struct NicVisitor;
@@ -174,7 +217,11 @@ pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
     let mut tables: Vec<ParsedTable> =
         switches.chain(parsed.node.into_iter().map(|node| ParsedTable::of_node(node, &lines))).collect();
     tables.sort_by_key(|table| table.start);
-    TopologyTables { file, tables }.attach()
+    let tables = TopologyTables { file, tables };
+    match parsed.link.is_empty() {
+        true => tables.attach(),
+        false => tables.join(parsed.link, &lines),
+    }
 }
 
 /// A switch or a node, and the name and line of its parent.
@@ -252,6 +299,54 @@ impl TopologyTables<'_> {
                 None => {}
             }
         }
+        Ok(draft)
+    }
+
+    /// The draft of a graph: a root above all nodes and switches, and these links between them.
+    fn join(self, links: Vec<LinkTable>, lines: &Lines) -> Result<Draft> {
+        let names = self.names()?;
+        for ParsedTable { item, up, .. } in &self.tables {
+            let has_uplink = item.bandwidth.is_some() || item.latency.is_some() || item.burst > 0;
+            if up.is_some() || has_uplink || item.nics != Nics::ONE {
+                let message = format!(
+                    "{} has an uplink, but there are [[link]] tables: expected a [[link]] in place of up, bandwidth, latency, burst \
+                     and nics",
+                    item.name
+                );
+                return Err(self.file.refuse(item.line, message));
+            }
+        }
+        let mut draft = Draft::default();
+        for link in links {
+            let line = lines.of_value(&link.between);
+            let end = |end: &EndName| match end {
+                EndName::Rank(rank) => Ok(LinkEnd::Rank(*rank)),
+                // The root comes before all tables.
+                EndName::Name(name) => match names.get(name.as_str()) {
+                    Some(place) => Ok(LinkEnd::Vertex(place + 1)),
+                    None => {
+                        let message = format!(
+                            "{name:?} is not defined: expected the name of a [[node]] or [[switch]], or the number of a rank"
+                        );
+                        Err(self.file.refuse(line, message))
+                    }
+                },
+            };
+            let [one, other] = link.between.get_ref();
+            draft.links.push(DraftLink {
+                ends: [end(one)?, end(other)?],
+                line,
+                bandwidths: [link.bandwidth.0, link.back.map_or(link.bandwidth.0, |back| back.0)],
+                latency: link.latency.map(|latency| latency.0),
+                burst: link.burst.map_or(0, |burst| burst.0),
+            });
+        }
+        let root = draft.add(DraftVertex::switch("fabric", 0));
+        for table in self.tables {
+            let id = draft.add(table.item);
+            draft.attach(id, root);
+        }
+        graph::check_links(self.file, &draft)?;
         Ok(draft)
     }
 
@@ -465,7 +560,7 @@ ranks = [
             ("nics = 0", ":5", "invalid value: integer `0`, expected a number of NICs from 1 to 64"),
             ("nics = \"4\"", ":5", "invalid type: string \"4\", expected a number of NICs from 1 to 64"),
             ("striped = 1", ":5", "invalid type: integer `1`, expected a boolean"),
-            ("[[nodes]]", ":5", "unknown field `nodes`, expected `switch` or `node`"),
+            ("[[nodes]]", ":5", "unknown field `nodes`, expected one of `switch`, `node`, `link`"),
             ("[[node]]\nup = \"s\"", ":5", "missing field `name`"),
             ("[[node]]\nname = 3", ":6", "invalid type: integer `3`, expected a string"),
             ("[[node]]\nname = \"\"", ":6", "the name is empty: expected a unique name"),

@@ -1,4 +1,4 @@
-//! The least time of any all-reduce on a tree, from its bandwidths.
+//! The least time of any all-reduce on a tree, from its bandwidths. ([`fabric`](flexring_plan::fabric) has that on a graph.)
 //!
 //! Owns the bound and what limits it. Must not know schedules or latencies.
 //!
@@ -24,9 +24,10 @@
 //! more than its links take: the degrees of a region with d links exceed 2 by d - 2 in all, and d - 2 <= t (sum of bandwidths) - d is
 //! the bound above. The best region is found in a few passes over the tree, as that which the present t violates most (Dinkelbach 1967).
 
+use flexring_plan::fabric::FabricBound;
 use flexring_plan::topology::{Topology, VertexId};
 
-/// What limits every all-reduce on a tree.
+/// What limits every all-reduce.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LowerBound {
     /// Seconds for each byte of the vector.
@@ -35,7 +36,7 @@ pub struct LowerBound {
     pub limit: Limit,
 }
 
-/// The part of a tree that limits every all-reduce.
+/// The part of a topology that limits every all-reduce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The uplink of this vertex, which carries the vector once each way.
@@ -47,14 +48,32 @@ pub enum Limit {
         /// Number of links that lead out of it.
         branches: usize,
     },
+    /// Groups of ranks on a graph, which send vectors to each other.
+    Groups {
+        /// The names of the vertices of each group; the largest group is the last one.
+        groups: Vec<Vec<String>>,
+        /// Vectors that they send together, or 1 if it is that from the first to the second.
+        vectors: usize,
+        /// Bits per second of the links between them together.
+        bandwidth: u64,
+    },
 }
 
 /// Differences that are smaller than this part are rounding: of equal bounds the one with the simpler reason is returned.
 const ROUNDING: f64 = 1e-9;
 
-/// The lower bound on this tree; `None` if there is one rank only, so that nothing needs to move.
+/// The lower bound on this topology; `None` if there is one rank only, so that nothing needs to move.
 #[must_use]
 pub fn lower_bound(topology: &Topology) -> Option<LowerBound> {
+    if let Some(fabric) = topology.fabric() {
+        let FabricBound { seconds_per_byte, sets, vectors, bandwidth } = fabric.bound()?.clone();
+        let names = |set: &Vec<usize>| set.iter().map(|vertex| fabric.names()[*vertex].clone()).collect();
+        let mut groups: Vec<Vec<String>> = sets.iter().map(names).collect();
+        if vectors > 1 {
+            groups.sort_by_key(Vec::len);
+        }
+        return Some(LowerBound { seconds_per_byte, limit: Limit::Groups { groups, vectors, bandwidth } });
+    }
     let tree = Tree::new(topology);
     let links = tree
         .separating()

@@ -7,7 +7,8 @@ use super::canvas::{Anchor, Canvas, Font, number};
 use super::frame::{frame, legend};
 use super::geometry::{LABEL, MARGIN, NOTE, WIDTH};
 use crate::simulator::{ActivityKind, LinkUse, PICOSECONDS, SimulatedRun};
-use flexring_plan::topology::{Topology, VertexId, VertexKind};
+use flexring_plan::physical_links::PhysicalLinks;
+use flexring_plan::topology::{Topology, TopologyLink};
 
 /// Most ranks of a timeline. With more rows it is illegible.
 pub const MOST_TIMELINE_RANKS: usize = 64;
@@ -34,12 +35,9 @@ const SHARE: f64 = 52.0;
 /// recorded its activities on `topology`. The use of a link is that of each transfer's mean rate.
 #[must_use]
 pub fn draw_timeline(run: &SimulatedRun, topology: &Topology, title: &str, subtitle: &str) -> String {
-    let links: Vec<LinkUse> = run
-        .links
-        .iter()
-        .copied()
-        .filter(|link| topology.nodes() > 1 && !is_rank(topology, link.vertex))
-        .collect();
+    let between = if topology.nodes() > 1 { topology.links_between_nodes() } else { Vec::new() };
+    let is_between = |link: &LinkUse| between.binary_search(&link.vertex).is_ok();
+    let links: Vec<LinkUse> = run.links.iter().copied().filter(is_between).collect();
     let labels = (0..topology.world()).map(|rank| rank_label(topology, rank));
     let labels = labels.chain(links.iter().map(|link| link_label(topology, link.vertex)));
     let widest = labels.map(|label| NOTE.width(&label)).fold(0.0, f64::max);
@@ -54,10 +52,6 @@ pub fn draw_timeline(run: &SimulatedRun, topology: &Topology, title: &str, subti
     painter.paint(&links, title, subtitle)
 }
 
-fn is_rank(topology: &Topology, vertex: VertexId) -> bool {
-    matches!(topology.vertices()[vertex].kind, VertexKind::Rank(_))
-}
-
 fn rank_label(topology: &Topology, rank: usize) -> String {
     format!("rank {rank}")
         + &topology.vertices()[topology.leaf(rank)]
@@ -66,9 +60,8 @@ fn rank_label(topology: &Topology, rank: usize) -> String {
             .map_or_else(String::new, |node| format!(", {}", topology.vertices()[node].name))
 }
 
-fn link_label(topology: &Topology, vertex: VertexId) -> String {
-    let vertex = &topology.vertices()[vertex];
-    format!("{}, {}bit/s", vertex.name, vertex.bandwidth_label())
+fn link_label(topology: &Topology, link: TopologyLink) -> String {
+    format!("{}, {}bit/s", topology.link_name(link), topology.link_bandwidth_label(link))
 }
 
 struct TimelinePainter<'a> {
@@ -149,22 +142,28 @@ impl TimelinePainter<'_> {
 
     /// By link, the used share of its bandwidth up and down.
     fn used(&self, links: &[LinkUse]) -> Vec<[Vec<f64>; 2]> {
-        let vertices = self.topology.vertices();
+        let physical = PhysicalLinks::new(self.topology);
+        // By physical link, the number in output and the bandwidths of all its parts.
+        let of_link = |link: TopologyLink| {
+            let parts = physical.of(link).len();
+            let bandwidths = (0..parts).map(|part| self.topology.part_bandwidths(link, part));
+            let both = bandwidths.reduce(|one, other| [one[0] + other[0], one[1] + other[1]]);
+            std::iter::repeat_n((link, both.unwrap_or([1; 2])), parts)
+        };
+        let outputs: Vec<(TopologyLink, [u64; 2])> = physical.in_output().flat_map(of_link).collect();
         let mut used = vec![[vec![0.0; BINS], vec![0.0; BINS]]; links.len()];
-        // Links are in the order of their vertices.
-        let place = |vertex: VertexId| links.binary_search_by_key(&vertex, |link| link.vertex).ok();
+        let place = |vertex: TopologyLink| links.binary_search_by_key(&vertex, |link| link.vertex).ok();
         for activity in &self.run.timeline {
             let ActivityKind::Transfer { from, to } = activity.kind else { continue };
             let bits = 8.0 * activity.bytes as f64;
             let rate = bits * PICOSECONDS as f64 / (activity.end - activity.start).max(1) as f64;
-            let path = self.topology.uplinks_between(self.topology.leaf(from), self.topology.leaf(to));
-            for (direction, climbed) in path.into_iter().enumerate() {
-                for vertex in climbed {
-                    let Some(place) = place(vertex) else { continue };
-                    let share = rate / vertices[vertex].uplink.bandwidth.max(1) as f64;
-                    let bins = &mut used[place][direction];
-                    add_share(bins, self.run.picoseconds, (activity.start, activity.end), share);
-                }
+            for (link, up) in physical.path(from, to) {
+                let (link, bandwidths) = outputs[link];
+                let Some(place) = place(link) else { continue };
+                let direction = usize::from(!up);
+                let share = rate / bandwidths[direction] as f64;
+                let bins = &mut used[place][direction];
+                add_share(bins, self.run.picoseconds, (activity.start, activity.end), share);
             }
         }
         used

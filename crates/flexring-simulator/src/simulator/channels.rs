@@ -187,9 +187,9 @@ struct RankChannels {
 
 impl Channels {
     /// The channels between these peers, which are listed by rank. They keep causes if `records`.
-    pub fn new(peers: &[RankPeers], topology: &Topology, records: bool) -> Self {
-        let links = peers.iter().map(|peers| peers.ranks.len()).sum();
-        let (mut channels, mut opposite) = (Vec::with_capacity(links), Vec::with_capacity(links));
+    pub fn new(peers: &[RankPeers], links: &PhysicalLinks<'_>, topology: &Topology, records: bool) -> Self {
+        let number = peers.iter().map(|peers| peers.ranks.len()).sum();
+        let (mut channels, mut opposite) = (Vec::with_capacity(number), Vec::with_capacity(number));
         let (mut ranks, mut next) = (Vec::new(), 0);
         for peers in peers {
             ranks.push(RankChannels { first: next, names: Arc::clone(&peers.names) });
@@ -200,7 +200,9 @@ impl Channels {
             for (to, to_name) in own.ranks.iter().zip(&*own.names) {
                 let at = order.place(*to, from).expect("both ranks are peers");
                 opposite.push(ranks[*to].first + at as ChannelId);
-                let mut channel = channel(topology, (from, peers[*to].names[at]), (*to, *to_name));
+                let mut channel = channel((from, peers[*to].names[at]), (*to, *to_name));
+                channel.in_place = topology.node_of(from) == topology.node_of(*to);
+                channel.latency = links.latency(from, *to).saturating_mul(1_000);
                 channel.causes = records.then(Box::default);
                 channels.push(channel);
             }
@@ -235,23 +237,20 @@ impl Channels {
 
 /// The links on the way from one rank to another.
 pub fn path(links: &PhysicalLinks<'_>, from: Rank, to: Rank) -> Vec<LinkId> {
-    let [up, down] = links.between(from, to);
-    let up = up.into_iter().map(Network::up);
-    up.chain(down.into_iter().rev().map(Network::down)).collect()
+    let directed = |(link, up)| if up { Network::up(link) } else { Network::down(link) };
+    links.path(from, to).into_iter().map(directed).collect()
 }
 
-fn channel(topology: &Topology, (from, from_name): (Rank, Rank), (to, to_name): (Rank, Rank)) -> Channel {
-    let [up, down] = topology.uplinks_between(topology.leaf(from), topology.leaf(to));
-    let nanoseconds: u64 =
-        up.iter().chain(&down).map(|vertex| topology.vertices()[*vertex].uplink.latency).sum();
+/// A channel between ranks of different nodes, without a latency.
+fn channel((from, from_name): (Rank, Rank), (to, to_name): (Rank, Rank)) -> Channel {
     Channel {
         from: from as u32,
         to: to as u32,
         from_name: from_name as u32,
         to_name: to_name as u32,
-        in_place: topology.node_of(from) == topology.node_of(to),
+        in_place: false,
         is_busy: false,
-        latency: nanoseconds.saturating_mul(1_000),
+        latency: 0,
         transfer: ActivityId::NONE,
         posted: 0,
         early: 0,

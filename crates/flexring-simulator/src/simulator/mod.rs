@@ -133,9 +133,12 @@ pub(super) fn messages(plan: &Plan, bytes: u64, parameters: &SimulationParameter
 
 /// An upper bound of the time in seconds: all ranks send and add their data one after the other, over the slowest link.
 fn longest_time(topology: &Topology, bytes: u64, messages: u64, parameters: &SimulationParameters) -> f64 {
-    let uplinks = || topology.vertices().iter().skip(1).map(|vertex| vertex.uplink);
-    let slowest = PhysicalLinks::new(topology).bandwidths().min().unwrap_or(1) as f64 / 8.0;
-    let latencies: f64 = uplinks().map(|uplink| uplink.latency as f64 / 1e9).fold(0.0, f64::max);
+    let slowest = PhysicalLinks::new(topology).bandwidths().flatten().min().unwrap_or(1) as f64 / 8.0;
+    let longest = match topology.fabric() {
+        Some(fabric) => fabric.links().iter().map(|link| link.latency).max(),
+        None => topology.vertices().iter().skip(1).map(|vertex| vertex.uplink.latency).max(),
+    };
+    let latencies = longest.unwrap_or(0) as f64 / 1e9;
     // Two vectors in each direction. A message takes as long as on the slowest of its links. An addition reads two operands and writes one.
     let sent = 4.0 * bytes as f64 * topology.world() as f64;
     let hops = topology.vertices().len() as f64;

@@ -40,10 +40,8 @@ impl Network {
     pub fn new(links: &PhysicalLinks<'_>, paths: impl Iterator<Item = FlowPath>) -> Self {
         let rate = |bandwidth: u64| bandwidth.saturating_mul(PER_BIT);
         let directions = || {
-            links
-                .bandwidths()
-                .zip(links.bursts())
-                .flat_map(|(bandwidth, burst)| [(rate(bandwidth), burst); 2])
+            let both = links.bandwidths().zip(links.bursts());
+            both.flat_map(|(bandwidths, burst)| bandwidths.map(|bandwidth| (rate(bandwidth), burst)))
         };
         let capacity = |(bandwidth, burst): (u64, u64)| match burst > 0 {
             true => (TokenBuckets::with_tokens(bandwidth), true),
@@ -59,12 +57,12 @@ impl Network {
         }
     }
 
-    /// The direction of a link from a vertex to its parent.
+    /// The direction of a link from a vertex to its parent, or from its first end.
     pub fn up(link: PhysicalLink) -> LinkId {
         2 * link as LinkId
     }
 
-    /// The direction of a link to a vertex from its parent.
+    /// The other direction.
     pub fn down(link: PhysicalLink) -> LinkId {
         2 * link as LinkId + 1
     }

@@ -5,16 +5,16 @@
 use super::activity::{PathSummary, SimulatedActivity};
 use super::parameters::PICOSECONDS;
 use super::rank_timeline::RankTimeline;
-use flexring_plan::topology::VertexId;
+use flexring_plan::topology::TopologyLink;
 
-/// What one uplink carried.
+/// What one link carried.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkUse {
-    /// The vertex whose uplink it is.
-    pub vertex: VertexId,
-    /// Bytes to the parent.
+    /// The link.
+    pub vertex: TopologyLink,
+    /// Bytes to the parent, or from the first end of a link of a fabric.
     pub up: u64,
-    /// Bytes from the parent.
+    /// Bytes the other way.
     pub down: u64,
     /// The part of the time in which the busier direction carried data at full speed: 0 to 1. With several NICs, that of the
     /// busiest one.
@@ -26,7 +26,7 @@ pub struct LinkUse {
 pub struct SimulatedRun {
     /// Picoseconds until the last rank returned.
     pub picoseconds: u64,
-    /// All uplinks, by vertex; the root has none.
+    /// All links, by number.
     pub links: Vec<LinkUse>,
     /// Messages between ranks.
     pub messages: u64,

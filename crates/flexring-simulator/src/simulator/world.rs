@@ -54,8 +54,8 @@ impl<'a> SimulatedWorld<'a> {
         parameters: &'a SimulationParameters,
         call: SimulationInput,
     ) -> Self {
-        let channels = Channels::new(peers, topology, call.records);
         let links = PhysicalLinks::new(topology);
+        let channels = Channels::new(peers, &links, topology, call.records);
         let weights = match parameters.tcp_in_flight {
             0 => vec![1; channels.len()],
             mean => flow_weights(mean, peers, topology),
@@ -122,22 +122,25 @@ impl<'a> SimulatedWorld<'a> {
         for (path, carried) in self.channels.paths(&links).zip(self.network.carried()) {
             path.iter().for_each(|link| bits[*link as usize] += u128::from(carried));
         }
-        let bandwidths: Vec<u64> = links.bandwidths().collect();
+        let bandwidths: Vec<[u64; 2]> = links.bandwidths().collect();
         let link_use = |vertex: usize| {
             let mut of_uplink = LinkUse { vertex, up: 0, down: 0, busy: 0.0 };
             for link in links.of(vertex) {
                 let carried = [Network::up(link), Network::down(link)].map(|link| bits[link as usize]);
-                let possible = bandwidths[link] as f64 * time as f64 / PICOSECONDS as f64;
-                let larger = carried[0].max(carried[1]) as f64;
                 let [up, down] = carried.map(|bits| (bits / 8) as u64);
                 (of_uplink.up, of_uplink.down) = (of_uplink.up + up, of_uplink.down + down);
-                of_uplink.busy = of_uplink.busy.max(if larger > 0.0 { larger / possible } else { 0.0 });
+                for (bits, bandwidth) in
+                    carried.into_iter().zip(bandwidths[link]).filter(|(bits, _)| *bits > 0)
+                {
+                    let possible = bandwidth as f64 * time as f64 / PICOSECONDS as f64;
+                    of_uplink.busy = of_uplink.busy.max(bits as f64 / possible);
+                }
             }
             of_uplink
         };
         SimulatedRun {
             picoseconds: time,
-            links: (1..self.topology.vertices().len()).map(link_use).collect(),
+            links: links.in_output().skip(1).map(link_use).collect(),
             messages: self.messages,
             events: self.events,
             critical_path: self.record.path_to(self.last),

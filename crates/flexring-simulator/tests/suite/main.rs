@@ -2,4 +2,5 @@
 
 mod choices;
 mod cost_model;
+mod fabrics;
 mod simulator;

@@ -1,0 +1,185 @@
+//! Fabrics that are no trees: graphs of ranks, nodes and switches, with links that have a rate in each direction.
+//!
+//! Owns the least time of an all-reduce on such a graph, and the trees that take that time. Must not know the formats that describe it,
+//! schedules, or elements.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `graph` | the graph |
+//! | `max_flow` | maximum flows |
+//! | `throughput` | the least time, and the groups of ranks that prove it |
+//! | `splitting` | routes through switches |
+//! | `packing` | trees |
+//! | `routed_division` | one route for each pair of ranks, and roots |
+//! | `forest` | how many trees |
+//! | `trees` | the result |
+
+mod forest;
+mod graph;
+mod max_flow;
+mod packing;
+mod routed_division;
+mod splitting;
+mod throughput;
+mod trees;
+
+pub use graph::{FabricLink, Route};
+pub use trees::{Forest, SpanningTree};
+
+use super::Rank;
+use graph::FabricGraph;
+use max_flow::{FlowNetwork, UNLIMITED};
+use std::sync::OnceLock;
+use throughput::{LeastTime, LinkNetwork, gcd};
+
+/// A connected graph, and what an all-reduce on it can reach. The first vertices are the ranks, in their order; the others are switches, and nodes whose
+/// ranks share links.
+#[derive(Debug)]
+pub struct Fabric {
+    graph: FabricGraph,
+    forest: OnceLock<Forest>,
+    bound: OnceLock<FabricBound>,
+}
+
+/// What limits every all-reduce on a fabric.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FabricBound {
+    /// Seconds for each byte of the vector.
+    pub seconds_per_byte: f64,
+    /// Disjoint sets of vertices, which hold all ranks.
+    pub sets: Vec<Vec<usize>>,
+    /// Vectors that the sets send to each other together, or 1 if it is those from the first to the second.
+    pub vectors: usize,
+    /// Bits per second of the links that carry them together.
+    pub bandwidth: u64,
+}
+
+impl PartialEq for Fabric {
+    fn eq(&self, other: &Self) -> bool {
+        self.graph == other.graph
+    }
+}
+
+impl Eq for Fabric {}
+
+impl Fabric {
+    /// A fabric of vertices with these names, of which the first `world` are the ranks. It must be connected.
+    #[must_use]
+    pub fn new(world: usize, names: Vec<String>, links: Vec<FabricLink>) -> Self {
+        Self::of(FabricGraph::new(world, names, links))
+    }
+
+    fn of(graph: FabricGraph) -> Self {
+        Self { graph, forest: OnceLock::new(), bound: OnceLock::new() }
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.graph.world()
+    }
+
+    /// By vertex, its name.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        self.graph.names()
+    }
+
+    /// The links.
+    #[must_use]
+    pub fn links(&self) -> &[FabricLink] {
+        self.graph.links()
+    }
+
+    fn network(&self) -> LinkNetwork {
+        LinkNetwork {
+            vertices: self.names().len(),
+            ranks: (0..self.world()).collect(),
+            ends: self.links().iter().map(|link| link.ends).collect(),
+        }
+    }
+
+    /// The trees among which an all-reduce divides the vector. They use each link equally in both directions, so its slower direction counts. Computed when it
+    /// is first asked for.
+    #[must_use]
+    pub fn forest(&self) -> &Forest {
+        self.forest.get_or_init(|| {
+            if self.world() < 2 {
+                return Forest::default();
+            }
+            let slower = self.links().iter().map(|link| link.bandwidths[0].min(link.bandwidths[1]));
+            let (widths, unit) = self.scaled(slower.collect());
+            forest::forest(&self.graph, &self.network(), &widths, unit)
+        })
+    }
+
+    /// What limits every all-reduce; `None` with one rank.
+    #[must_use]
+    pub fn bound(&self) -> Option<&FabricBound> {
+        (self.world() > 1).then(|| self.bound.get_or_init(|| self.compute_bound()))
+    }
+
+    fn compute_bound(&self) -> FabricBound {
+        let network = self.network();
+        let both: Vec<u64> =
+            self.links().iter().map(|link| link.bandwidths[0] + link.bandwidths[1]).collect();
+        let (widths, unit) = self.scaled(both);
+        let LeastTime { numerator, denominator, sets } = network.least_time(&widths);
+        // Each message passes two ends of links, where it leaves a set and where it enters another.
+        let bandwidth = (denominator as u64).saturating_mul(unit) / 2;
+        let of_sets = FabricBound {
+            seconds_per_byte: 8.0 * numerator as f64 / bandwidth as f64,
+            sets: sets.0,
+            vectors: numerator as usize,
+            bandwidth,
+        };
+        let is_alike = |link: &FabricLink| link.bandwidths[0] == link.bandwidths[1];
+        if self.links().iter().all(is_alike) {
+            return of_sets;
+        }
+        // A direction of a cut carries the vector once.
+        let pairs = (1..self.world()).flat_map(|rank| [[0, rank], [rank, 0]]);
+        pairs.map(|[from, to]| self.cut(from, to)).fold(of_sets, |longest, cut| {
+            if cut.seconds_per_byte > longest.seconds_per_byte * (1.0 + 1e-9) { cut } else { longest }
+        })
+    }
+
+    /// The bound by what can be sent from one rank to another.
+    fn cut(&self, from: Rank, to: Rank) -> FabricBound {
+        let mut network = FlowNetwork::new(self.names().len());
+        for FabricLink { ends, bandwidths, .. } in self.links() {
+            network.add(ends[0], ends[1], bandwidths.map(|bandwidth| bandwidth as i64));
+        }
+        let bandwidth = network.send(from, to, UNLIMITED) as u64;
+        let side = network.source_side(from);
+        let set = |is_source: bool| (0..side.len()).filter(|vertex| side[*vertex] == is_source).collect();
+        let seconds_per_byte = 8.0 / bandwidth as f64;
+        FabricBound { seconds_per_byte, sets: vec![set(true), set(false)], vectors: 1, bandwidth }
+    }
+
+    /// Rates as whole numbers of a unit, which is returned too, so small that sums for all ranks fit 64 bits.
+    fn scaled(&self, rates: Vec<u64>) -> (Vec<i64>, u64) {
+        let divisor = rates.iter().fold(0, |divisor, rate| gcd(divisor, *rate as i64));
+        let sum: u128 = rates.iter().map(|rate| u128::from(*rate) / divisor.max(1) as u128).sum();
+        let most = (1_u128 << 57) / self.world().max(1) as u128;
+        let unit = (divisor.max(1) as u128 * sum.div_ceil(most).max(1)) as u64;
+        (rates.iter().map(|rate| (rate / unit).max(1) as i64).collect(), unit)
+    }
+
+    /// The links from one rank to another: those that the forest's trees use, or the fewest.
+    #[must_use]
+    pub fn route(&self, from: Rank, to: Rank) -> Route {
+        let pair = [from.min(to), from.max(to)];
+        match self.forest().routes.get(&pair) {
+            Some(route) if from < to => route.clone(),
+            Some(route) => splitting::reversed(route),
+            None => self.graph.fewest_links(from, to),
+        }
+    }
+
+    /// The fabric of some of the ranks, in this order. Other ranks and their links are left out, unless these ranks are connected by them only.
+    #[must_use]
+    pub(super) fn restricted_to(&self, ranks: &[Rank]) -> Self {
+        Self::of(self.graph.restricted_to(ranks))
+    }
+}

@@ -1,0 +1,40 @@
+//! The trees among which the vector is divided.
+//!
+//! Owns what planners and simulations need of them. Must not know how they are found.
+
+use super::graph::Route;
+use crate::Rank;
+use std::collections::BTreeMap;
+
+/// A tree, and its share of the vector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpanningTree {
+    /// The rank that has the sums.
+    pub root: Rank,
+    /// By rank, its parent; `None` for the root.
+    pub parent: Vec<Option<Rank>>,
+    /// Its part of the vector, in [`Forest::shares`].
+    pub share: u64,
+}
+
+/// Trees among which the vector is divided.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Forest {
+    /// The trees, in the order of their spans.
+    pub trees: Vec<SpanningTree>,
+    /// The shares of all trees together.
+    pub shares: u64,
+    /// Seconds for each byte of the vector on the link that takes longest.
+    pub seconds_per_byte: f64,
+    /// By pair of ranks with an edge of a tree, the lesser one first, the route from there.
+    pub(super) routes: BTreeMap<[Rank; 2], Route>,
+}
+
+impl SpanningTree {
+    /// By rank, the edges between it and the root.
+    #[must_use]
+    pub fn depths(&self) -> Vec<usize> {
+        let up = |rank: Rank| std::iter::successors(self.parent[rank], |rank| self.parent[*rank]).count();
+        (0..self.parent.len()).map(up).collect()
+    }
+}
