@@ -174,7 +174,7 @@ fn grown(fabric: &FabricGraph, network: &LinkNetwork, division: &ForestDivision,
     let top = network.vertices;
     let first = (0..).zip(roots).map(|(to, width)| RouteArc { from: top, to, width, route: Vec::new() });
     let arcs = both.chain(first).filter(|arc| arc.width > 0).collect();
-    let arcs = Splitting::new(top + 1, &network.ranks, top, *trees, arcs).split_all();
+    let arcs = Splitting::new(network, *trees, arcs).split_all();
     let packed = pack(top + 1, &network.ranks, top, *trees, &arcs, MOST_TREES as usize);
     let whole: i64 = packed.iter().map(|tree| tree.shares).sum();
     let trees = packed.into_iter().map(|tree| DividedTree {
@@ -189,8 +189,17 @@ fn grown(fabric: &FabricGraph, network: &LinkNetwork, division: &ForestDivision,
         let route = without_loops(arc.from, &arc.route, network);
         let route = if arc.from < arc.to { route } else { reversed(&route) };
         let known = routes.entry([arc.from.min(arc.to), arc.from.max(arc.to)]).or_default();
-        if !known.contains(&route) {
+        let is_transit = route.windows(2).any(|links| network.is_transit(links[0].0, links[1].0));
+        if !is_transit && !known.contains(&route) {
             known.push(route);
+        }
+    }
+    for from in 0..fabric.world() {
+        for (to, route) in fabric.past_switches(from).into_iter().enumerate().skip(from + 1) {
+            let known = routes.entry([from, to]).or_default();
+            if known.is_empty() && !route.is_empty() {
+                known.push(route);
+            }
         }
     }
     let mut division = RoutedDivision::new(fabric, trees, routes);

@@ -56,23 +56,47 @@ impl FabricGraph {
         &self.links
     }
 
-    /// The fewest links from one vertex to another.
-    pub(super) fn fewest_links(&self, from: usize, to: usize) -> Route {
+    /// The fewest links from one rank to another.
+    pub(super) fn fewest_links(&self, from: Rank, to: Rank) -> Route {
+        self.route_of(from, to, &self.search(from, |_, _, _| true))
+    }
+
+    /// By rank, the fewest links from a rank, past switches and the nodes of both only; empty where there are none.
+    pub(super) fn past_switches(&self, from: Rank) -> Vec<Route> {
+        let is_within = |link: usize| self.links[link].is_within_node;
+        let before = self.search(from, |at, last, next| {
+            let is_node = || self.links_of[at].iter().any(|link| is_within(*link));
+            at == from || at >= self.world && (last.is_some_and(is_within) || is_within(next) || !is_node())
+        });
+        (0..self.world).map(|to| self.route_of(from, to, &before)).collect()
+    }
+
+    /// By vertex, the last link on the way from a rank. `leads_on` says of a vertex whether from one link to another one leads on.
+    fn search(
+        &self,
+        from: Rank,
+        leads_on: impl Fn(usize, Option<usize>, usize) -> bool,
+    ) -> Vec<Option<(usize, bool)>> {
         let mut before: Vec<Option<(usize, bool)>> = vec![None; self.names.len()];
         let mut order = vec![from];
         let mut next = 0;
-        while let Some(at) = order.get(next).copied().filter(|_| before[to].is_none()) {
+        while let Some(at) = order.get(next).copied() {
             next += 1;
             for number in &self.links_of[at] {
+                let last = before[at].map(|(link, _)| link);
                 let ends = self.links[*number].ends;
                 let forward = ends[0] == at;
                 let other = ends[usize::from(forward)];
-                if other != from && before[other].is_none() {
+                if other != from && before[other].is_none() && leads_on(at, last, *number) {
                     before[other] = Some((*number, forward));
                     order.push(other);
                 }
             }
         }
+        before
+    }
+
+    fn route_of(&self, from: usize, to: usize, before: &[Option<(usize, bool)>]) -> Route {
         let mut route = Vec::new();
         let mut at = to;
         while let Some((link, forward)) = before[at].filter(|_| at != from) {

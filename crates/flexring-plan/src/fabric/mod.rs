@@ -96,6 +96,7 @@ impl Fabric {
             vertices: self.names().len(),
             ranks: (0..self.world()).collect(),
             ends: self.links().iter().map(|link| link.ends).collect(),
+            is_within_node: self.links().iter().map(|link| link.is_within_node).collect(),
         }
     }
 
@@ -181,5 +182,78 @@ impl Fabric {
     #[must_use]
     pub(super) fn restricted_to(&self, ranks: &[Rank]) -> Self {
         Self::of(self.graph.restricted_to(ranks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_fabrics;
+    use crate::topology_file::parse;
+    use fastrand::Rng;
+    use std::time::{Duration, Instant};
+    use throughput::random_network;
+
+    /// A random graph with links of different rates, some of them other in the other direction.
+    fn random_fabric(random: &mut Rng) -> Fabric {
+        let (network, widths) = random_network(random, 12);
+        // Ranks come first.
+        let mut order = network.ranks.clone();
+        order.extend((0..network.vertices).filter(|vertex| !network.ranks.contains(vertex)));
+        let place = |vertex: usize| order.iter().position(|other| *other == vertex).expect("all vertices");
+        let back = random.bool();
+        let links = network.ends.iter().zip(widths).map(|(ends, width)| FabricLink {
+            name: String::new(),
+            ends: ends.map(place),
+            bandwidths: [width as u64, if back { random.u64(1..8) } else { width as u64 }]
+                .map(|rate| rate << 30),
+            latency: 0,
+            burst: 0,
+            is_within_node: false,
+        });
+        let names = (0..network.vertices).map(|vertex| vertex.to_string()).collect();
+        Fabric::new(network.ranks.len(), names, links.collect())
+    }
+
+    #[test]
+    fn forests_of_random_graphs_take_little_longer_than_possible() {
+        let mut longer = Vec::new();
+        for seed in 0..200 {
+            let fabric = random_fabric(&mut Rng::with_seed(seed));
+            let bound = fabric.bound().expect("several ranks").seconds_per_byte;
+            let forest = fabric.forest();
+            assert!(forest.trees.len() <= 64, "seed {seed}: {} trees", forest.trees.len());
+            assert_eq!(forest.trees.iter().map(|tree| tree.share).sum::<u64>(), forest.shares, "seed {seed}");
+            let alike = fabric.links().iter().all(|link| link.bandwidths[0] == link.bandwidths[1]);
+            let ratio = forest.seconds_per_byte / bound;
+            if alike && fabric.world() < fabric.names().len() {
+                longer.push(ratio);
+            } else if alike {
+                assert!(ratio < 1.002, "seed {seed}: {ratio} times the least time");
+            }
+        }
+        // Two ranks with several ways through switches have one route, so not all of these can take the least time.
+        longer.sort_by(f64::total_cmp);
+        assert!(longer[longer.len() * 8 / 10] < 1.02, "{longer:?}");
+    }
+
+    #[test]
+    fn a_fabric_of_256_ranks_is_planned_in_seconds() {
+        for text in [test_fabrics::torus(16, 16, "100G"), test_fabrics::hypercube(8)] {
+            let topology = parse("f", &text, None).expect("a graph");
+            let begun = Instant::now();
+            let fabric = topology.fabric().expect("a graph");
+            let longer =
+                fabric.forest().seconds_per_byte / fabric.bound().expect("many ranks").seconds_per_byte;
+            let depth = fabric.forest().trees.iter().flat_map(SpanningTree::depths).max();
+            eprintln!(
+                "{:?}: {longer} {} trees, depth {depth:?}",
+                begun.elapsed(),
+                fabric.forest().trees.len()
+            );
+            assert!(longer < 1.01, "{longer} times the least time");
+            // On a machine that does other things, too.
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+        }
     }
 }

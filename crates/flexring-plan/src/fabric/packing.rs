@@ -170,7 +170,7 @@ mod tests {
                 route: Vec::new(),
             });
             let arcs: Vec<RouteArc> = arcs.chain(first).filter(|arc| arc.width > 0).collect();
-            let arcs = Splitting::new(root + 1, &network.ranks, root, trees, arcs).split_all();
+            let arcs = Splitting::new(&network, trees, arcs).split_all();
             let packed = pack(root + 1, &network.ranks, root, trees, &arcs, usize::MAX);
             assert_eq!(packed.iter().map(|tree| tree.shares).sum::<i64>(), trees, "seed {seed}");
             let mut used = vec![0; network.ends.len()];

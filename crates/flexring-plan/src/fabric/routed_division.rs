@@ -41,7 +41,7 @@ pub(super) struct DividedTree {
 pub(super) struct RoutedDivision<'a> {
     fabric: &'a FabricGraph,
     trees: Vec<DividedTree>,
-    /// By pair, the routes that it can have, from its lesser rank.
+    /// By pair, the routes that it can have, from its lesser rank; at least one.
     routes: BTreeMap<RankPair, Vec<Route>>,
     /// By pair, the place of its route among these.
     chosen: BTreeMap<RankPair, usize>,
@@ -53,13 +53,32 @@ impl<'a> RoutedDivision<'a> {
     pub(super) fn new(
         fabric: &'a FabricGraph,
         mut trees: Vec<DividedTree>,
-        routes: BTreeMap<RankPair, Vec<Route>>,
+        mut routes: BTreeMap<RankPair, Vec<Route>>,
     ) -> Self {
         trees.iter_mut().for_each(|tree| tree.edges.sort_unstable());
+        routes.retain(|_, routes| !routes.is_empty());
+        trees.retain(|tree| tree.edges.iter().all(|pair| routes.contains_key(pair)));
         let chosen = routes.keys().map(|pair| (*pair, 0)).collect();
         let mut division = Self { fabric, trees, routes, chosen, times: Vec::new() };
+        if division.trees.is_empty() {
+            let prices = vec![0.0; fabric.links().len()];
+            let any = division.cheapest_tree(&prices).unwrap_or_else(|| division.add_line());
+            division.trees.push(DividedTree { edges: any, share: 1.0 });
+        }
+        let whole: f64 = division.trees.iter().map(|tree| tree.share).sum();
+        division.trees.iter_mut().for_each(|tree| tree.share /= whole);
         division.measure();
         division
+    }
+
+    /// Ranks of a derived communicator may be connected by nodes of others only: a line of ranks, by whatever forwards.
+    fn add_line(&mut self) -> Vec<RankPair> {
+        let line: Vec<RankPair> = (1..self.fabric.world()).map(|rank| [rank - 1, rank]).collect();
+        for pair in &line {
+            self.routes.insert(*pair, vec![self.fabric.fewest_links(pair[0], pair[1])]);
+            self.chosen.insert(*pair, 0);
+        }
+        line
     }
 
     /// Seconds for each byte on a link with a share. Sums go up and results go down, so its slower direction counts.

@@ -8,6 +8,7 @@
 //! the switch, or the switch and neither end, so a maximum flow for each of the two cases says for how many units.
 
 use super::max_flow::{FlowNetwork, UNLIMITED};
+use super::throughput::LinkNetwork;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A directed arc between two vertices, through switches that were removed.
@@ -23,11 +24,10 @@ pub(super) struct RouteArc {
 
 /// Arcs of which every set of vertices with ranks and without the root is entered by `trees`.
 pub(super) struct Splitting<'a> {
-    pub(super) vertices: usize,
-    pub(super) ranks: &'a [usize],
-    pub(super) root: usize,
-    pub(super) trees: i64,
-    pub(super) arcs: Vec<RouteArc>,
+    network: &'a LinkNetwork,
+    root: usize,
+    trees: i64,
+    arcs: Vec<RouteArc>,
     /// By pair of ranks, the lesser one first, its route from the lesser one.
     routes: BTreeMap<[usize; 2], Vec<(usize, bool)>>,
 }
@@ -47,26 +47,25 @@ enum SplitChoice {
 }
 
 impl<'a> Splitting<'a> {
-    pub(super) fn new(
-        vertices: usize,
-        ranks: &'a [usize],
-        root: usize,
-        trees: i64,
-        arcs: Vec<RouteArc>,
-    ) -> Self {
-        let mut splitting = Self { vertices, ranks, root, trees, arcs, routes: BTreeMap::new() };
+    pub(super) fn new(network: &'a LinkNetwork, trees: i64, arcs: Vec<RouteArc>) -> Self {
+        let mut splitting = Self { network, root: network.vertices, trees, arcs, routes: BTreeMap::new() };
         for arc in splitting.arcs.clone() {
             splitting.note_route(&arc);
         }
         splitting
     }
 
+    /// Those of the network, and the root above it.
+    fn vertices(&self) -> usize {
+        self.network.vertices + 1
+    }
+
     /// Removes all switches. What is left are arcs between ranks.
     pub(super) fn split_all(mut self) -> Vec<RouteArc> {
-        let mut is_rank = vec![false; self.vertices];
-        self.ranks.iter().for_each(|rank| is_rank[*rank] = true);
+        let mut is_rank = vec![false; self.vertices()];
+        self.network.ranks.iter().for_each(|rank| is_rank[*rank] = true);
         let switches: Vec<usize> =
-            (0..self.vertices).filter(|vertex| !is_rank[*vertex] && *vertex != self.root).collect();
+            (0..self.vertices()).filter(|vertex| !is_rank[*vertex] && *vertex != self.root).collect();
         for choice in [SplitChoice::Even, SplitChoice::OneRoute, SplitChoice::Any, SplitChoice::Dropped] {
             switches.iter().for_each(|switch| self.split(*switch, choice, &is_rank));
         }
@@ -124,12 +123,18 @@ impl<'a> Splitting<'a> {
         match choice {
             SplitChoice::Dropped => true,
             _ if arc.from == arc.to => false,
+            SplitChoice::Even | SplitChoice::OneRoute if self.is_transit(one, other) => false,
             SplitChoice::Even if joins_ranks => {
                 self.has_no_other_route(&arc) && self.is_in_turn(self.arcs[one].to, &arc)
             }
             SplitChoice::OneRoute if joins_ranks => self.has_no_other_route(&arc),
             _ => true,
         }
+    }
+
+    fn is_transit(&self, one: usize, other: usize) -> bool {
+        let (first, second) = (self.arcs[one].route.last(), self.arcs[other].route.first());
+        first.zip(second).is_some_and(|(first, second)| self.network.is_transit(first.0, second.0))
     }
 
     fn note_route(&mut self, arc: &RouteArc) {
@@ -146,7 +151,7 @@ impl<'a> Splitting<'a> {
         let (one, other) = (joined(arc.from), joined(arc.to));
         let both: Vec<&usize> = one
             .intersection(&other)
-            .filter(|vertex| **vertex != self.root && !self.ranks.contains(vertex))
+            .filter(|vertex| **vertex != self.root && !self.network.ranks.contains(vertex))
             .collect();
         both.get((arc.from + arc.to) % both.len().max(1)).is_none_or(|turn| **turn == switch)
     }
@@ -171,12 +176,12 @@ impl<'a> Splitting<'a> {
     /// How much more than needed enters each set with ranks that has all vertices of `inside`, none of `outside`, and not the root; or `most` if that is
     /// less.
     fn slack(&self, inside: &[usize], outside: &[usize], most: i64) -> i64 {
-        let (source, sink) = (self.vertices, self.vertices + 1);
-        let mut empty = FlowNetwork::new(self.vertices + 2);
+        let (source, sink) = (self.vertices(), self.vertices() + 1);
+        let mut empty = FlowNetwork::new(self.vertices() + 2);
         for arc in &self.arcs {
             empty.add(arc.from, arc.to, [arc.width, 0]);
         }
-        let mut is_outside = vec![false; self.vertices];
+        let mut is_outside = vec![false; self.vertices()];
         for vertex in outside.iter().chain([&self.root]) {
             is_outside[*vertex] = true;
             empty.add(source, *vertex, [UNLIMITED, 0]);
@@ -189,11 +194,11 @@ impl<'a> Splitting<'a> {
             least = least.min(network.send(source, sink, self.trees + least) - self.trees);
             least > 0
         };
-        if inside.iter().any(|vertex| self.ranks.contains(vertex)) {
+        if inside.iter().any(|vertex| self.network.ranks.contains(vertex)) {
             measure(&mut empty);
             return least;
         }
-        for rank in self.ranks.iter().filter(|rank| !is_outside[**rank]) {
+        for rank in self.network.ranks.iter().filter(|rank| !is_outside[**rank]) {
             let mut network = empty.clone();
             network.add(*rank, sink, [UNLIMITED, 0]);
             if !measure(&mut network) {

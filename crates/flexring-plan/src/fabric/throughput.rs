@@ -17,6 +17,9 @@
 
 use super::max_flow::{FlowNetwork, UNLIMITED};
 
+/// Times that the inflows of all ranks are compared in pairs.
+const ROUNDS: usize = 24;
+
 /// Links, each between two vertices, some of which are ranks.
 #[derive(Clone, Debug)]
 pub(super) struct LinkNetwork {
@@ -25,6 +28,8 @@ pub(super) struct LinkNetwork {
     pub(super) ranks: Vec<usize>,
     /// By link, its ends.
     pub(super) ends: Vec<[usize; 2]>,
+    /// By link, whether both ends are on one node.
+    pub(super) is_within_node: Vec<bool>,
 }
 
 /// Sets of vertices that limit every all-reduce.
@@ -41,6 +46,15 @@ pub(super) struct LeastTime {
 }
 
 impl LinkNetwork {
+    /// Whether one link follows another past a node that is not the end of either of them: nodes do not forward.
+    pub(super) fn is_transit(&self, first: usize, second: usize) -> bool {
+        let common = self.ends[first].iter().find(|end| self.ends[second].contains(end));
+        let is_node = |vertex: &usize| {
+            self.ends.iter().zip(&self.is_within_node).any(|(ends, within)| *within && ends.contains(vertex))
+        };
+        !self.is_within_node[first] && !self.is_within_node[second] && common.is_some_and(is_node)
+    }
+
     /// By vertex, the sum over its links.
     pub(super) fn degrees(&self, widths: &[i64]) -> Vec<i64> {
         let mut degrees = vec![0; self.vertices];
@@ -146,16 +160,24 @@ impl LinkNetwork {
     /// Makes inflows more alike, so that links carry as much in one direction as in the other where that is possible.
     pub(super) fn balance(&self, carried: &[i64], trees: i64, inflows: &mut [i64]) {
         let mut order = self.ranks.clone();
-        order.sort_by_key(|rank| -inflows[*rank]);
-        for high in &order {
-            for low in order.iter().rev() {
+        for round in 0..ROUNDS {
+            order.sort_by_key(|rank| -inflows[*rank]);
+            let mut is_changed = false;
+            // The highest with the lowest, then with the second lowest, and so on.
+            for place in 0..order.len() / 2 {
+                let (high, low) =
+                    (order[place], order[order.len() - 1 - (place + round) % order.len().div_ceil(2)]);
                 // What enters one instead of the other changes by 2, as whole trees do.
-                let half = (inflows[*high] - inflows[*low]) / 4 * 2;
+                let half = (inflows[high] - inflows[low]) / 4 * 2;
                 if half > 0 {
-                    let moved = self.movable(carried, trees, inflows, [*high, *low]).min(half) / 2 * 2;
-                    inflows[*high] -= moved;
-                    inflows[*low] += moved;
+                    let moved = self.movable(carried, trees, inflows, [high, low]).min(half) / 2 * 2;
+                    inflows[high] -= moved;
+                    inflows[low] += moved;
+                    is_changed |= moved > 0;
                 }
+            }
+            if !is_changed && round > 0 {
+                break;
             }
         }
     }
@@ -258,7 +280,8 @@ mod tests {
             }
         }
         let widths = ends.iter().map(|_| random.i64(1..8)).collect();
-        (LinkNetwork { vertices, ranks, ends }, widths)
+        let is_within_node = vec![false; ends.len()];
+        (LinkNetwork { vertices, ranks, ends, is_within_node }, widths)
     }
 
     /// The longest bound, by trying all ways to put vertices into sets or into none.

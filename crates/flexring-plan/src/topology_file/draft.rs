@@ -5,11 +5,9 @@
 
 use super::super::Rank;
 use super::super::topology::{Nics, Topology, TopologyBuilder, Uplink};
-use super::graph::{self, DraftLink};
 use super::limits::MAX_DEPTH;
 use crate::file_context::FileContext;
 use flexring_core::error::{Error, Result};
-use std::sync::Arc;
 
 pub(super) type DraftId = usize;
 
@@ -69,6 +67,27 @@ impl DraftVertex {
     }
 }
 
+/// An end of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum LinkEnd {
+    /// A node or a switch.
+    Vertex(DraftId),
+    /// A rank.
+    Rank(Rank),
+}
+
+/// A link between two vertices.
+#[derive(Clone, Debug)]
+pub(super) struct DraftLink {
+    pub(super) ends: [LinkEnd; 2],
+    /// Line of the description, from 1.
+    pub(super) line: usize,
+    /// In bit/s, from the first to the second end, and back.
+    pub(super) bandwidths: [u64; 2],
+    pub(super) latency: Option<u64>,
+    pub(super) burst: u64,
+}
+
 /// Switches and nodes, in the order of the description.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
@@ -102,7 +121,6 @@ impl Draft {
     pub(super) fn finish(mut self, file: FileContext) -> Result<Topology> {
         let order = self.walk(file)?;
         self.default_switch_bandwidths(&order);
-        let fabric = graph::fabric(file, &mut self)?;
         let mut builder = TopologyBuilder::new(&self.vertices[order[0]].name);
         let mut vertex = vec![0; self.vertices.len()];
         for (id, parent) in order.iter().filter_map(|id| Some((*id, self.vertices[*id].parent?))) {
@@ -124,11 +142,7 @@ impl Draft {
                 }
             };
         }
-        let topology = builder.finish().map_err(|error| error.context(file.name))?;
-        Ok(match fabric {
-            Some(fabric) => topology.with_fabric(Arc::new(fabric)),
-            None => topology,
-        })
+        builder.finish().map_err(|error| error.context(file.name))
     }
 
     /// All vertices, level by level from the root. Fails if a vertex is not below the root, or too deep.

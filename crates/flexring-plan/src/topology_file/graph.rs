@@ -5,31 +5,10 @@
 use super::super::Rank;
 use super::super::fabric::{Fabric, FabricLink};
 use super::super::topology::Uplink;
-use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
+use super::draft::{Draft, DraftId, DraftKind, DraftLink, DraftVertex, LinkEnd};
 use crate::file_context::FileContext;
 use flexring_core::error::Result;
 use std::collections::HashMap;
-
-/// An end of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum LinkEnd {
-    /// A node or a switch.
-    Vertex(DraftId),
-    /// A rank.
-    Rank(Rank),
-}
-
-/// A link between two vertices.
-#[derive(Clone, Debug)]
-pub(super) struct DraftLink {
-    pub(super) ends: [LinkEnd; 2],
-    /// Line of the description, from 1.
-    pub(super) line: usize,
-    /// In bit/s, from the first to the second end, and back.
-    pub(super) bandwidths: [u64; 2],
-    pub(super) latency: Option<u64>,
-    pub(super) burst: u64,
-}
 
 /// The name of an end, for errors and output.
 fn end_name(draft: &Draft, end: LinkEnd) -> String {

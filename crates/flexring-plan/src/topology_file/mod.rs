@@ -33,6 +33,7 @@ use super::file_context::FileContext;
 use super::topology::Topology;
 use draft::Draft;
 use flexring_core::error::Result;
+use std::sync::Arc;
 
 /// The topology that `text` describes in TOML or as Slurm's `topology.conf`; the content decides which. `name` is the
 /// file's name, for errors. `hosts` are the host names of the ranks, by rank, for descriptions that name machines. Without
@@ -44,7 +45,12 @@ pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topolog
     let file = FileContext { name };
     let mut draft = read(file, text)?;
     hosts::assign_ranks(file, &mut draft, hosts)?;
-    draft.finish(file)
+    let fabric = graph::fabric(file, &mut draft)?;
+    let topology = draft.finish(file)?;
+    Ok(match fabric {
+        Some(fabric) => topology.with_fabric(Arc::new(fabric)),
+        None => topology,
+    })
 }
 
 /// Checks what [`parse`] checks, except which ranks are on which nodes: that may depend on host names.

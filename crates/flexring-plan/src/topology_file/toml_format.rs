@@ -4,8 +4,8 @@
 
 use super::super::Rank;
 use super::super::topology::{MAX_BURST, Nics, Uplink};
-use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
-use super::graph::{self, DraftLink, LinkEnd};
+use super::draft::{Draft, DraftId, DraftKind, DraftLink, DraftVertex, LinkEnd};
+use super::graph;
 use super::limits::MAX_NICS;
 use super::units;
 use crate::file_context::{FileContext, Lines};
@@ -24,7 +24,7 @@ struct TopologyToml {
     #[serde(default)]
     node: Vec<NodeTable>,
     #[serde(default)]
-    link: Vec<LinkTable>,
+    link: Vec<GraphLinkTable>,
 }
 
 #[derive(serde::Deserialize)]
@@ -54,7 +54,7 @@ struct NodeTable {
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LinkTable {
+struct GraphLinkTable {
     between: Spanned<[EndName; 2]>,
     bandwidth: Bandwidth,
     back: Option<Bandwidth>,
@@ -303,7 +303,7 @@ impl TopologyTables<'_> {
     }
 
     /// The draft of a graph: a root above all nodes and switches, and these links between them.
-    fn join(self, links: Vec<LinkTable>, lines: &Lines) -> Result<Draft> {
+    fn join(self, links: Vec<GraphLinkTable>, lines: &Lines) -> Result<Draft> {
         let names = self.names()?;
         for ParsedTable { item, up, .. } in &self.tables {
             let has_uplink = item.bandwidth.is_some() || item.latency.is_some() || item.burst > 0;
