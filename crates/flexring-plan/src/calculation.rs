@@ -110,7 +110,7 @@ impl PhaseCosts {
 }
 
 impl<'a> Calculator<'a> {
-    /// Prepares what all plans need.
+    /// Prepares what all plans need. The links must form a tree.
     #[must_use]
     pub fn new(topology: &'a Topology) -> Self {
         let links = PhysicalLinks::new(topology);
@@ -128,7 +128,7 @@ impl<'a> Calculator<'a> {
             path
         };
         Self {
-            seconds_per_byte: links.bandwidths().map(|bandwidth| 8.0 / bandwidth as f64).collect(),
+            seconds_per_byte: links.bandwidths().map(|[up, _]| 8.0 / up as f64).collect(),
             paths: (0..topology.world()).map(path).collect(),
             latency: vertices.iter().map(|vertex| vertex.uplink.latency as f64 * 1e-9).collect(),
             links,

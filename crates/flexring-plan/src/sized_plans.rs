@@ -67,8 +67,9 @@ pub fn selected(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>,
     let schedule = planner::plan(selection.algorithm, topology, &details)?;
     let main = Arc::new(Plan::on(schedule, topology, config.lowering));
     let untuned = untuned(config, topology, main);
-    // Ranks of one node read each other's memory, which takes as long as they share caches and cores.
+    // Ranks of one node read each other's memory, which takes as long as they share caches and cores. Where links form no tree, the plan is the best for them.
     let calculates = is_automatic(config)
+        && topology.fabric().is_none()
         && topology.nodes() > 1
         && (3..=MOST_CALCULATED).contains(&topology.world())
         && !config.reproducible.0;
