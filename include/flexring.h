@@ -333,8 +333,9 @@ flexring_result flexring_alloc(flexring_comm *comm, size_t bytes, void **out);
 // `comm` is NULL or a live handle; no call uses the memory any more.
 flexring_result flexring_free(flexring_comm *comm, void *memory);
 
-// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses. Calls on it,
-// or on parts of it, then copy and register nothing. The memory must stay allocated until flexring_deregister was
+// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses, and memory of a
+// GPU with the kernels of the other ranks of its node (FLEXRING_GPU_ENGINE=device). Calls on it, or on parts of it, then
+// copy and register nothing. The memory must stay allocated until flexring_deregister was
 // called with the same address and length as often as flexring_register, or until the communicator is freed. Memory
 // of flexring_alloc is registered already.
 //
@@ -354,7 +355,7 @@ flexring_result flexring_register(flexring_comm *comm,
 // Undoes one flexring_register of exactly this memory, whose contents stay. If it is shared (FLEXRING_REGISTER_SHARED),
 // waits for the running call of this communicator that uses it, for FLEXRING_TIMEOUT_MS at most; if it returns
 // FLEXRING_TIMEOUT, the memory is still registered. Calls that are in the queue use it later as memory that is not
-// registered. If it is not shared, running calls are not affected.
+// registered. For memory of a GPU, waits for kernels that may access it. Otherwise running calls are not affected.
 //
 // The caller promises:
 // `comm` is NULL or a live handle.

@@ -12,6 +12,10 @@
 //   sets of inboxes and of entry packets, for even and odd calls.
 // - Staged: rounds through two stages of each rank in turn. `ready` says that a stage is filled, `done` that it was read. An
 //   all-reduce has an owner for each part of a stage: it reduces the input stages of all ranks, and writes the output stages of all.
+// - Direct: as staged, in one round, with the inputs and outputs themselves in place of the stages, if those that peers access are in
+//   allocations that the peers have open. Each rank sends the places of its own once, and all do the same with those of all. Blocks
+//   are whole granules, also in memory.
+//   `ready` says that a rank has entered, `done` that it accesses the other's memory no more.
 //
 // | word         | writer               | order of the store   | reader              | order of the load      |
 // |--------------|----------------------|----------------------|---------------------|------------------------|
@@ -20,12 +24,16 @@
 // |              |                      |                      |                     | leaves: acq_rel.gpu    |
 // | closed       | host                 | a copy               | CTAs                | relaxed                |
 // | stopped      | a CTA                | add, acq_rel.gpu     | CTAs                | relaxed                |
+// | memories     | host                 | a copy               | CTAs                | relaxed                |
 // | entry, words | each rank            | packets, relaxed.sys | the slice's CTA     | relaxed.sys            |
+// | places       | the CTA of slice 0   | packets, relaxed.sys | all CTAs            | relaxed.sys            |
 // | inboxes      | each rank            | packets, relaxed.sys | the slice's CTA     | relaxed.sys            |
 // | input stages | the slice's CTA      | before ready         | the peers' CTAs     | after ready            |
 // | ready        | each rank            | release.sys          | the slice's CTA     | relaxed.sys, fence.sys |
 // | output stages| the peers' CTAs      | before done          | the slice's CTA     | after done             |
 // | done         | each rank            | release.sys          | the slice's CTA     | relaxed.sys, fence.sys |
+// | inputs       | earlier kernels      | before ready         | the peers' CTAs     | after ready            |
+// | outputs      | the peers' CTAs      | before done          | later kernels       | after done             |
 // | status       | CTAs                 | release.sys          | host                | acquire                |
 //
 // - The word `epoch` holds the number of the last call, whether a call has failed, and for the kernel that runs the number of CTAs
@@ -69,6 +77,8 @@ constexpr u32 kLooks = 8;
 // What is waited for is reported after so many nanoseconds.
 constexpr u64 kPatience = 1'000'000;
 
+// The round of a direct call has all bytes of a slice, which are less than these.
+constexpr u32 kDirect = 0xfffffff0;
 // Bytes of a stage, and granules that a CTA has of the blocks of all ranks. A test makes both small.
 #ifdef FLEXRING_STRESSED
 constexpr u32 kStage = 1024;
@@ -99,16 +109,24 @@ struct Rounds {
     u32 room;
     u32 stride;
     u32 count;
+    // Whether ranks access each other's vectors, and no stages.
+    bool direct;
     __device__ __forceinline__ u64 first(u32 round) const { return static_cast<u64>(round) * room; }
     __device__ __forceinline__ u32 bytes(u32 round) const {
         const u64 left = part.bytes - first(round);
         return left < room ? static_cast<u32>(left) : room;
     }
 };
+// In place of a round's number: a rank has entered a call that may be direct.
+constexpr u32 kEntered = 0xffffffff;
 
 // What the threads of a CTA share. Also what would take registers.
 struct CollectiveShared {
     CollectiveState* peers[kMostRanks];
+    // By rank, of the round that is next: its input stage with the block for this rank, and its output stage; in a direct call the part
+    // of its input that this rank reads, and that of its output.
+    u8* inputs[kMostRanks];
+    u8* outputs[kMostRanks];
     // The ranks whose blocks are received, in order.
     u32 received[kMostRanks];
     u64 epoch;
@@ -324,8 +342,14 @@ __device__ __forceinline__ u32 place_of(const CollectiveParameters& call, u32 ra
 
 // Granules of each operand that a thread reads at a time from stages: less than `kAtOnce`, because the state of a slice takes
 // registers too.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+// Here the compiler finds registers for two granules of types of 32 bits only.
+template <class E>
+constexpr int kStagedAtOnce = sizeof(typename E::Stored) != 4 || kAtOnce<E> == 1 ? 1 : 2;
+#else
 template <class E>
 constexpr int kStagedAtOnce = sizeof(typename E::Stored) == 1 || kAtOnce<E> == 1 ? 1 : 2;
+#endif
 
 // Granules that a thread copies at a time.
 template <class E>
@@ -371,6 +395,9 @@ struct Exchange {
             for (u32 nth = threadIdx.x; nth < call.ranks * kCallWords; nth += blockDim.x) {
                 put_packet(&run.state.words[other][nth / kCallWords][nth % kCallWords], 0, 0, 0);
             }
+            for (u32 nth = threadIdx.x; nth < call.ranks * kPlaces; nth += blockDim.x) {
+                put_packet(&run.state.places[other][nth / kPlaces][nth % kPlaces], 0, 0, 0);
+            }
         }
         __syncthreads();
         release_sys();
@@ -393,6 +420,74 @@ struct Exchange {
             put_packet(&peer(rank)->words[run.parity()][me][word], static_cast<u32>(call.words[word]),
                        static_cast<u32>(call.words[word] >> 32), run.flag());
         }
+    }
+
+    // This rank's input or output.
+    __device__ __forceinline__ u64 vector(u32 kind) const { return reinterpret_cast<u64>(kind == 0 ? call.input : call.output); }
+    // Where this GPU maps the allocation of a place.
+    __device__ __forceinline__ u64 memory(u32 rank, u64 place) const {
+        const u32 number = static_cast<u32>(place >> kOffsetBits) % kMostMemories;
+        return load_relaxed(reinterpret_cast<u64*>(&run.state.memories[rank][number]));
+    }
+    // Sends the places of this rank's vectors, or that it has none, with the call's first slice: to this rank, too, so that all CTAs
+    // do as the others see it, whatever the host changes meanwhile. Called by one thread.
+    __device__ __forceinline__ void send_places() const {
+        bool placed = true;
+        // Unrolled, it takes registers that the sums of 8-bit integers need.
+#pragma unroll 1
+        for (u32 nth = 0; nth < kPlaces; ++nth) {
+            const u64 place = call.places[nth], offset = place & ((1ull << kOffsetBits) - 1);
+            placed = placed && (place & kPlaced) != 0 && ((place & kInMemory) == 0 || memory(me, place) + offset == vector(nth));
+        }
+        for (u32 rank = 0; rank < call.ranks; ++rank) {
+            for (u32 nth = 0; nth < kPlaces; ++nth) {
+                const u64 place = placed ? call.places[nth] : 0;
+                put_packet(&peer(rank)->places[run.parity()][me][nth], static_cast<u32>(place), static_cast<u32>(place >> 32),
+                           run.flag());
+            }
+        }
+    }
+    // Waits for the places of all ranks, and sets the addresses of the parts that this rank accesses. Returns whether the call has
+    // failed, and sets `direct` if all ranks have theirs, in all threads.
+    __device__ __forceinline__ bool find_places(const Part& part, bool& direct) const {
+        bool failed = false, missing = false;
+        for (u32 nth = threadIdx.x; nth < call.ranks * kPlaces && !failed; nth += blockDim.x) {
+            const u32 rank = nth / kPlaces, kind = nth % kPlaces;
+            u64 half[2];
+            Waiter waiter;
+            for (;;) {
+                load_packet(run.state.places[run.parity()][rank][kind].half, half[0], half[1]);
+                if (is_there(half, run.flag())) break;
+                if (!waiter.again(run, [=] { return kWaitEntry << 16 | rank; })) failed = true;
+                if (failed) break;
+            }
+            waiter.end(run);
+            if (failed) break;
+            const u64 place = data_of(half);
+            if ((place & kPlaced) == 0) {
+                missing = true;
+                if (run.slice() == 0) store_relaxed_sys(&run.status.unplaced, rank + 1);
+            }
+            // Also this rank's output, if peers need no place of it.
+            const bool is_own = kind == 1 && rank == me && call.receives != 0;
+            if (!is_own && ((place & kInMemory) == 0 || (kind == 0 && !has(call.receives, rank)))) continue;
+            u64 at = memory(rank, place) + (place & ((1ull << kOffsetBits) - 1));
+            if (!keeps(kPlacesSentOnce) && rank == me) missing = missing || at != vector(kind);
+            // The host may have ended the use of its own allocations since.
+            if (rank == me) at = vector(kind);
+            at += part.first + (kind == 0 ? me * call.send_stride : 0);
+            if (kind == 0) {
+                run.shared.inputs[rank] = const_cast<u8*>(reinterpret_cast<const u8*>(
+                    reach_to_read(reinterpret_cast<const Stored*>(at), part.bytes)));
+            } else {
+                run.shared.outputs[rank] =
+                    reinterpret_cast<u8*>(reach_to_write(reinterpret_cast<Stored*>(at), part.bytes));
+            }
+        }
+        failed = __syncthreads_or(failed);
+        direct = !__syncthreads_or(missing);
+        if (direct && !failed && run.slice() == 0 && threadIdx.x == 0) store_relaxed_sys(&run.status.direct, run.epoch());
+        return failed;
     }
 
     // Waits for the entry packets of all ranks, if `heads`, and for `count` granules from `from` on of the blocks of this slice that
@@ -629,9 +724,16 @@ struct Exchange {
 
     __device__ __forceinline__ u8* memory_of(u32 rank) const { return reinterpret_cast<u8*>(peer(rank)); }
 
+    // This slice's part of the blocks of some ranks in the input. Not kept while other work needs registers.
+    __device__ __forceinline__ InputBlocks<Stored> input_blocks(u32 ranks) const {
+        const Part& part = run.shared.rounds.part;
+        return InputBlocks<Stored>(static_cast<const u8*>(call.input), call.send_stride, ranks, part.first, part.bytes);
+    }
+
     // Copies the blocks that this rank sends in a round into its stage.
-    __device__ __forceinline__ void fill(const InputBlocks<Stored>& input, u32 round) const {
+    __device__ __forceinline__ void fill(u32 round) const {
         const Rounds& rounds = run.shared.rounds;
+        const InputBlocks<Stored> input = input_blocks(call.send_stride == 0 && call.sends != 0 ? 1 : call.sends);
         u8* const stage = memory_of(me) + stage_at(call, kInput, run.slice(), round);
         const u64 first = rounds.first(round);
         const bool differ = rounds.stride != 0;
@@ -649,21 +751,23 @@ struct Exchange {
     }
 
     // Copies to the output what this rank receives in a round: its output stage, or blocks from the input stages of other ranks and its
-    // own block.
-    __device__ __forceinline__ void pull(const InputBlocks<Stored>& input, const OutputBlocks<Stored>& output, u32 round) const {
+    // own block; in a direct call, blocks from all inputs.
+    __device__ __forceinline__ void pull(u32 round) const {
         const Rounds& rounds = run.shared.rounds;
         const u64 first = rounds.first(round);
         const bool reduced = !kMoves<E> || call.reduces;
-        const u32 from = stage_at(call, reduced ? kOutput : kInput, run.slice(), round) + (reduced ? 0 : me * rounds.stride);
+        const InputBlocks<Stored> input = input_blocks(reduced ? 0 : written() & 1u << me);
+        const OutputBlocks<Stored> output = output_blocks(rounds.part);
         const u32 blocks = reduced ? 1 : call.ranks, ranks = !reduced ? written() : call.receives != 0 ? 1 : 0;
         move(
             blocks, ranks, rounds.bytes(round), output.are_aligned(),
             [&](u32 block, u32 at, u32 bytes, bool) {
                 if constexpr (kMoves<E>) {
-                    if (!reduced && block == me) return get<Stored>(input[me] + first + at, bytes);
+                    if (!reduced && !rounds.direct && block == me) return get<Stored>(input[me] + first + at, bytes);
                 }
                 Granule granule;
-                load_staged(reinterpret_cast<const u32*>(memory_of(reduced ? me : block) + from + at), granule.words);
+                const u8* const base = reduced ? run.shared.outputs[me] : run.shared.inputs[block];
+                load_staged(reinterpret_cast<const u32*>(base + at), granule.words);
                 return granule;
             },
             [&](u32 block, u32 at, const Granule& granule, u32 bytes, bool aligned) {
@@ -676,17 +780,17 @@ struct Exchange {
             });
     }
 
-    // Operands in input stages, for `combine`.
-    struct Staged {
+    // Operands in input stages, or inputs, for `combine`.
+    struct Operands {
         const CollectiveShared& shared;
-        u32 at;
         __device__ __forceinline__ u64 operator[](u32 nth) const {
-            return reinterpret_cast<u64>(shared.peers[shared.received[nth]]) + at;
+            return reinterpret_cast<u64>(shared.inputs[shared.received[nth]]);
         }
         static __device__ __forceinline__ const Granule* address_of(u64 word) { return reinterpret_cast<const Granule*>(word); }
     };
 
-    // Reduces a round into this rank's output stage; if `owned`, this rank's part of it into the output stages of all ranks.
+    // Reduces a round into this rank's output stage, or in a direct call its output; if `owned`, this rank's part of it into those of
+    // all ranks.
     __device__ __forceinline__ void reduce(u32 round, bool owned) const {
         const Arithmetic<E> job = arithmetic();
         if (job.operands == 0) return;
@@ -694,9 +798,8 @@ struct Exchange {
         constexpr int kGranules = kStagedAtOnce<E>;
         const u32 all = (rounds.bytes(round) + 15) / 16, step = blockDim.x;
         const u32 begin = owned ? all * me / call.ranks : 0, end = owned ? all * (me + 1) / call.ranks : all;
-        const u32 into = stage_at(call, kOutput, run.slice(), round);
         const u32 first = owned ? 0 : me, last = owned ? call.ranks : me + 1;
-        const Staged operands{run.shared, stage_at(call, kInput, run.slice(), round) + me * rounds.stride};
+        const Operands operands{run.shared};
         for (u32 at = begin + threadIdx.x; at < end; at += step * kGranules) {
             combine<E, kGranules>(
                 operands, job,
@@ -709,47 +812,66 @@ struct Exchange {
                     if (at + g * step >= end) return;
 #pragma unroll 1
                     for (u32 rank = first; rank < last; ++rank) {
-                        store_staged(reinterpret_cast<u32*>(memory_of(rank) + into + (at + g * step) * 16), granule.words);
+                        store_staged(reinterpret_cast<u32*>(run.shared.outputs[rank] + (at + g * step) * 16), granule.words);
                     }
                 });
         }
     }
 
-    // A slice by rounds through stages. Returns whether the call has failed.
+    // Sets where the stages of a round are, before the barrier that comes before it.
+    __device__ __forceinline__ void set_stages(u32 round) const {
+        const u32 stride = run.shared.rounds.stride;
+        for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
+            run.shared.inputs[rank] = memory_of(rank) + stage_at(call, kInput, run.slice(), round) + me * stride;
+            run.shared.outputs[rank] = memory_of(rank) + stage_at(call, kOutput, run.slice(), round);
+        }
+    }
+
+    // A slice by rounds through stages, or direct. Returns whether the call has failed.
     template <class After>
     __device__ __forceinline__ bool run_staged(After after_sending) const {
+        const u32 others = ~(1u << me), to = call.sends & others, from = call.receives & others;
+        const u32 all = (1u << call.ranks) - 1;
+        enter();
+        send_words();
+        if (threadIdx.x == 0 && run.slice() == 0) send_places();
+        // Whether the call may be direct, as far as this rank knows.
+        bool direct = (call.places[0] & call.places[1] & kPlaced) != 0;
+        if (direct) publish(&CollectiveState::ready, to, kEntered);
+        after_sending();
+        if (direct) {
+            const Part part = part_of(block(), run.slice(), call.slices);
+            const bool failed = keeps(kWaitForInputs) && receive(true, part, 0, 0);
+            if (__syncthreads_or(failed) || find_places(part, direct)) return true;
+        }
         if (threadIdx.x == 0) {
             Rounds& rounds = run.shared.rounds;
+            rounds.direct = direct;
             rounds.part = part_of(block(), run.slice(), call.slices);
-            rounds.room = call.send_stride == 0 ? kStage : kStage / call.ranks / 16 * 16;
+            rounds.room = direct ? kDirect : call.send_stride == 0 ? kStage : kStage / call.ranks / 16 * 16;
             rounds.stride = call.send_stride == 0 ? 0 : rounds.room;
             rounds.count = static_cast<u32>((rounds.part.bytes + rounds.room - 1) / rounds.room);
         }
-        enter();
-        send_words();
-        after_sending();
         __syncthreads();
         const Rounds& rounds = run.shared.rounds;
-        const u32 count = rounds.count, others = ~(1u << me);
-        const u32 to = call.sends & others, from = call.receives & others, all = (1u << call.ranks) - 1;
+        const u32 count = rounds.count;
         const bool reduces = !kMoves<E> || call.reduces;
         // An all-reduce. All ranks see that alike.
         const bool owned = reduces && call.send_stride == 0 && call.sends == all && call.receives == all;
-        const u32 read = (call.send_stride == 0 && call.sends != 0 ? 1 : call.sends) | (reduces ? 0 : written() & ~others);
-        const InputBlocks<Stored> input(static_cast<const u8*>(call.input), call.send_stride, read, rounds.part.first,
-                                        rounds.part.bytes);
-        const OutputBlocks<Stored> output = output_blocks(rounds.part);
         // A stage is filled while the other ranks read the one of the round before. Those of earlier calls are not read any more. Each
         // turn waits, works and publishes in the same place, because this code is in the kernel of every type.
         for (u32 turn = 0; turn < 3 * (count + 2); ++turn) {
             const u32 filled = turn / 3, round = filled - 1;
             const bool fills = turn % 3 == 0, reduces_now = turn % 3 == 1;
-            if (!fills && round >= count) continue;
+            if (fills ? rounds.direct : round >= count) continue;
 
             auto words = &CollectiveState::done;
             u32 kind = kWaitDone, awaited = 0, at = round;
             if (reduces_now) {
                 words = &CollectiveState::ready, kind = kWaitReady, awaited = from;
+                if (rounds.direct) awaited = keeps(kWaitForInputs) ? from : 0, at = kEntered;
+            } else if (rounds.direct) {
+                awaited = keeps(kWaitForReaders) ? to : 0;
             } else if (!keeps(kWaitForDone)) {
                 awaited = 0;
             } else if (!fills) {
@@ -762,14 +884,18 @@ struct Exchange {
             // Says to these ranks that the stage is filled, or read.
             u32 informed = 0;
             if (fills) {
-                if (filled < count) fill(input, filled), informed = to;
+                if (filled < count) fill(filled), informed = to;
+                if (filled != 0) set_stages(round);
                 words = &CollectiveState::ready, at = filled;
-            } else if (reduces_now) {
-                if (reduces) reduce(round, owned), informed = from;
-                words = &CollectiveState::done;
             } else {
-                pull(input, output, round);
-                informed = reduces ? 0 : from;
+                words = &CollectiveState::done, at = round;
+                if (reduces && reduces_now) {
+                    reduce(round, owned);
+                    informed = from;
+                } else if (rounds.direct == reduces_now) {
+                    pull(round);
+                    informed = reduces ? 0 : from;
+                }
             }
             __syncthreads();
             if (informed != 0) publish(words, informed, at);

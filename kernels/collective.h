@@ -18,6 +18,13 @@ constexpr int kRoundBits = 20;
 constexpr int kEpochBits = 43;
 // 64-bit words that describe a call to the other ranks.
 constexpr int kCallWords = 4;
+// Allocations of a rank that the other ranks have open, and its places in them that a call has: of its input and of its output.
+constexpr int kMostMemories = 64;
+constexpr int kPlaces = 2;
+// A place: where in an allocation, its number above that, and that the rank has it, or needs none.
+constexpr int kOffsetBits = 48;
+constexpr unsigned long long kPlaced = 1ull << 63;
+constexpr unsigned long long kInMemory = 1ull << 62;
 // How a call moves its data.
 constexpr unsigned int kShort = 0;
 constexpr unsigned int kStaged = 1;
@@ -43,7 +50,7 @@ struct alignas(16) Packet {
     unsigned long long half[2];
 };
 
-// In GPU memory, and zero before the first launch but for `peers`.
+// In GPU memory, and zero before the first launch but for `peers` and `memories`.
 struct CollectiveState {
     // Used by this rank's kernels alone. The launch that runs, as its parameters name it; 0 if none does.
     unsigned long long owner;
@@ -58,11 +65,16 @@ struct CollectiveState {
     unsigned int closed;
     // By rank, this rank included: where this GPU maps its state. Written by the host before the first launch.
     CollectiveState* peers[kMostRanks];
+    // By rank, this rank included, and number: where this GPU maps an allocation; 0 for one of this rank that is not to be used any
+    // more. Written by the host, before this rank or the other one names it in a call.
+    unsigned long long memories[kMostRanks][kMostMemories];
 
     // Written by the other ranks, each in its own place. By parity of the call, slice and rank: the hash of its call.
     alignas(128) Packet entry[2][kMostSlices][kMostRanks];
     // By parity and rank: the words of its call, for the message of a mismatch.
     Packet words[2][kMostRanks][kCallWords];
+    // By parity and rank, this rank included: the places of its input and output in calls that may be direct.
+    Packet places[2][kMostRanks][kPlaces];
     // By slice and rank: epoch << kRoundBits | the rounds of that call that are staged, and that are complete. Only grow.
     alignas(128) unsigned long long ready[kMostSlices][kMostRanks];
     alignas(128) unsigned long long done[kMostSlices][kMostRanks];
@@ -82,6 +94,9 @@ struct CollectiveStatus {
     unsigned long long failure;
     // The launch that was completed last, of those that report it. Written by the last CTA to leave.
     unsigned long long completed;
+    // The number of the last call that was direct, and 1 + the rank whose vectors had no places in one that could have been.
+    unsigned long long direct;
+    unsigned long long unplaced;
     // Written by the host: every kernel leaves.
     alignas(128) unsigned long long aborted;
 };
@@ -98,6 +113,8 @@ struct CollectiveParameters {
     unsigned long long words[kCallWords];
     const void* input;
     void* output;
+    // The places of input and output, for a staged call that is direct if all ranks have theirs; all 0 if this rank has not.
+    unsigned long long places[kPlaces];
     // Multiplies this rank's elements, rounded to their type, if `scales`.
     double factor;
     // Elements of a block.
@@ -106,7 +123,8 @@ struct CollectiveParameters {
     unsigned int sends;
     unsigned int receives;
     // Bytes from the block for one rank to that for the next in the input, and of the blocks of ranks in the output. 0 if all
-    // are the same block. Whether `send_stride` is 0 must be the same on all ranks, because it divides the stages. Blocks received are reduced, in the order of ranks, if `reduces`, and then have one place.
+    // are the same block. Whether `send_stride` is 0 must be the same on all ranks, because it divides the stages. Blocks received
+    // are reduced, in the order of ranks, if `reduces`, and then have one place.
     unsigned long long send_stride;
     unsigned long long receive_stride;
     unsigned int reduces;
@@ -137,6 +155,9 @@ enum Rule : unsigned int {
     kTwoStages,
     kWaitForDone,
     kOutputAfterEntries,
+    kPlacesSentOnce,
+    kWaitForInputs,
+    kWaitForReaders,
     kRules,
 };
 

@@ -311,7 +311,7 @@ struct E5m2 : Float<float> {
 
 }  // namespace flexring
 
-// The types, named as in src/dtype.rs.
+// The types, named as in crates/flexring-core/src/dtype.rs.
 #define FLEXRING_TYPES(with)                                                        \
     with(int8, Int8) with(uint8, Uint8) with(int32, Int32) with(uint32, Uint32)     \
     with(int64, Int64) with(uint64, Uint64) with(half, Half) with(float, Single)    \

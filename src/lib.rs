@@ -115,6 +115,7 @@ pub mod config {
 /// ```
 #[cfg(feature = "cuda")]
 pub mod gpu {
+    pub use crate::communicator::RegisteredOnGpu;
     pub use crate::device::cuda::{
         GpuBuffer, GpuCapture, GpuGraph, GpuInfo, GpuSlice, GpuVector, gpu_count, gpu_info,
     };

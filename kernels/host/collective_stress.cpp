@@ -137,8 +137,11 @@ struct Call {
     Operation operation;
     u64 count;
     double factor;
-    bool divides, in_place;
+    // Aligned: all vectors begin at multiples of 16 bytes.
+    bool divides, in_place, aligned;
     u32 path, slices;
+    // By rank, in bits: whose vectors are in memory that all ranks have open.
+    u32 registered;
     // Makes its numbers different from those of other calls.
     u64 salt;
 
@@ -162,7 +165,19 @@ struct Call {
         call.path = call.count * call.type.size <= short_bytes && !random.one_in(3) ? kShort : kStaged;
         call.slices = 1 + random.below(random.one_in(3) ? 8 : 3);
         call.in_place = random.one_in(3);
+        call.registered = random.one_in(4) ? 0 : random.one_in(4) ? random.bits() : ~0u;
+        if (random.one_in(4)) call.make_direct();
         return call;
+    }
+    // Has ranks access each other's vectors.
+    void make_direct() {
+        const u32 granule = 16 / type.size;
+        count = (count + granule) / granule * granule;
+        factor = 1;
+        path = kStaged;
+        registered = ~0u;
+        aligned = true;
+        in_place = in_place && collective != kAllToAll;
     }
     bool reduces() const { return collective <= kReduceScatter; }
     bool differs_by_receiver() const { return collective == kReduceScatter || collective == kScatter || collective == kAllToAll; }
@@ -218,9 +233,9 @@ struct Call {
 // Bytes at a random offset, with a margin of others around them.
 class Vector {
   public:
-    Vector(u64 bytes, u32 element, Random& random)
+    Vector(u64 bytes, u32 element, bool aligned, Random& random)
         : memory_(bytes + 64), at_(memory_.data() + 16 + random.below(16 / element) * element), bytes_(bytes) {
-        at_ -= reinterpret_cast<u64>(at_) % element;
+        at_ -= reinterpret_cast<u64>(at_) % (aligned ? 16 : element);
         std::fill(memory_.begin(), memory_.end(), kMargin);
     }
     u8* at() const { return at_; }
@@ -244,7 +259,8 @@ class Vectors {
         : call_(call), rank_(rank), block_(call.count * call.type.size),
           sends_(call.sends(rank) == 0 ? 0 : call.differs_by_receiver() ? call.ranks : 1),
           receives_(call.receives(rank) == 0 ? 0 : call.differs_by_sender() ? call.ranks : 1),
-          input_(sends_ * block_, call.type.size, random), output_(receives_ * block_, call.type.size, random) {
+          input_(sends_ * block_, call.type.size, call.aligned || random.one_in(2), random),
+          output_(receives_ * block_, call.type.size, call.aligned || random.one_in(2), random) {
         into_ = output_.at();
         from_ = input_.at();
         if (call.in_place && sends_ != 0 && receives_ != 0) {
@@ -326,6 +342,25 @@ class Rank {
     u64 failure() const { return __atomic_load_n(&status_->failure, __ATOMIC_ACQUIRE); }
     void abort() { __atomic_store_n(&status_->aborted, 1, __ATOMIC_RELEASE); }
 
+    // Has the vectors of the next call in allocations that all ranks have open, or not. Each one is an allocation here.
+    void register_memory(const Vectors& vectors, const std::vector<std::unique_ptr<Rank>>& all, bool is_registered) {
+        is_registered_ = is_registered;
+        if (!is_registered) return;
+        number_ = (number_ + 1) % (kMostMemories / 2);
+        for (const auto& rank : all) {
+            for (u32 kind = 0; kind < kPlaces; ++kind) {
+                const void* const vector = kind == 0 ? vectors.from() : vectors.into();
+                const u64 base = reinterpret_cast<u64>(vector) - kBefore;
+                __atomic_store_n(&rank->state().memories[rank_][number_ * kPlaces + kind], base, __ATOMIC_RELAXED);
+            }
+        }
+    }
+    void withdraw() {
+        for (u32 kind = 0; kind < kPlaces; ++kind) {
+            __atomic_store_n(&state().memories[rank_][number_ * kPlaces + kind], 0, __ATOMIC_RELAXED);
+        }
+    }
+
     // Runs a kernel to its end, with CTAs of which a random number is resident.
     void run(const Call& call, const Vectors& vectors, u64 hash, u64 launch, Random& random, bool hurries) {
         CollectiveParameters parameters{};
@@ -336,6 +371,7 @@ class Rank {
         for (u32 nth = 0; nth < kCallWords; ++nth) parameters.words[nth] = mixed(hash, nth, 1);
         parameters.input = vectors.from();
         parameters.output = vectors.into();
+        for (u32 kind = 0; kind < kPlaces; ++kind) parameters.places[kind] = place(call, vectors, kind);
         parameters.factor = call.factor;
         parameters.count = call.count;
         parameters.sends = call.sends(rank_);
@@ -358,25 +394,45 @@ class Rank {
 
         const u32 grid = 1 + random.below(random.one_in(2) ? 1 : 5), resident = 1 + random.below(grid);
         std::atomic<u32> next{0};
-        const auto place = [&](u64 seed) {
+        const auto run_ctas = [&](u64 seed) {
             SlowMachine machine(seed, hurries);
             for (u32 cta; (cta = next.fetch_add(1, std::memory_order_relaxed)) < grid;) {
                 run_collective_cta(kernel, parameters, grid, cta, machine);
             }
         };
-        std::vector<std::thread> places;
-        for (u32 nth = 1; nth < resident; ++nth) places.emplace_back(place, random.bits());
-        place(random.bits());
-        for (std::thread& thread : places) thread.join();
+        std::vector<std::thread> others;
+        for (u32 nth = 1; nth < resident; ++nth) others.emplace_back(run_ctas, random.bits());
+        // The host may end the use of the memory at any time. What the call has begun with stays there.
+        if (random.one_in(8)) others.emplace_back([&, delay = random.below(300)] {
+            std::this_thread::sleep_for(microseconds(delay));
+            withdraw();
+        });
+        run_ctas(random.bits());
+        for (std::thread& thread : others) thread.join();
         if (parameters.reports && failure() == kNoFailure) check(status_->completed == launch, "the end was not reported");
         ++steps;
     }
 
   private:
+    static constexpr u64 kBefore = 48;
+    // As the host chooses it: shape.rs.
+    u64 place(const Call& call, const Vectors& vectors, u32 kind) const {
+        const u64 vector = reinterpret_cast<u64>(kind == 0 ? vectors.from() : vectors.into());
+        const bool is_needed = kind == 0 ? call.sends(rank_) != 0 : call.collective == kAllReduce;
+        const u64 aligned = (call.reduces() && call.receives(rank_) != 0 ? reinterpret_cast<u64>(vectors.into()) : 0) |
+                            call.count * call.type.size;
+        if (aligned % 16 != 0) return 0;
+        if (!is_needed) return kPlaced;
+        if (!is_registered_ || vector % 16 != 0 || call.path != kStaged || call.factor != 1) return 0;
+        if (call.collective == kAllToAll && call.in_place) return 0;
+        return kPlaced | kInMemory | static_cast<u64>(number_ * kPlaces + kind) << kOffsetBits | kBefore;
+    }
     struct Free {
         void operator()(CollectiveState* memory) const { std::free(memory); }
     };
     u32 rank_, ranks_, short_bytes_;
+    u32 number_ = 0;
+    bool is_registered_ = false;
     std::unique_ptr<CollectiveState, Free> memory_;
     std::unique_ptr<CollectiveStatus> status_;
 };
@@ -394,6 +450,11 @@ class World {
     u32 short_bytes() const { return short_bytes_; }
     Rank& rank(u32 rank) { return *ranks_[rank]; }
 
+    // Runs a kernel of a rank, whose vectors may be in memory that all ranks have open.
+    void run(u32 rank, const Call& call, const Vectors& vectors, u64 launch, Random& random, bool hurries) {
+        ranks_[rank]->register_memory(vectors, ranks_, (call.registered >> rank & 1) != 0);
+        ranks_[rank]->run(call, vectors, call.hash(), launch, random, hurries);
+    }
     // Runs `host` for each rank, on a thread each.
     template <class Host>
     void run(Host host) {
@@ -441,7 +502,7 @@ void play(u64 seed, u32 calls, bool wraps) {
         for (u32 nth = 0; nth < calls; ++nth) {
             const Vectors vectors(all[nth], rank, own);
             nap(own);
-            world.rank(rank).run(all[nth], vectors, all[nth].hash(), nth + 1, own, own.one_in(2));
+            world.run(rank, all[nth], vectors, nth + 1, own, own.one_in(2));
             check(world.rank(rank).failure() == kNoFailure, "a call has failed");
             vectors.check_result();
         }
@@ -459,16 +520,17 @@ void mismatch(u64 seed) {
     std::vector<Call> all;
     for (u32 nth = 0; nth <= before; ++nth) all.push_back(Call::random(random, ranks, world.short_bytes()));
     Call divergent = Call::random(random, ranks, world.short_bytes());
+    if (random.one_in(2)) all.back().make_direct(), divergent.make_direct();
     world.run([&](u32 rank) {
         Random own(seed * 16 + rank + 1);
         for (u32 nth = 0; nth < before; ++nth) {
             const Vectors vectors(all[nth], rank, own);
-            world.rank(rank).run(all[nth], vectors, all[nth].hash(), nth + 1, own, own.one_in(2));
+            world.run(rank, all[nth], vectors, nth + 1, own, own.one_in(2));
             vectors.check_result();
         }
         const Call& call = rank == other ? divergent : all[before];
         const Vectors vectors(call, rank, own);
-        world.rank(rank).run(call, vectors, call.hash(), before + 1, own, own.one_in(2));
+        world.run(rank, call, vectors, before + 1, own, own.one_in(2));
         check(world.rank(rank).failure() == kMismatch, "a mismatch was not seen");
         vectors.check_unchanged();
         const CollectiveStatus& status = world.rank(rank).status();
@@ -478,7 +540,7 @@ void mismatch(u64 seed) {
             check(status.their_words[nth] == mixed(theirs, nth, 1), "a mismatch names other words");
         }
         // Later calls leave at once, and nothing is reported twice.
-        world.rank(rank).run(call, vectors, call.hash(), before + 2, own, true);
+        world.run(rank, call, vectors, before + 2, own, true);
         check(world.rank(rank).failure() == kMismatch, "a failure is final");
         check(world.rank(rank).state().owner == 0, "a kernel still runs");
         vectors.check_unchanged();

@@ -4,7 +4,7 @@
 //         kernels/host/collective_threads.cpp
 //     collective_threads SEED CALLS
 //
-// Sums, and exchanges of blocks, by both paths, with 1 to 12 threads. Barriers are the only order between the threads of a CTA, so
+// Sums, and exchanges of blocks, by all paths, with 1 to 12 threads. Barriers are the only order between the threads of a CTA, so
 // ThreadSanitizer reports one that is missing.
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -66,24 +66,38 @@ u32 number(u64 call, u32 from, u32 to, u64 nth) {
     return static_cast<u32>((call * 31 + from * 7 + to * 3 + nth) * 0x9e3779b97f4a7c15ull >> 40);
 }
 
+// Elements that a vector has room for.
+constexpr u64 kRoom = 16384;
+
+// What all processes have at one address.
+struct Memory {
+    CollectiveState* state;
+    u32* vectors[kPlaces];
+};
+
 // Calls of one rank: all-reduces, reduce-scatters and all-to-alls of 32-bit integers.
-void play(CollectiveState* const* states, u32 rank, u32 ranks, u32 short_bytes, u64 seed, u64 calls) {
+void play(const Memory* memories, u32 rank, u32 ranks, u32 short_bytes, u64 seed, u64 calls) {
     std::mt19937_64 alike(seed), own(seed * 16 + rank);
     static CollectiveStatus status;
-    for (u32 peer = 0; peer < ranks; ++peer) states[rank]->peers[peer] = states[peer];
+    CollectiveState& state = *memories[rank].state;
+    for (u32 peer = 0; peer < ranks; ++peer) {
+        state.peers[peer] = memories[peer].state;
+        for (u32 kind = 0; kind < kPlaces; ++kind) state.memories[peer][kind] = reinterpret_cast<u64>(memories[peer].vectors[kind]);
+    }
     for (u64 call = 1; call <= calls; ++call) {
         const u64 kind = alike() % 3, lengths[] = {alike() % 9, alike() % (short_bytes / 4), short_bytes / 4, 1 + alike() % 3000};
-        const u64 count = lengths[alike() % 4], bytes = count * 4, skew = own() % 4;
+        const bool is_aligned = alike() % 2 == 0;
+        const u64 count = lengths[alike() % 4], bytes = count * 4;
+        const auto skew = [&] { return is_aligned ? 0 : own() % 4; };
         const bool differ = kind != 0, reduces = kind != 2, in_place = alike() % 3 == 0;
-        std::vector<u32> input(skew + count * (differ ? ranks : 1)), separate(own() % 4 + count * (reduces ? 1 : ranks));
         const u64 outputs = count * (reduces ? 1 : ranks);
-        u32* const from = input.data() + skew;
-        u32* const into = in_place ? from + (kind == 1 ? rank * count : 0) : separate.data() + separate.size() - outputs;
+        u32* const from = memories[rank].vectors[0] + skew();
+        u32* const into = in_place ? from + (kind == 1 ? rank * count : 0) : memories[rank].vectors[1] + skew();
         for (u32 to = 0; to < (differ ? ranks : 1); ++to) {
             for (u64 nth = 0; nth < count; ++nth) from[to * count + nth] = number(call, rank, differ ? to : 0, nth);
         }
         CollectiveParameters parameters{};
-        parameters.state = states[rank];
+        parameters.state = &state;
         parameters.status = &status;
         parameters.launch = call;
         parameters.hash = seed + call;
@@ -99,6 +113,12 @@ void play(CollectiveState* const* states, u32 rank, u32 ranks, u32 short_bytes, 
         parameters.path = bytes <= short_bytes && alike() % 3 != 0 ? kShort : kStaged;
         parameters.slices = 1 + alike() % 3;
         parameters.short_bytes = short_bytes;
+
+        const bool is_placed = parameters.path == kStaged && is_aligned && bytes % 16 == 0 && !(in_place && kind == 2);
+        for (u32 nth = 0; is_placed && nth < kPlaces; ++nth) {
+            const u64 offset = reinterpret_cast<u64>(nth == 0 ? from : into) - state.memories[rank][in_place ? 0 : nth];
+            parameters.places[nth] = kPlaced | kInMemory | (in_place ? 0ull : nth) << kOffsetBits | offset;
+        }
 
         const unsigned threads = own() % 3 == 0 ? 1 + own() % 3 : 1 + own() % 12;
         meeting.begin(threads);
@@ -137,15 +157,16 @@ int main(int count, char** arguments) {
     const u64 calls = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 40;
     const u32 ranks = 2 + seed % 3, short_bytes = 2048;
     const u64 bytes = (sizeof(CollectiveState) + 4ull * ranks * short_bytes + 4ull * kMostSlices * kStageBytes + 4095) / 4096 * 4096;
-    CollectiveState* states[kMostRanks] = {};
+    Memory memories[kMostRanks] = {};
+    const auto shared = [](u64 bytes) { return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0); };
     for (u32 rank = 0; rank < ranks; ++rank) {
-        states[rank] = static_cast<CollectiveState*>(
-            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+        memories[rank].state = static_cast<CollectiveState*>(shared(bytes));
+        for (u32*& vector : memories[rank].vectors) vector = static_cast<u32*>(shared(kRoom * 4));
     }
     for (u32 rank = 0; rank < ranks; ++rank) {
         if (fork() != 0) continue;
         alarm(120);
-        play(states, rank, ranks, short_bytes, seed, calls);
+        play(memories, rank, ranks, short_bytes, seed, calls);
         return 0;
     }
     int failed = 0;

@@ -39,7 +39,7 @@ impl Communicator {
 
     /// [`register`](Self::register) by address, for the C API. Ends with
     /// [`deregister_piece`](Self::deregister_piece). For GPU memory, both wait until no call of this process runs
-    /// on a GPU.
+    /// on a GPU, if there are RDMA devices.
     #[doc(hidden)]
     pub fn register_piece(&self, piece: Piece) -> Result<()> {
         self.check_not_nested()?;
@@ -47,12 +47,17 @@ impl Communicator {
             let may_share = self.may_share(piece.as_ptr(), piece.len())?;
             return self.runner.user_memory.register(piece, may_share);
         }
-        self.runner.open_gpu(piece)?;
-        if !self.runner.user_memory.has_devices() {
+        let runner = &*self.runner;
+        runner.open_gpu(piece)?;
+        if runner.user_memory.has_devices() {
+            GATE.register(runner.timeout, || runner.user_memory.register(piece, false))?;
+        } else {
             // There is nothing to wait for.
-            return self.runner.user_memory.register(piece, false);
+            runner.user_memory.register(piece, false)?;
         }
-        GATE.register(self.runner.timeout, || self.runner.user_memory.register(piece, false))
+        runner.offer_to_kernels(piece).inspect_err(|_| {
+            let _ = self.deregister_piece(piece);
+        })
     }
 
     /// Whether the pages of host memory may be replaced: not those that are known to a GPU, which would go on to access the old
@@ -62,7 +67,7 @@ impl Communicator {
     }
 
     /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory. Where that makes shared pages private again, it
-    /// waits for the running call that uses them.
+    /// waits for the running call that uses them; on a GPU, for kernels that may access it.
     ///
     /// # Errors
     /// `InvalidArgument` if it is not registered; `Timeout` if the call still runs after `FLEXRING_TIMEOUT_MS`: it stays registered.
@@ -71,6 +76,9 @@ impl Communicator {
         self.check_not_nested()?;
         let runner = &*self.runner;
         let CallRunner { user_memory, timeout, .. } = runner;
+        if !piece.is_host() {
+            runner.take_from_kernels(piece)?;
+        }
         let deregister = || user_memory.deregister(piece, *timeout, &|| runner.check_waiting());
         if piece.is_host() || !user_memory.has_devices() {
             return deregister();

@@ -22,6 +22,8 @@ mod launch_group;
 mod local_gathering;
 mod plans;
 mod registered_pages;
+#[cfg(feature = "cuda")]
+mod registered_vector;
 mod registration_gate;
 mod request;
 mod resource_offers;
@@ -45,6 +47,8 @@ pub use crate::transport::verbs::RailStatistics;
 pub use adaptation::{AdaptationStatistics, CallTimes, NodeLinkStatistics};
 pub use checked_call::{CallValidator, CheckedCall};
 pub use groups::{NO_RECV_FROM_ANY, Operation, OwnedOperation};
+#[cfg(feature = "cuda")]
+pub use registered_vector::RegisteredOnGpu;
 pub use request::{CallOutcome, Owned, Request};
 pub use unfinished::abort_unfinished;
 pub use user_memory::Registered;

@@ -21,6 +21,7 @@ MODULES = {
     "cuda": 300,
     "cudarc": 300,
     "graphs": 300,
+    "registered_on_gpu": 300,
     "groups": 120,
     "allocations": 120,
 }

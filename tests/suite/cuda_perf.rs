@@ -137,6 +137,23 @@ fn the_report_has_enqueued_and_waited_times() {
 }
 
 #[test]
+fn registered_vectors_are_timed_and_right() {
+    if is_enabled() {
+        let variables = [("FLEXRING_GPU_ENGINE", "device"), ("FLEXRING_LOG", "debug")];
+        for flags in ["", "--graph 3", "--collective all-gather -d float"] {
+            let flags = format!("--ranks 3 -b 3M -e 3M -n 4 -w 4 --memory registered {flags}");
+            let (code, out, err) = run(&format!("perf --device cuda {flags}"), &variables);
+            assert_eq!(code, Some(0), "{flags}: {err}\n{out}");
+            assert_eq!(
+                err.matches("kernels access registered vectors directly").count(),
+                3,
+                "{flags}: {err}"
+            );
+        }
+    }
+}
+
+#[test]
 fn graphs_without_gpus_are_refused() {
     for (arguments, words) in [
         ("perf --ranks 1 --graph 4", "--graph captures calls on a GPU: add --device cuda"),

@@ -589,11 +589,13 @@ const ORDERED_WORDS: u32 = 6;
 fn collectives_are_right_and_broken_rules_are_noticed() {
     let Some(program) = collective_stress(&["-O1", "-DFLEXRING_READS_EARLY"]) else { return };
     expect_right_results(&play_collectives(&program, 20, None));
-    for rule in (1..=9).filter(|rule| *rule != ORDERED_WORDS) {
+    for rule in (1..=12).filter(|rule| *rule != ORDERED_WORDS) {
         let output = play_collectives(&program, 20, Some(rule));
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(stderr.contains("failed: "), "rule {rule} was broken, and nothing was noticed");
-        println!("rule {rule}: {}", stderr.trim());
+        // With rule 11 ranks may access vectors of another length than theirs, which can end the program.
+        let is_noticed = stderr.contains("failed: ") || (rule == 11 && output.status.code().is_none());
+        assert!(is_noticed, "rule {rule} was broken, and nothing was noticed");
+        println!("rule {rule}: {}, {}", stderr.trim(), output.status);
     }
 }
 

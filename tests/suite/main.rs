@@ -46,6 +46,8 @@ mod cudarc;
 mod graphs;
 #[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
+mod registered_on_gpu;
 
 mod command;
 #[cfg(feature = "cuda")]

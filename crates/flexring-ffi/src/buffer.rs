@@ -51,8 +51,9 @@ pub unsafe extern "C" fn flexring_free(comm: *mut flexring_comm, memory: *mut c_
     })
 }
 
-/// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses. Calls on it,
-/// or on parts of it, then copy and register nothing. The memory must stay allocated until flexring_deregister was
+/// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses, and memory of a
+/// GPU with the kernels of the other ranks of its node (FLEXRING_GPU_ENGINE=device). Calls on it, or on parts of it, then
+/// copy and register nothing. The memory must stay allocated until flexring_deregister was
 /// called with the same address and length as often as flexring_register, or until the communicator is freed. Memory
 /// of flexring_alloc is registered already.
 ///
@@ -83,7 +84,7 @@ pub unsafe extern "C" fn flexring_register(
 /// Undoes one flexring_register of exactly this memory, whose contents stay. If it is shared (FLEXRING_REGISTER_SHARED),
 /// waits for the running call of this communicator that uses it, for FLEXRING_TIMEOUT_MS at most; if it returns
 /// FLEXRING_TIMEOUT, the memory is still registered. Calls that are in the queue use it later as memory that is not
-/// registered. If it is not shared, running calls are not affected.
+/// registered. For memory of a GPU, waits for kernels that may access it. Otherwise running calls are not affected.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle.

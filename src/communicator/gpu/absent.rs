@@ -7,7 +7,8 @@ use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::fault::Fault;
 use crate::memory::{Arena, MemorySpace, Piece, Registrar};
-use crate::transport::shm::ArenaLayout;
+use crate::rank::Rank;
+use crate::transport::shm::{ArenaLayout, MemoryNotices};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -89,6 +90,8 @@ impl GpuState {
     ) -> Self {
         Self
     }
+
+    pub(in crate::communicator) fn set_notices(&mut self, _: Rank, _: MemoryNotices) {}
 
     pub(in crate::communicator) fn locate(
         &self,

@@ -1,6 +1,7 @@
 //! The GPU of a communicator, over CUDA.
 
 use super::kernel_calls::KernelCalls;
+use super::registered_memory::OfferedMemory;
 use crate::communicator::checked_call::CheckedCall;
 use crate::communicator::registration_gate::GATE;
 use crate::config::GpuProgram;
@@ -13,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::executor::{Executor, GpuParts};
 use crate::fault::Fault;
 use crate::memory::{Arena, MemorySpace, Piece, Registrar, Sharing};
-use crate::transport::shm::ArenaLayout;
+use crate::rank::Rank;
+use crate::transport::shm::{ArenaLayout, MemoryNotices};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -82,6 +84,8 @@ pub(in crate::communicator) struct GpuState {
     registrar: Option<Arc<dyn Registrar>>,
     /// The memory for collectives that kernels run, if the ranks may have it.
     collectives: Option<CollectiveLayout>,
+    /// Where ranks name memory that they have registered, until a GPU is open.
+    notices: Mutex<Option<(Rank, MemoryNotices)>>,
     opened: OnceLock<OpenedGpu>,
 }
 
@@ -117,8 +121,14 @@ impl GpuState {
             layout,
             arena: Arc::clone(arena),
             registrar,
+            notices: Mutex::default(),
             opened: OnceLock::new(),
         }
+    }
+
+    /// Has kernels access memory that users register directly, if the ranks are processes of their own.
+    pub(in crate::communicator) fn set_notices(&mut self, rank: Rank, notices: MemoryNotices) {
+        self.notices = Mutex::new(Some((rank, notices)).filter(|_| !self.shares_process));
     }
 
     /// Where an address is according to CUDA's driver; `None` if the driver does not know it.
@@ -227,7 +237,11 @@ impl GpuState {
         let memory = collectives.filter(|layout| sharing.is_some() || layout.is_alone());
         let memory =
             memory.map(|layout| CollectiveMemory::new(&gpu, device.landing(), layout)).transpose()?;
-        let kernel_calls = memory.map(KernelCalls::new);
+        let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let kernel_calls = memory.map(|memory| {
+            let registered = notices.map(|(rank, notices)| OfferedMemory::new(&gpu, &memory, rank, notices));
+            KernelCalls::new(memory, registered)
+        });
         let launcher = Launcher::new(&engine)?;
         log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());
         executor.use_gpu(GpuParts {

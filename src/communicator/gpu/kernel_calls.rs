@@ -3,6 +3,7 @@
 //! Owns how it waits for kernels when it ends. Must not know which calls kernels run.
 
 use super::kernel_watch::{self, KernelOwner, KernelWatch};
+use super::registered_memory::OfferedMemory;
 use crate::communicator::checked_wait::CHECK_INTERVAL;
 use crate::device::cuda::Launcher;
 use crate::device::cuda::collective::CollectiveMemory;
@@ -23,6 +24,8 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// What a communicator has for collectives that kernels run.
 pub(in crate::communicator) struct KernelCalls {
     pub(in crate::communicator) memory: Arc<CollectiveMemory>,
+    /// What users have registered, if the ranks' kernels can access it.
+    pub(in crate::communicator) registered: Option<OfferedMemory>,
     /// Set once the memory of all ranks is connected.
     watch: OnceLock<Arc<KernelWatch>>,
     /// Captured calls, counted alike on all ranks.
@@ -30,8 +33,8 @@ pub(in crate::communicator) struct KernelCalls {
 }
 
 impl KernelCalls {
-    pub(super) fn new(memory: Arc<CollectiveMemory>) -> Self {
-        Self { memory, watch: OnceLock::new(), captures: AtomicU64::new(0) }
+    pub(super) fn new(memory: Arc<CollectiveMemory>, registered: Option<OfferedMemory>) -> Self {
+        Self { memory, registered, watch: OnceLock::new(), captures: AtomicU64::new(0) }
     }
 
     /// What watches the kernels, once the memory of all ranks is connected.
@@ -62,6 +65,31 @@ impl KernelCalls {
         self.captures.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// Ends the use of `piece`, which was registered, by kernels. Those that were launched or replayed before end first.
+    ///
+    /// # Errors
+    /// `Timeout` if they do not within `limit`: then it stays registered.
+    pub(in crate::communicator) fn forget(
+        &self,
+        piece: Piece,
+        launcher: &Launcher,
+        fault: &Fault,
+        limit: Duration,
+    ) -> Result<()> {
+        let Some(registered) = &self.registered else { return Ok(()) };
+        let begun = Instant::now();
+        registered.forget(piece, &|| {
+            let mut has_ended = false;
+            nap_until(|| {
+                has_ended = launcher.has_ended().unwrap_or(true) && !self.memory.is_running();
+                // Kernels leave soon after a failure.
+                let limit = if fault.get().is_some() { ABORT_TIMEOUT } else { limit };
+                has_ended || begun.elapsed() > limit
+            });
+            has_ended
+        })
+    }
+
     /// Waits until all kernels that were launched have ended, or the communicator has failed. `check` is called meanwhile.
     pub(in crate::communicator) fn await_kernels(
         &self,
@@ -89,7 +117,11 @@ impl KernelCalls {
         if let Some(watch) = self.watch.get() {
             kernel_watch::remove(watch);
         }
-        self.memory.close() && ended
+        let ended = self.memory.close() && ended;
+        if let Some(registered) = self.registered.as_ref().filter(|_| ended) {
+            registered.close();
+        }
+        ended
     }
 
     fn await_end(&self, launcher: &Launcher, fault: &Fault) -> bool {

@@ -87,6 +87,9 @@ struct WatchState {
     expected: Vec<(u64, Arc<CallOutcome>)>,
     /// Whether a failure was reported.
     failed: bool,
+    /// Whether the log says that kernels use registered memory, and for which rank they did not.
+    is_direct: bool,
+    unplaced: Option<Rank>,
 }
 
 impl KernelWatch {
@@ -158,6 +161,18 @@ impl KernelWatch {
         let failed = self.fault.get();
         if failed.is_some() {
             self.memory.abort();
+        }
+        if !state.is_direct && self.memory.was_direct() {
+            state.is_direct = true;
+            log::debug!("rank {}: kernels access registered vectors directly", self.rank);
+        }
+        if let Some(rank) = self.memory.unplaced().filter(|rank| state.unplaced != Some(*rank)) {
+            state.unplaced = Some(rank);
+            log::debug!(
+                "rank {}: a call goes through stages, because rank {rank} has not registered its vectors, or they are not open on \
+                 all ranks yet",
+                self.rank
+            );
         }
         let completed = self.memory.completed();
         state.expected.retain(|(launch, outcome)| {

@@ -11,6 +11,8 @@ mod cuda;
 mod kernel_calls;
 #[cfg(feature = "cuda")]
 mod kernel_watch;
+#[cfg(feature = "cuda")]
+mod registered_memory;
 
 #[cfg(all(feature = "verbs", not(feature = "cuda")))]
 pub(super) use absent::address;
@@ -29,4 +31,5 @@ pub(super) use {
     cuda::{OpenedGpu, PreparedCollective},
     kernel_calls::KernelCalls,
     kernel_watch::{KernelOwner, KernelWatch, difference},
+    registered_memory::OfferedMemory,
 };

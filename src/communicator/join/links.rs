@@ -14,7 +14,7 @@ use crate::fault_point::{FaultPoint, reach};
 use crate::memory::Registrar;
 use crate::rank::Rank;
 use crate::transport::AnyTransport;
-use crate::transport::shm::{Mailbox, NodeMemory, Region, RegionOfRank, Shm};
+use crate::transport::shm::{Mailbox, MemoryNotices, NodeMemory, Region, RegionOfRank, Shm};
 use crate::transport::verbs::RailCounters;
 use std::sync::Arc;
 
@@ -26,6 +26,8 @@ pub(in crate::communicator) struct RankLinks {
     pub routes: Vec<usize>,
     /// The path for small messages, if all ranks share memory.
     pub mailbox: Option<Mailbox>,
+    /// Where the ranks name memory on their GPUs, if all share memory.
+    pub notices: Option<MemoryNotices>,
     /// Registers memory with the RDMA devices, if there are devices.
     pub registrar: Option<Arc<dyn Registrar>>,
     /// What each rail carries.
@@ -101,7 +103,7 @@ impl RankLinks {
         Ok(links)
     }
 
-    /// Adds links through the memory of `ranks`, and the path for small messages if they are the world.
+    /// Adds links through the memory of `ranks`, and what needs the memory of all ranks if they are the world.
     fn share_memory(
         &mut self,
         name: &'static str,
@@ -115,6 +117,7 @@ impl RankLinks {
         self.transports.push(AnyTransport::InPlace(Box::new(shm)));
         if ranks.len() == world {
             self.mailbox = Some(Mailbox::new(region.arena(), &neighbours, me)?);
+            self.notices = MemoryNotices::new(region.arena(), &neighbours)?;
         }
         Ok(())
     }

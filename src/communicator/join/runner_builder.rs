@@ -53,7 +53,7 @@ impl CallRunnerBuilder<'_> {
         let host = Host::new(config.simd)?.with_threads(config.threads)?;
         let summary = self.summary(&host);
         let Self { me, world, memory, region, fault, launch_group, .. } = self;
-        let RankLinks { transports, routes, mailbox, registrar, rails } = self.links;
+        let RankLinks { transports, routes, mailbox, notices, registrar, rails } = self.links;
         let (arena, layout) = (region.arena(), region.layout());
         let has_small_path = world > 1 && mailbox.is_some();
         let mut executor = Executor::new(ExecutorParts {
@@ -76,7 +76,7 @@ impl CallRunnerBuilder<'_> {
         let [small, small_on_gpu] = small_limits(config, world, self.ranks_per_core);
         let node_of_all = if has_small_path || world == 1 { world } else { 0 };
         let staged = if has_small_path { small_on_gpu } else { 0 };
-        let gpu_state = GpuState::new(
+        let mut gpu_state = GpuState::new(
             config,
             staged,
             launch_member.is_some(),
@@ -85,6 +85,9 @@ impl CallRunnerBuilder<'_> {
             arena,
             registrar.clone(),
         );
+        if let Some(notices) = notices {
+            gpu_state.set_notices(me, notices);
+        }
         if self.opens_gpu {
             gpu_state.open_known(&mut executor)?;
         }

@@ -6,6 +6,7 @@ use crate::communicator::request::CallOutcome;
 use crate::communicator::runner::CallRunner;
 use crate::device::CallerStream;
 use crate::error::Result;
+use crate::memory::Piece;
 use std::sync::Arc;
 
 #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of cuda.rs")]
@@ -23,6 +24,14 @@ impl CallRunner {
     pub(in crate::communicator) fn notice_kernel_failure(&self) {}
 
     pub(in crate::communicator) fn finish_kernel_calls(&self) {}
+
+    pub(in crate::communicator) fn offer_to_kernels(&self, _piece: Piece) -> Result<()> {
+        Ok(())
+    }
+
+    pub(in crate::communicator) fn take_from_kernels(&self, _piece: Piece) -> Result<()> {
+        Ok(())
+    }
 }
 
 #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of cuda.rs")]

@@ -2,18 +2,19 @@
 //!
 //! Owns which calls these are, and how they are launched or captured. Must not know how a kernel works.
 
-use crate::call::Call;
+use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::checked_call::CheckedCall;
 use crate::communicator::gpu::{
-    KernelCalls, KernelOwner, KernelWatch, OpenedGpu, PreparedCollective, difference,
+    KernelCalls, KernelOwner, KernelWatch, OfferedMemory, OpenedGpu, PreparedCollective, difference,
 };
 use crate::communicator::launch_group::Launch;
 use crate::communicator::registration_gate::permit;
 use crate::communicator::request::{CallOutcome, WaitCheck};
 use crate::communicator::runner::CallRunner;
 use crate::device::CallerStream;
-use crate::device::cuda::collective::{BlockCall, Blocks, CALL_WORDS, CollectiveMemory};
+use crate::device::cuda::Launcher;
+use crate::device::cuda::collective::{BlockCall, Blocks, CALL_WORDS, CollectiveMemory, Vector};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use crate::rank::Rank;
@@ -76,6 +77,36 @@ impl CallRunner {
         let Some(last) = last.filter(|last| last.sequence > self.lock_state().sequence) else { return };
         if self.fault.get().is_none() && self.control.enter_call(&last).is_ok() {
             self.control.leave_call();
+        }
+    }
+
+    /// Has the kernels of all ranks access memory that the user has registered, if they can.
+    ///
+    /// # Errors
+    /// `System` if the GPU fails.
+    pub(in crate::communicator) fn offer_to_kernels(&self, piece: Piece) -> Result<()> {
+        let registered = self.gpu_state.kernel_calls().and_then(|(_, calls)| calls.registered.as_ref());
+        registered.map_or(Ok(()), |registered| registered.add(piece))
+    }
+
+    /// Undoes one [`offer_to_kernels`](Self::offer_to_kernels).
+    ///
+    /// # Errors
+    /// `Timeout` if kernels use it for too long; `System` if the GPU fails.
+    pub(in crate::communicator) fn take_from_kernels(&self, piece: Piece) -> Result<()> {
+        let Some((opened, calls)) = self.gpu_state.kernel_calls() else { return Ok(()) };
+        calls.forget(piece, &opened.launcher, &self.fault, self.timeout)
+    }
+
+    /// Opens the memory that other ranks have registered, once the kernels that were launched have ended. Opening would wait for
+    /// them, too, but with a lock of the driver. They end, because they depend on no later call of this rank.
+    fn follow_registrations(&self, launcher: &Launcher, calls: &KernelCalls) {
+        if let Some(registered) = calls.registered.as_ref().filter(|registered| registered.has_changed()) {
+            calls.await_kernels(launcher, &self.fault, || self.check_waiting());
+            // If it has failed, a kernel may still run.
+            if self.fault.get().is_none() {
+                registered.follow();
+            }
         }
     }
 
@@ -154,16 +185,23 @@ impl Communicator {
         }
         let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
         let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
+        runner.follow_registrations(&opened.launcher, calls);
         if streams.are_captured() {
             if runner.launch_member.is_some() {
                 return Err(Error::unsupported(
                     "the stream is being captured, and other ranks are threads of this process: run each rank in a process of its own",
                 ));
             }
-            self.agree_on_capture(words)?;
+            let named = calls.registered.as_ref().map_or(0, OfferedMemory::named);
+            if self.agree_on_capture(words, named)? {
+                // All have named what they have registered so far; then all have opened it.
+                runner.follow_registrations(&opened.launcher, calls);
+                self.barrier()?;
+            }
             // A replay of this call beside that of another one is found.
             blocks.set_capture(calls.next_capture());
         }
+        set_places(checked, &mut blocks, calls).map_err(fail)?;
         let _call = self.begin_call()?;
         // Ranks launch in one order.
         let _submission = self.lock_submissions();
@@ -189,20 +227,24 @@ impl Communicator {
         Ok(Some(outcome))
     }
 
-    /// Checks that all ranks capture the same call now.
-    fn agree_on_capture(&self, mine: [u64; CALL_WORDS]) -> Result<()> {
-        let mut all = vec![0; mine.len() * self.size()];
-        self.all_gather(&mine, &mut all)?;
-        for (rank, theirs) in all.chunks_exact(mine.len()).enumerate() {
-            if *theirs != mine {
-                let theirs = std::array::from_fn(|word| theirs[word]);
+    /// Checks that all ranks capture the same call now. Whether one has named memory; `named`: how often this one has.
+    fn agree_on_capture(&self, mine: [u64; CALL_WORDS], named: u64) -> Result<bool> {
+        let mut words = [named; CALL_WORDS + 1];
+        words[..CALL_WORDS].copy_from_slice(&mine);
+        let mut all = vec![0; words.len() * self.size()];
+        self.all_gather(&words, &mut all)?;
+        let mut any_named = false;
+        for (rank, theirs) in all.chunks_exact(words.len()).enumerate() {
+            any_named |= theirs[CALL_WORDS] != 0;
+            let theirs = std::array::from_fn(|word| theirs[word]);
+            if theirs != mine {
                 return Err(Error::disagreement(format!(
                     "captures differ: {}",
                     difference(self.rank(), mine, rank, theirs, 0)
                 )));
             }
         }
-        Ok(())
+        Ok(any_named)
     }
 }
 
@@ -220,6 +262,30 @@ struct DescribedCall<'a> {
 fn words_of(call: &Call) -> [u64; CALL_WORDS] {
     let [_, kinds, count, program, _] = call.to_words();
     [kinds, count, program, 0]
+}
+
+/// Has the kernel access vectors that lie in registered memory, if those of all ranks do.
+///
+/// # Errors
+/// `System` if the GPU fails.
+fn set_places(checked: &CheckedCall, blocks: &mut Blocks, calls: &KernelCalls) -> Result<()> {
+    let Some(registered) = calls.registered.as_ref().filter(|registered| registered.has_any()) else {
+        return Ok(());
+    };
+    registered.use_opened()?;
+    if !blocks.is_long() {
+        return Ok(());
+    }
+    let CheckedCall { collective, input, output, in_place, .. } = *checked;
+    let is_exchanged_in_place = collective == Collective::AllToAll && in_place;
+    let placed = blocks.set_places(output.as_ptr(), is_exchanged_in_place, |vector| {
+        registered.place_of(match vector {
+            Vector::Input => input,
+            Vector::Output => output,
+        })
+    });
+    placed.unwrap_or_else(|why| registered.note_stages(why));
+    Ok(())
 }
 
 fn blocks(

@@ -3,17 +3,14 @@
 //! Owns the exported allocation and the opened ones. Must not know what they hold, nor which ranks the others are.
 
 use super::objects::{Gpu, GpuMemory, address};
-use super::pointer;
-use crate::cuda_driver::{Address, IpcByValue};
+use super::{peer_memory, pointer};
+use crate::cuda_driver::Address;
 use crate::error::{Error, Result};
 use crate::memory::{Export, MemorySpace, Piece, Sharing, lend, lend_in_place};
 use crate::process_number::process_number;
 use crate::secret::random_bytes;
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: enables peer access if the memory is on another GPU.
-const ENABLE_PEER_ACCESS: u32 = 1;
 
 /// What one rank exports and opens.
 pub(crate) struct Ipc {
@@ -32,13 +29,7 @@ impl Ipc {
     /// `System` if the driver does not export it.
     pub(crate) fn new(gpu: &Arc<Gpu>, memory: &Arc<GpuMemory>) -> Result<Self> {
         let process = process_number()?;
-        let _entered = gpu.enter()?;
-        let mut handle = IpcByValue([0; 64]);
-        // SAFETY: the out-parameter is writable, and the address is the start of an allocation.
-        unsafe { gpu.driver().ipc_export(&raw mut handle, address(memory.piece()))? };
-        let word =
-            |number: usize| u64::from_ne_bytes(std::array::from_fn(|byte| handle.0[8 * number + byte]));
-        let handle = std::array::from_fn(word);
+        let handle = peer_memory::export(gpu, address(memory.piece()))?;
         let pattern = [u64::from_ne_bytes(random_bytes()?), u64::from_ne_bytes(random_bytes()?)];
         // SAFETY: both have this length, and nothing else accesses them.
         lend(&pattern, &mut [], |pattern, _| unsafe {
@@ -92,14 +83,7 @@ impl Sharing for Ipc {
             }
             export.address
         } else {
-            let mut handle = [0; 64];
-            for (bytes, word) in handle.chunks_exact_mut(8).zip(export.handle) {
-                bytes.copy_from_slice(&word.to_ne_bytes());
-            }
-            let _entered = self.gpu.enter()?;
-            let mut start = 0;
-            // SAFETY: the out-parameter is writable; the driver checks the handle.
-            unsafe { self.gpu.driver().ipc_open(&raw mut start, IpcByValue(handle), ENABLE_PEER_ACCESS)? };
+            let start = peer_memory::open(&self.gpu, &export.handle)?;
             self.opened.push(start);
             if pointer::locate(start as *const u8, len).is_err() {
                 return refuse("it is shorter than its owner announced".to_owned());
@@ -124,13 +108,7 @@ impl Sharing for Ipc {
     fn close(&mut self) -> bool {
         let mut all = true;
         for start in self.opened.drain(..) {
-            // SAFETY: it was opened above, and nothing reads it any more.
-            let close = |_| unsafe { self.gpu.driver().ipc_close(start) };
-            // In a broken context every call fails.
-            if let Err(failure) = self.gpu.enter().and_then(close) {
-                log::debug!("{failure}");
-                all = false;
-            }
+            all &= peer_memory::close(&self.gpu, start);
         }
         all
     }

@@ -15,6 +15,7 @@
 //! | `graph` | graphs of calls on users' buffers |
 //! | `vector` | the vector types that calls accept |
 //! | `ipc` | GPU memory shared between the processes of a node |
+//! | `peer_memory` | allocations as the driver exports and opens them |
 //! | `stream_memory` | memory with a stream of its own |
 //! | `standalone` | the device without ranks, for benchmarks |
 //! | `pointer` | whether an address is host or GPU memory |
@@ -29,6 +30,7 @@ pub(crate) mod ipc;
 pub(crate) mod naps;
 mod nvrtc;
 pub(crate) mod objects;
+pub(crate) mod peer_memory;
 mod pinned;
 pub(crate) mod pointer;
 mod standalone;

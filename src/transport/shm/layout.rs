@@ -1,9 +1,10 @@
 //! The layout of a region of an arena, which one communicator uses: the offsets of the control page, the queues, the
-//! mailboxes and the pools.
+//! mailboxes, the notices of GPU memory and the pools.
 //!
 //! Owns every offset.
 
 use super::control_page::ControlPage;
+use super::notice_page::NoticePage;
 use super::spsc_queue::SpscQueue;
 use crate::error::Result;
 use crate::memory::{Arena, Piece};
@@ -121,11 +122,17 @@ impl ArenaLayout {
         self.queue(self.neighbours).next_multiple_of(4096) + slot * slot_bytes
     }
 
+    /// The offset of the notices of GPU memory, on a node with GPUs.
+    pub(super) fn notices(self) -> Option<usize> {
+        // Behind both slots of the mailbox.
+        (self.gpu_slots > 0).then(|| self.mailbox(2).next_multiple_of(4096))
+    }
+
     /// The pool for vectors in host memory.
     #[must_use]
     pub fn pool(self) -> PoolLayout {
-        // Behind both slots of the mailbox.
-        let offset = self.mailbox(2).next_multiple_of(4096);
+        let notices = self.notices().map(|offset| offset + size_of::<NoticePage>());
+        let offset = notices.unwrap_or_else(|| self.mailbox(2).next_multiple_of(4096));
         PoolLayout { offset, slots: self.slots, slot_bytes: self.slot_bytes }
     }
 

@@ -18,6 +18,7 @@
 //! | `link` | one neighbour: the format of queue entries, and their events |
 //! | `mailbox` | the path of small messages |
 //! | `gpu` | GPU memory that neighbours read |
+//! | `memory_notices`, `notice_page` | users' GPU memory that neighbours access |
 //! | `prefault` | page tables made ready for neighbours' buffers |
 
 mod arena_ref;
@@ -29,10 +30,12 @@ mod gpu;
 mod layout;
 mod link;
 mod mailbox;
+mod memory_notices;
 mod need_wakeup;
 mod neighbours;
 mod node_memory;
 mod node_page;
+mod notice_page;
 mod prefault;
 mod spsc_queue;
 mod wake_lanes;
@@ -40,6 +43,7 @@ mod wake_lanes;
 pub use exchange::{DescriptorExchange, ExchangeAddress};
 pub use layout::ArenaLayout;
 pub use mailbox::{Mailbox, Posted};
+pub use memory_notices::{MemoryNotices, NamedMemory};
 pub use neighbours::Neighbours;
 pub use node_memory::{NodeKey, NodeMemory, OwnMemory, PeerMemory, Region, RegionOfRank};
 pub use wake_lanes::WakeLanes;

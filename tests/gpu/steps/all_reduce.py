@@ -19,6 +19,8 @@ KIB, MIB = 1 << 10, 1 << 20
 CAPTURED = 20
 # Flags of the lengths.
 SHORT, LONG = f"-b 8 -e {128 * KIB} -f 2", f"-b {256 * KIB} -e {256 * MIB} -f 4"
+# What registered vectors differ in.
+REGISTERED, LONG_ONLY = "--memory registered", (LONG,)
 # Fewer of them, for what is only to be seen.
 FEW = f"-b 8 -e {256 * MIB} -f 32"
 # What the simulated driver runs of them in a second.
@@ -37,6 +39,21 @@ def cells(session):
                 f"{world} ranks, graphs",
                 45,
                 flexring("graph", world, flags=f"--graph {3 if session.simulated else CAPTURED}"),
+            ),
+            Cell(
+                f"{world} ranks, registered, eager",
+                45,
+                flexring("registered", world, flags=REGISTERED, ranges=LONG_ONLY),
+            ),
+            Cell(
+                f"{world} ranks, registered, graphs",
+                45,
+                flexring(
+                    "registered graph",
+                    world,
+                    flags=f"{REGISTERED} --graph {3 if session.simulated else CAPTURED}",
+                    ranges=LONG_ONLY,
+                ),
             ),
             Cell(
                 f"{world} ranks, the reference", 90 if world == worlds[0] else 45, reference(world), real_only
@@ -159,15 +176,19 @@ def replays(session):
 # What the tables and the goals need of the results: by number of ranks, mode and length, in microseconds.
 
 
-def ours(results, world):
+def ours(results, world, eager="eager", graph="graph"):
     """Times of flexring, {(mode, bytes): us}."""
     times = {}
-    for row in rows_of(results, "eager", world):
+    for row in rows_of(results, eager, world):
         times["enqueued", row["bytes"]] = row["us"]
         times["waited", row["bytes"]] = row["waited_us"]
-    for row in rows_of(results, "graph", world):
+    for row in rows_of(results, graph, world):
         times["graph", row["bytes"]] = row["us"]
     return times
+
+
+def registered(results, world):
+    return ours(results, world, "registered", "registered graph")
 
 
 def theirs(results, kind, world, kernels):
@@ -192,7 +213,8 @@ def rows_of(results, kind, world):
 
 def goals(results, world):
     """Lines that say which goals are met. Each goal is a limit for every length and mode of a range."""
-    flexring_us = ours(results, world)
+    staged_us, direct_us = ours(results, world), registered(results, world)
+    flexring_us = {**staged_us, **direct_us}
     symmetric_us = theirs(results, "symmetric", world, ("one_shot", "two_shot"))
     one_shot, two_shot = (
         theirs(results, "reference", world, (kernel,)) for kernel in ("one-shot", "two-shot")
@@ -225,6 +247,8 @@ def goals(results, world):
     for size, factor in ((256 * MIB, 1.12), (16 * MIB, 1.5)):
         name = f"at most {factor} times what {length(size)} cost the memory"
         yield verdict(name, flexring_us, limits(size, size, memory(factor)))
+    limit = {key: 2.2 * us for key, us in direct_us.items() if key[1] >= MIB and key in staged_us}
+    yield verdict("through stages at most 2.2 times registered, 1 MiB and more", staged_us, limit)
     caller = {("eager", row["bytes"]): row["caller_us"] for row in rows_of(results, "eager", world)}
     yield verdict("at most 6 us of the caller's thread", caller, dict.fromkeys(caller, 6.0))
 
@@ -255,13 +279,15 @@ def words(rows):
     for world in sorted({result["ranks"] for result in results}):
         columns = [
             ours(results, world),
+            registered(results, world),
             theirs(results, "symmetric", world, ("one_shot", "two_shot")),
             theirs(results, "reference", world, ("one-shot", "two-shot")),
         ]
         sizes = sorted({size for times in columns for _, size in times})
         if sizes:
-            yield f"{world} ranks; us a call of the slowest rank: flexring, symmetric memory, reference"
-            yield f"  {'':8}" + "".join(f"{mode:^33}" for mode in MODES)
+            columns_are = "flexring, registered, symmetric memory, reference"
+            yield f"{world} ranks; us a call of the slowest rank: {columns_are}"
+            yield f"  {'':8}" + "".join(f"{mode:^43}" for mode in MODES)
         for size in sizes:
             cells = ["".join(cell(times, (mode, size)) for times in columns) for mode in MODES]
             yield f"  {length(size):>8}" + "   ".join(cells)
@@ -286,5 +312,5 @@ def others(results, world):
     for row in rows_of(results, "replays", world):
         begin, end = row["memory_kib"]
         line = f"  {row['replays']} replays of {row['calls']} calls of {length(row['bytes'])}"
-        line += f": right in {row['checks']} checks"
+        line += f"{', registered' if row['registered'] else ''}: right in {row['checks']} checks"
         yield f"{line}, {row['call_us']:.1f} us a call, memory {begin} KiB before, {end} KiB after"

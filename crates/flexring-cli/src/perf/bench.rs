@@ -6,7 +6,7 @@ use super::check::{CallCheck, Placement};
 use super::collective::{self, Extent};
 use super::exact_element::ExactElement;
 use super::gpu::{self, GpuCall, LaunchGraph};
-use super::options::{CallCount, HostMemory, PerfOptions, VectorDevice};
+use super::options::{CallCount, Memory, PerfOptions, VectorDevice};
 use super::pattern::CheckResult;
 use super::redop::RedOp;
 use super::report::{self, PerfRow, Timing};
@@ -23,7 +23,7 @@ pub struct Bench<'a, T: ExactElement> {
     options: &'a PerfOptions,
     send: Vector<'a, T>,
     receive: Vector<'a, T>,
-    on_gpu: Option<gpu::Vectors<T>>,
+    on_gpu: Option<gpu::Vectors<'a, T>>,
 }
 
 /// A vector, however it was allocated.
@@ -48,14 +48,15 @@ impl<'a, T: ExactElement> Bench<'a, T> {
     ) -> Result<Self> {
         let vector = || -> Result<Vector<'a, T>> {
             Ok(match (options.device, options.memory) {
-                (VectorDevice::Host, None | Some(HostMemory::Pool)) => Box::new(comm.alloc::<T>(count)?),
-                (VectorDevice::Host, Some(HostMemory::Registered)) => {
+                (VectorDevice::Host, None | Some(Memory::Pool)) => Box::new(comm.alloc::<T>(count)?),
+                (VectorDevice::Host, Some(Memory::Registered)) => {
                     Box::new(comm.register(vec![T::default(); count])?)
                 }
                 _ => Box::new(vec![T::default(); count]),
             })
         };
-        let on_gpu = gpu.map(|gpu| gpu::Vectors::new(gpu, count)).transpose()?;
+        let registrar = (options.memory == Some(Memory::Registered)).then_some(comm);
+        let on_gpu = gpu.map(|gpu| gpu::Vectors::new(gpu, count, registrar)).transpose()?;
         Ok(Self { comm, options, send: vector()?, receive: vector()?, on_gpu })
     }
 

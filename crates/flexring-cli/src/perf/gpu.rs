@@ -81,8 +81,9 @@ mod present {
     use crate::perf::collective::Extent;
     use crate::perf::report::RankGpu;
     use flexring::internal::device::cuda::{self, GpuBuffer};
-    use flexring::{Element, Result};
+    use flexring::{Communicator, Element, Result};
     use flexring_core::call::Collective;
+    use std::ops::DerefMut;
 
     pub use cuda::gpu_count;
 
@@ -99,22 +100,31 @@ mod present {
     }
 
     /// A send and a receive vector on a GPU, in one stream.
-    pub struct Vectors<T: Element> {
-        send: GpuBuffer<T>,
-        receive: GpuBuffer<T>,
+    pub struct Vectors<'a, T: Element> {
+        send: Vector<'a, T>,
+        receive: Vector<'a, T>,
     }
 
-    impl<T: Element> Vectors<T> {
-        /// Allocates vectors for up to `count` elements.
+    /// A vector, registered or not.
+    type Vector<'a, T> = Box<dyn DerefMut<Target = GpuBuffer<T>> + 'a>;
+
+    impl<'a, T: Element> Vectors<'a, T> {
+        /// Allocates vectors for up to `count` elements. They are registered with the communicator, if there is one.
         ///
         /// # Errors
         /// `System` if there is not enough memory.
-        pub fn new(gpu: usize, count: usize) -> Result<Self> {
+        pub fn new(gpu: usize, count: usize, registrar: Option<&'a Communicator>) -> Result<Self> {
             // Both are aligned as allocations are.
             let count = count.next_multiple_of(ALIGNMENT);
             let mut send = GpuBuffer::new(gpu, 2 * count)?;
             let receive = send.split_off(count);
-            Ok(Self { send, receive })
+            let vector = |buffer| -> Result<Vector<'a, T>> {
+                Ok(match registrar {
+                    Some(comm) => Box::new(comm.register_on_gpu(buffer)?),
+                    None => Box::new(Box::new(buffer)),
+                })
+            };
+            Ok(Self { send: vector(send)?, receive: vector(receive)? })
         }
 
         /// Copies to the beginning of both vectors.
@@ -208,7 +218,7 @@ mod present {
 mod absent {
     use super::{GpuCall, LaunchGraph};
     use crate::perf::report::RankGpu;
-    use flexring::{Error, Result};
+    use flexring::{Communicator, Error, Result};
     use std::marker::PhantomData;
 
     fn none<T>() -> Result<T> {
@@ -224,13 +234,13 @@ mod absent {
     }
 
     /// Uninhabited, because this build has no CUDA.
-    pub enum Vectors<T> {
+    pub enum Vectors<'a, T> {
         #[expect(dead_code, reason = "never constructed")]
-        None(std::convert::Infallible, PhantomData<T>),
+        None(std::convert::Infallible, PhantomData<&'a T>),
     }
 
-    impl<T> Vectors<T> {
-        pub fn new(_gpu: usize, _count: usize) -> Result<Self> {
+    impl<'a, T> Vectors<'a, T> {
+        pub fn new(_gpu: usize, _count: usize, _registrar: Option<&'a Communicator>) -> Result<Self> {
             none()
         }
 

@@ -134,10 +134,11 @@ pub struct PerfOptions {
     #[arg(long, value_name = "N", value_parser = graph_calls)]
     pub graph: Option<NonZeroUsize>,
 
-    /// Allocation of host vectors: in the communicator's pool, which peers read directly, on the heap, or on the heap and registered,
-    /// which peers read directly with FLEXRING_REGISTER_SHARED=1 [default: pool]
+    /// Allocation of vectors: in the communicator's pool, which peers read directly, on the heap, or on the heap and registered,
+    /// which peers read directly with FLEXRING_REGISTER_SHARED=1 [default: pool]. With --device cuda, `registered` registers
+    /// those on the GPU
     #[arg(long, value_name = "WHERE")]
-    pub memory: Option<HostMemory>,
+    pub memory: Option<Memory>,
 
     /// Also write the measurements to this file, as JSON
     #[arg(long, value_name = "FILE")]
@@ -175,7 +176,7 @@ pub struct PerfOptions {
     #[arg(short = 'T', long = "timeout", value_name = "0", hide = true, value_parser = other_timeout)]
     pub timeout: Option<usize>,
 
-    /// As --agg_iters; --memory registered registers host memory
+    /// As --agg_iters; --memory registered registers vectors
     #[arg(short = 'R', long = "local_register", value_name = "0", hide = true, value_parser = not_registered)]
     pub local_register: Option<usize>,
 
@@ -197,9 +198,9 @@ pub enum VectorDevice {
     Cuda,
 }
 
-/// The allocation of host vectors.
+/// The allocation of vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum HostMemory {
+pub enum Memory {
     /// Allocated by the communicator
     Pool,
     /// Allocated on the heap
@@ -298,8 +299,8 @@ impl PerfOptions {
         if let Some(ranks) = self.ranks.filter(|ranks| self.root >= ranks.get()) {
             return Some(format!("--root {} is not a rank: there are {ranks}, from 0", self.root));
         }
-        if self.device == VectorDevice::Cuda && self.memory.is_some() {
-            return Some("--memory applies to host vectors: leave it out with --device cuda".to_owned());
+        if self.device == VectorDevice::Cuda && !matches!(self.memory, None | Some(Memory::Registered)) {
+            return Some("vectors on GPUs may be registered: give --memory registered with --device cuda, or leave it out".to_owned());
         }
         if self.device == VectorDevice::Cuda && self.model.is_some() {
             return Some("--model measures host vectors: leave out --device cuda".to_owned());
@@ -310,7 +311,7 @@ impl PerfOptions {
         if self.collective == Collective::Barrier && self.graph.is_some() {
             return Some("a barrier waits on the host, so no graph has it: leave out --graph".to_owned());
         }
-        if self.memory == Some(HostMemory::Registered) && self.model.is_some() {
+        if self.memory == Some(Memory::Registered) && self.model.is_some() {
             return Some(
                 "--model measures vectors of the pool or the heap: leave out --memory registered".to_owned(),
             );
@@ -398,7 +399,7 @@ fn other_timeout(text: &str) -> Result<usize, String> {
 }
 
 fn not_registered(text: &str) -> Result<usize, String> {
-    only(0, text, "--memory registered registers host memory; GPU memory needs no registration")
+    only(0, text, "give --memory registered")
 }
 
 fn trace(text: &str) -> Result<String, String> {
@@ -559,7 +560,8 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_a_flag_for_host_vectors_only() {
+    fn vectors_on_gpus_are_registered_or_not() {
+        assert_eq!(parse("--device cuda --memory registered").expect("valid").contradiction(), None);
         let options = parse("--device cuda --memory heap").expect("valid flags");
         assert!(options.contradiction().is_some_and(|message| message.contains("--device cuda")));
         assert_eq!(parse("--device cuda").expect("valid").contradiction(), None);

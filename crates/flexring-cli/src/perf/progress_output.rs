@@ -4,7 +4,7 @@
 //! printed.
 
 use super::gpu;
-use super::options::{HostMemory, PerfOptions, VectorDevice};
+use super::options::{Memory, PerfOptions, VectorDevice};
 use super::progress_bar::Progress;
 use super::report::{ModelRow, PerfReport, PerfRow, RankInfo, ReportFile};
 use super::table;
@@ -43,9 +43,10 @@ impl ProgressOutput {
             world,
             settings: settings.map(|row| (row.name, row.value)).collect(),
             memory: match (options.device, options.memory) {
+                (VectorDevice::Cuda, Some(Memory::Registered)) => "gpu, registered",
                 (VectorDevice::Cuda, _) => "gpu",
-                (VectorDevice::Host, Some(HostMemory::Heap)) => "heap",
-                (VectorDevice::Host, Some(HostMemory::Registered)) => "registered",
+                (VectorDevice::Host, Some(Memory::Heap)) => "heap",
+                (VectorDevice::Host, Some(Memory::Registered)) => "registered",
                 (VectorDevice::Host, _) => "pool",
             },
             graph: options.graph.map(NonZeroUsize::get),

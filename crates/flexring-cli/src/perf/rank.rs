@@ -7,7 +7,7 @@ use super::collective;
 use super::exact_element::ExactElement;
 use super::gpu;
 use super::model::Gradients;
-use super::options::{HostMemory, PerfOptions, VectorDevice};
+use super::options::{Memory, PerfOptions, VectorDevice};
 use super::progress_output::ProgressOutput;
 use super::redop::RedOp;
 use super::report::{RankGpu, RankInfo};
@@ -116,10 +116,10 @@ impl Measurement<'_> {
     fn rows<T: ExactElement>(&mut self) -> Result<()> {
         let comm = self.comm;
         match (&self.options.model, self.options.memory) {
-            (Some(gradients), None | Some(HostMemory::Pool)) => {
+            (Some(gradients), None | Some(Memory::Pool)) => {
                 return self.model(gradients, |count| comm.alloc::<T>(count));
             }
-            (Some(gradients), Some(HostMemory::Heap | HostMemory::Registered)) => {
+            (Some(gradients), Some(Memory::Heap | Memory::Registered)) => {
                 return self.model(gradients, |count| Ok(vec![T::default(); count]));
             }
             (None, _) => {}

@@ -13,6 +13,15 @@ pub(super) const MOST_SLICES: usize = 64;
 pub(super) const STAGE: usize = 64 << 10;
 /// 64-bit words that describe a call to the other ranks.
 pub(crate) const CALL_WORDS: usize = 4;
+/// Allocations of a rank that the other ranks have open at a time.
+pub(super) const MOST_MEMORIES: usize = 64;
+/// The places that a call has in them: of its input and of its output.
+pub(super) const PLACES: usize = 2;
+/// The bits of a place below the number of the allocation: the offset there.
+pub(super) const OFFSET_BITS: u32 = 48;
+/// Flags of a place: the rank has it or needs none; it is in an allocation.
+pub(super) const PLACED: u64 = 1 << 63;
+pub(super) const IN_MEMORY: u64 = 1 << 62;
 
 /// Values of [`CollectiveParameters::path`].
 pub(super) const SHORT: u32 = 0;
@@ -32,7 +41,7 @@ const PART: usize = 256;
 
 type Packet = [u64; 2];
 
-/// `CollectiveState`, of which the host only needs the size and three places.
+/// `CollectiveState`, of which the host only needs the size and the places of some words.
 #[repr(C, align(128))]
 struct CollectiveState {
     owner: u64,
@@ -41,6 +50,7 @@ struct CollectiveState {
     stopped: u32,
     closed: u32,
     peers: [u64; MOST_RANKS],
+    memories: [[u64; MOST_MEMORIES]; MOST_RANKS],
     received: ReceivedWords,
 }
 
@@ -48,6 +58,7 @@ struct CollectiveState {
 struct ReceivedWords {
     entry: [[[Packet; MOST_RANKS]; MOST_SLICES]; 2],
     words: [[[Packet; CALL_WORDS]; MOST_RANKS]; 2],
+    places: [[[Packet; PLACES]; MOST_RANKS]; 2],
     ready: Counters,
     done: Counters,
 }
@@ -59,6 +70,10 @@ struct Counters([[u64; MOST_RANKS]; MOST_SLICES]);
 pub(super) const OWNER: usize = std::mem::offset_of!(CollectiveState, owner);
 pub(super) const CLOSED_AT: usize = std::mem::offset_of!(CollectiveState, closed);
 pub(super) const PEERS: usize = std::mem::offset_of!(CollectiveState, peers);
+/// Where the address of an allocation of a rank is.
+pub(super) fn memory_at(rank: usize, number: usize) -> usize {
+    std::mem::offset_of!(CollectiveState, memories) + (rank * MOST_MEMORIES + number) * size_of::<u64>()
+}
 
 /// The sizes of the memory that each rank of a node has on its GPU. Equal on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +127,8 @@ pub(super) struct StatusWords {
     pub their_words: [AtomicU64; CALL_WORDS],
     pub failure: AtomicU64,
     pub completed: AtomicU64,
+    pub direct: AtomicU64,
+    pub unplaced: AtomicU64,
     pub host: HostWords,
 }
 
@@ -134,6 +151,7 @@ pub(crate) struct CollectiveParameters {
     pub words: [u64; CALL_WORDS],
     pub input: u64,
     pub output: u64,
+    pub places: [u64; PLACES],
     pub factor: f64,
     pub count: u64,
     pub sends: u32,
@@ -152,7 +170,7 @@ pub(crate) struct CollectiveParameters {
     pub reports: u32,
 }
 
-const _: () = assert!(size_of::<CollectiveParameters>() == 160);
+const _: () = assert!(size_of::<CollectiveParameters>() == 176);
 const _: () = assert!(size_of::<StatusWords>() == 256);
 const _: () = assert!(CLOSED_AT == 28 && PEERS == 32);
 
@@ -169,8 +187,18 @@ mod tests {
             ("kMostSlices", MOST_SLICES),
             ("kStageBytes", STAGE),
             ("kCallWords", CALL_WORDS),
+            ("kMostMemories", MOST_MEMORIES),
+            ("kPlaces", PLACES),
+            ("kOffsetBits", OFFSET_BITS as usize),
         ] {
             assert!(HEADER.contains(&format!("constexpr int {name} = {number};")), "{name}");
+        }
+        for (name, bit) in [("kPlaced", PLACED), ("kInMemory", IN_MEMORY)] {
+            let bit = bit.trailing_zeros();
+            assert!(
+                HEADER.contains(&format!("constexpr unsigned long long {name} = 1ull << {bit};")),
+                "{name}"
+            );
         }
         for (name, number) in [
             ("kShort", u64::from(SHORT)),
@@ -199,7 +227,10 @@ mod tests {
     fn fields_have_the_order_of_the_header() {
         assert_eq!(
             fields("CollectiveState"),
-            ["owner", "epoch", "reporter", "stopped", "closed", "peers", "entry", "words", "ready", "done"]
+            [
+                "owner", "epoch", "reporter", "stopped", "closed", "peers", "memories", "entry", "words",
+                "places", "ready", "done"
+            ]
         );
         assert_eq!(
             fields("CollectiveStatus"),
@@ -212,6 +243,8 @@ mod tests {
                 "their_words",
                 "failure",
                 "completed",
+                "direct",
+                "unplaced",
                 "aborted"
             ]
         );
@@ -225,6 +258,7 @@ mod tests {
                 "words",
                 "input",
                 "output",
+                "places",
                 "factor",
                 "count",
                 "sends",

@@ -3,7 +3,7 @@
 //! Owns how it is cleared, connected to that of the other ranks, and closed, and that it outlives the graphs which have captured
 //! calls. Must not know how kernels are launched.
 
-use super::layout::{CLOSED_AT, CollectiveLayout, MOST_RANKS, OWNER, PEERS, StatusWords};
+use super::layout::{CLOSED_AT, CollectiveLayout, MOST_RANKS, OWNER, PEERS, StatusWords, memory_at};
 use super::status::{CollectiveFailure, CollectiveWait};
 use crate::cuda_driver::{Address, DriverHandle};
 use crate::device::cuda::naps::nap_until;
@@ -95,6 +95,20 @@ impl CollectiveMemory {
         self.write(PEERS, &addresses)
     }
 
+    /// Sets where this GPU maps an allocation that a rank has named; 0 if it is not to be used any more.
+    ///
+    /// # Errors
+    /// `System` if the GPU fails.
+    pub(crate) fn set_memory(&self, rank: usize, number: usize, start: Address) -> Result<()> {
+        self.write(memory_at(rank, number), &[start])
+    }
+
+    /// Whether a kernel runs now, launched or replayed. In a broken context none does.
+    pub(crate) fn is_running(&self) -> bool {
+        let mut owner = [0u64];
+        self.read(OWNER, &mut owner).is_ok() && owner != [0]
+    }
+
     /// The sizes.
     pub(crate) fn layout(&self) -> CollectiveLayout {
         self.layout
@@ -123,6 +137,16 @@ impl CollectiveMemory {
     /// The last launch that has reported its end.
     pub(crate) fn completed(&self) -> u64 {
         self.status().completed()
+    }
+
+    /// Whether there was a call in which ranks accessed each other's vectors.
+    pub(crate) fn was_direct(&self) -> bool {
+        self.status().direct() != 0
+    }
+
+    /// A rank whose vectors were not registered in a call in which those of this rank were.
+    pub(crate) fn unplaced(&self) -> Option<usize> {
+        self.status().unplaced()
     }
 
     /// Has all kernels leave, those that run and those that start later.
@@ -214,7 +238,7 @@ impl CollectiveMemory {
     /// Writes to the state, after what was written before.
     fn write<T: Element>(&self, at: usize, values: &[T]) -> Result<()> {
         lend(values, &mut [], |values, _| {
-            // SAFETY: both have this length. Kernels read these words only when they begin, or not yet at all.
+            // SAFETY: both have this length. Kernels read these words by atomic accesses, or not yet at all.
             unsafe { self.gpu.copy_now(self.shared.piece().narrow(self.offset + at, values.len()), values) }
         })
     }

@@ -18,5 +18,5 @@ mod status;
 pub(super) use layout::CollectiveParameters;
 pub(crate) use layout::{CALL_WORDS, CollectiveLayout};
 pub(crate) use memory::CollectiveMemory;
-pub(crate) use shape::{BlockCall, Blocks};
+pub(crate) use shape::{BlockCall, Blocks, Place, Vector};
 pub(crate) use status::{CollectiveFailure, CollectiveWait};

@@ -3,7 +3,10 @@
 //! Owns that description, the choice between one exchange and rounds through stages, and the number of slices. All of them follow
 //! from what all ranks of a call know, so that they agree. Must not know GPUs.
 
-use super::layout::{CALL_WORDS, CollectiveLayout, CollectiveParameters, MOST_SLICES, SHORT, STAGE, STAGED};
+use super::layout::{
+    CALL_WORDS, CollectiveLayout, CollectiveParameters, IN_MEMORY, MOST_SLICES, OFFSET_BITS, PLACED, SHORT,
+    STAGE, STAGED,
+};
 use crate::call::Collective;
 use crate::device::Arithmetic;
 use crate::dtype::DType;
@@ -13,8 +16,19 @@ use twox_hash::XxHash3_64;
 const SLICE: usize = 8 << 10;
 /// Slices of a call of one exchange.
 const MOST_SHORT_SLICES: usize = 16;
+/// The alignment of vectors and blocks of direct calls, and the limit of the bytes of a slice, which kernels count in 32 bits.
+const ALIGNMENT: usize = 16;
+const LONGEST_DIRECT: u64 = 1 << 31;
+const UNALIGNED: &str = "a vector does not begin at a multiple of 16 bytes";
 /// Threads of a CTA, at least and at most.
 const THREADS: [usize; 2] = [64, 512];
+
+/// A vector of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vector {
+    Input,
+    Output,
+}
 
 /// A collective of one rank, as its caller describes it.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +46,15 @@ pub(crate) struct BlockCall {
     pub factor: Option<f64>,
     /// What all ranks must have equal.
     pub words: [u64; CALL_WORDS],
+}
+
+/// Where a vector is in an allocation that all ranks have open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The number of the allocation among those of its rank.
+    pub number: usize,
+    /// Bytes before the vector.
+    pub offset: usize,
 }
 
 /// The parameters of a kernel, but for addresses and the launch, and the size of the launch.
@@ -112,6 +135,60 @@ impl Blocks {
     pub(crate) fn set_capture(&mut self, number: u64) {
         self.parameters.words[CALL_WORDS - 1] = number;
         self.parameters.hash = hash(&self.parameters);
+    }
+}
+
+impl Blocks {
+    /// Whether the call is long, so that it takes stages or accesses vectors directly.
+    pub(crate) fn is_long(&self) -> bool {
+        self.parameters.path == STAGED
+    }
+
+    /// Has the kernel of a long call access vectors directly if all ranks have places for those that peers access. `output`: this
+    /// rank's. `is_exchanged_in_place`: an all-to-all whose input is its output.
+    ///
+    /// # Errors
+    /// Why this call goes through stages on all ranks.
+    pub(crate) fn set_places(
+        &mut self,
+        output: *const u8,
+        is_exchanged_in_place: bool,
+        place_of: impl Fn(Vector) -> Option<Place>,
+    ) -> Result<(), &'static str> {
+        let CollectiveParameters { sends, receives, send_stride, reduces, ranks, count, .. } =
+            self.parameters;
+        let block = count * self.dtype.size() as u64;
+        if is_exchanged_in_place {
+            return Err("an all-to-all is in place, so ranks would read what others write");
+        }
+        if self.parameters.scales != 0 {
+            return Err("the operation has a factor");
+        }
+        if !block.is_multiple_of(ALIGNMENT as u64) {
+            return Err("the length of a block is not a multiple of 16 bytes");
+        }
+        if block / u64::from(self.parameters.slices) >= LONGEST_DIRECT {
+            return Err("blocks are longer than 128 GiB");
+        }
+        let writes_granules = reduces != 0 && receives != 0;
+        if writes_granules && !(output as usize).is_multiple_of(ALIGNMENT) {
+            return Err(UNALIGNED);
+        }
+        let all = (1u32 << ranks) - 1;
+        // An all-reduce: the owner of a part of it writes all outputs.
+        let is_owned = reduces != 0 && send_stride == 0 && sends == all && receives == all;
+        let word = |vector: Vector, is_needed: bool| {
+            if !is_needed {
+                return Ok(PLACED);
+            }
+            let Place { number, offset } = place_of(vector)
+                .ok_or("a vector is not in registered memory, or not open on all ranks yet")?;
+            let fits = offset.is_multiple_of(ALIGNMENT) && (offset as u64) >> OFFSET_BITS == 0;
+            let place = PLACED | IN_MEMORY | (number as u64) << OFFSET_BITS | offset as u64;
+            fits.then_some(place).ok_or(UNALIGNED)
+        };
+        self.parameters.places = [word(Vector::Input, sends != 0)?, word(Vector::Output, is_owned)?];
+        Ok(())
     }
 }
 
@@ -209,6 +286,50 @@ mod tests {
         let long = blocks(Collective::AllReduce, 0, (32 << 10) + 1);
         assert_eq!((long.parameters.path, long.ctas), (STAGED, 3));
         assert_eq!(blocks(Collective::AllReduce, 0, 64 << 20).ctas, 64);
+    }
+
+    #[test]
+    fn a_call_has_places_where_peers_access_its_vectors() {
+        let places = |collective, rank, has_output: bool| {
+            let mut blocks = blocks(collective, rank, 4 << 20);
+            let place_of = |vector| {
+                let place = Place { number: 5, offset: 32 };
+                (vector == Vector::Input || has_output).then_some(place)
+            };
+            let placed = blocks.set_places(std::ptr::null(), false, place_of);
+            assert!(blocks.is_long());
+            placed.map_or([0, 0], |()| blocks.parameters.places)
+        };
+        let place = PLACED | IN_MEMORY | 5 << 48 | 32;
+        use Collective as C;
+        assert_eq!(places(C::AllReduce, 0, true), [place, place]);
+        assert_eq!(places(C::AllReduce, 0, false), [0, 0]);
+        for collective in [C::ReduceScatter, C::AllGather, C::AllToAll, C::Reduce, C::Gather] {
+            assert_eq!(places(collective, 0, false), [place, PLACED], "{collective:?}");
+        }
+        // Only the root sends.
+        assert_eq!(places(C::Broadcast, 1, false), [place, PLACED]);
+        assert_eq!(places(C::Broadcast, 0, false), [PLACED, PLACED]);
+    }
+
+    #[test]
+    fn calls_that_cannot_be_direct_say_why() {
+        let why = |mut blocks: Blocks, output: usize, in_place, offset| {
+            let place = Place { number: 0, offset };
+            let why = blocks.set_places(output as *const u8, in_place, |_| Some(place)).expect_err("stages");
+            assert_eq!(blocks.parameters.places, [0, 0]);
+            why
+        };
+        use Collective as C;
+        assert!(!blocks(C::AllReduce, 0, 2).is_long());
+        let uneven = blocks(C::ReduceScatter, 0, 4 * 100_001);
+        assert!(why(uneven, 0, false, 0).contains("length of a block"));
+        let mut scaled = blocks(C::AllReduce, 0, 4 << 20);
+        assert_eq!(why(scaled, 0, false, 8), UNALIGNED);
+        assert_eq!(why(scaled, 8, false, 0), UNALIGNED);
+        scaled.parameters.scales = 1;
+        assert!(why(scaled, 0, false, 0).contains("factor"));
+        assert!(why(blocks(C::AllToAll, 0, 4 << 20), 0, true, 0).contains("in place"));
     }
 
     #[test]

@@ -55,6 +55,16 @@ impl StatusWords {
         self.completed.load(Ordering::Acquire)
     }
 
+    /// The last call in which ranks accessed each other's vectors; 0 if there was none.
+    pub(super) fn direct(&self) -> u64 {
+        self.direct.load(Ordering::Relaxed)
+    }
+
+    /// A rank whose vectors had no places in a call in which those of this rank had.
+    pub(super) fn unplaced(&self) -> Option<usize> {
+        (self.unplaced.load(Ordering::Relaxed) as usize).checked_sub(1)
+    }
+
     /// Has all kernels leave, those that run and those that start later.
     pub(super) fn abort(&self) {
         self.host.aborted.store(1, Ordering::Release);
@@ -78,6 +88,8 @@ mod tests {
             their_words: [1, 2, 3, 4].map(word),
             failure: word(0),
             completed: word(0),
+            direct: word(0),
+            unplaced: word(0),
             host: HostWords { aborted: word(0) },
         };
         assert_eq!((status.waiting(), status.failure()), (None, None));

@@ -1,0 +1,295 @@
+//! Memory on GPUs that users have registered, which the kernels of all ranks of the node access.
+//!
+//! A rank names an allocation to its neighbours in shared memory; each opens it when it makes its next call, and says so there. A
+//! call names an allocation only if all have it open, so a call costs no exchange between hosts. Owns what is registered, named and
+//! open. Must not know calls.
+
+use crate::cuda_driver::Address;
+use crate::device::cuda::collective::{CollectiveMemory, Place};
+use crate::device::cuda::objects::{Gpu, address};
+use crate::device::cuda::peer_memory::{self, Allocation};
+use crate::error::{Error, Result};
+use crate::memory::Piece;
+use crate::rank::Rank;
+use crate::transport::shm::{MemoryNotices, NamedMemory};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a rank that ends the use of its memory waits for neighbours to close it. They do so in their next call.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
+const NAP: Duration = Duration::from_micros(100);
+
+/// What a rank has registered, and what it has open of its neighbours.
+pub(in crate::communicator) struct OfferedMemory {
+    gpu: Arc<Gpu>,
+    memory: Arc<CollectiveMemory>,
+    rank: Rank,
+    notices: MemoryNotices,
+    /// Whether this rank has registered any, so that calls look for none otherwise.
+    any: AtomicBool,
+    state: Mutex<OfferState>,
+}
+
+#[derive(Default)]
+struct OfferState {
+    /// By number.
+    own: HashMap<usize, Own>,
+    /// How many allocations this rank has named.
+    named: u64,
+    /// By neighbour and number: what is open, as its owner counts them, and where.
+    open: HashMap<(usize, usize), (u64, Address)>,
+    /// The changes of the neighbours' notices that were followed.
+    followed: u64,
+    /// Why calls have gone through stages, as far as the log says it.
+    noted: Vec<&'static str>,
+}
+
+/// An allocation of this rank.
+struct Own {
+    allocation: Allocation,
+    count: u64,
+    /// What was registered of it: address and length, as often as it was.
+    ranges: Vec<(usize, usize)>,
+    /// Whether all neighbours have it open. Kernels of this rank do not name it before.
+    is_open: bool,
+}
+
+impl OfferedMemory {
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        memory: &Arc<CollectiveMemory>,
+        rank: Rank,
+        notices: MemoryNotices,
+    ) -> Self {
+        let (gpu, memory) = (Arc::clone(gpu), Arc::clone(memory));
+        Self { gpu, memory, rank, notices, any: AtomicBool::new(false), state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OfferState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers memory, which the neighbours open in their next calls. If it cannot be exported, calls on it go through stages.
+    ///
+    /// # Errors
+    /// `System` if the GPU fails.
+    pub(in crate::communicator) fn add(&self, piece: Piece) -> Result<()> {
+        let range = (piece.as_ptr() as usize, piece.len());
+        let allocation = Allocation::of(&self.gpu, piece)?;
+        let state = &mut *self.lock();
+        self.discard_freed(state);
+        if let Some(own) = state.own.values_mut().find(|own| own.allocation == allocation) {
+            own.ranges.push(range);
+            return Ok(());
+        }
+        let stages = |why: &str| {
+            log::debug!(
+                "calls on the {} registered bytes at {:p} go through stages: {why}",
+                piece.len(),
+                piece.as_ptr()
+            );
+            Ok(())
+        };
+        if address(piece) + piece.len() as Address > allocation.start + allocation.bytes as Address {
+            return stages("they are in several allocations");
+        }
+        let handle = match allocation.export(&self.gpu) {
+            Ok(handle) => handle,
+            Err(error) => return stages(error.message()),
+        };
+        let is_free = |number: &usize| !state.own.contains_key(number) && self.notices.is_open(*number, 0);
+        let Some(number) = (0..self.notices.most()).find(is_free) else {
+            return stages("parts of too many allocations are registered");
+        };
+        state.named += 1;
+        let count = state.named;
+        self.notices.name(number, NamedMemory { count, bytes: allocation.bytes as u64, handle });
+        state.own.insert(number, Own { allocation, count, ranges: vec![range], is_open: false });
+        self.any.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Undoes one [`add`](Self::add) of exactly this memory. If it was the last one of its allocation, no kernel that begins later
+    /// uses it, replays included; `await_kernels` waits for those that have begun, and returns `false` if they take too long.
+    ///
+    /// # Errors
+    /// `Timeout` if they do: then it stays registered. `System` if the GPU fails.
+    pub(super) fn forget(&self, piece: Piece, await_kernels: &dyn Fn() -> bool) -> Result<()> {
+        let range = (piece.as_ptr() as usize, piece.len());
+        let mut state = self.lock();
+        let has = |(_, own): &(&usize, &mut Own)| own.ranges.contains(&range);
+        let Some((&number, own)) = state.own.iter_mut().find(has) else { return Ok(()) };
+        let index = own.ranges.iter().position(|known| *known == range).unwrap_or_default();
+        own.ranges.swap_remove(index);
+        if !own.ranges.is_empty() {
+            return Ok(());
+        }
+        self.memory.set_memory(self.rank, number, 0)?;
+        // A peer has accessed it for the last time when this rank's kernel has ended.
+        if !await_kernels() {
+            own.ranges.push(range);
+            // The next call uses it again.
+            own.is_open = false;
+            return Err(Error::timeout(format!(
+                "{} bytes at {:#x} stay registered, because calls on the GPU are not over: synchronize their streams first",
+                range.1, range.0
+            )));
+        }
+        state.own.remove(&number);
+        self.notices.withdraw(number);
+        drop(state);
+        self.await_closed(&[number]);
+        Ok(())
+    }
+
+    /// Waits for a moment until the neighbours have closed these allocations, and closes meanwhile what they have withdrawn.
+    fn await_closed(&self, numbers: &[usize]) {
+        let begun = Instant::now();
+        while !numbers.iter().all(|number| self.notices.is_open(*number, 0)) {
+            if begun.elapsed() > CLOSE_TIMEOUT {
+                log::debug!(
+                    "a neighbour has not closed memory within {CLOSE_TIMEOUT:?}: it does so in its next call"
+                );
+                return;
+            }
+            self.follow();
+            std::thread::sleep(NAP);
+        }
+    }
+
+    /// How many allocations this rank has named.
+    pub(in crate::communicator) fn named(&self) -> u64 {
+        self.lock().named
+    }
+
+    /// Whether neighbours have named or withdrawn memory since [`follow`](Self::follow).
+    pub(in crate::communicator) fn has_changed(&self) -> bool {
+        self.notices.changes() != self.lock().followed
+    }
+
+    /// Opens the memory that neighbours have named, and closes what they have withdrawn. May wait for the GPU: see docs/gpu.md.
+    pub(in crate::communicator) fn follow(&self) {
+        let state = &mut *self.lock();
+        let changes = self.notices.changes();
+        if changes == state.followed {
+            return;
+        }
+        state.followed = changes;
+        for (neighbour, rank) in self.notices.neighbours().enumerate() {
+            for number in 0..self.notices.most() {
+                let named = self.notices.of_neighbour(neighbour, number);
+                let open = state.open.get(&(neighbour, number)).copied();
+                if open.map(|(count, _)| count) == named.map(|named| named.count) {
+                    continue;
+                }
+                if let Some((_, start)) = state.open.remove(&(neighbour, number)) {
+                    self.close_one(neighbour, number, start);
+                }
+                let Some(named) = named else { continue };
+                let opened = peer_memory::open(&self.gpu, &named.handle).and_then(|start| {
+                    state.open.insert((neighbour, number), (named.count, start));
+                    self.memory.set_memory(rank, number, start)
+                });
+                match opened {
+                    Ok(()) => self.notices.set_open(neighbour, number, named.count),
+                    Err(error) => log::debug!(
+                        "calls on {} bytes that rank {rank} has registered go through stages: {}",
+                        named.bytes,
+                        error.message()
+                    ),
+                }
+            }
+        }
+    }
+
+    fn close_one(&self, neighbour: usize, number: usize, start: Address) {
+        // Its owner has withdrawn it, or no kernel runs any more: no kernel accesses it.
+        if peer_memory::close(&self.gpu, start) {
+            self.notices.set_open(neighbour, number, 0);
+        }
+    }
+
+    /// Whether this rank has registered memory that others may open.
+    pub(in crate::communicator) fn has_any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Has kernels, those of replays too, use what all neighbours have opened since the last call. Not before: a graph may name a
+    /// number that has got another allocation, which a neighbour has not opened yet.
+    ///
+    /// # Errors
+    /// `System` if the GPU fails.
+    pub(in crate::communicator) fn use_opened(&self) -> Result<()> {
+        for (&number, own) in self.lock().own.iter_mut().filter(|(_, own)| !own.is_open) {
+            if self.notices.is_open(number, own.count) {
+                self.memory.set_memory(self.rank, number, own.allocation.start)?;
+                own.is_open = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Logs, once for each reason, why a call goes through stages although this rank has registered memory.
+    pub(in crate::communicator) fn note_stages(&self, why: &'static str) {
+        let noted = &mut self.lock().noted;
+        if !noted.contains(&why) {
+            noted.push(why);
+            log::debug!("rank {}: a call goes through stages: {why}", self.rank);
+        }
+    }
+
+    /// Where a vector is in registered memory that all neighbours have open.
+    pub(in crate::communicator) fn place_of(&self, vector: Piece) -> Option<Place> {
+        let start = vector.as_ptr() as usize;
+        let state = &mut *self.lock();
+        let has = |(from, len): &(usize, usize)| *from <= start && start + vector.len() <= from + len;
+        let (&number, own) = state.own.iter().find(|(_, own)| own.ranges.iter().any(has))?;
+        if !own.allocation.exists(&self.gpu) {
+            self.discard_freed(state);
+            return None;
+        }
+        let offset = (address(vector) - own.allocation.start) as usize;
+        own.is_open.then_some(Place { number, offset })
+    }
+
+    /// Ends the use of what was freed while it was registered.
+    fn discard_freed(&self, state: &mut OfferState) {
+        state.own.retain(|number, own| {
+            if own.allocation.exists(&self.gpu) {
+                return true;
+            }
+            log::warn!(
+                "{} bytes at {:#x} on {:?} were freed while they were registered: calls on them go through stages (fix: deregister \
+                 memory before you free it)",
+                own.allocation.bytes,
+                own.allocation.start,
+                self.gpu
+            );
+            if let Err(error) = self.memory.set_memory(self.rank, *number, 0) {
+                log::debug!("{error}");
+            }
+            self.notices.withdraw(*number);
+            false
+        });
+    }
+
+    /// Closes the neighbours' memory, and waits a moment until they have closed this rank's. No kernel runs any more.
+    pub(super) fn close(&self) {
+        let mut state = self.lock();
+        for ((neighbour, number), (_, start)) in std::mem::take(&mut state.open) {
+            self.close_one(neighbour, number, start);
+        }
+        // What is named from now on stays closed.
+        let numbers: Vec<usize> = state.own.drain().map(|(number, _)| number).collect();
+        drop(state);
+        numbers.iter().for_each(|number| self.notices.withdraw(*number));
+        let begun = Instant::now();
+        while !numbers.iter().all(|number| self.notices.is_open(*number, 0))
+            && begun.elapsed() < CLOSE_TIMEOUT
+        {
+            std::thread::sleep(NAP);
+        }
+    }
+}
