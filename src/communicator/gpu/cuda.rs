@@ -37,7 +37,8 @@ pub(in crate::communicator) fn known(requested: Option<usize>) -> Option<u32> {
 
 /// The memory for collectives that the settings and the number of ranks call for, if all ranks are on one node.
 fn collectives(config: &Config, ranks_of_node: usize) -> Option<CollectiveLayout> {
-    if config.gpu_engine == GpuProgram::Device { CollectiveLayout::new(ranks_of_node) } else { None }
+    let are_run = config.gpu_engine == GpuProgram::Device && config.gpu_ipc.0;
+    if are_run { CollectiveLayout::new(ranks_of_node) } else { None }
 }
 
 /// Bytes of a slot for vectors on GPUs; `ranks_of_node` is 0 unless all ranks are on one node. Equal on all ranks. Short where kernels
@@ -109,9 +110,8 @@ impl GpuState {
         arena: &Arc<Arena>,
         registrar: Option<Arc<dyn Registrar>>,
     ) -> Self {
-        let collectives = collectives(config, ranks_of_node);
         Self {
-            collectives: collectives.filter(|_| config.gpu_ipc.0),
+            collectives: collectives(config, ranks_of_node),
             requested: config.gpu,
             ipc: config.gpu_ipc.0,
             ctas: u32::try_from(config.gpu_ctas).unwrap_or(u32::MAX),
