@@ -232,6 +232,12 @@ fn every_algorithm_is_correct_on_a_topology() {
 }
 
 #[test]
+fn sums_over_links_that_form_no_tree_are_right() {
+    let rows = rows("--topology examples/torus.toml --transport tcp -b 4 -e 4M -f 1000");
+    assert!(rows.iter().all(|row| row[8] == "0" && row[12] == "0"), "{rows:?}");
+}
+
+#[test]
 fn a_topology_determines_the_number_of_ranks() {
     let (output, out, err) = output(&mut flexring("perf --topology 1+2 -e 8"));
     assert!(output.status.success(), "{err}");

@@ -228,6 +228,24 @@ fn a_topology_without_an_end_is_refused() {
 }
 
 #[test]
+fn links_that_form_no_tree_are_planned_explained_and_simulated() {
+    let text = printed("--topology examples/torus.toml --explain --count 16M");
+    for words in [
+        "forest on ",
+        "trees divide the vector, and the busiest link takes the least time of any schedule\n",
+        "  c - a        10G ",
+        // 6 groups send 10 vectors over 9 links of 10 Gbit/s in each direction.
+        "no schedule takes less than 29.83 ms: the links between 6 ranks carry 10 vectors with 180Gbit/s together\n",
+    ] {
+        assert!(text.contains(words), "{words} is not in {text}");
+    }
+    let proof = printed("--topology examples/torus.toml --verify");
+    assert!(proof.starts_with("the forest plan on "), "{proof}");
+    let (_, text, _) = run("simulate --topology examples/torus.toml --size 16M", &[]);
+    assert!(text.contains("forest") && text.contains("  a - b        10G "), "{text}");
+}
+
+#[test]
 fn every_algorithm_is_verified() {
     for algorithm in
         ["ring", "rabenseifner", "flexreduce", "weighted", "tree", "star", "local-master", "parameter-server"]

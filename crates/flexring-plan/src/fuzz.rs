@@ -17,10 +17,19 @@ fn describes_very_many(text: &str) -> bool {
 #[test]
 fn topologies_from_files() {
     let toml = include_str!("../../../examples/topology.toml");
+    let graph = include_str!("../../../examples/torus.toml");
     let slurm = "SwitchName=s0 Nodes=a[0-3,07],b\nSwitchName=s1 Nodes=c[1-2]\nSwitchName=t Switches=s[0-1] LinkSpeed=10\n";
     let tree = "[[switch]]\nname = \"s\"\nbandwidth = \"10G\"\nlatency = \"5us\"\n[[node]]\nname = \"a\"\nswitch = \"s\"\nranks = [0, 1]\n[[node]]\nname = \"b\"\nranks = [{rank = 2, bandwidth = \"1G\"}]\n";
-    let texts =
-        [(0, "(1@500M+1@1G)@10G+4"), (0, "2+3"), (1, toml), (1, slurm), (2, slurm), (2, tree), (1, tree)];
+    let texts = [
+        (0, "(1@500M+1@1G)@10G+4"),
+        (0, "2+3"),
+        (1, toml),
+        (1, graph),
+        (1, slurm),
+        (2, slurm),
+        (2, tree),
+        (1, tree),
+    ];
     let seeds = texts.map(|(form, text)| [&[form], text.as_bytes()].concat());
     // Ten thousand ranks in four bytes.
     let target = FuzzTarget { name: "topology", longest: 4096, memory: 256 << 20 };
@@ -54,7 +63,9 @@ fn topologies_from_files() {
             return;
         }
         let details = Details::of(&Config::default());
-        for algorithm in [Algorithm::Auto, Algorithm::Ring, Algorithm::Flexreduce, Algorithm::Weighted] {
+        for algorithm in
+            [Algorithm::Auto, Algorithm::Ring, Algorithm::Flexreduce, Algorithm::Weighted, Algorithm::Forest]
+        {
             if let Ok(schedule) = planner::plan(algorithm, &topology, &details) {
                 let plan = Plan::new(schedule, |_| ExchangePattern::Direct);
                 VerifiedPlan::new(plan).expect("a planner's plan is correct");

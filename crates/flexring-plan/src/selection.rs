@@ -2,7 +2,7 @@
 //!
 //! Owns the rule of `FLEXRING_ALGO=auto`. Must not know how planners work.
 
-use super::planner::{Details, rabenseifner, ring, tree};
+use super::planner::{Details, forest, rabenseifner, ring, tree};
 use super::schedule::Schedule;
 use super::thresholds::MOST_DIRECT;
 use super::topology::Topology;
@@ -85,6 +85,8 @@ pub enum ShortPlan {
     /// Recursive halving and doubling: 2 log p messages in a row, and 2 log p of each rank. They carry as few bytes as any
     /// algorithm's.
     Halving,
+    /// Up one tree of links that the forest uses and down again: as few messages in a row as such a tree allows, and 2 (p - 1) in all.
+    OneTree,
 }
 
 impl ShortPlan {
@@ -96,6 +98,7 @@ impl ShortPlan {
             Self::Star => tree::star(topology),
             Self::Tree => tree::binary(topology),
             Self::Halving => rabenseifner::plan(topology),
+            Self::OneTree => forest::one_tree(topology),
         }
     }
 
@@ -107,6 +110,7 @@ impl ShortPlan {
             Self::Star => "a star",
             Self::Tree => "a binary tree",
             Self::Halving => "recursive halving (rabenseifner)",
+            Self::OneTree => "the least deep tree of the same links",
         }
     }
 }
@@ -129,9 +133,13 @@ fn uses_star(config: &Config, topology: &Topology) -> bool {
 pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usize)> {
     let no_shared_memory = topology.nodes() == topology.world() || !config.transport.shares_memory();
     let longest = config.direct.0;
-    // Plans for short vectors would join ranks that no link joins.
-    if !config.chooses_no_plan() || longest == 0 || topology.world() < 2 || topology.fabric().is_some() {
+    if !config.chooses_no_plan() || longest == 0 || topology.world() < 2 {
         return Vec::new();
+    }
+    // Other plans would join ranks that no link joins.
+    if topology.fabric().is_some() {
+        let tiny = config.small.0.min(longest);
+        return if tiny > 0 { vec![(ShortPlan::OneTree, tiny)] } else { Vec::new() };
     }
     if !no_shared_memory {
         // One rank adds all contributions of a reproducible sum, so halving would send a message for each pair of ranks.

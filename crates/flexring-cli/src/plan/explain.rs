@@ -50,7 +50,9 @@ fn exceptions(planned: &Planned) -> Vec<String> {
     let mut notes = Vec::new();
     for sized in &plans[..plans.len() - 1] {
         let (plan, reason) = match sized.short {
-            Some(ShortPlan::Tree) => (ShortPlan::Tree.phrase().to_owned(), "FLEXRING_SMALL"),
+            Some(plan @ (ShortPlan::Tree | ShortPlan::OneTree)) => {
+                (plan.phrase().to_owned(), "FLEXRING_SMALL")
+            }
             Some(plan) => (plan.phrase().to_owned(), "FLEXRING_DIRECT"),
             None if planned.profile.is_some() => continue,
             None => (format!("{} {}", sized.plan.schedule().name(), sized.variant), "by calculation"),

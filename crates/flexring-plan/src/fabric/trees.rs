@@ -30,6 +30,34 @@ pub struct Forest {
     pub(super) routes: BTreeMap<[Rank; 2], Route>,
 }
 
+impl Forest {
+    /// The least deep tree of the pairs of ranks that the trees join.
+    #[must_use]
+    pub fn least_deep(&self, world: usize) -> SpanningTree {
+        let mut neighbours = vec![Vec::new(); world];
+        for [one, other] in self.routes.keys() {
+            neighbours[*one].push(*other);
+            neighbours[*other].push(*one);
+        }
+        let tree = |root: Rank| {
+            let mut parent = vec![None; world];
+            let (mut order, mut next) = (vec![root], 0);
+            while let Some(at) = order.get(next).copied() {
+                next += 1;
+                for other in &neighbours[at] {
+                    if *other != root && parent[*other].is_none() {
+                        parent[*other] = Some(at);
+                        order.push(*other);
+                    }
+                }
+            }
+            SpanningTree { root, parent, share: 1 }
+        };
+        let deepest = |tree: &SpanningTree| tree.depths().into_iter().max();
+        (0..world).map(tree).min_by_key(deepest).expect("at least one rank")
+    }
+}
+
 impl SpanningTree {
     /// By rank, the edges between it and the root.
     #[must_use]

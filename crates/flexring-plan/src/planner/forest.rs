@@ -1,6 +1,7 @@
 //! Trees that use all links of a graph (after Zhao, Wang et al., "ForestColl", 2024): each reduces and broadcasts a span.
 
 use crate::Rank;
+use crate::fabric::SpanningTree;
 use crate::fraction::{Fraction, Span};
 use crate::schedule::{Group, Schedule};
 use crate::topology::Topology;
@@ -16,15 +17,28 @@ pub fn plan(topology: &Topology) -> Result<Schedule> {
         return Err(Error::invalid_setting(message.to_owned()));
     };
     let forest = fabric.forest();
+    Ok(schedule(topology.world(), forest.trees.iter(), forest.shares))
+}
+
+/// A plan for short vectors: the least deep tree of the links that the forest uses, with the whole vector.
+///
+/// # Panics
+/// If the topology is a tree.
+#[must_use]
+pub fn one_tree(topology: &Topology) -> Schedule {
+    let fabric = topology.fabric().expect("a graph");
+    schedule(topology.world(), std::iter::once(&fabric.forest().least_deep(topology.world())), 1)
+}
+
+/// The schedule of these trees, which have so many shares together.
+fn schedule<'a>(world: usize, trees: impl Iterator<Item = &'a SpanningTree>, shares: u64) -> Schedule {
     let mut levels: Vec<Vec<Group>> = Vec::new();
     let mut before = 0;
-    for tree in &forest.trees {
-        let span = Span {
-            start: Fraction::new(before, forest.shares),
-            end: Fraction::new(before + tree.share, forest.shares),
-        };
+    for tree in trees {
+        let span =
+            Span { start: Fraction::new(before, shares), end: Fraction::new(before + tree.share, shares) };
         before += tree.share;
-        let mut members: Vec<Vec<Rank>> = vec![Vec::new(); topology.world()];
+        let mut members: Vec<Vec<Rank>> = vec![Vec::new(); world];
         for (rank, parent) in tree.parent.iter().enumerate() {
             if let Some(parent) = parent {
                 members[*parent].push(rank);
@@ -41,5 +55,5 @@ pub fn plan(topology: &Topology) -> Result<Schedule> {
     }
     // Sums move from the deepest ranks to the roots.
     levels.reverse();
-    Ok(Schedule::new("forest", topology.world(), levels))
+    Schedule::new("forest", world, levels)
 }

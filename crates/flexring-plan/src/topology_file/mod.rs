@@ -132,6 +132,14 @@ mod tests {
     }
 
     #[test]
+    fn the_example_of_a_graph_is_valid() {
+        let text = include_str!("../../../../examples/torus.toml");
+        let topology = parse("examples/torus.toml", text, None).expect("an example");
+        assert_eq!((topology.world(), topology.nodes()), (6, 6));
+        assert_eq!(topology.fabric().expect("a graph").links().len(), 9);
+    }
+
+    #[test]
     fn large_texts_are_rejected_quickly() {
         let deep = "[".repeat(1 << 20);
         let long = "a.".repeat(1 << 20);

@@ -76,3 +76,22 @@ fn a_slower_direction_limits_a_link() {
     // The link, from its second to its first end, is busy all the time.
     assert!(run.links[0].busy > 0.95 && run.links[1].busy < 0.55, "{:?}", run.links);
 }
+
+#[test]
+fn short_vectors_take_one_tree_of_the_same_links() {
+    for (name, text) in test_fabrics::all() {
+        let (topology, forest) = planned(&text);
+        let short = Plan::on(forest::one_tree(&topology), &topology, Lowering::Direct);
+        VerifiedPlan::for_all(short.clone()).expect(name);
+        let time = |plan| {
+            let run = simulate(plan, &topology, SimulationInput::new(64), &PARAMETERS, &mut |_, _| {});
+            run.expect("it can be simulated").picoseconds
+        };
+        assert!(time(&short) <= time(&forest), "{name}");
+        for rank in 0..topology.world() {
+            let peers = |plan: &Plan| plan.program(rank, ProgramSpec::ALL_REDUCE).peers().collect::<Vec<_>>();
+            let joined = peers(&forest);
+            assert!(peers(&short).iter().all(|peer| joined.contains(peer)), "{name}: rank {rank}");
+        }
+    }
+}
