@@ -12,6 +12,7 @@ pub mod block_order;
 pub mod calculation;
 pub mod call_layout;
 pub mod candidates;
+pub mod device_program;
 pub mod fabric;
 mod file_context;
 pub mod fraction;

@@ -1,12 +1,19 @@
 //! Random topologies and random plans for tests, and large clusters for tests and benchmarks.
 
-use crate::lowering::Plan;
+use crate::Rank;
+use crate::call_layout::CallLayout;
+use crate::device_program::DeviceProgram;
+use crate::lowering::{ExchangePattern, Movement, Plan, ProgramSpec};
+use crate::pipeline::Binding;
 use crate::planner::{self, Details};
+use crate::program::HeldSpans;
 use crate::schedule::Schedule;
 use crate::topology::{Nics, Topology, TopologyBuilder, Uplink, VertexId};
 use crate::verifier::VerifiedPlan;
 use fastrand::Rng;
+use flexring_core::call::Collective;
 use flexring_core::config::{Algorithm, Lowering};
+use std::ops::Range;
 
 /// A tree of 1 to `leaves` ranks in random order, and at most `depth` levels of switches and nodes, with random
 /// bandwidths.
@@ -172,4 +179,144 @@ pub fn proven_in_parallel(seeds: &[u64]) -> Vec<(u64, Algorithm, VerifiedPlan)> 
             .flat_map(|thread| -> Vec<_> { thread.join().expect("all plans are verified") })
             .collect()
     })
+}
+
+/// The contribution of `rank` to element `at`: a digit for each rank in base 4, so that a wrong sum shows which rank is
+/// missing or counted twice, and above them the element's number, so that it shows what was misplaced.
+#[must_use]
+pub fn contribution(rank: Rank, at: u64) -> u64 {
+    (1 << (2 * rank)) + (at << 32)
+}
+
+/// What a rank's contribution is multiplied by.
+#[must_use]
+pub fn factor(rank: Rank, prescale: bool) -> u64 {
+    if prescale { rank as u64 % 3 + 1 } else { 1 }
+}
+
+/// What a rank's output is to have at an element: in a collective that moves blocks that of the rank `from`.
+#[must_use]
+pub fn expected(spec: ProgramSpec, world: usize, from: Rank, at: u64) -> u64 {
+    match spec.collective {
+        Collective::AllToAll | Collective::AllToAllV | Collective::AllGather | Collective::Gather => {
+            contribution(from, at)
+        }
+        Collective::Broadcast | Collective::Scatter => contribution(spec.root, at),
+        _ => (0..world).map(|from| contribution(from, at) * factor(from, spec.prescale)).sum(),
+    }
+}
+
+/// A random topology, and a plan for it with random algorithm, lowering and spec.
+pub fn random_plan(random: &mut Rng) -> (Topology, Plan, ProgramSpec) {
+    let topology = tree(random, 6, 3);
+    let algorithms: Vec<_> = algorithms().collect();
+    let schedule = loop {
+        let algorithm = algorithms[random.usize(..algorithms.len())];
+        if let Some(schedule) = plan(random, algorithm, &topology) {
+            break schedule;
+        }
+    };
+    let (mixed, direct) = (random.bool(), random.bool());
+    let plan = Plan::new(schedule, |group| {
+        let direct = if mixed { group.root % 2 == 0 } else { direct };
+        if direct { ExchangePattern::Direct } else { ExchangePattern::Chain }
+    });
+    let plan = plan.with_nodes(&topology);
+    let collective = if random.bool() {
+        Collective::AllReduce
+    } else {
+        Collective::ALL[random.usize(..Collective::ALL.len())]
+    };
+    let mut movements = vec![Movement::Spans, Movement::Waves];
+    match collective {
+        Collective::AllReduce => movements.push(Movement::OneShot),
+        Collective::AllToAll => movements.push(Movement::ByNode),
+        _ => {}
+    }
+    let movement = movements[random.usize(..movements.len())];
+    let spec = ProgramSpec {
+        collective,
+        root: if collective.has_root() { random.usize(..topology.world()) } else { 0 },
+        prescale: collective.reduces() && movement != Movement::OneShot && random.usize(..4) == 0,
+        reproducible: collective.reduces() && random.usize(..4) == 0,
+        movement,
+    };
+    (topology, plan, spec)
+}
+
+/// The list of a rank for a call, and what the call's vectors are to have.
+#[derive(Clone, Debug)]
+pub struct ListedCall {
+    /// The call.
+    pub spec: ProgramSpec,
+    /// Elements of the whole vector.
+    pub count: u64,
+    /// Whether the input is the first part of the output.
+    pub in_place: bool,
+    /// The elements of the rank's input.
+    pub input: Range<u64>,
+    /// The elements of its output.
+    pub output: Range<u64>,
+    /// The list.
+    pub program: DeviceProgram,
+}
+
+impl ListedCall {
+    /// What the rank that runs it is to get at each element; `None` for those that are another rank's.
+    pub fn expected(&self) -> impl Iterator<Item = Option<u64>> + '_ {
+        let (world, rank) = (self.program.world, self.program.rank);
+        self.output.clone().map(move |at| {
+            let block = |blocks: usize| (at * blocks as u64 / self.count) as usize;
+            let from = match self.spec.collective.is_all_to_all() {
+                true if block(world * world) % world != rank => return None,
+                true => block(world * world) / world,
+                false => block(world),
+            };
+            Some(expected(self.spec, world, from, at))
+        })
+    }
+}
+
+/// The lists of all ranks for a call of random length, of at most `longest` elements in a sub-chunk; `None` if there can be none.
+/// With a `lag`, of calls so long that scratch memory is used again.
+///
+/// # Panics
+/// If a list would wait for a later item.
+pub fn listed_calls(
+    random: &mut Rng,
+    plan: &Plan,
+    spec: ProgramSpec,
+    lag: Option<u64>,
+    longest: u64,
+) -> Option<Vec<ListedCall>> {
+    let world = plan.schedule().world();
+    let (exchange, parts) = (spec.collective.is_all_to_all(), spec.collective.has_parts());
+    let subchunk = random.u64(1..=longest);
+    let units = subchunk.min(8) as usize;
+    let count = match (exchange, parts || exchange) {
+        (true, _) => world * world * (1 + random.usize(..4 * units)),
+        (_, true) => world * (1 + random.usize(..if lag.is_some() { 40 } else { 8 } * units)),
+        _ => 1 + random.usize(..if lag.is_some() { 160 } else { 32 } * units),
+    } as u64;
+    let align = if parts || exchange { 1 } else { random.u64(1..4) };
+    let call = |rank| {
+        let mut program = plan.program(rank, spec);
+        if let (Some(waves), Some(lag)) = (&mut program.waves, lag) {
+            waves.lag = lag;
+        }
+        let HeldSpans { input, output, disjoint } = program.held_spans;
+        let in_place = random.bool() && !disjoint && !parts && !exchange && !spec.collective.has_root();
+        let binding = Binding { count, subchunk, align, in_place };
+        let (input, output) = (input.elements(count, align), output.elements(count, align));
+        let layout = CallLayout {
+            binding,
+            input: input.clone(),
+            output: output.clone(),
+            copies_input: false,
+            streaming: false,
+        };
+        let program = DeviceProgram::new(&program, &layout).unwrap_or_else(|error| panic!("{error}"))?;
+        Some(ListedCall { spec, count, in_place, input, output, program })
+    };
+    (0..world).map(call).collect()
 }

@@ -189,7 +189,7 @@ impl Plan {
         let mut builder = StepBuilder::new(rank, spec, held_spans.disjoint, shared);
         for transfer in transfers {
             let span = transfer.segment.span;
-            builder.set_position(span, transfer.depth);
+            builder.set_position(span, transfer.depth, transfer.group as u32);
             match transfer.op {
                 TransferOp::Send(peers) => builder.send(span, peers),
                 TransferOp::Reduce(order) => builder.reduce(span, &order, transfer.completes),

@@ -30,7 +30,7 @@ pub(super) struct StepBuilder<'a> {
     /// See [`HeldSpans::disjoint`](crate::program::HeldSpans::disjoint).
     disjoint: bool,
     /// Grid and depth of the steps that follow.
-    position: (Span, u32),
+    position: (Span, u32, u32),
     pub(super) steps: Vec<Step>,
     pub(super) depends: StepLists<Dependency>,
     /// An empty list for the dependencies of the next step, which keeps its capacity.
@@ -49,7 +49,7 @@ impl<'a> StepBuilder<'a> {
             prescale: spec.prescale,
             reproducible: spec.reproducible,
             disjoint,
-            position: (Span::WHOLE, 0),
+            position: (Span::WHOLE, 0, 0),
             steps: Vec::new(),
             depends: StepLists::default(),
             spare: Vec::new(),
@@ -58,9 +58,9 @@ impl<'a> StepBuilder<'a> {
         }
     }
 
-    /// Sets the grid and the depth of the steps that follow.
-    pub(super) fn set_position(&mut self, grid: Span, depth: u32) {
-        self.position = (grid, depth);
+    /// Sets the grid, the depth and the group of the steps that follow.
+    pub(super) fn set_position(&mut self, grid: Span, depth: u32, group: u32) {
+        self.position = (grid, depth, group);
     }
 
     /// The vector that holds this rank's data for `span`. Where only a part of the span was written so far, the rest
@@ -81,7 +81,7 @@ impl<'a> StepBuilder<'a> {
     pub(super) fn keep(&mut self, span: Span) {
         let depth = self.steps.last().map_or(0, |step| step.depth);
         for part in self.history.parts_where(span, |history| history.writer.is_none()) {
-            self.position = (part, depth);
+            self.position = (part, depth, 0);
             self.copy_input(part);
         }
     }
@@ -158,10 +158,10 @@ impl<'a> StepBuilder<'a> {
     fn push(&mut self, span: Span, body: Body, mut depends: Vec<Dependency>) {
         depends.sort_unstable_by_key(|dependency| (dependency.on, dependency.kind));
         depends.dedup_by_key(|dependency| dependency.on);
-        let (grid, depth) = self.position;
+        let (grid, depth, group) = self.position;
         let place = self.shared.place(StepPlace { span, grid });
         let body = self.shared.body(body);
-        self.steps.push(Step { place, depth, body });
+        self.steps.push(Step { place, depth, group, body });
         depends.iter().for_each(|dependency| self.depends.push(*dependency));
         self.depends.end_step();
         depends.clear();

@@ -12,26 +12,26 @@ use std::sync::Arc;
 
 /// The elements of steps with one place, bound to a call.
 #[derive(Clone, Debug, Default)]
-pub(super) struct BoundPlace {
-    pub(super) start: u64,
-    pub(super) end: u64,
+pub(crate) struct BoundPlace {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
     /// First element of the grid.
-    pub(super) origin: u64,
+    pub(crate) origin: u64,
     /// Sub-chunks of the grid.
-    pub(super) cells: u64,
+    pub(crate) cells: u64,
     /// Index in the grid of the first sub-chunk.
-    pub(super) first: u64,
+    pub(crate) first: u64,
     /// Sub-chunks of each step.
-    pub(super) subs: u32,
+    pub(crate) subs: u32,
     /// Elements of its ring in scratch memory; `u64::MAX` if nothing there is used again.
-    pub(super) ring: u64,
+    pub(crate) ring: u64,
     /// The first step with this place.
     step: StepId,
 }
 
 /// The elements of all steps of a program.
 #[derive(Clone, Debug)]
-pub(super) struct BoundSteps {
+pub(crate) struct BoundSteps {
     steps: Vec<BoundStep>,
     /// Steps of one place share them, unless blocks are bound.
     places: Vec<BoundPlace>,
@@ -51,7 +51,7 @@ struct BoundStep {
 
 impl BoundSteps {
     /// The steps of a program without elements.
-    pub(super) fn new(program: &Program) -> Self {
+    pub(crate) fn new(program: &Program) -> Self {
         let (mut numbers, mut places) = (HashMap::new(), Vec::new());
         let bound = |(number, step): (StepId, &Step)| {
             let place = *numbers.entry(Arc::as_ptr(&step.place)).or_insert_with(|| {
@@ -68,7 +68,7 @@ impl BoundSteps {
 
     /// Computes the elements and sub-chunks of every step. `blocks` are those that steps move; empty lists if steps move their
     /// spans of the vector.
-    pub(super) fn bind(&mut self, program: &Program, binding: &Binding, blocks: &BlockLayout) {
+    pub(crate) fn bind(&mut self, program: &Program, binding: &Binding, blocks: &BlockLayout) {
         let Binding { count, subchunk, align, .. } = *binding;
         if !blocks.sends.is_empty() && self.places.len() < self.steps.len() {
             // Blocks differ where places are equal.
@@ -94,20 +94,20 @@ impl BoundSteps {
         self.combined = combines.map(|step| u64::from(self.places[step.place as usize].subs)).sum();
     }
 
-    pub(super) fn place(&self, step: StepId) -> &BoundPlace {
+    pub(crate) fn place(&self, step: StepId) -> &BoundPlace {
         &self.places[self.steps[step as usize].place as usize]
     }
 
     /// Whether a step sends; `None` past the last step.
-    pub(super) fn is_send(&self, step: StepId) -> Option<bool> {
+    pub(crate) fn is_send(&self, step: StepId) -> Option<bool> {
         self.steps.get(step as usize).map(|step| step.is_send)
     }
 
-    pub(super) fn local(&self) -> &[StepId] {
+    pub(crate) fn local(&self) -> &[StepId] {
         &self.local
     }
 
-    pub(super) fn combined(&self) -> u64 {
+    pub(crate) fn combined(&self) -> u64 {
         self.combined
     }
 }

@@ -38,7 +38,7 @@ pub use binding::{Binding, BlockLayout, LinkProfile, Staging};
 
 use super::Rank;
 use super::program::{Body, BufferKind, LinkPlace, OperandSource, Program, StepId};
-use bound_steps::{BoundPlace, BoundSteps};
+pub(crate) use bound_steps::{BoundPlace, BoundSteps};
 use flexring_core::error::Error;
 use link_state::{LinkNumber, LinkTable, LinkTraffic};
 use std::collections::VecDeque;

@@ -207,6 +207,7 @@ impl Program {
             steps: vec![Step {
                 place: Arc::new(StepPlace { span: Span::WHOLE, grid: Span::WHOLE }),
                 depth: 0,
+                group: 0,
                 body: Arc::new(body),
             }],
             depends: StepLists::without_entries(1),

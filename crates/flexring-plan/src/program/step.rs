@@ -98,6 +98,8 @@ pub struct Step {
     pub place: Arc<StepPlace>,
     /// Hops of the collective before this step.
     pub depth: u32,
+    /// The group that it moves data for, among those of its depth. Equal at both ends of a link.
+    pub group: u32,
     /// The operation.
     pub body: Arc<Body>,
 }

@@ -6,27 +6,15 @@ use fastrand::Rng;
 use flexring_core::call::Collective;
 use flexring_plan::Rank;
 use flexring_plan::fraction::Span;
-use flexring_plan::lowering::{ExchangePattern, Movement, Plan, ProgramSpec};
 use flexring_plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, Staging};
 use flexring_plan::program::{Body, BufferKind, OperandSource, StepId};
 use flexring_plan::scratch_layout::ScratchLayout;
-use flexring_plan::test_util as trees;
-use flexring_plan::topology::Topology;
+use flexring_plan::test_util::{contribution, expected, factor, random_plan};
 use flexring_plan::verifier::verify;
 use flexring_testkit::effort::cases;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// The contribution of `rank` to element `at`: a digit for each rank in base 4, so that a wrong sum shows which rank is
-/// missing or counted twice, and above them the element's number, so that it shows what was misplaced.
-fn contribution(rank: Rank, at: u64) -> u64 {
-    (1 << (2 * rank)) + (at << 32)
-}
-
-fn factor(rank: Rank, prescale: bool) -> u64 {
-    if prescale { rank as u64 % 3 + 1 } else { 1 }
-}
 
 /// A message between two ranks.
 #[derive(Clone)]
@@ -113,49 +101,11 @@ struct World {
     links: Vec<Vec<SimulatedLink>>,
 }
 
-/// A random topology, and a plan for it with random algorithm, lowering and spec.
-fn plan(random: &mut Rng) -> (Topology, Plan, ProgramSpec) {
-    let topology = trees::tree(random, 6, 3);
-    let algorithms: Vec<_> = trees::algorithms().collect();
-    let schedule = loop {
-        let algorithm = algorithms[random.usize(..algorithms.len())];
-        if let Some(schedule) = trees::plan(random, algorithm, &topology) {
-            break schedule;
-        }
-    };
-    let (mixed, direct) = (random.bool(), random.bool());
-    let plan = Plan::new(schedule, |group| {
-        let direct = if mixed { group.root % 2 == 0 } else { direct };
-        if direct { ExchangePattern::Direct } else { ExchangePattern::Chain }
-    });
-    let plan = plan.with_nodes(&topology);
-    let collective = if random.bool() {
-        Collective::AllReduce
-    } else {
-        Collective::ALL[random.usize(..Collective::ALL.len())]
-    };
-    let mut movements = vec![Movement::Spans, Movement::Waves];
-    match collective {
-        Collective::AllReduce => movements.push(Movement::OneShot),
-        Collective::AllToAll => movements.push(Movement::ByNode),
-        _ => {}
-    }
-    let movement = movements[random.usize(..movements.len())];
-    let spec = ProgramSpec {
-        collective,
-        root: if collective.has_root() { random.usize(..topology.world()) } else { 0 },
-        prescale: collective.reduces() && movement != Movement::OneShot && random.usize(..4) == 0,
-        reproducible: collective.reduces() && random.usize(..4) == 0,
-        movement,
-    };
-    (topology, plan, spec)
-}
-
 /// Simulates the random world of `seed` to its end and checks the results. Whether a rank had less scratch memory than its program has
 /// elements there.
 fn simulate(seed: u64) -> bool {
     let mut random = Rng::with_seed(seed);
-    let (topology, plan, spec) = plan(&mut random);
+    let (topology, plan, spec) = random_plan(&mut random);
     let world = topology.world();
     let nodes: Vec<usize> = (0..world).map(|rank| topology.node_of(rank)).collect();
     let exchange = spec.collective.is_all_to_all();
@@ -240,16 +190,13 @@ fn simulate(seed: u64) -> bool {
             if exchange && to != rank {
                 continue;
             }
-            let expected: u64 = match spec.collective {
-                Collective::AllToAll | Collective::AllToAllV => contribution(from, at),
-                Collective::AllGather | Collective::Gather => {
-                    contribution((at * world as u64 / count) as Rank, at)
-                }
-                Collective::Broadcast | Collective::Scatter => contribution(spec.root, at),
-                _ => (0..world).map(|from| contribution(from, at) * factor(from, spec.prescale)).sum(),
+            let from = match spec.collective {
+                Collective::AllToAll | Collective::AllToAllV => from,
+                _ => (at * world as u64 / count) as Rank,
             };
             assert_eq!(
-                rank_state.output[at as usize], expected,
+                rank_state.output[at as usize],
+                expected(spec, world, from, at),
                 "seed {seed}: rank {rank}, element {at}, {spec:?}"
             );
         }
@@ -429,7 +376,7 @@ impl World {
 #[test]
 fn plans_of_random_worlds_are_proved_by_the_verifier() {
     for seed in 0..cases(2_000) {
-        let (_, plan, spec) = plan(&mut Rng::with_seed(seed));
+        let (_, plan, spec) = random_plan(&mut Rng::with_seed(seed));
         verify(&plan, spec).unwrap_or_else(|error| panic!("seed {seed}: {error}: {spec:?}"));
     }
 }

@@ -1,0 +1,233 @@
+//! A program and the length of a call become a list of items.
+
+use super::{DeviceProgram, ItemPlace, LinkCounts, ListItem};
+use crate::call_layout::CallLayout;
+use crate::pipeline::{Binding, BlockLayout, BoundPlace, BoundSteps};
+use crate::program::{Body, BufferKind, Dependency, DependencyKind, OperandSource, Program, StepId};
+use crate::scratch_layout::ScratchLayout;
+use flexring_core::error::{Error, Result};
+use std::ops::Range;
+
+/// When a sub-chunk of a step is due: the order of items, equal for both ends of a message but for `turn`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    wave: u64,
+    depth: u32,
+    group: u32,
+    /// The first element of the cell of its grid.
+    cell: u64,
+    turn: Turn,
+    step: StepId,
+    sub: u32,
+}
+
+/// Among the items of one sub-chunk: what they depend on comes first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    /// It prepares data of this rank.
+    Local,
+    Send,
+    Combine,
+    /// It copies data of this rank, and no item waits for that.
+    Deliver,
+}
+
+impl DeviceProgram {
+    /// The list for calls that are laid out like `layout`, which has at least one element; `None` for programs that no list can be
+    /// made of: those whose blocks have places of their own.
+    ///
+    /// # Errors
+    /// If an item would wait for a later one: a bug in the program.
+    pub fn new(program: &Program, layout: &CallLayout) -> Result<Option<Self>> {
+        if program.blocks.is_some() || layout.copies_input {
+            return Ok(None);
+        }
+        let mut bound = BoundSteps::new(program);
+        bound.bind(program, &layout.binding, &BlockLayout::default());
+        let mut scratch = ScratchLayout::default();
+        scratch.lay_out(program, &layout.binding);
+        Compiler { program, layout, bound, scratch, result: Self::default() }.run().map(Some)
+    }
+}
+
+struct Compiler<'a> {
+    program: &'a Program,
+    layout: &'a CallLayout,
+    bound: BoundSteps,
+    scratch: ScratchLayout,
+    result: DeviceProgram,
+}
+
+impl Compiler<'_> {
+    fn run(mut self) -> Result<DeviceProgram> {
+        self.result.rank = self.program.rank;
+        self.result.world = self.program.world;
+        self.result.scratch = self.scratch.count();
+        self.result.links =
+            self.program.peers().map(|peer| LinkCounts { peer, sends: 0, receives: 0 }).collect();
+        let order = self.order();
+        // By step, the place in `item_of` of its first sub-chunk.
+        let mut first = Vec::with_capacity(self.program.steps.len());
+        let mut subs = 0;
+        for step in 0..self.program.steps.len() as StepId {
+            first.push(subs);
+            subs += self.bound.place(step).subs as usize;
+        }
+        let mut item_of = vec![0; subs];
+        for (index, due) in (0..).zip(&order) {
+            item_of[first[due.step as usize] + due.sub as usize] = index;
+        }
+        for (index, due) in (0..).zip(&order) {
+            let first_wait = self.result.waits.len();
+            for dependency in self.program.dependencies(due.step) {
+                let before = self.waited_for(due, *dependency);
+                let items = before.map(|sub| item_of[first[dependency.on as usize] + sub as usize]);
+                self.result.waits.extend(items);
+            }
+            let waits = &mut self.result.waits;
+            waits[first_wait..].sort_unstable();
+            if waits[first_wait..].last().is_some_and(|last| *last >= index) {
+                let (rank, step) = (self.program.rank, due.step);
+                return Err(Error::internal(format!(
+                    "rank {rank}: step {step} waits for a step that is due later: please report this"
+                )));
+            }
+            self.push(due, first_wait as u32..self.result.waits.len() as u32);
+        }
+        Ok(self.result)
+    }
+
+    /// All sub-chunks of all steps, as they are due.
+    fn order(&self) -> Vec<Due> {
+        let Binding { count, subchunk, .. } = self.layout.binding;
+        let waves = self.program.waves.as_ref().map(|waves| (waves.number(count, subchunk), waves.lag));
+        let mut order = Vec::new();
+        for (number, step) in (0..).zip(&self.program.steps) {
+            let place = self.bound.place(number);
+            let is_awaited = |later: &StepId| {
+                let names = |on: &Dependency| on.on == number && on.kind != DependencyKind::Reuse;
+                self.program.dependencies(*later).iter().any(names)
+            };
+            let turn = match &*step.body {
+                Body::Send { .. } => Turn::Send,
+                Body::Combine { .. } if !step.is_local() => Turn::Combine,
+                Body::Combine { .. } if self.program.dependents(number).iter().any(is_awaited) => Turn::Local,
+                Body::Combine { .. } => Turn::Deliver,
+            };
+            order.extend((0..place.subs).map(|sub| {
+                let cell = place.first + u64::from(sub);
+                Due {
+                    wave: waves
+                        .map_or(0, |(waves, lag)| cell * waves / place.cells + lag * u64::from(step.depth)),
+                    depth: step.depth,
+                    group: step.group,
+                    cell: place.origin + cell * subchunk,
+                    turn,
+                    step: number,
+                    sub,
+                }
+            }));
+        }
+        order.sort_unstable();
+        order
+    }
+
+    /// The elements of a sub-chunk of a step.
+    fn elements(&self, step: StepId, sub: u32) -> Range<u64> {
+        let (place, subchunk) = (self.bound.place(step), self.layout.binding.subchunk);
+        let cell = place.origin + (place.first + u64::from(sub)) * subchunk;
+        cell.max(place.start)..(cell + subchunk).min(place.end)
+    }
+
+    /// The sub-chunks of another step that an item waits for.
+    fn waited_for(&self, due: &Due, dependency: Dependency) -> Range<u32> {
+        let (own, on) = (self.bound.place(due.step), self.bound.place(dependency.on));
+        match dependency.kind {
+            DependencyKind::Elements => self.overlap(on, self.elements(due.step, due.sub)),
+            DependencyKind::ElementsInPlace if !self.layout.binding.in_place => 0..0,
+            DependencyKind::ElementsInPlace => self.overlap(on, self.elements(due.step, due.sub)),
+            DependencyKind::Reuse => {
+                // The newest sub-chunk of the other step that was at the same place. It has waited for older ones.
+                let earlier =
+                    |cell: &u64| cell.checked_sub(own.ring).filter(|earlier| *earlier >= own.origin);
+                let cells = std::iter::successors(earlier(&due.cell), earlier);
+                let used = cells.map(|cell| self.overlap(on, cell..cell + self.layout.binding.subchunk));
+                used.into_iter().find(|subs| !subs.is_empty()).unwrap_or(0..0)
+            }
+        }
+    }
+
+    /// The sub-chunks of a step that have some of these elements.
+    fn overlap(&self, place: &BoundPlace, elements: Range<u64>) -> Range<u32> {
+        let (start, end) = (elements.start.max(place.start), elements.end.min(place.end));
+        if start >= end {
+            return 0..0;
+        }
+        let sub_of = |element| ((element - place.origin) / self.layout.binding.subchunk - place.first) as u32;
+        sub_of(start)..sub_of(end - 1) + 1
+    }
+
+    /// Where the elements from this one on are in one of this rank's vectors.
+    fn place(&self, buffer: BufferKind, element: u64) -> ItemPlace {
+        match (buffer, self.layout.place_of(buffer, element, None)) {
+            (BufferKind::Input, Some(at)) => ItemPlace::Input(at),
+            (_, Some(at)) => ItemPlace::Output(at),
+            (_, None) => ItemPlace::Scratch(self.scratch.place_of(element)),
+        }
+    }
+
+    fn link_of(&mut self, peer: crate::Rank) -> (u32, &mut LinkCounts) {
+        let links = &mut self.result.links;
+        let link = links.binary_search_by_key(&peer, |link| link.peer).expect("a peer of the program");
+        (link as u32, &mut links[link])
+    }
+
+    /// Adds the item of a sub-chunk. Messages are numbered as they are added, which is their order at both ends.
+    fn push(&mut self, due: &Due, waits: Range<u32>) {
+        let Range { start, end } = self.elements(due.step, due.sub);
+        let (sources, destinations) =
+            (self.result.sources.len() as u32, self.result.destinations.len() as u32);
+        let (mut scales, mut last) = (false, false);
+        let program = self.program;
+        match &*program.steps[due.step as usize].body {
+            Body::Send { buffer, peers } => {
+                let source = self.place(*buffer, start);
+                self.result.sources.push(source);
+                for peer in peers {
+                    let (link, counts) = self.link_of(*peer);
+                    let number = counts.sends;
+                    counts.sends += 1;
+                    self.result.destinations.push(ItemPlace::Message { link, number });
+                }
+            }
+            Body::Combine { operands, into, last: completes } => {
+                last = *completes;
+                for operand in operands {
+                    let source = match operand {
+                        OperandSource::Own { buffer, scaled } => {
+                            scales |= scaled;
+                            self.place(*buffer, start)
+                        }
+                        OperandSource::Received { peer } => {
+                            let (link, counts) = self.link_of(*peer);
+                            let number = counts.receives;
+                            counts.receives += 1;
+                            ItemPlace::Message { link, number }
+                        }
+                    };
+                    self.result.sources.push(source);
+                }
+                let destination = self.place(*into, start);
+                self.result.destinations.push(destination);
+            }
+        }
+        self.result.items.push(ListItem {
+            elements: (end - start) as u32,
+            scales,
+            last,
+            sources: sources..self.result.sources.len() as u32,
+            destinations: destinations..self.result.destinations.len() as u32,
+            waits,
+        });
+    }
+}
