@@ -5,7 +5,7 @@
 
 use super::call_state::{CallStateCell, departed_before_call};
 use super::peer_message_queue::PeerMessageQueue;
-use super::protocol::{MAX_FURTHER_WORLDS, ToCoordinator, WorldId, part_limit};
+use super::protocol::{MAX_SUBWORLDS, ToCoordinator, WorldId, part_limit};
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -87,9 +87,9 @@ impl SharedConnection {
             let message = "cannot open a communicator: the process that runs the coordinator has left";
             return Err(Error::peer_lost(message));
         }
-        if state.further.len() >= MAX_FURTHER_WORLDS {
+        if state.further.len() >= MAX_SUBWORLDS {
             return Err(Error::system(format!(
-                "cannot open a communicator: this process has {MAX_FURTHER_WORLDS} over one control connection, which is the \
+                "cannot open a communicator: this process has {MAX_SUBWORLDS} over one control connection, which is the \
                  maximum: free some of them"
             )));
         }

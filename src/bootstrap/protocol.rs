@@ -54,7 +54,7 @@ pub(super) const MAX_WORLD: usize = 1 << 16;
 pub(super) const ENCRYPTED: [u8; 4] = u32::MAX.to_le_bytes();
 
 /// Maximum number of worlds that a rank can open over one connection, besides the one that it has joined.
-pub(super) const MAX_FURTHER_WORLDS: usize = 1 << 16;
+pub(super) const MAX_SUBWORLDS: usize = 1 << 16;
 
 /// Identifies a world that ranks open over the control connections of another one. Random.
 pub(super) type WorldId = u128;

@@ -1,7 +1,7 @@
 //! What the coordinator does for given frames in several worlds, without a socket or a clock.
 
 use super::super::call_state::{CallState, example_call};
-use super::super::protocol::{HelloParams, MAX_FURTHER_WORLDS, WorldId, encode_value};
+use super::super::protocol::{HelloParams, MAX_SUBWORLDS, WorldId, encode_value};
 use super::*;
 use crate::error::{Error, ErrorKind};
 
@@ -234,7 +234,7 @@ fn the_last_message_of_a_dead_rank_counts_in_whichever_world_it_was() {
 #[test]
 fn the_number_of_worlds_is_bounded_and_ids_can_be_used_again() {
     let mut coordinator = Coordinator::new();
-    let count = MAX_FURTHER_WORLDS as WorldId;
+    let count = MAX_SUBWORLDS as WorldId;
     for world in 0..count {
         coordinator.open(0, world, &[0]);
     }

@@ -20,7 +20,7 @@ use super::failure_detector::{DetectorAction, FailureDetector};
 use super::heartbeat::seconds;
 use super::process::Process;
 use super::protocol::{
-    FRAME_LIMIT, HelloParams, MAX_FURTHER_WORLDS, PART_ALLOWANCE, ToCoordinator, ToRank, WorldId, decode,
+    FRAME_LIMIT, HelloParams, MAX_SUBWORLDS, PART_ALLOWANCE, ToCoordinator, ToRank, WorldId, decode,
 };
 use super::rendezvous::JoinedPeer;
 use super::world_status::WorldStatus;
@@ -267,9 +267,9 @@ impl Subworlds {
                 "cannot open a communicator over this connection: its rank 0 must be in the process that runs the coordinator",
             ));
         }
-        if self.ranks[rank].worlds.len() >= MAX_FURTHER_WORLDS {
+        if self.ranks[rank].worlds.len() >= MAX_SUBWORLDS {
             return Err(Error::system(format!(
-                "this process has opened {MAX_FURTHER_WORLDS} communicators over one control connection, which is the maximum: \
+                "this process has opened {MAX_SUBWORLDS} communicators over one control connection, which is the maximum: \
                  free some of them"
             )));
         }

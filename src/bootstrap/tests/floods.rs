@@ -2,7 +2,7 @@
 
 use super::super::coordinator_worlds::{Worlds, WorldsAction};
 use super::super::protocol::{
-    Bytes, MAX_FURTHER_WORLDS, PEER_MESSAGE_LIMIT, ToCoordinator, ToRank, encode, encode_value,
+    Bytes, MAX_SUBWORLDS, PEER_MESSAGE_LIMIT, ToCoordinator, ToRank, encode, encode_value,
 };
 use super::super::rendezvous::JoinedPeer;
 use super::failures::member_of_fake_coordinator;
@@ -137,5 +137,5 @@ fn worlds_that_one_rank_opens_alone_take_limited_memory() {
     let open = ToCoordinator::Open { world: 7777, members: vec![0, 8], timeout: Duration::from_secs(60) };
     assert!(worlds.on_frame(8, &encode_value(&open).expect("short"), now));
     assert_eq!(worlds.actions(), []);
-    const { assert!(MAX_FURTHER_WORLDS * 16 <= 1 << 20) };
+    const { assert!(MAX_SUBWORLDS * 16 <= 1 << 20) };
 }
