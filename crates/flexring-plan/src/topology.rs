@@ -235,6 +235,54 @@ impl TopologyBuilder {
 }
 
 impl Topology {
+    /// Nodes at one switch. `names` are the ranks' node names by rank: ranks with equal names share a node. Nodes are in
+    /// the order of their first rank.
+    #[must_use]
+    pub fn from_names<S: AsRef<str>>(names: &[S]) -> Self {
+        let mut builder = TopologyBuilder::new("switch");
+        let mut nodes = std::collections::HashMap::new();
+        for (rank, name) in names.iter().enumerate() {
+            let name = name.as_ref();
+            let node = *nodes.entry(name).or_insert_with(|| builder.node(0, name, Uplink::NODE_DEFAULT));
+            builder.rank(node, rank, Uplink::RANK_DEFAULT);
+        }
+        builder.finish().expect("every rank is on one node")
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Number of nodes.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// The node of `rank`, by its number in tree order.
+    #[must_use]
+    pub fn node_of(&self, rank: Rank) -> usize {
+        self.node_of[rank]
+    }
+
+    /// All vertices, the root first and children after their parents.
+    #[must_use]
+    pub fn vertices(&self) -> &[Vertex] {
+        &self.vertices
+    }
+
+    /// The leaf of `rank`.
+    #[must_use]
+    pub fn leaf(&self, rank: Rank) -> VertexId {
+        self.leaves[rank]
+    }
+}
+
+/// What flexring's crates ask of a tree.
+#[doc(hidden)]
+impl Topology {
     /// Keeps the used vertices and renumbers them.
     fn of(vertices: Vec<Vertex>, used: &[bool], leaves: Vec<VertexId>) -> Self {
         let mut number = vec![0; vertices.len()];
@@ -274,26 +322,11 @@ impl Topology {
         topology
     }
 
-    /// Nodes at one switch. `names` are the ranks' node names by rank: ranks with equal names share a node. Nodes are in
-    /// the order of their first rank.
-    #[must_use]
-    pub fn from_names<S: AsRef<str>>(names: &[S]) -> Self {
-        let mut builder = TopologyBuilder::new("switch");
-        let mut nodes = std::collections::HashMap::new();
-        for (rank, name) in names.iter().enumerate() {
-            let name = name.as_ref();
-            let node = *nodes.entry(name).or_insert_with(|| builder.node(0, name, Uplink::NODE_DEFAULT));
-            builder.rank(node, rank, Uplink::RANK_DEFAULT);
-        }
-        builder.finish().expect("every rank is on one node")
-    }
-
     /// The tree of some of the ranks, in this order: the rank at position i gets number i. Switches and nodes without ranks
     /// are removed.
     ///
     /// # Panics
     /// If `ranks` is empty, or names a rank twice or one that does not exist.
-    #[doc(hidden)]
     #[must_use]
     pub fn restricted_to(&self, ranks: &[Rank]) -> Self {
         assert!(!ranks.is_empty(), "a topology has at least one rank");
@@ -456,26 +489,7 @@ impl Topology {
         }
     }
 
-    /// Number of ranks.
-    #[must_use]
-    pub fn world(&self) -> usize {
-        self.leaves.len()
-    }
-
-    /// Number of nodes.
-    #[must_use]
-    pub fn nodes(&self) -> usize {
-        self.nodes
-    }
-
-    /// The node of `rank`, by its number in tree order.
-    #[must_use]
-    pub fn node_of(&self, rank: Rank) -> usize {
-        self.node_of[rank]
-    }
-
     /// The vertices of the nodes, by number.
-    #[doc(hidden)]
     #[must_use]
     pub fn node_vertices(&self) -> Vec<VertexId> {
         let mut vertices: Vec<VertexId> = vec![0; self.nodes];
@@ -486,7 +500,6 @@ impl Topology {
     }
 
     /// The ranks of each node, by number, in ascending order.
-    #[doc(hidden)]
     #[must_use]
     pub fn ranks_of_nodes(&self) -> Vec<Vec<Rank>> {
         let mut ranks = vec![Vec::new(); self.nodes];
@@ -497,7 +510,6 @@ impl Topology {
     }
 
     /// This tree with the bandwidth of each node's uplink multiplied by its factor, by number.
-    #[doc(hidden)]
     #[must_use]
     pub fn with_scaled_nodes(&self, factors: &[f64]) -> Self {
         let mut scaled = self.clone();
@@ -509,7 +521,6 @@ impl Topology {
     }
 
     /// Number of parts of the uplink of a vertex. The ranks of a node use different ones.
-    #[doc(hidden)]
     #[must_use]
     pub fn uplink_parts(&self, vertex: VertexId) -> usize {
         let Vertex { nics, children, .. } = &self.vertices[vertex];
@@ -518,7 +529,6 @@ impl Topology {
 
     /// Bits per second of a part of the uplink of a vertex, in each direction. The ranks of a node take its NICs in turn until none is
     /// left; if there are fewer NICs than ranks, the others share them.
-    #[doc(hidden)]
     #[must_use]
     pub fn part_bandwidth(&self, vertex: VertexId, part: usize) -> u64 {
         let (parts, Vertex { nics, uplink, .. }) = (self.uplink_parts(vertex), &self.vertices[vertex]);
@@ -530,7 +540,6 @@ impl Topology {
     }
 
     /// Bytes that pass over a part of the uplink of a vertex at once after a pause: as large a part of the burst as of the bandwidth.
-    #[doc(hidden)]
     #[must_use]
     pub fn part_burst(&self, vertex: VertexId, part: usize) -> u64 {
         let Uplink { bandwidth, burst, .. } = self.vertices[vertex].uplink;
@@ -539,7 +548,6 @@ impl Topology {
     }
 
     /// The part of its node's uplink that a rank uses.
-    #[doc(hidden)]
     #[must_use]
     pub fn uplink_part_of(&self, rank: Rank) -> usize {
         let leaf = self.leaves[rank];
@@ -550,18 +558,6 @@ impl Topology {
                 self.vertices[node].children.iter().position(|child| *child == leaf).unwrap_or(0) % parts
             }
         }
-    }
-
-    /// All vertices, the root first and children after their parents.
-    #[must_use]
-    pub fn vertices(&self) -> &[Vertex] {
-        &self.vertices
-    }
-
-    /// The leaf of `rank`.
-    #[must_use]
-    pub fn leaf(&self, rank: Rank) -> VertexId {
-        self.leaves[rank]
     }
 
     /// The lowest vertex that has both in its subtree; one of the two if it is an ancestor of the other.
@@ -577,7 +573,6 @@ impl Topology {
 
     /// The vertices whose uplinks lead from one vertex to the other: those that are climbed, and those that are descended, each from
     /// the lowest.
-    #[doc(hidden)]
     #[must_use]
     pub fn uplinks_between(&self, from: VertexId, to: VertexId) -> [Vec<VertexId>; 2] {
         let top = self.lowest_common_ancestor(from, to);
@@ -587,7 +582,6 @@ impl Topology {
     }
 
     /// The ranks in depth-first order, so that the ranks of each node, and of each switch, are consecutive.
-    #[doc(hidden)]
     #[must_use]
     pub fn ranks_in_tree_order(&self) -> Vec<Rank> {
         let mut ranks = Vec::with_capacity(self.leaves.len());
@@ -603,7 +597,6 @@ impl Topology {
     }
 
     /// The vertices that have children, level by level from the root.
-    #[doc(hidden)]
     #[must_use]
     pub fn levels(&self) -> Vec<Vec<VertexId>> {
         let mut levels = Vec::new();
@@ -620,7 +613,6 @@ impl Topology {
     ///
     /// # Errors
     /// `InvalidSetting` if the tree is not symmetric, naming two vertices of one level with different fan-outs.
-    #[doc(hidden)]
     pub fn dimensions(&self) -> Result<Vec<usize>> {
         let mut dimensions = Vec::new();
         for level in self.levels().iter().rev() {
