@@ -298,8 +298,18 @@ fn an_explanation_contains_the_reason_and_the_loads_of_links() {
         assert!(text.contains(line), "{line:?} in\n{text}");
     }
     let text = printed("--topology 2x4x2 --explain --count 64K");
-    assert!(text.starts_with("hierarchical on 2x4x2: 16 ranks on 8 nodes\n"), "{text}");
+    assert!(text.starts_with("hierarchical without level 1 on 2x4x2: 16 ranks on 8 nodes\n"), "{text}");
     assert!(text.contains("hierarchical, blueconnect "), "{text}");
+    for line in [
+        "  FlexReduce (Eq. 6)\n",
+        "  BlueConnect (Eq. 3)\n",
+        "  hierarchical ring, T(n) with s = 1 (Ueno and Yokota)\n",
+    ] {
+        assert!(text.contains(line), "{line:?} in\n{text}");
+    }
+    let text = printed("--topology 1x20 --explain --count 64K");
+    assert!(text.contains("use flexreduce in groups of 8 instead (by calculation)\n"), "{text}");
+    assert!(text.contains("\n  flexreduce in groups of 8 "), "{text}");
     assert!(printed("--topology 4 --explain").contains("  rank 0       400G   1.500   1.500"));
     assert!(printed("--topology 1 --explain").contains("nothing is sent\n"));
 }

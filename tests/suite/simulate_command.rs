@@ -44,8 +44,8 @@ fn short_vectors_are_simulated_with_the_plan_that_they_use() {
     let csv = printed("--topology 1x20 --size 1K,32K,1M,8M --csv");
     for line in [
         "\"tree\",20,1024,",
-        "\"hierarchical\",20,32768,",
-        "\"hierarchical\",20,1048576,",
+        "\"flexreduce\",20,32768,",
+        "\"flexreduce\",20,1048576,",
         "\"ring\",20,8388608,",
     ] {
         assert!(csv.contains(line), "{csv}");
@@ -106,8 +106,7 @@ fn several_sizes_are_drawn_as_times_by_size() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("sizes.svg");
     let texts = drawn(&path, "--topology 1x20 --size 1K,32K,1M,4M --no-path");
-    for text in ["1K", "4M", "tree", "hierarchical", "ring", "bytes of the vector", "the best other schedule"]
-    {
+    for text in ["1K", "4M", "tree", "flexreduce", "ring", "bytes of the vector", "the best other schedule"] {
         assert!(texts.iter().any(|found| found == text), "{text:?} in {texts:?}");
     }
 }

@@ -24,6 +24,9 @@ pub const JOB_NANOSECONDS: u64 = 1_000;
 /// By the simulator, 64 MiB in sub-chunks of 128 KiB take as long as 5 to 15 MB more with two or three such levels, and 0.3 to 1.5 MB more with one.
 const IDLE_SUBCHUNKS: f64 = 96.0;
 
+/// The part of these for which they idle at least.
+const LEAST_IDLE: f64 = 0.2;
+
 /// The time of an all-reduce as a function of the length of the vector.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CalculatedTime {
@@ -51,15 +54,28 @@ impl CalculatedTime {
             return self.latency + self.in_turn * bytes;
         }
         let busiest = self.in_waves(subchunk).min(self.in_turn);
-        let idle = if self.levels > 1 { (bytes - wave).min(IDLE_SUBCHUNKS * subchunk) } else { 0.0 };
-        self.latency + self.in_turn * wave + busiest * (bytes - wave + idle)
+        self.latency + self.in_turn * wave + busiest * (bytes - wave + self.idle(bytes, subchunk))
     }
 
     /// The least seconds for a vector of `bytes`, if levels overlap as much as the links allow. Where links differ much, those of one level are busy while
     /// others still are with the level before.
     #[must_use]
     pub fn least_seconds(&self, bytes: u64, subchunk: usize) -> f64 {
-        self.latency + self.in_waves(subchunk as f64).min(self.in_turn) * bytes as f64
+        let (bytes, subchunk) = (bytes as f64, subchunk as f64);
+        let idle = LEAST_IDLE * self.idle(bytes, subchunk);
+        self.latency + self.in_waves(subchunk).min(self.in_turn) * (bytes + idle)
+    }
+
+    /// Whether a vector of `bytes` moves in several waves with one level of messages between nodes, so that the time of its busiest link is the calculated one.
+    #[must_use]
+    pub fn is_exact(&self, bytes: u64, subchunk: usize) -> bool {
+        self.levels <= 1 && bytes as f64 > 4.0 * subchunk as f64 / self.longest_shard
+    }
+
+    /// Bytes that the busiest link would carry while it idles.
+    fn idle(&self, bytes: f64, subchunk: f64) -> f64 {
+        let in_waves = (bytes - subchunk / self.longest_shard).max(0.0);
+        if self.levels > 1 { in_waves.min(IDLE_SUBCHUNKS * subchunk) } else { 0.0 }
     }
 
     /// Seconds for each byte on the busiest link or rank.
@@ -92,6 +108,7 @@ struct PhaseCosts {
     written: Vec<f64>,
     /// The longest way of one message.
     latency: f64,
+    /// Whether there are messages between nodes.
     crosses: bool,
 }
 

@@ -53,7 +53,9 @@ pub fn candidates(topology: &Topology) -> Vec<CandidatePlan> {
             found.push(CandidatePlan { algorithm, variant: variant.to_owned(), plan });
         }
     };
-    let is_uneven = uneven_links(topology).is_some();
+    // Where ranks divide the NICs of their nodes, some may have more of them than others.
+    let divides_nics = topology.node_vertices().into_iter().any(|node| topology.uplink_parts(node) > 1);
+    let is_uneven = uneven_links(topology).is_some() || divides_nics;
     for (variant, tree) in trees(topology) {
         // On symmetric trees FlexReduce is the hierarchical ring, whose groups are simpler. A tree that is so irregular that its fractions cannot be
         // expressed has no plan.
@@ -103,7 +105,9 @@ fn trees(topology: &Topology) -> Vec<(String, Topology)> {
     for (variant, tree) in flat {
         let widest = tree.vertices().iter().filter(|vertex| vertex.kind == VertexKind::Switch);
         let widest = widest.map(|vertex| vertex.children.len()).max().unwrap_or(0);
-        for width in WIDTHS.into_iter().filter(|width| *width < widest) {
+        // Up to 64 children need two levels of groups of 16 or of 8, which send fewer messages.
+        let sends_more = |width: usize| width == DIRECT_BETWEEN_NODES && widest <= 64;
+        for width in WIDTHS.into_iter().filter(|width| *width < widest && !sends_more(*width)) {
             let words = format!("{variant} in groups of {width}");
             trees.push((words.trim_start().to_owned(), tree.in_groups(width)));
         }

@@ -10,7 +10,7 @@ use super::selection::{AlgorithmSelection, ShortPlan, is_automatic, select_algor
 use super::thresholds::{MOST_CALCULATED, longest_one_shot};
 use super::topology::Topology;
 use super::tuning::TunedPlan;
-use flexring_core::config::{Config, Lowering};
+use flexring_core::config::{Algorithm, Config, Lowering};
 use flexring_core::error::Result;
 use std::sync::Arc;
 
@@ -80,6 +80,9 @@ pub fn selected(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>,
 /// used for all lengths at which it is faster.
 const CLEARLY_FASTER: f64 = 0.85;
 
+/// As [`CLEARLY_FASTER`], for a plan whose calculated time [is exact](CalculatedTime::is_exact).
+const FASTER: f64 = 0.95;
+
 /// Bytes of the longest vectors for which times are calculated. The fastest plan is the same for longer ones.
 const LONGEST_CALCULATED: u64 = 1 << 30;
 
@@ -126,21 +129,25 @@ fn calculated(
     }
     let seconds = |at: usize, bytes: u64| timed[at].time.seconds(bytes, subchunk);
     let least = |at: usize, bytes: u64| timed[at].time.least_seconds(bytes, subchunk);
+    // A rank that sends whole vectors needs a core that keeps up with the link.
+    let is_uneven = |at: usize| matches!(algorithms[at], Algorithm::LocalMaster | Algorithm::Tree);
+    let cost = |at: usize, bytes: u64| seconds(at, bytes) / if is_uneven(at) { CLEARLY_FASTER } else { 1.0 };
     // From long vectors to short ones: the longest vector of each choice, in descending order.
     let mut choices: Vec<(usize, u64)> = vec![(main, u64::MAX)];
     let mut bytes = LONGEST_CALCULATED;
     while bytes > shortest {
         let usable = |at: &usize| timed[*at].is_candidate || bytes <= timed[*at].plan.longest as u64;
         let all = (0..timed.len()).filter(usable);
-        let best = all.min_by(|one, other| seconds(*one, bytes).total_cmp(&seconds(*other, bytes)));
+        let best = all.min_by(|one, other| cost(*one, bytes).total_cmp(&cost(*other, bytes)));
         let Some(best) = best else { break };
-        let is_close = |at: usize| seconds(best, bytes) >= CLEARLY_FASTER * least(at, bytes);
+        let part = if timed[best].time.is_exact(bytes, subchunk) { FASTER } else { CLEARLY_FASTER };
+        let is_close = |at: usize| cost(best, bytes) >= part * least(at, bytes);
         let current = choices[choices.len() - 1].0;
         if !is_close(current) {
             // The plan for the shape of the topology and this length, if it is as good.
             let usual = (0..=main).find(usable).filter(|at| is_close(*at));
             let next = usual.unwrap_or(best);
-            let is_faster = |bytes| seconds(next, bytes) < least(current, bytes);
+            let is_faster = |bytes| cost(next, bytes) < least(current, bytes);
             let most = choices[choices.len() - 1].1;
             let mut length = bytes;
             while length < most.min(LONGEST_CALCULATED) && is_faster(2 * length) {
@@ -163,7 +170,7 @@ fn calculated(
                 algorithm: algorithms[at],
                 reason: format!(
                     "{} is calculated to be faster than {} for long vectors",
-                    algorithms[at].name(),
+                    format!("{} {}", algorithms[at].name(), timed[at].plan.variant).trim_end(),
                     selection.algorithm.name()
                 ),
             };

@@ -5,6 +5,8 @@
 use super::cost_model::lower_bound::{LowerBound, lower_bound};
 use super::simulator::{SimulationInput, SimulationParameters, messages, simulate};
 use flexring_core::config::{Algorithm, Lowering};
+use flexring_plan::calculation::Calculator;
+use flexring_plan::candidates::candidates;
 use flexring_plan::lowering::{Plan, ProgramSpec};
 use flexring_plan::planner::{self, Details};
 use flexring_plan::topology::{Topology, TopologyLink};
@@ -16,13 +18,20 @@ const MOST_SIMULATED: u64 = 150_000;
 /// Times that differ by less than this part count as equal.
 const CLOSE: f64 = 0.01;
 
+/// Plans for other trees of the same nodes that are compared: those with the shortest calculated times.
+const MOST_VARIANTS: usize = 6;
+
 /// A schedule with its predicted time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     /// The algorithms whose plan it is, in the order of [`Algorithm::ALL`]; at least one.
     pub algorithms: Vec<Algorithm>,
+    /// The tree for which the algorithm plans instead of the topology, as words; empty if there is none.
+    pub variant: String,
     /// Predicted time.
     pub seconds: f64,
+    /// The time by which `auto` chooses ([`calculation`](flexring_plan::calculation)); `None` if the links form no tree.
+    pub calculated: Option<f64>,
     /// The link that takes longest for its bytes; `None` if nothing is sent.
     pub busiest: Option<BusiestLink>,
     /// Most messages in a row.
@@ -57,11 +66,11 @@ pub struct Comparison {
 }
 
 impl Candidate {
-    /// The names of its algorithms.
+    /// The names of its algorithms, and the tree.
     #[must_use]
     pub fn name(&self) -> String {
         let names: Vec<&str> = self.algorithms.iter().map(|algorithm| algorithm.name()).collect();
-        names.join(", ")
+        format!("{} {}", names.join(", "), self.variant).trim_end().to_owned()
     }
 
     fn link_seconds(&self) -> f64 {
@@ -70,7 +79,7 @@ impl Candidate {
 }
 
 impl Comparison {
-    /// Predicts the time of all algorithms for an all-reduce of `bytes`.
+    /// Predicts the time of all algorithms for an all-reduce of `bytes`, and if the lowering is left to flexring, of those on other trees of the same nodes.
     #[must_use]
     pub fn new(
         topology: &Topology,
@@ -79,28 +88,44 @@ impl Comparison {
         bytes: u64,
         parameters: &SimulationParameters,
     ) -> Self {
-        let (mut plans, mut refused) = (Vec::<(Plan, Vec<Algorithm>)>::new(), Vec::new());
+        let (mut plans, mut refused) = (Vec::<(Plan, Vec<Algorithm>, String)>::new(), Vec::new());
         let mut not_simulated = Vec::new();
         for algorithm in Algorithm::ALL.iter().copied().filter(|algorithm| *algorithm != Algorithm::Auto) {
             match planner::plan(algorithm, topology, details) {
                 Err(reason) => refused.push((algorithm, reason.message().to_owned())),
                 Ok(schedule) => {
                     let plan = Plan::on(schedule, topology, lowering);
-                    match plans.iter_mut().find(|(other, _)| other.digest() == plan.digest()) {
-                        Some((_, algorithms)) => algorithms.push(algorithm),
-                        None => plans.push((plan, vec![algorithm])),
+                    match plans.iter_mut().find(|(other, ..)| other.digest() == plan.digest()) {
+                        Some((_, algorithms, _)) => algorithms.push(algorithm),
+                        None => plans.push((plan, vec![algorithm], String::new())),
                     }
                 }
             }
+        }
+        let calculator = topology.fabric().is_none().then(|| Calculator::new(topology));
+        let calculation =
+            |calculator: &Calculator, plan: &Plan| calculator.time(plan).seconds(bytes, parameters.subchunk);
+        if let Some(calculator) = &calculator
+            && lowering == Lowering::Auto
+            && topology.nodes() > 1
+        {
+            let known: Vec<u64> = plans.iter().map(|(plan, ..)| plan.digest()).collect();
+            let variants = candidates(topology).into_iter();
+            let variants = variants.filter(|candidate| !known.contains(&candidate.plan.digest()));
+            let mut variants: Vec<_> =
+                variants.map(|candidate| (calculation(calculator, &candidate.plan), candidate)).collect();
+            variants.sort_by(|one, other| one.0.total_cmp(&other.0));
+            let variants = variants.into_iter().take(MOST_VARIANTS).map(|(_, candidate)| candidate);
+            plans.extend(variants.map(|variant| (variant.plan, vec![variant.algorithm], variant.variant)));
         }
         // A plan that cannot be simulated is refused with the reason below.
         let is_short = |plan: &Plan| {
             messages(plan, bytes, parameters).map_or(true, |messages| messages <= MOST_SIMULATED)
         };
-        let simulated = plans.iter().all(|(plan, _)| is_short(plan));
+        let simulated = plans.iter().all(|(plan, ..)| is_short(plan));
         let mut candidates: Vec<Candidate> = plans
             .into_iter()
-            .filter_map(|(plan, algorithms)| {
+            .filter_map(|(plan, algorithms, variant)| {
                 let traffic = Traffic::of(&plan, topology, ProgramSpec::ALL_REDUCE);
                 let busiest = traffic.busiest(topology).map(|link| BusiestLink {
                     vertex: link.vertex,
@@ -122,7 +147,8 @@ impl Comparison {
                 } else {
                     busiest.map_or(0.0, |link| link.seconds) + f64::from(hops) * longest_latency(topology)
                 };
-                Some(Candidate { algorithms, seconds, busiest, hops })
+                let calculated = calculator.as_ref().map(|calculator| calculation(calculator, &plan));
+                Some(Candidate { algorithms, variant, seconds, calculated, busiest, hops })
             })
             .collect();
         candidates.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
@@ -174,7 +200,8 @@ impl Comparison {
 }
 
 /// Seconds that a message between the two ranks that are farthest apart is on its way, at most.
-fn longest_latency(topology: &Topology) -> f64 {
+#[must_use]
+pub fn longest_latency(topology: &Topology) -> f64 {
     if let Some(fabric) = topology.fabric() {
         return fabric.links().iter().map(|link| link.latency).max().unwrap_or(0) as f64 * 1e-9;
     }

@@ -12,8 +12,10 @@ use flexring_plan::thresholds::small_limits;
 use flexring_plan::topology::{Topology, TopologyLink, bandwidth_label};
 use flexring_plan::traffic::{Load, Traffic};
 use flexring_simulator::captions::captions;
-use flexring_simulator::comparison::Comparison;
+use flexring_simulator::comparison::{Comparison, longest_latency};
+use flexring_simulator::cost_model::hierarchy::{self, RingLayer};
 use flexring_simulator::cost_model::lower_bound::{Limit, LowerBound, lower_bound};
+use flexring_simulator::cost_model::tree;
 use flexring_simulator::simulator::LONGEST_VECTOR;
 
 /// Elements that are timed without `--count`: 64 MiB of floats.
@@ -139,15 +141,16 @@ fn comparison(planned: &Planned, count: u64) -> String {
     let mut text = format!("\nall schedules for {} by predicted time ({means})\n", amount(bytes));
     let width =
         comparison.candidates.iter().map(|candidate| candidate.name().len()).max().unwrap_or(0).max(9);
-    text += &format!("  {:width$}        time  of bound   hops  busiest link\n", "algorithm");
+    text += &format!("  {:width$}        time  calculated  of bound   hops  busiest link\n", "algorithm");
     for candidate in &comparison.candidates {
         let link = candidate.busiest.map_or_else(String::new, |link| {
             format!("{}: {}", topology.link_name(link.vertex), rounded(link.bytes))
         });
         text += &format!(
-            "  {:width$}  {:>10}  {:>8.2}  {:>5}  {link}\n",
+            "  {:width$}  {:>10}  {:>10}  {:>8.2}  {:>5}  {link}\n",
             candidate.name(),
             duration(candidate.seconds),
+            candidate.calculated.map_or_else(|| "-".to_owned(), duration),
             candidate.seconds / bound,
             candidate.hops
         );
@@ -162,6 +165,40 @@ fn comparison(planned: &Planned, count: u64) -> String {
         text += &format!("{reason}\n");
     }
     text + &comparison.bound.as_ref().map_or_else(String::new, |bound| least(topology, bound, bytes))
+        + &equations(topology, bytes, planned.parameters().subchunk)
+}
+
+/// The equations of the papers with their values, in which links are exclusive and additions take no time.
+fn equations(topology: &Topology, bytes: u64, subchunk: usize) -> String {
+    if topology.fabric().is_some() {
+        return String::new();
+    }
+    let (n, alpha) = (bytes as f64, longest_latency(topology));
+    let mut text = format!("by the papers, with messages of {} latency:\n", duration(alpha));
+    let mut line =
+        |equation: &str, seconds: f64| text += &format!("  {:>10}  {equation}\n", duration(seconds));
+    line("FlexReduce, first level once (Eq. 4)", tree::flexreduce_first_level(n, alpha, topology));
+    line("FlexReduce, second level once (Eq. 5)", tree::flexreduce_second_level(n, alpha, topology));
+    line("FlexReduce (Eq. 6)", tree::flexreduce(n, alpha, topology));
+    if let Some(levels) = tree::symmetric_levels(topology) {
+        line("BlueConnect (Eq. 3)", tree::blueconnect(n, alpha, &levels));
+        let (mut below, mut held, mut layers) = (1.0, n, Vec::new());
+        let mut parts = 1.0f64;
+        for level in levels.iter().filter(|level| level.degree > 1) {
+            layers.push(RingLayer { processes: level.degree, beta: below / level.bandwidth });
+            below *= level.degree as f64;
+            held /= level.degree as f64;
+            parts = parts.max((held / subchunk as f64).ceil());
+        }
+        let t = hierarchy::hierarchical(n, &layers, alpha, parts);
+        line(&format!("hierarchical ring, T(n) with s = {parts} (Ueno and Yokota)"), t);
+    }
+    let root = topology.levels().len() - 1;
+    let most = (0..topology.world()).filter_map(|rank| tree::reduce_call_bound(topology, rank, root)).max();
+    text + &format!(
+        "  {:>10}  reductions onto a rank at the root at most, where spans need not nest (Eq. 12)\n",
+        most.unwrap_or(0)
+    )
 }
 
 /// What no schedule can do better, and why.

@@ -226,7 +226,9 @@ fn candidates(
     let mut predicted: Vec<(f64, PlanName)> = Vec::new();
     for lowering in Lowering::ALL {
         let comparison = Comparison::new(topology, &details, *lowering, bytes as u64, &parameters);
-        let times = comparison.candidates.iter().filter_map(|candidate| {
+        // A profile names an algorithm and a lowering, but no other tree.
+        let named = comparison.candidates.iter().filter(|candidate| candidate.variant.is_empty());
+        let times = named.filter_map(|candidate| {
             candidate.algorithms.first().map(|algorithm| (candidate.seconds, (*algorithm, *lowering)))
         });
         predicted.extend(times.take(PREDICTED));

@@ -20,11 +20,14 @@
 //! least 1. Here c(v) is the capacity of the child: the minimum of t w(v) and of the limit from its own children,
 //! 2 - d + sum (c - 1). The smallest t is found by bisection, each step with one walk up the tree. The shares are then as
 //! even as the capacities allow.
+//!
+//! Ranks that divide the NICs of their node ([`Nics`](crate::topology::Nics)) own so much that each NIC takes equally long: with four NICs for six
+//! ranks, two pairs of ranks own an eighth each, and two ranks a quarter each.
 
 use super::flexreduce::{even_share, with_shares};
 use crate::fraction::Fraction;
 use crate::schedule::Schedule;
-use crate::topology::Topology;
+use crate::topology::{Topology, VertexId};
 use flexring_core::error::Result;
 
 /// FlexReduce with the shares that minimize the time of the slowest link. If even shares do that, it equals FlexReduce.
@@ -69,13 +72,42 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
         let bounds: Vec<f64> =
             children.iter().map(|child| ((capacity[*child] - 1.0) / per_share).clamp(0.0, 1.0)).collect();
         // With two children at the root, every share costs the same.
-        let bounds = if per_share > 0.0 { bounds } else { vec![1.0; children.len()] };
+        let mut bounds = if per_share > 0.0 { bounds } else { vec![1.0; children.len()] };
+        // What the ranks of a node send to others passes the NICs that each of them uses.
+        if let Some(nics) = NodeNics::of(topology, branch) {
+            for (place, bound) in bounds.iter_mut().enumerate() {
+                *bound = bound.min(high * nics.bytes_per_second(place) / cost[branch].max(CLOSE));
+            }
+        }
         for (child, share) in children.iter().zip(fractions(&even_within(&bounds), parts)) {
             shares[*child] = share;
             cost[*child] = 1.0 + share.to_f64() * per_share;
         }
     }
     shares
+}
+
+/// The NICs of a node whose ranks divide them.
+struct NodeNics<'a> {
+    topology: &'a Topology,
+    node: VertexId,
+    parts: usize,
+    ranks: usize,
+}
+
+impl<'a> NodeNics<'a> {
+    /// `None` if each rank uses all NICs, or if the vertex is no node.
+    fn of(topology: &'a Topology, node: VertexId) -> Option<Self> {
+        let (parts, ranks) = (topology.uplink_parts(node), topology.vertices()[node].children.len());
+        (parts > 1).then_some(Self { topology, node, parts, ranks })
+    }
+
+    /// What a rank, by its place on the node, has of its NICs if the others that use them have as much.
+    fn bytes_per_second(&self, place: usize) -> f64 {
+        let part = place % self.parts;
+        let sharers = (self.ranks - part).div_ceil(self.parts);
+        self.topology.part_bandwidth(self.node, part) as f64 / 8.0 / sharers as f64
+    }
 }
 
 /// The time of the slowest link for each byte of the vector, if each vertex
@@ -91,6 +123,10 @@ fn weighted_flexreduce(topology: &Topology, shares: &[f64]) -> f64 {
             degree => 1.0 + shares[id] * (degree as f64 - 2.0 + load[parent]),
         };
         slowest = slowest.max(load[id] / vertex.uplink.bytes_per_second());
+        if let Some(nics) = NodeNics::of(topology, parent) {
+            let place = vertices[parent].children.iter().position(|child| *child == id).unwrap_or(0);
+            slowest = slowest.max(shares[id] * load[parent] / nics.bytes_per_second(place));
+        }
     }
     slowest
 }
@@ -201,6 +237,18 @@ mod tests {
         let slow = shares[topology.leaf(3) - 1].to_f64();
         let best = (900.0 * (1.0 + 2.0 / 3.0) - 1000.0) / (2000.0 + 600.0);
         assert!((slow - best).abs() < 1e-4, "{slow} and {best}");
+    }
+
+    #[test]
+    fn ranks_that_share_a_nic_own_less() {
+        let topology =
+            crate::topology_file::parse_short("6@4*10G+6@4*10G").expect("short form").expect("valid");
+        let shares = shares(&topology);
+        for node in topology.node_vertices() {
+            let ranks = topology.vertices()[node].children.iter();
+            let shares: Vec<String> = ranks.map(|rank| shares[*rank].to_string()).collect();
+            assert_eq!(shares, ["1/8", "1/8", "1/4", "1/4", "1/8", "1/8"]);
+        }
     }
 
     #[test]

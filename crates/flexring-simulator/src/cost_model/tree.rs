@@ -29,6 +29,17 @@ pub struct TreeLevel {
     pub bandwidth: f64,
 }
 
+/// The levels of a symmetric topology, from the ranks up, each with the bandwidth of its slowest link; `None` if it is not symmetric.
+#[must_use]
+pub fn symmetric_levels(topology: &Topology) -> Option<Vec<TreeLevel>> {
+    topology.dimensions().ok()?;
+    let level = |branches: Vec<VertexId>| TreeLevel {
+        degree: degree(topology, branches[0]),
+        bandwidth: branches.iter().map(|x| width(topology, *x)).fold(f64::INFINITY, f64::min),
+    };
+    Some(branches_by_level(topology).into_iter().map(level).collect())
+}
+
 /// Eq. 3: BlueConnect on a symmetric tree, whose `levels` are listed from the ranks up. The extracted text of the equation
 /// has lost its limits; these are the ones that Eq. 10 derives.
 #[must_use]
@@ -183,6 +194,13 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn levels_are_found_in_symmetric_trees(levels in trees()) {
+            let rounded = |level: &TreeLevel| (level.degree, (level.bandwidth * 8.0) as u64);
+            let found = symmetric_levels(&symmetric(&levels)).expect("symmetric");
+            prop_assert_eq!(found.iter().map(rounded).collect::<Vec<_>>(), levels.iter().map(rounded).collect::<Vec<_>>());
+        }
+
         #[test]
         fn flexreduce_equals_blueconnect_on_symmetric_trees(levels in trees(), n in 1.0..1e12f64, alpha in 0.0..1e-3) {
             let (one, other) = (flexreduce(n, alpha, &symmetric(&levels)), blueconnect(n, alpha, &levels));
