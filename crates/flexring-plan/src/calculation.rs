@@ -230,9 +230,9 @@ impl<'a> Calculator<'a> {
         }
         let mut latency = 0.0;
         let most = costs.jobs.iter().copied().fold(0.0, f64::max);
-        for place in 0..len {
+        for (place, spared) in spared.iter().enumerate() {
             let (from, to) = (ring.participant((place + len - 1) % len), ring.participant(place));
-            latency += self.message(from, to, total - spared[place], gathers, costs);
+            latency += self.message(from, to, total - spared, gathers, costs);
         }
         let hops = (len - 1) as f64;
         costs.jobs.iter_mut().for_each(|jobs| *jobs = jobs.min(most.max(hops)));
