@@ -64,8 +64,10 @@ test:
 test-long:
 	@MAKE="$(MAKE)" tests/stages setup build test-cust test-rust-long test-loom test-gpu test-verbs-long test-valgrind test-wheel test-torch fuzz
 
+# rustfmt has no limit for comments; tables, code and links in them have none here either.
 fmt:
 	$(CARGO) fmt --all --check
+	! LC_ALL=C.UTF-8 grep -rnP --include='*.rs' '^(?=.{111})\s*//[/!]? (?!\||   )(?!.*\]: )' build.rs bench crates examples nccl src tests
 
 # All features that can be built here, in one pass; then a build without features. The compiler compares the bindings of libibverbs with rdma-sys.
 clippy: $(CUST)

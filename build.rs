@@ -30,15 +30,17 @@ const SOURCES: [&str; 8] = [
 /// Options that give the same results as the host device. nvcc and NVRTC both accept them.
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
-/// Architectures to compile machine code for, if the compiler supports them. Machine code runs on later architectures of the
-/// same generation, so sm_103 runs that of sm_100. sm_89 has conversions of 8-bit floats that sm_80 lacks.
+/// Architectures to compile machine code for, if the compiler supports them. Machine code runs on later
+/// architectures of the same generation, so sm_103 runs that of sm_100. sm_89 has conversions of 8-bit floats
+/// that sm_80 lacks.
 const ARCHITECTURES: [u32; 7] = [70, 75, 80, 89, 90, 100, 120];
 
-/// Architectures to compile to PTX, which the driver compiles further: for GPUs of a generation without machine code, and for
-/// those of embedded boards, which run no machine code of other GPUs.
+/// Architectures to compile to PTX, which the driver compiles further: for GPUs of a generation without
+/// machine code, and for those of embedded boards, which run no machine code of other GPUs.
 const PTX_ARCHITECTURES: [u32; 2] = [80, 120];
 
-/// The newest major version of CUDA whose machine code old drivers load: 12.x makes code for drivers from 525 on.
+/// The newest major version of CUDA whose machine code old drivers load: 12.x makes code for drivers from 525
+/// on.
 const PREFERRED: i32 = 12;
 
 fn main() {
@@ -73,7 +75,8 @@ fn main() {
         ("nvcc", Err(why)) => stop(&format!("FLEXRING_CUDA_KERNELS=nvcc, but {why}")),
         (other, _) => stop(&format!("FLEXRING_CUDA_KERNELS must be nvcc, nvrtc or auto, not {other:?}")),
     };
-    // Constants and not variables of the compiler, which `cargo run` and `cargo test` would set for the program as well.
+    // Constants and not variables of the compiler, which `cargo run` and `cargo test` would set for the
+    // program as well.
     let origin = format!(
         "pub(super) const CHOICE: &str = {choice:?};\n\
          #[cfg(test)]\n\
@@ -156,7 +159,8 @@ impl EmbeddedKernels {
             images.collect::<String>()
         };
         let sources = SOURCES.map(|path| {
-            // The sources may have moved when this is compiled: a target directory outlives the folders that source distributions are unpacked to.
+            // The sources may have moved when this is compiled: a target directory outlives the folders that
+            // source distributions are unpacked to.
             format!(
                 "({:?}, include_str!(concat!(env!(\"CARGO_MANIFEST_DIR\"), \"/\", {path:?}))),\n",
                 path.trim_start_matches("kernels/")
@@ -178,7 +182,8 @@ impl EmbeddedKernels {
     }
 }
 
-/// Compiles each target on one of as many threads as cargo grants. The error is that of the first target that failed.
+/// Compiles each target on one of as many threads as cargo grants. The error is that of the first target that
+/// failed.
 fn in_parallel(
     targets: &[&str],
     compile: impl Fn(&str) -> Result<PathBuf, String> + Sync,
@@ -204,8 +209,8 @@ fn in_parallel(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// The file with what `compile` returns, cached by everything that it depends on: debug and release builds, tests and lints
-/// share it.
+/// The file with what `compile` returns, cached by everything that it depends on: debug and release builds,
+/// tests and lints share it.
 fn compile_once(
     out: &Path,
     target: &str,
@@ -287,7 +292,8 @@ impl Compiler {
         }
     }
 
-    /// Better compilers are greater: one whose machine code old drivers load, and then one for more architectures.
+    /// Better compilers are greater: one whose machine code old drivers load, and then one for more
+    /// architectures.
     fn merit(&self) -> (bool, usize) {
         let supported = ARCHITECTURES.iter().filter(|number| self.architectures().contains(number));
         (self.major() <= PREFERRED, supported.count())
@@ -313,8 +319,8 @@ impl Compiler {
     }
 }
 
-/// The best compiler in CUDA_HOME, CUDA_PATH, PATH, the wheels that `make setup-cuda` installs, and where NVRTC is usually
-/// installed; of equal ones the first.
+/// The best compiler in CUDA_HOME, CUDA_PATH, PATH, the wheels that `make setup-cuda` installs, and where
+/// NVRTC is usually installed; of equal ones the first.
 fn find_compiler() -> Result<Compiler, String> {
     let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
     let path = env::var_os("PATH").unwrap_or_default();

@@ -1,9 +1,11 @@
-//! Measures the latency of all-reduces on a GPU between two ranks, and how long a call keeps the caller's thread.
+//! Measures the latency of all-reduces on a GPU between two ranks, and how long a call keeps the caller's
+//! thread.
 //!
-//! `cargo bench --bench gpu_latency [-- CALLS]`. The ranks are threads of this process, or processes if FLEXRING_RANK and the
-//! variables beside it describe them. Rank 0 prints a line of JSON for each size, in microseconds: `caller_us` is the time that
-//! the caller's thread spends in a call, `waited_us` the time of a call until its result is there, and `enqueued_us` the mean of
-//! CALLS calls (200 by default) that are enqueued back to back.
+//! `cargo bench --bench gpu_latency [-- CALLS]`. The ranks are threads of this process, or processes if
+//! FLEXRING_RANK and the variables beside it describe them. Rank 0 prints a line of JSON for each size, in
+//! microseconds: `caller_us` is the time that the caller's thread spends in a call, `waited_us` the time of a
+//! call until its result is there, and `enqueued_us` the mean of CALLS calls (200 by default) that are
+//! enqueued back to back.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use flexring::gpu::GpuBuffer;

@@ -1,10 +1,11 @@
-//! Measures sums of two random vectors on a GPU beside a copy on the GPU: bytes read and written per second, in GB/s.
+//! Measures sums of two random vectors on a GPU beside a copy on the GPU: bytes read and written per second,
+//! in GB/s.
 //!
-//! `cargo bench --bench gpu_reduce [-- MIB [CTAS]]`. Prints a line of JSON for each measurement: vectors of MIB MiB (256 by
-//! default), a sixteenth and a 256th of that, whole, and the longest ones also in sub-chunks of 1 MiB and 128 KiB, by CTAS
-//! thread blocks (as many as the GPU holds by default, and for 0). The last vector is also summed in sub-chunks of 4 KiB, which
-//! shows the cost of a descriptor. A measurement is made from the host: it contains the start of the kernel and the wait for
-//! its end.
+//! `cargo bench --bench gpu_reduce [-- MIB [CTAS]]`. Prints a line of JSON for each measurement: vectors of
+//! MIB MiB (256 by default), a sixteenth and a 256th of that, whole, and the longest ones also in sub-chunks
+//! of 1 MiB and 128 KiB, by CTAS thread blocks (as many as the GPU holds by default, and for 0). The last
+//! vector is also summed in sub-chunks of 4 KiB, which shows the cost of a descriptor. A measurement is made
+//! from the host: it contains the start of the kernel and the wait for its end.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use flexring::internal::device::cuda::{GpuBuffer, StandaloneDevice, gpu_info};

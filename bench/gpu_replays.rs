@@ -1,11 +1,10 @@
 //! Replays a CUDA graph of all-reduces very often, and checks its results and this process's memory.
 //!
 //! `cargo bench --bench gpu_replays [-- REPLAYS]`, as a rank that FLEXRING_RANK and the variables beside it
-//! describe. The results are checked after every hundredth of the replays (100,000 by default), those of registered vectors
-//! after each. Each call changes every element, so a call that is missing, that runs twice or that reads what an earlier one left
-//! is seen.
-//! Prints a line of JSON for a short and for a long vector, which has a tenth of the replays, and for a long one that is
-//! registered. Ends with 1 if a result is wrong.
+//! describe. The results are checked after every hundredth of the replays (100,000 by default), those of
+//! registered vectors after each. Each call changes every element, so a call that is missing, that runs twice
+//! or that reads what an earlier one left is seen. Prints a line of JSON for a short and for a long vector,
+//! which has a tenth of the replays, and for a long one that is registered. Ends with 1 if a result is wrong.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use flexring::gpu::GpuBuffer;
@@ -44,8 +43,8 @@ fn measure(
     is_registered: bool,
 ) -> Result<()> {
     let count = vector.len();
-    // The sum of all ranks' factors is odd, so products with it never run out of bits. Calls with factors go through stages; without,
-    // there are bits enough for one replay.
+    // The sum of all ranks' factors is odd, so products with it never run out of bits. Calls with factors go
+    // through stages; without, there are bits enough for one replay.
     let (first, others) = (1, if is_registered { 1 } else { 2 });
     let factor = if comm.rank() == 0 { first } else { others };
     let op = if is_registered { ReduceOp::Sum } else { ReduceOp::PreMulSum(f64::from(factor)) };

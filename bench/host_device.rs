@@ -1,9 +1,9 @@
 //! Measures sums on the host device beside `memcpy`: bytes read and written per second, in GB/s.
 //!
-//! `cargo bench --bench host_device [-- scalar|avx2|avx512|neon] [kernels|threads]`. Large operands are walked in
-//! sub-chunks as the pipeline does; small ones stay in the cache. With `kernels`, measures every type and operation in
-//! the cache, which shows loops that the compiler did not vectorize. With `threads`, measures one rank whose jobs are shared by
-//! `FLEXRING_THREADS` threads.
+//! `cargo bench --bench host_device [-- scalar|avx2|avx512|neon] [kernels|threads]`. Large operands are
+//! walked in sub-chunks as the pipeline does; small ones stay in the cache. With `kernels`, measures every
+//! type and operation in the cache, which shows loops that the compiler did not vectorize. With `threads`,
+//! measures one rank whose jobs are shared by `FLEXRING_THREADS` threads.
 #![allow(
     unsafe_code,
     clippy::print_stdout,
@@ -19,7 +19,8 @@ use std::ptr::NonNull;
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// One pass over `total` bytes of every operand, `grain` bytes at a time, repeated `rounds` times per measurement.
+/// One pass over `total` bytes of every operand, `grain` bytes at a time, repeated `rounds` times per
+/// measurement.
 #[derive(Clone, Copy)]
 struct Walk {
     name: &'static str,
@@ -32,7 +33,8 @@ const LARGE: Walk = Walk { name: "64 MiB in steps of 512 KiB", total: 64 << 20, 
 
 const CACHED: Walk = Walk { name: "256 KiB in the cache", total: 256 << 10, grain: 256 << 10, rounds: 100 };
 
-/// Number of measurements. The best one counts, because on a shared machine the others include the load of neighbours.
+/// Number of measurements. The best one counts, because on a shared machine the others include the load of
+/// neighbours.
 const REPEATS: usize = 9;
 
 fn main() {
@@ -88,8 +90,8 @@ fn sums(simd: Simd, threads: usize, walk: Walk) {
     }
 }
 
-/// Bytes that one rank's sums read and write per second, by the threads that share its jobs: sub-chunk after sub-chunk of vectors that are in no
-/// cache, and the same sub-chunk again.
+/// Bytes that one rank's sums read and write per second, by the threads that share its jobs: sub-chunk after
+/// sub-chunk of vectors that are in no cache, and the same sub-chunk again.
 fn shared_jobs(simd: Simd) {
     const TOTAL: usize = 64 << 20;
     println!("{}, sums of two f32 vectors into a third, GB/s", simd.name());

@@ -1,5 +1,5 @@
-//! Measures one TCP link over loopback: GB/s of large messages in one and both directions, by sockets per link, and half the
-//! round-trip time of 8 bytes.
+//! Measures one TCP link over loopback: GB/s of large messages in one and both directions, by sockets per
+//! link, and half the round-trip time of 8 bytes.
 //!
 //! Two threads drive the two ends, spinning and yielding. Every figure is the median of `ROUNDS`.
 

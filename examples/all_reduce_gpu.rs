@@ -14,7 +14,8 @@ fn main() -> Result<()> {
     let mut vector = GpuBuffer::<f32>::new(gpu, LENGTH)?;
     vector.write(&vec![comm.rank() as f32; LENGTH])?;
 
-    // Is enqueued in the vector's stream and returns. A failure is reported by the next call or by `synchronize`.
+    // Is enqueued in the vector's stream and returns. A failure is reported by the next call or by
+    // `synchronize`.
     comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum)?;
     comm.synchronize()?;
 

@@ -14,8 +14,8 @@ fn main() -> Result<()> {
     let mine = vec![rank as f64; BORDER];
     let (mut from_left, mut from_right) = (vec![0.0f64; BORDER], vec![0.0f64; BORDER]);
 
-    // None of them waits for another, so no order of ranks can deadlock. With two ranks both neighbours are the same:
-    // the n-th send to a rank matches its n-th receive.
+    // None of them waits for another, so no order of ranks can deadlock. With two ranks both neighbours are
+    // the same: the n-th send to a rank matches its n-th receive.
     comm.group([
         Operation::send(&mine, right),
         Operation::send(&mine, left),

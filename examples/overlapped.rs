@@ -13,7 +13,8 @@ fn main() -> Result<()> {
     let mut pending = Vec::new();
     for layer in 0..LAYERS {
         let gradient = vec![(comm.rank() + layer) as f32; LENGTH];
-        // The request owns the vector until the call completes. Calls run in the order in which they were started.
+        // The request owns the vector until the call completes. Calls run in the order in which they were
+        // started.
         pending.push(comm.all_reduce_async(gradient, ReduceOp::Avg)?);
     }
     let middle = (comm.world_size() - 1) as f32 / 2.0;

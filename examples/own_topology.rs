@@ -1,5 +1,5 @@
-//! Describes a cluster in the program: two nodes with three ranks and one, whose links differ. The ranks are threads of this
-//! process, so this runs without a launcher.
+//! Describes a cluster in the program: two nodes with three ranks and one, whose links differ. The ranks are
+//! threads of this process, so this runs without a launcher.
 //!
 //!     cargo run --release --example own_topology
 

@@ -1,11 +1,11 @@
 //! The CUDA driver: its library, loaded at run time, its functions, and the text of their errors.
 //!
-//! Owns the table of functions that flexring calls, the meaning of their error codes, and the threads that must not call
-//! them.
+//! Owns the table of functions that flexring calls, the meaning of their error codes, and the threads that
+//! must not call them.
 //!
-//! `cudarc` declares the constants. Its functions are not used: they panic where a driver is too old to have them, and error
-//! codes newer than its enum are undefined behaviour there. It also loads `libcuda.so` first, which may be the stub that
-//! CUDA's toolkit has for linkers.
+//! `cudarc` declares the constants. Its functions are not used: they panic where a driver is too old to have
+//! them, and error codes newer than its enum are undefined behaviour there. It also loads `libcuda.so` first,
+//! which may be the stub that CUDA's toolkit has for linkers.
 
 use crate::descriptor::StandardHeld;
 use crate::error::{Error, ErrorKind};
@@ -31,7 +31,8 @@ pub(crate) const NOT_READY: DriverCode = 600;
 pub(crate) const CONTEXT_IS_DESTROYED: DriverCode = 709;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 pub(crate) const NOT_SUPPORTED: DriverCode = 801;
-/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the default stream, while a stream that synchronizes with it is captured.
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the default stream, while a stream that synchronizes with it is
+/// captured.
 pub(crate) const CAPTURE_IMPLICIT: DriverCode = 906;
 
 /// A context, stream, event, module or function: an opaque pointer that only the driver dereferences.
@@ -93,8 +94,8 @@ pub(crate) struct ForbidCalls {
     thread: PhantomData<*const ()>,
 }
 
-/// Forbids this thread to call the driver until the guard is dropped, because a running kernel depends on the thread: a
-/// driver call may wait for that kernel. In builds with debug assertions such a call panics.
+/// Forbids this thread to call the driver until the guard is dropped, because a running kernel depends on the
+/// thread: a driver call may wait for that kernel. In builds with debug assertions such a call panics.
 #[must_use]
 pub(crate) fn forbid_calls() -> ForbidCalls {
     FORBIDDEN.set(FORBIDDEN.get() + 1);
@@ -166,8 +167,8 @@ macro_rules! functions {
             unsafe fn find(library: NonNull<c_void>) -> Self {
                 Self { $($function: {
                     let symbol = concat!($symbol, "\0").as_ptr().cast();
-                    // SAFETY: the handle is live, and the name ends with NUL. The types are those of cuda.h, with enums as
-                    // integers; a null pointer becomes `None`.
+                    // SAFETY: the handle is live, and the name ends with NUL. The types are those of cuda.h,
+                    // with enums as integers; a null pointer becomes `None`.
                     unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($ty),*) -> DriverCode>>(
                         libc::dlsym(library.as_ptr(), symbol)
                     ) }
@@ -283,7 +284,8 @@ impl Driver {
         (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned())
     }
 
-    /// The newest version of CUDA that the driver supports, 1000 times the major version plus 10 times the minor one.
+    /// The newest version of CUDA that the driver supports, 1000 times the major version plus 10 times the
+    /// minor one.
     pub(crate) fn version(&self) -> Result<u32, DriverError> {
         let mut version = 0;
         // SAFETY: the output pointer is valid for writes.
@@ -312,7 +314,8 @@ impl Driver {
         attribute: cudarc::driver::sys::CUdevice_attribute,
     ) -> Result<i32, DriverError> {
         let (mut device, mut value) = (0, 0);
-        // SAFETY: the output pointers are valid for writes. The driver rejects numbers of GPUs that do not exist.
+        // SAFETY: the output pointers are valid for writes. The driver rejects numbers of GPUs that do not
+        // exist.
         unsafe {
             self.device_get(&raw mut device, c_int::try_from(gpu).unwrap_or(c_int::MAX))?;
             self.device_attribute(&raw mut value, attribute as c_uint, device)?;
@@ -323,14 +326,16 @@ impl Driver {
     /// An attribute of the memory at an address, as the type that the driver writes.
     ///
     /// # Safety
-    /// `T` must be at least as long as the type that cuda.h documents for the attribute, and valid for all bit patterns.
+    /// `T` must be at least as long as the type that cuda.h documents for the attribute, and valid for all
+    /// bit patterns.
     pub(crate) unsafe fn pointer<T: Default>(
         &self,
         attribute: cudarc::driver::sys::CUpointer_attribute,
         address: Address,
     ) -> Result<T, DriverError> {
         let mut value = T::default();
-        // SAFETY: the caller guarantees that `T` has room for what the driver writes. The address is only looked up.
+        // SAFETY: the caller guarantees that `T` has room for what the driver writes. The address is only
+        // looked up.
         unsafe { self.pointer_attribute((&raw mut value).cast(), attribute as c_uint, address)? };
         Ok(value)
     }
@@ -338,19 +343,21 @@ impl Driver {
 
 static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
 
-/// The driver, if its library is loaded already; otherwise the process has no GPU memory. Loads nothing, because
-/// initialising the driver takes long on machines with GPUs, even if the process does not use them.
+/// The driver, if its library is loaded already; otherwise the process has no GPU memory. Loads nothing,
+/// because initialising the driver takes long on machines with GPUs, even if the process does not use them.
 pub(crate) fn in_use() -> Option<&'static Driver> {
     if let Some(opened) = DRIVER.get() {
         return opened.as_ref().ok();
     }
-    // Every call on host memory asks this. Searching for the library takes 11 microseconds, comparing the count 0.01.
+    // Every call on host memory asks this. Searching for the library takes 11 microseconds, comparing the
+    // count 0.01.
     static LOOKED: AtomicU64 = AtomicU64::new(0);
     let added = libraries_added();
     if LOOKED.load(Ordering::Relaxed) == added {
         return None;
     }
-    // SAFETY: RTLD_NOLOAD loads nothing. A library that is loaded gets one more reference, which is dropped here.
+    // SAFETY: RTLD_NOLOAD loads nothing. A library that is loaded gets one more reference, which is dropped
+    // here.
     let loaded = unsafe {
         let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         !library.is_null() && libc::dlclose(library) == 0
@@ -362,7 +369,8 @@ pub(crate) fn in_use() -> Option<&'static Driver> {
     None
 }
 
-/// Whether GPUs may be used in this process. The driver is not initialised for that: a process that forks first would lose it.
+/// Whether GPUs may be used in this process. The driver is not initialised for that: a process that forks
+/// first would lose it.
 pub(crate) fn may_have_gpus() -> bool {
     // The driver's devices on a usual machine, on Jetson and in WSL.
     const DEVICES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvmap", "/dev/dxg"];
@@ -376,7 +384,8 @@ pub(crate) fn may_have_gpus() -> bool {
 /// How many libraries this process has loaded so far, including those that it closed.
 fn libraries_added() -> u64 {
     extern "C" fn first(library: *mut libc::dl_phdr_info, _len: usize, added: *mut c_void) -> c_int {
-        // SAFETY: `dl_iterate_phdr` passes a library's description, which has the count, and the pointer given below.
+        // SAFETY: `dl_iterate_phdr` passes a library's description, which has the count, and the pointer
+        // given below.
         unsafe { *added.cast::<u64>() = (*library).dlpi_adds };
         1
     }

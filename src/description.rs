@@ -26,8 +26,8 @@ fn text_of(path: impl AsRef<Path>, longest: Size) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
 }
 
-/// The topology that `text` describes in the short form, or that the file with this name describes. `hosts` are the host
-/// names of the ranks, by rank, inside a job.
+/// The topology that `text` describes in the short form, or that the file with this name describes. `hosts`
+/// are the host names of the ranks, by rank, inside a job.
 ///
 /// # Errors
 /// `InvalidSetting`, naming the file or quoting the text.

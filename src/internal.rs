@@ -1,4 +1,5 @@
-//! For flexring's own crates: what the command, the C library, tests and benchmarks use and programs do not. Any version may change it.
+//! For flexring's own crates: what the command, the C library, tests and benchmarks use and programs do not.
+//! Any version may change it.
 //!
 //! Owns nothing. The modules are named as those that define the items.
 

@@ -1,7 +1,7 @@
 //! All-reduce and other collectives for clusters that are not symmetric: uneven nodes, slow links, GPUs.
 //!
-//! A [`Communicator`] joins the ranks of a job, which a launcher (torchrun, `mpirun`, `srun`) or the environment describes.
-//! Its methods are calls that all ranks make in the same order:
+//! A [`Communicator`] joins the ranks of a job, which a launcher (torchrun, `mpirun`, `srun`) or the
+//! environment describes. Its methods are calls that all ranks make in the same order:
 //!
 //! ```no_run
 //! use flexring::{Communicator, ReduceOp};
@@ -25,8 +25,8 @@
 //! | settings in the program | [`config::Config`], example `own_topology` |
 //! | what went wrong | [`Error`] and its [`ErrorKind`] |
 //!
-//! Settings are environment variables that begin with `FLEXRING_`; the command `flexring env` lists them. Every wait for another
-//! rank has a deadline, and every error names the rank that caused it.
+//! Settings are environment variables that begin with `FLEXRING_`; the command `flexring env` lists them.
+//! Every wait for another rank has a deadline, and every error names the rank that caused it.
 
 // The library logs through `log`. Tests print why they are skipped.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]

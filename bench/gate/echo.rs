@@ -1,7 +1,8 @@
 //! Peers that answer at once: transports for one rank alone, without threads or system calls.
 //!
-//! Owns the events that ideal peers would cause. A peer enters each call that is announced to it, sends a message for each
-//! receive that is posted (posted delivery) or for each message that it gets (delivery in place), and completes sends at once.
+//! Owns the events that ideal peers would cause. A peer enters each call that is announced to it, sends a
+//! message for each receive that is posted (posted delivery) or for each message that it gets (delivery in
+//! place), and completes sends at once.
 
 use crate::memory::zeros;
 use flexring::Result;

@@ -1,7 +1,8 @@
 //! The hot paths whose instructions `make bench-gate` counts with callgrind.
 //!
-//! One thread drives each of them, so that the counts repeat: peers are played by `echo`, or have done their part before.
-//! Arithmetic is plain code on every processor. The functions with `#[library_benchmark]` are counted, what `setup` names is not.
+//! One thread drives each of them, so that the counts repeat: peers are played by `echo`, or have done their
+//! part before. Arithmetic is plain code on every processor. The functions with `#[library_benchmark]` are
+//! counted, what `setup` names is not.
 
 #![allow(unsafe_code, reason = "pieces are made of the benchmark's own memory")]
 
@@ -323,7 +324,8 @@ fn alone() -> Communicator {
     comm
 }
 
-// A call's way from the API to the executor and back: checks, the order of calls, the plan from the cache, an empty program.
+// A call's way from the API to the executor and back: checks, the order of calls, the plan from the cache, an
+// empty program.
 #[library_benchmark]
 #[bench::plan_from_cache(setup = alone)]
 fn call(comm: Communicator) -> Communicator {

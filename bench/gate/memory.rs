@@ -30,7 +30,8 @@ pub fn all_reduce(sequence: u64, count: usize) -> Call {
     }
 }
 
-/// What the layout of the sum of `vector` over `world` ranks depends on, in place, in sub-chunks of `subchunk` bytes.
+/// What the layout of the sum of `vector` over `world` ranks depends on, in place, in sub-chunks of
+/// `subchunk` bytes.
 pub fn facts(call: &Call, vector: Piece, subchunk: usize, world: usize) -> CallFacts {
     CallFacts {
         collective: call.collective,

@@ -1,7 +1,8 @@
-//! Hierarchical rings on ABCI: Ueno and Yokota, "Exhaustive Study of Hierarchical AllReduce Patterns for Large Messages Between
-//! GPUs", CCGrid 2019.
+//! Hierarchical rings on ABCI: Ueno and Yokota, "Exhaustive Study of Hierarchical AllReduce Patterns for
+//! Large Messages Between GPUs", CCGrid 2019.
 //!
-//! Owns the paper's machine, from the parameters that its sections IV-D and V state, and the search for the best hierarchy.
+//! Owns the paper's machine, from the parameters that its sections IV-D and V state, and the search for the
+//! best hierarchy.
 
 use crate::simulation::{Messages, seconds, uplink};
 use flexring_core::config::Lowering;
@@ -16,8 +17,8 @@ const BYTES: f64 = (128 << 20) as f64;
 const ALPHA: f64 = 4.80e-6;
 const ADAPTER: f64 = 9301.19e6;
 const PARTS: f64 = 2.0;
-/// Section IV-D: GPUs and adapters of a node. Two GPUs are connected by a link of four times an adapter's bandwidth, rings of
-/// all GPUs of a node have 4 * 6 / 2 times that of an adapter.
+/// Section IV-D: GPUs and adapters of a node. Two GPUs are connected by a link of four times an adapter's
+/// bandwidth, rings of all GPUs of a node have 4 * 6 / 2 times that of an adapter.
 const GPUS: usize = 4;
 const ADAPTERS: f64 = 2.0;
 const NVLINK_PAIR: f64 = 4.0 * ADAPTER;
@@ -28,7 +29,8 @@ const USED_NODES: usize = 32;
 const BETWEEN_RACKS: f64 = RACK_NODES * ADAPTERS * ADAPTER / 3.0;
 const RACK: usize = USED_NODES * GPUS;
 
-/// flexring's pipeline: its sub-chunks are the parts of a step of the flat ring at 128 processes. With more processes a step of it is one sub-chunk.
+/// flexring's pipeline: its sub-chunks are the parts of a step of the flat ring at 128 processes. With more
+/// processes a step of it is one sub-chunk.
 const PIPELINED: Messages = Messages::Pipelined(512 << 10);
 
 const PROCESSES: [usize; 5] = [128, 256, 512, 1024, 2048];
@@ -60,7 +62,8 @@ const HIERARCHIES: [(usize, &[&[usize]]); 5] = [
 const FEW_LAYERS: usize = 4;
 const LISTED: usize = 8;
 
-/// The layers of a hierarchy, from the innermost, each with the inverse bandwidth of the narrowest link on its rings.
+/// The layers of a hierarchy, from the innermost, each with the inverse bandwidth of the narrowest link on
+/// its rings.
 fn layers(dimensions: &[usize], racks: bool) -> Vec<RingLayer> {
     let mut stride = 1;
     let layer = |processes: &usize| {
@@ -105,9 +108,9 @@ fn ranked(processes: usize, fits: impl Fn(&[usize]) -> bool) -> Vec<Vec<usize>> 
     all
 }
 
-/// Nodes of 4 GPUs in racks. A step of a ring costs s * alpha besides its bytes, so that is the latency between two GPUs. The paper's
-/// steps send messages within nodes too, so GPUs are `apart`: each is a node of its own at the switch of its machine. flexring reads them
-/// in place.
+/// Nodes of 4 GPUs in racks. A step of a ring costs s * alpha besides its bytes, so that is the latency
+/// between two GPUs. The paper's steps send messages within nodes too, so GPUs are `apart`: each is a node of
+/// its own at the switch of its machine. flexring reads them in place.
 fn topology(processes: usize, apart: bool) -> Topology {
     let mut builder = TopologyBuilder::new("racks");
     let gpu = uplink(NVLINK, PARTS * ALPHA / 2.0);
@@ -167,8 +170,8 @@ fn row(simulations: Option<&Simulations>, dimensions: Option<&[usize]>, model: f
     })
 }
 
-/// For each number of processes the flat ring, the paper's hierarchies, and those that are best by the model. Up to `most`
-/// processes they are simulated.
+/// For each number of processes the flat ring, the paper's hierarchies, and those that are best by the model.
+/// Up to `most` processes they are simulated.
 pub fn results(most: usize) -> Value {
     let timed = |all: Vec<Vec<usize>>| -> Vec<Value> {
         all.iter()

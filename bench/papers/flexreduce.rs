@@ -1,7 +1,8 @@
-//! FlexReduce on two and three machines: Lee, Hwang, Shah and Cho, "FlexReduce", section V-A and Fig. 4 (a) to (e).
+//! FlexReduce on two and three machines: Lee, Hwang, Shah and Cho, "FlexReduce", section V-A and Fig. 4 (a)
+//! to (e).
 //!
-//! Owns the paper's machines. It says that they are connected by local Ethernet but not by which one, so that only ratios to
-//! the flat ring can be compared.
+//! Owns the paper's machines. It says that they are connected by local Ethernet but not by which one, so that
+//! only ratios to the flat ring can be compared.
 
 use crate::simulation::{Messages, seconds, uplink};
 use flexring_core::config::Lowering;
@@ -12,7 +13,8 @@ use flexring_simulator::cost_model::tree::{
 };
 use serde_json::{Value, json};
 
-/// Assumed, bytes per second: Ethernet of 1 Gbit/s, and PCI Express 3.0 with 16 lanes. The paper states neither, nor a latency.
+/// Assumed, bytes per second: Ethernet of 1 Gbit/s, and PCI Express 3.0 with 16 lanes. The paper states
+/// neither, nor a latency.
 const ETHERNET: f64 = 125e6;
 const PCI_EXPRESS: f64 = 15.75e9;
 const ALPHA: f64 = 0.0;

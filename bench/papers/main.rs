@@ -1,4 +1,5 @@
-//! Calculates the papers' examples with the cost model and the simulator, and prints both as JSON for `report.py`.
+//! Calculates the papers' examples with the cost model and the simulator, and prints both as JSON for
+//! `report.py`.
 //!
 //!     cargo bench --bench papers [-- RANKS]
 //!

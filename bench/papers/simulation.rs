@@ -23,7 +23,8 @@ pub fn uplink(bytes_per_second: f64, latency: f64) -> Uplink {
     Uplink::new((bytes_per_second * 8.0).round() as u64, (latency * 1e9).round() as u64)
 }
 
-/// Seconds that `schedule` takes for a vector of `bytes`. What is simulated, and how long that took, goes to standard error.
+/// Seconds that `schedule` takes for a vector of `bytes`. What is simulated, and how long that took, goes to
+/// standard error.
 pub fn seconds(
     schedule: Schedule,
     topology: &Topology,

@@ -1,7 +1,8 @@
 //! Star, tree, BytePS and ring: Yuan, "On the Time Complexity of Common All-Reduce Methods", 2019.
 //!
-//! Owns machines whose links are alike. A time is a number of vectors (times M B t_m) and a number of set-ups (times t_c);
-//! each is found alone, with a long vector without latency, and with one element for each part of the vector.
+//! Owns machines whose links are alike. A time is a number of vectors (times M B t_m) and a number of set-ups
+//! (times t_c); each is found alone, with a long vector without latency, and with one element for each part
+//! of the vector.
 
 use crate::simulation::{Messages, seconds, uplink};
 use flexring_core::config::Lowering;
@@ -17,7 +18,8 @@ const ADAPTER: f64 = 125e6;
 /// Bytes of the long vector.
 const BYTES: u64 = 32 << 20;
 const SUBCHUNK: usize = 128 << 10;
-/// Seconds of a set-up. Any value that is much longer than the transfer of some elements gives the same number.
+/// Seconds of a set-up. Any value that is much longer than the transfer of some elements gives the same
+/// number.
 const SET_UP: f64 = 1.0;
 /// Machines: P.
 const MACHINES: [usize; 6] = [2, 4, 8, 16, 32, 64];

@@ -23,7 +23,8 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Makes the call, or defers it to the end of the group. What can be checked without the buffers is checked at once.
+    /// Makes the call, or defers it to the end of the group. What can be checked without the buffers is
+    /// checked at once.
     ///
     /// # Safety
     /// The buffers and the stream are valid until the stream has passed the call.

@@ -1,4 +1,5 @@
-//! A communicator as NCCL's interface sees it: it may still be on its way, it can be finalized, and it has a GPU.
+//! A communicator as NCCL's interface sees it: it may still be on its way, it can be finalized, and it has a
+//! GPU.
 
 use crate::cuda::{self, Device};
 use crate::memory::Registrations;
@@ -24,8 +25,8 @@ pub(crate) struct Live {
     pub world: c_int,
 }
 
-// SAFETY: flexring's functions may be called from any thread, all but flexring_comm_free at the same time, and that one is
-// called by the last owner.
+// SAFETY: flexring's functions may be called from any thread, all but flexring_comm_free at the same time,
+// and that one is called by the last owner.
 unsafe impl Send for Live {}
 // SAFETY: flexring's functions may be called from several threads at once, as above.
 unsafe impl Sync for Live {}
@@ -92,8 +93,8 @@ pub(crate) struct Comm {
     pub world: WorldKey,
     /// How it was made of another one.
     origin: Option<Origin>,
-    /// How many communicators were made of it by splits, and by shrinks. Not all ranks take part in a shrink, so these must not count
-    /// for the next split.
+    /// How many communicators were made of it by splits, and by shrinks. Not all ranks take part in a shrink,
+    /// so these must not count for the next split.
     splits: AtomicUsize,
     shrinks: AtomicUsize,
 }
@@ -106,8 +107,8 @@ pub(crate) enum Origin {
     Shrink,
 }
 
-/// Tells communicators of this process that are ranks of the same world from others. Only for the order of calls: ranks that
-/// differ in the number of their splits may get different keys for one world.
+/// Tells communicators of this process that are ranks of the same world from others. Only for the order of
+/// calls: ranks that differ in the number of their splits may get different keys for one world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WorldKey(u64);
 
@@ -187,8 +188,8 @@ impl Comm {
     /// Makes it on this thread, and notes the outcome.
     pub(crate) fn make(&self, make: Make) -> Outcome {
         let _cancellation = Cancellation::of(Arc::clone(&self.cancelled));
-        // flexring's communicator works with the current GPU, which may be another one than that of the communicator it is
-        // made of.
+        // flexring's communicator works with the current GPU, which may be another one than that of the
+        // communicator it is made of.
         let make = || {
             if self.is_cancelled() {
                 return Err(cancelled());

@@ -13,8 +13,8 @@ const FIRST_VERSION: u32 = 21400;
 /// Bytes before the field `netName`, which version 2.17 added.
 const NET_NAME: usize = 32;
 
-/// Whether calls that make this communicator wait for the result. `None` if `config` is NULL or does not say. The other
-/// fields tune NCCL's algorithms, and have no effect.
+/// Whether calls that make this communicator wait for the result. `None` if `config` is NULL or does not say.
+/// The other fields tune NCCL's algorithms, and have no effect.
 ///
 /// # Safety
 /// `config` is NULL or points to a configuration that is as long as its field `size`.

@@ -1,4 +1,5 @@
-//! The few functions of CUDA's driver that NCCL's interface needs beside flexring's: the current GPU of a thread, and memory.
+//! The few functions of CUDA's driver that NCCL's interface needs beside flexring's: the current GPU of a
+//! thread, and memory.
 //!
 //! The driver is opened when it is first needed. Without one, communicators work on the memory of the host.
 
@@ -89,7 +90,8 @@ impl Driver {
         Err(Failure::new(ncclResult_t::ncclUnhandledCudaError, message))
     }
 
-    /// The GPU with this number. Its primary context is retained once, and until the process ends, as CUDA's runtime does.
+    /// The GPU with this number. Its primary context is retained once, and until the process ends, as CUDA's
+    /// runtime does.
     fn primary(&self, ordinal: c_int) -> Outcome<Device> {
         static RETAINED: Mutex<BTreeMap<c_int, usize>> = Mutex::new(BTreeMap::new());
         if !(0..self.devices).contains(&ordinal) {
@@ -107,8 +109,8 @@ impl Driver {
         Ok(Device { ordinal, context: context.expose_provenance() })
     }
 
-    /// The GPU whose context is current on this thread. If there is none, it is GPU 0, as for CUDA's runtime, and its primary
-    /// context becomes current.
+    /// The GPU whose context is current on this thread. If there is none, it is GPU 0, as for CUDA's runtime,
+    /// and its primary context becomes current.
     fn current(&self) -> Outcome<Device> {
         let mut context = null_mut();
         // SAFETY: the pointer may be written.
@@ -127,7 +129,8 @@ impl Driver {
     /// Makes the context at this address current on this thread, or none.
     fn make_current(&self, context: usize) -> Outcome {
         let context = std::ptr::with_exposed_provenance_mut(context);
-        // SAFETY: the context came from the driver, and is live unless the program has destroyed it, which the driver reports.
+        // SAFETY: the context came from the driver, and is live unless the program has destroyed it, which
+        // the driver reports.
         self.check(unsafe { (self.set_current)(context) }, "cuCtxSetCurrent")
     }
 }

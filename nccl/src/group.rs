@@ -1,6 +1,7 @@
 //! Groups: calls between ncclGroupStart and ncclGroupEnd of one thread.
 //!
-//! Owns what is deferred, and how communicators are made at the end, before the calls run. Must not know how calls run.
+//! Owns what is deferred, and how communicators are made at the end, before the calls run. Must not know how
+//! calls run.
 
 use crate::calls::Call;
 use crate::comm::{Comm, Make};
@@ -16,7 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A communicator that is to be made.
 pub(crate) struct Creation {
-    /// Where its handle is written: at once, because the program may abort it meanwhile. NULL if it cannot be made.
+    /// Where its handle is written: at once, because the program may abort it meanwhile. NULL if it cannot be
+    /// made.
     pub out: *mut ncclComm_t,
     pub comm: Arc<Comm>,
     pub make: Make,
@@ -55,13 +57,15 @@ nccl_functions! {
         Ok(ncclResult_t::ncclSuccess)
     }
 
-    /// Runs the deferred calls. Returns when all are in their streams, and communicators are made, except those whose
-    /// configuration says otherwise. If a call in the group was refused, returns that error, and runs none.
+    /// Runs the deferred calls. Returns when all are in their streams, and communicators are made, except
+    /// those whose configuration says otherwise. If a call in the group was refused, returns that error, and
+    /// runs none.
     fn ncclGroupEnd / pncclGroupEnd() {
         end()
     }
 
-    /// Not supported. Ends the group, and drops its calls. In another group it ends one level, and fails the whole.
+    /// Not supported. Ends the group, and drops its calls. In another group it ends one level, and fails the
+    /// whole.
     fn ncclGroupSimulateEnd / pncclGroupSimulateEnd(simInfo: *mut c_void) {
         let _ = simInfo;
         let refusal = Failure::usage("not supported by flexring: `flexring plan` shows what a call would do");
@@ -94,7 +98,8 @@ pub(crate) fn fail(failure: Failure) {
 /// Makes a communicator: at once, in the background, or at the end of the group.
 ///
 /// # Safety
-/// `out` may be written until the communicator is made, or this function, or the group's end, reports that it is not.
+/// `out` may be written until the communicator is made, or this function, or the group's end, reports that it
+/// is not.
 pub(crate) unsafe fn create(creation: Creation) -> Outcome<ncclResult_t> {
     let Creation { out, comm, make, has_handle, parent } = creation;
     let handle = if has_handle { handles::insert(Arc::clone(&comm))? } else { null_mut() };
@@ -139,7 +144,8 @@ fn forget(out: *mut ncclComm_t, handle: ncclComm_t) {
     }
 }
 
-/// Makes communicators at the same time, those of one parent one after the other: all its ranks make them in the same order.
+/// Makes communicators at the same time, those of one parent one after the other: all its ranks make them in
+/// the same order.
 fn make_all(creations: Vec<Begun>) -> Outcome<ncclResult_t> {
     // The first in time: the others fail because they are cancelled then.
     let failure: Arc<Mutex<Option<Failure>>> = Arc::default();
@@ -223,7 +229,8 @@ fn chains_of(creations: Vec<Begun>) -> Vec<Vec<Begun>> {
     chains
 }
 
-/// A creation during which its parent is busy. The parent is idle again before the communicator is seen to be made.
+/// A creation during which its parent is busy. The parent is idle again before the communicator is seen to be
+/// made.
 fn counted(make: Make, parent: Option<Arc<Comm>>) -> Make {
     let Some(parent) = parent else { return make };
     let busy = parent.busy();

@@ -1,10 +1,11 @@
 //! The calls of a group, and how they run at its end.
 //!
-//! Owns their order. All calls are checked before the first one runs. The calls of a communicator run in their order, sends and
-//! receives together after the others. Communicators of one GPU (those without one count as one GPU) run one after the other on
-//! one thread, in the order in which the group first used their worlds: this is the same in all processes, so kernels that wait
-//! for each other are launched in the same order. Ranks of one world run at the same time, because one thread may have made the
-//! calls of all of them. Must not know what a call does.
+//! Owns their order. All calls are checked before the first one runs. The calls of a communicator run in
+//! their order, sends and receives together after the others. Communicators of one GPU (those without one
+//! count as one GPU) run one after the other on one thread, in the order in which the group first used their
+//! worlds: this is the same in all processes, so kernels that wait for each other are launched in the same
+//! order. Ranks of one world run at the same time, because one thread may have made the calls of all of them.
+//! Must not know what a call does.
 
 use crate::calls::Call;
 use crate::comm::{Comm, Live, WorldKey};
@@ -19,7 +20,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a part that failed waits for the other ranks of its world, which may fail for the same reason, and then need no abort.
+/// How long a part that failed waits for the other ranks of its world, which may fail for the same reason,
+/// and then need no abort.
 const GRACE: Duration = Duration::from_millis(200);
 
 /// A call on a communicator.
@@ -125,7 +127,8 @@ fn worlds_of(parts: &[Part]) -> Vec<World> {
     chunks.map(world).collect()
 }
 
-/// Divides parts among threads. Each lane has at most one rank of a world, and all lanes have the worlds in the same order.
+/// Divides parts among threads. Each lane has at most one rank of a world, and all lanes have the worlds in
+/// the same order.
 fn lanes_of(parts: Vec<Part>) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
     for part in parts {
@@ -142,8 +145,8 @@ fn lanes_of(parts: Vec<Part>) -> Vec<Lane> {
 }
 
 impl Part {
-    /// Makes the calls: first the collectives in their order, then the sends and receives together. Ranks may list them in any
-    /// order in their groups, and the calls of a communicator run one after the other.
+    /// Makes the calls: first the collectives in their order, then the sends and receives together. Ranks may
+    /// list them in any order in their groups, and the calls of a communicator run one after the other.
     fn run(&self) -> Outcome {
         let run = |call: &Call| {
             // SAFETY: the callers of `group::call` guarantee buffers and streams.
@@ -169,7 +172,8 @@ impl World {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a part ended. If it failed and others did not, aborts them: they would wait for it until their timeout.
+    /// Notes that a part ended. If it failed and others did not, aborts them: they would wait for it until
+    /// their timeout.
     fn end_part(&self, live: &Arc<Live>, is_failed: bool) {
         let mut state = self.lock();
         state.running -= 1;
@@ -184,7 +188,8 @@ impl World {
         let waiting = std::mem::take(&mut state.intact);
         drop(state);
         for live in waiting {
-            // SAFETY: the handle is live as long as its owner. It succeeds, or the communicator has failed already.
+            // SAFETY: the handle is live as long as its owner. It succeeds, or the communicator has failed
+            // already.
             unsafe { flexring_comm_abort(live.handle()) };
         }
     }

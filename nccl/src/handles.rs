@@ -1,6 +1,7 @@
 //! Handles of communicators.
 //!
-//! Owns that a communicator stays while a thread looks it up: programs abort communicators that other threads use.
+//! Owns that a communicator stays while a thread looks it up: programs abort communicators that other threads
+//! use.
 
 use crate::comm::Comm;
 use crate::status::{Failure, Outcome};

@@ -1,4 +1,5 @@
-//! Unique ids, and the calls that make communicators: of an id, of the GPUs of a process, and of other communicators.
+//! Unique ids, and the calls that make communicators: of an id, of the GPUs of a process, and of other
+//! communicators.
 
 use crate::comm::{Comm, Live, Origin, WorldKey, made_by};
 use crate::config;
@@ -24,8 +25,8 @@ const MOST_RANKS: c_int = 1 << 20;
 const SHRINK_ABORT: c_int = 1;
 
 nccl_functions! {
-    /// Creates an id, which all ranks of one communicator pass to `ncclCommInitRank`. The process must live until all ranks
-    /// have joined.
+    /// Creates an id, which all ranks of one communicator pass to `ncclCommInitRank`. The process must live
+    /// until all ranks have joined.
     fn ncclGetUniqueId / pncclGetUniqueId(uniqueId: *mut ncclUniqueId) {
         check_out(uniqueId, "uniqueId")?;
         let id = new_id()?;
@@ -72,7 +73,8 @@ nccl_functions! { guarded_in_group:
         unsafe { split(comm, color, key, newcomm, config) }
     }
 
-    /// Makes a communicator without some of the ranks. Ranks that died are left out in any case, and the list may be empty.
+    /// Makes a communicator without some of the ranks. Ranks that died are left out in any case, and the list
+    /// may be empty.
     fn ncclCommShrink / pncclCommShrink(
         comm: ncclComm_t,
         excludeRanksList: *mut c_int,
@@ -146,7 +148,8 @@ fn joining(
 }
 
 /// # Safety
-/// `out` is NULL or points to `count` handles that may be written; `devices` is NULL or points to `count` numbers.
+/// `out` is NULL or points to `count` handles that may be written; `devices` is NULL or points to `count`
+/// numbers.
 unsafe fn init_all(out: *mut ncclComm_t, count: c_int, devices: *const c_int) -> Outcome<ncclResult_t> {
     check_out(out, "comm")?;
     check_world("ndev", count)?;
@@ -196,8 +199,8 @@ unsafe fn split(
 }
 
 /// # Safety
-/// `exclude` is a list of as many ranks; `config` is NULL or a configuration; `out` is NULL or may be written, in a group until
-/// its end.
+/// `exclude` is a list of as many ranks; `config` is NULL or a configuration; `out` is NULL or may be
+/// written, in a group until its end.
 unsafe fn shrink(
     comm: ncclComm_t,
     exclude: (*const c_int, c_int),
@@ -237,8 +240,8 @@ unsafe fn shrink(
     }
 }
 
-/// The communicator that is split or shrunk. It must not be freed meanwhile, nor be split or shrunk in the background: its ranks
-/// make communicators of it in the same order.
+/// The communicator that is split or shrunk. It must not be freed meanwhile, nor be split or shrunk in the
+/// background: its ranks make communicators of it in the same order.
 fn parent(handle: ncclComm_t) -> Outcome<(Arc<Comm>, Arc<Live>)> {
     let comm = handles::find(handle)?;
     let live = comm.idle()?;

@@ -1,11 +1,12 @@
-//! The functions of NCCL that flexring does not have: exported, so that programs start, and refused with a sentence.
+//! The functions of NCCL that flexring does not have: exported, so that programs start, and refused with a
+//! sentence.
 
 use crate::status::{Failure, guarded};
 use crate::types::ncclResult_t;
 use std::ffi::c_int;
 
-/// Declares functions that return `ncclInvalidUsage`, and lists them. They are declared without their arguments, which a C caller
-/// removes itself.
+/// Declares functions that return `ncclInvalidUsage`, and lists them. They are declared without their
+/// arguments, which a C caller removes itself.
 macro_rules! refused {
     ($($reason:literal: $($name:ident / $profiled:ident)*;)*) => {
         $($(

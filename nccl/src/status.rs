@@ -65,7 +65,8 @@ pub(crate) fn record(failure: &Failure) {
     failure.message.clone_into(&mut LAST_OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Runs the body of the function `name`. Errors and panics become a code, and a message for `ncclGetLastError`.
+/// Runs the body of the function `name`. Errors and panics become a code, and a message for
+/// `ncclGetLastError`.
 pub(crate) fn guarded(name: &str, body: impl FnOnce() -> Outcome<ncclResult_t>) -> ncclResult_t {
     ended(name, body).unwrap_or_else(|failure| failure.code)
 }
@@ -126,9 +127,9 @@ pub(crate) fn check_out<T>(pointer: *mut T, name: &str) -> Outcome {
     Ok(())
 }
 
-/// Declares functions of NCCL's ABI, and exports each under both of its names. The body of a function returns an
-/// `Outcome<ncclResult_t>`. It stands in both: if one called the other, a profiler's replacement would call itself. Functions
-/// that take part in groups are declared after `guarded_in_group:`.
+/// Declares functions of NCCL's ABI, and exports each under both of its names. The body of a function returns
+/// an `Outcome<ncclResult_t>`. It stands in both: if one called the other, a profiler's replacement would
+/// call itself. Functions that take part in groups are declared after `guarded_in_group:`.
 macro_rules! nccl_functions {
     (guarded_in_group: $($functions:tt)*) => { $crate::status::nccl_functions! { @guarded_in_group $($functions)* } };
     (@$guard:ident $($(#[$attribute:meta])* fn $name:ident / $profiled:ident ($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
@@ -208,8 +209,9 @@ fn last_error(comm: ncclComm_t) -> *const c_char {
     returned.unwrap_or(c"".as_ptr())
 }
 
-/// The sentence of the failure that ended this communicator, if it has failed; else of this thread's last call that failed;
-/// else of the last one of any thread. Empty if there was none, never NULL. Valid until this thread's next call of this function.
+/// The sentence of the failure that ended this communicator, if it has failed; else of this thread's last
+/// call that failed; else of the last one of any thread. Empty if there was none, never NULL. Valid until
+/// this thread's next call of this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
     last_error(comm)

@@ -36,7 +36,8 @@ fn header_folder() -> Option<PathBuf> {
     found.then_some(folder)
 }
 
-/// Compiles a program of `tests/c` against nccl.h, and passes it to `run`. It finds the library under its SONAME.
+/// Compiles a program of `tests/c` against nccl.h, and passes it to `run`. It finds the library under its
+/// SONAME.
 fn with_program(name: &str, run: impl FnOnce(&dyn Fn() -> Command)) {
     let Some(header) = header_folder() else { return };
     if !present("cc", "C compiler") {

@@ -1,8 +1,9 @@
 //! Attempts at a rendezvous that failed for ranks of this process.
 //!
-//! Owns the process-wide list of their numbers. A rank that tries again at the same address may meet the coordinator of
-//! the attempt that it has failed in, which still answers late ranks. By the number it recognises that answer, and waits
-//! for the next attempt. Numbers are random: a restarted process could not continue a count.
+//! Owns the process-wide list of their numbers. A rank that tries again at the same address may meet the
+//! coordinator of the attempt that it has failed in, which still answers late ranks. By the number it
+//! recognises that answer, and waits for the next attempt. Numbers are random: a restarted process could not
+//! continue a count.
 
 use crate::process::PerProcess;
 use crate::rank::Rank;
@@ -10,7 +11,8 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// How many failures are remembered. The ranks of a process are few, and a coordinator outlives its failure briefly.
+/// How many failures are remembered. The ranks of a process are few, and a coordinator outlives its failure
+/// briefly.
 const REMEMBERED: usize = 1024;
 
 /// An attempt that failed for a rank, and when.
@@ -34,8 +36,8 @@ pub(super) fn record_failure(rank: Rank, number: u64) {
     failures.push_back(Failure { rank, number, at: Instant::now() });
 }
 
-/// Whether attempt `number` has failed for `rank` of this process before `begun`, when the rank began to join. Another thread
-/// may claim the same rank in the same attempt.
+/// Whether attempt `number` has failed for `rank` of this process before `begun`, when the rank began to
+/// join. Another thread may claim the same rank in the same attempt.
 pub(super) fn has_failed_before(rank: Rank, number: u64, begun: Instant) -> bool {
     failures().iter().any(|failure| (failure.rank, failure.number) == (rank, number) && failure.at < begun)
 }

@@ -107,7 +107,8 @@ impl CallStateCell {
         self.change(|| self.in_call.store(false, Ordering::Relaxed));
     }
 
-    /// Records that a kernel of this rank waits in this call, or in none any more. It counts while the rank is in no other call.
+    /// Records that a kernel of this rank waits in this call, or in none any more. It counts while the rank
+    /// is in no other call.
     pub fn set_kernel_call(&self, call: Option<Call>) {
         let mut kernel = self.lock_kernel();
         if kernel.0 != call {

@@ -1,7 +1,8 @@
 //! Reaching the coordinator: connecting until the deadline, and following it to rank 0's process.
 //!
-//! Owns retries and the errors when they fail. A fault, an interrupt, and what the former coordinator reports end every wait, but
-//! for the resolution of a name, and asking rank 0 on this node for its secret (at most 1 s).
+//! Owns retries and the errors when they fail. A fault, an interrupt, and what the former coordinator reports
+//! end every wait, but for the resolution of a name, and asking rank 0 on this node for its secret (at most 1
+//! s).
 
 use super::attempts;
 use super::coordinator_ports::CoordinatorControl;
@@ -30,8 +31,8 @@ use std::time::{Duration, Instant};
 
 /// Time-out of one connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a process at a port to which rank 0 may have moved may take for its first answer. A rank that has waited longer for rank 0 grants an
-/// eighth of that time.
+/// How long a process at a port to which rank 0 may have moved may take for its first answer. A rank that has
+/// waited longer for rank 0 grants an eighth of that time.
 const FURTHER_PORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much longer than its own deadline a rank waits, so that it receives the coordinator's list of missing
 /// ranks.
@@ -63,8 +64,8 @@ pub(super) struct Joined {
 type Answered = (CoordinatorAnswer, FramedStream, JobSecret);
 
 impl Joiner<'_> {
-    /// Connects to the coordinator and waits until all ranks have joined. If rank 0 takes the world over, connects to it.
-    /// `successor` is that coordinator if this is rank 0.
+    /// Connects to the coordinator and waits until all ranks have joined. If rank 0 takes the world over,
+    /// connects to it. `successor` is that coordinator if this is rank 0.
     pub(super) fn join(&self, successor: Option<&CoordinatorControl>) -> Result<Joined> {
         let mut answered = self.ask(&mut FormerCoordinator::none())?;
         if let (CoordinatorAnswer::Moved(addresses), former, _) = answered {
@@ -76,7 +77,8 @@ impl Joiner<'_> {
             let deadline = self.deadline.max(Instant::now() + GRACE);
             let mut former = FormerCoordinator::new(former, successor);
             let outcome = Joiner { target: &target, deadline, ..*self }.ask(&mut former);
-            // The others learn why rank 0 has failed from its own coordinator. The former one would report that it died.
+            // The others learn why rank 0 has failed from its own coordinator. The former one would report
+            // that it died.
             if outcome.is_ok() || self.header.rank == 0 {
                 former.leave();
             }
@@ -106,8 +108,8 @@ impl Joiner<'_> {
         ))
     }
 
-    /// Asks once which process listens there, and whether it serves the job that this one belongs to. `None` if that is no coordinator, or
-    /// one of another wire version.
+    /// Asks once which process listens there, and whether it serves the job that this one belongs to. `None`
+    /// if that is no coordinator, or one of another wire version.
     pub(super) fn listening_process(&self) -> Option<(String, bool)> {
         let mut resolver = ResolverCache::default();
         match self.attempt(&mut resolver, Instant::now(), &mut None, &mut FormerCoordinator::none()) {
@@ -203,8 +205,8 @@ impl Joiner<'_> {
                     is_unreachable = false;
                 }
                 Err(ConnectError::Unreachable(cause)) => causes.push(cause),
-                // Every process that holds the port can send this. Rank 0 may still come, with another secret or at the same port. The
-                // error at the deadline has the reason.
+                // Every process that holds the port can send this. Rank 0 may still come, with another secret
+                // or at the same port. The error at the deadline has the reason.
                 Err(ConnectError::Refused(error)) if self.waits_for_rank_0() => {
                     causes.push(error.message().to_owned());
                     is_unreachable = false;
@@ -221,8 +223,8 @@ impl Joiner<'_> {
             }
         }
         match refusals.into_iter().next() {
-            // A unique id contains loopback addresses, which lead to other coordinators on other nodes. The id is
-            // wrong only if all addresses do.
+            // A unique id contains loopback addresses, which lead to other coordinators on other nodes. The
+            // id is wrong only if all addresses do.
             Some(error) if causes.is_empty() => Err(ConnectError::Refused(error)),
             Some(error) => Err(ConnectError::Retry(format!("{}, {}", causes.join(", "), error.message()))),
             None if is_unreachable => Err(ConnectError::Unreachable(causes.join(", "))),
@@ -230,16 +232,18 @@ impl Joiner<'_> {
         }
     }
 
-    /// Whether rank 0 may begin to listen later than this rank calls. A unique id has a coordinator from the beginning. A rank that joins
-    /// only to report its failure does not wait: a coordinator that refuses it has the report.
+    /// Whether rank 0 may begin to listen later than this rank calls. A unique id has a coordinator from the
+    /// beginning. A rank that joins only to report its failure does not wait: a coordinator that refuses it
+    /// has the report.
     fn waits_for_rank_0(&self) -> bool {
         matches!(self.target, CoordinatorTarget::Remote(RendezvousPoint::Address { .. }))
             && self.header.purpose == Purpose::Join
             && self.params.failure.is_none()
     }
 
-    /// What the failure of the attempt with this number means to a rank that began to join at `begun`. If the rank has failed in it before, the coordinator is
-    /// that of the earlier attempt, and the rank waits for the next one.
+    /// What the failure of the attempt with this number means to a rank that began to join at `begun`. If the
+    /// rank has failed in it before, the coordinator is that of the earlier attempt, and the rank waits for
+    /// the next one.
     fn failure_of_attempt(&self, number: Option<u64>, error: ConnectError, begun: Instant) -> ConnectError {
         // A unique id has one attempt, whose error is final.
         let CoordinatorTarget::Remote(RendezvousPoint::Address { .. }) = self.target else {
@@ -261,8 +265,8 @@ impl Joiner<'_> {
         }
     }
 
-    /// Tries one address, at which a process may take `longest_silence` for its first answer. Sets `number` to the number of the attempt
-    /// that the coordinator serves, as soon as it is known.
+    /// Tries one address, at which a process may take `longest_silence` for its first answer. Sets `number`
+    /// to the number of the attempt that the coordinator serves, as soon as it is known.
     fn try_address(
         &self,
         address: SocketAddr,
@@ -338,7 +342,8 @@ impl Joiner<'_> {
         }
     }
 
-    /// Connects to an address. The outer error is that of this rank's world, the inner one that of the connection.
+    /// Connects to an address. The outer error is that of this rank's world, the inner one that of the
+    /// connection.
     fn connect(
         &self,
         address: SocketAddr,
@@ -366,7 +371,8 @@ impl Joiner<'_> {
         self.fault.check_waiting().and_then(|()| former.check()).map_err(ConnectError::Fatal)
     }
 
-    /// Sleeps until `polled` is ready, a [`check`](Self::check) is due, or `until`. Whether `polled` is ready.
+    /// Sleeps until `polled` is ready, a [`check`](Self::check) is due, or `until`. Whether `polled` is
+    /// ready.
     fn sleep(&self, polled: Option<PollFd<'_>>, until: Instant, former: &FormerCoordinator<'_>) -> bool {
         let watch = self.fault.watch().ok();
         let mut fds: Vec<PollFd<'_>> = watch.iter().map(|watch| PollFd::new(watch, PollFlags::IN)).collect();

@@ -1,7 +1,7 @@
 //! The sockets of a coordinator: its listeners, and the connections that it has accepted.
 //!
-//! Owns their limits, their deadlines and what is queued on them. Must not block on any of them: a silent, slow or malicious
-//! client delays no other client.
+//! Owns their limits, their deadlines and what is queued on them. Must not block on any of them: a silent,
+//! slow or malicious client delays no other client.
 
 use super::framed_stream::FramedStream;
 use super::handshake::Admission;
@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a rank may take to close its connection after the coordinator has sent everything.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum number of unauthenticated connections, if the process may have many descriptors. Each can hold a proof of
-/// [`PROOF_LIMIT`] bytes.
+/// Maximum number of unauthenticated connections, if the process may have many descriptors. Each can hold a
+/// proof of [`PROOF_LIMIT`] bytes.
 const MAX_UNAUTHENTICATED: usize = 1024;
 /// Connections accepted per listener before existing clients are served again.
 const ACCEPT_BATCH: usize = 64;
@@ -149,7 +149,8 @@ impl Connections {
         self.clients.retain(|_, client| !matches!(client.state, ClientState::Unauthenticated { .. }));
     }
 
-    /// Removes a connection that the client has closed, and keeps it open until [`finish`](Self::finish). Returns its state.
+    /// Removes a connection that the client has closed, and keeps it open until [`finish`](Self::finish).
+    /// Returns its state.
     pub(super) fn end(&mut self, id: ClientId) -> Option<ClientState> {
         let Client { stream, state, .. } = self.clients.remove(&id)?;
         self.ended.push(stream);
@@ -198,8 +199,8 @@ impl Connections {
         });
     }
 
-    /// Sleeps for at most `sleep`, until `wake` is notified, or until a socket is ready. Returns whether connections can be
-    /// accepted, and which clients are ready.
+    /// Sleeps for at most `sleep`, until `wake` is notified, or until a socket is ready. Returns whether
+    /// connections can be accepted, and which clients are ready.
     pub(super) fn poll(&self, wake: &WakeFd, sleep: Option<Duration>) -> (bool, Vec<ClientId>) {
         let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
         if self.accept_resumes.is_none() {
@@ -222,8 +223,8 @@ impl Connections {
         (listeners.iter().any(is_ready), ready)
     }
 
-    /// Accepts connections, and hands the secret to ranks of this node. A lack of descriptors ends neither. Returns why a connection
-    /// could not be accepted, if one could not.
+    /// Accepts connections, and hands the secret to ranks of this node. A lack of descriptors ends neither.
+    /// Returns why a connection could not be accepted, if one could not.
     pub(super) fn accept(&mut self, now: Instant) -> Option<std::io::Error> {
         let mut failure = self.node_secret.as_ref().and_then(|listener| listener.serve().err());
         for index in 0..self.listeners.len() {
@@ -263,8 +264,8 @@ impl Connections {
         Some(cause)
     }
 
-    /// Drops connections that are not those of ranks beyond the limit, and `at_least` so many if there are: always the oldest one of the
-    /// host that has most of them, so that one host cannot crowd out the others.
+    /// Drops connections that are not those of ranks beyond the limit, and `at_least` so many if there are:
+    /// always the oldest one of the host that has most of them, so that one host cannot crowd out the others.
     fn drop_excess(&mut self, at_least: usize) {
         let mut by_host: BTreeMap<IpAddr, BTreeSet<ClientId>> = BTreeMap::new();
         for (id, client) in &self.clients {
@@ -282,8 +283,8 @@ impl Connections {
         }
     }
 
-    /// Sends as much as the sockets accept, to the client `last` after all others. Returns the connections that broke, and how, as
-    /// verb phrases. They can still be read from.
+    /// Sends as much as the sockets accept, to the client `last` after all others. Returns the connections
+    /// that broke, and how, as verb phrases. They can still be read from.
     pub(super) fn flush(&mut self, last: Option<ClientId>) -> Vec<(ClientId, String)> {
         let mut broken = Vec::new();
         let others: Vec<ClientId> = self.clients.keys().copied().filter(|id| Some(*id) != last).collect();
@@ -296,8 +297,8 @@ impl Connections {
         broken
     }
 
-    /// Closes the connections on which everything is sent. Connections that clients have ended are closed only now: a client that
-    /// sees the end of its connection can rely on the others having been notified.
+    /// Closes the connections on which everything is sent. Connections that clients have ended are closed
+    /// only now: a client that sees the end of its connection can rely on the others having been notified.
     pub(super) fn finish(&mut self) {
         for client in self.clients.values_mut() {
             if let ClientState::Closing { finished, .. } = &mut client.state

@@ -1,11 +1,12 @@
 //! A rank's control connection to its coordinator, from joining to leaving.
 //!
-//! Owns joining, the exchange of data among ranks over the coordinator, and the handle to the thread that sends
-//! heartbeats and receives root causes (`control_thread`). Must not know what a call does: the executor writes a [`CallStateCell`] and reports
-//! failures.
+//! Owns joining, the exchange of data among ranks over the coordinator, and the handle to the thread that
+//! sends heartbeats and receives root causes (`control_thread`). Must not know what a call does: the executor
+//! writes a [`CallStateCell`] and reports failures.
 //!
-//! A failure of one world raises the same [`Fault`] on all its ranks and does not affect other worlds. The ranks of a world can
-//! open further ones over its connections (`open_subworld`). The socket and the thread last until the last of these worlds.
+//! A failure of one world raises the same [`Fault`] on all its ranks and does not affect other worlds. The
+//! ranks of a world can open further ones over its connections (`open_subworld`). The socket and the thread
+//! last until the last of these worlds.
 
 use super::call_state::{CallState, CallStateCell};
 use super::connect::{Joined, Joiner};
@@ -40,7 +41,8 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the process of the coordinator stays after a rendezvous has failed, so that ranks that join late get the cause.
+/// How long the process of the coordinator stays after a rendezvous has failed, so that ranks that join late
+/// get the cause.
 const LINGER: Duration = Duration::from_secs(5);
 /// How long it stays before it says why.
 const QUIET_LINGER: Duration = Duration::from_millis(200);
@@ -56,9 +58,11 @@ pub(super) const GRACE: Duration = Duration::from_secs(2);
 pub enum Abort<'a> {
     /// At once, for this reason.
     AtOnce(&'a str),
-    /// For this reason, by a process that is about to end: the coordinator has the message when the abort returns, after a second at most.
+    /// For this reason, by a process that is about to end: the coordinator has the message when the abort
+    /// returns, after a second at most.
     BeforeExit(&'a str),
-    /// Because the process is about to end, otherwise as `BeforeExit`. The cause is a verb phrase, which the errors of the other ranks contain.
+    /// Because the process is about to end, otherwise as `BeforeExit`. The cause is a verb phrase, which the
+    /// errors of the other ranks contain.
     OnExit(&'a str),
 }
 
@@ -91,13 +95,13 @@ pub struct ControlConnection {
 #[derive(Debug)]
 pub(super) struct ControlService {
     pub(super) creator: CreatorProcess,
-    /// This rank in the world that the connection was made for, the secret of that world, and its ranks whose process runs the
-    /// coordinator.
+    /// This rank in the world that the connection was made for, the secret of that world, and its ranks whose
+    /// process runs the coordinator.
     pub(super) first: FirstWorld,
     route: Option<ControlRoute>,
     thread: Option<JoinHandle<()>>,
-    /// The coordinator, if this is rank 0 of a rendezvous at an address, or has taken the world over from the process that
-    /// created the unique id. Dropped last, because the other ranks may still need it.
+    /// The coordinator, if this is rank 0 of a rendezvous at an address, or has taken the world over from the
+    /// process that created the unique id. Dropped last, because the other ranks may still need it.
     _coordinator: Option<Coordinator>,
 }
 
@@ -132,8 +136,9 @@ impl ControlConnection {
         Self::join_unless(None, identity, config, fault)
     }
 
-    /// Fails the rendezvous on all ranks, because this one cannot take part: they would wait for it until their deadline. Returns the
-    /// error. `config` is what is known of the settings. Takes at most 5 s if the coordinator does not answer.
+    /// Fails the rendezvous on all ranks, because this one cannot take part: they would wait for it until
+    /// their deadline. Returns the error. `config` is what is known of the settings. Takes at most 5 s if the
+    /// coordinator does not answer.
     pub fn decline(identity: &Identity, config: &Config, error: Error) -> Error {
         if identity.world > 1 {
             log::error!("rank {}: {error}", identity.rank);
@@ -295,8 +300,9 @@ impl ControlConnection {
     /// ranks must make these calls in the same order. With empty data it is a barrier.
     ///
     /// # Errors
-    /// `InvalidArgument` if `mine` is longer than 64 KiB and than 8 MiB divided by the number of ranks; `Timeout`, naming the
-    /// missing ranks, after `connect_timeout`; `PeerLost` if the coordinator's process has left; or the error that this world has already failed with.
+    /// `InvalidArgument` if `mine` is longer than 64 KiB and than 8 MiB divided by the number of ranks;
+    /// `Timeout`, naming the missing ranks, after `connect_timeout`; `PeerLost` if the coordinator's process
+    /// has left; or the error that this world has already failed with.
     pub fn all_gather(&self, label: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let limit = part_limit(self.world);
         reach(FaultPoint::ExchangeBegins);
@@ -342,7 +348,8 @@ impl ControlConnection {
     /// Gathers every rank's value on every rank, as [`all_gather`](Self::all_gather) gathers bytes.
     ///
     /// # Errors
-    /// Those of [`all_gather`](Self::all_gather); `Disagreement`, naming the rank, if one sends something else.
+    /// Those of [`all_gather`](Self::all_gather); `Disagreement`, naming the rank, if one sends something
+    /// else.
     pub(crate) fn gather_values<T>(&self, label: &str, mine: &T) -> Result<Vec<T>>
     where
         T: serde::Serialize + serde::de::DeserializeOwned,
@@ -353,7 +360,8 @@ impl ControlConnection {
         parts.iter().enumerate().map(value).collect()
     }
 
-    /// The error for a rank whose part of the exchange of `label` makes no sense. It is the same on all ranks.
+    /// The error for a rank whose part of the exchange of `label` makes no sense. It is the same on all
+    /// ranks.
     pub(crate) fn unreadable(label: &str, rank: Rank) -> Error {
         Error::disagreement(format!(
             "rank {rank} sent {label} that the other ranks cannot read: do all ranks run the same build of flexring?"
@@ -416,8 +424,8 @@ impl ControlConnection {
         }
     }
 
-    /// Tells the other ranks that this one makes no more calls, without waiting: dropping does the rest. Links are closed afterwards, so
-    /// that a rank which still needs one learns why it was closed.
+    /// Tells the other ranks that this one makes no more calls, without waiting: dropping does the rest.
+    /// Links are closed afterwards, so that a rank which still needs one learns why it was closed.
     pub fn begin_leaving(&self) {
         if self.service.creator.is_current() {
             self.shared.begin_leaving();
@@ -440,8 +448,8 @@ impl Drop for ControlConnection {
     }
 }
 
-/// Waits until the coordinator of a rendezvous that has failed with `error` has sent it to all ranks, for at most [`LINGER`], or until
-/// the program wants its thread back.
+/// Waits until the coordinator of a rendezvous that has failed with `error` has sent it to all ranks, for at
+/// most [`LINGER`], or until the program wants its thread back.
 fn linger(control: &CoordinatorControl, error: &Error, fault: &Fault) {
     let begun = Instant::now();
     let mut is_said = false;
@@ -457,8 +465,8 @@ fn linger(control: &CoordinatorControl, error: &Error, fault: &Fault) {
     }
 }
 
-/// The secret of the job, and the coordinator that this rank runs. Rank 0 of a rendezvous at an address serves it; rank 0 of a
-/// unique id from another process takes the world over once all ranks have joined.
+/// The secret of the job, and the coordinator that this rank runs. Rank 0 of a rendezvous at an address
+/// serves it; rank 0 of a unique id from another process takes the world over once all ranks have joined.
 fn start_coordinator(
     identity: &Identity,
     config: &Config,

@@ -1,7 +1,7 @@
 //! What the handles of a control connection share with its thread.
 //!
-//! Owns what is requested of the thread, for all worlds of the connection, and for each world what the thread has received and
-//! what the executor writes. There is one wake-up descriptor per connection.
+//! Owns what is requested of the thread, for all worlds of the connection, and for each world what the thread
+//! has received and what the executor writes. There is one wake-up descriptor per connection.
 
 use super::call_state::{CallStateCell, departed_before_call};
 use super::peer_message_queue::PeerMessageQueue;
@@ -80,7 +80,8 @@ impl SharedConnection {
     /// Lets the thread serve a subworld, beginning with `message`.
     ///
     /// # Errors
-    /// `InvalidArgument` if the connection has a world with this id; `System` if it has too many; `PeerLost` if it has ended.
+    /// `InvalidArgument` if the connection has a world with this id; `System` if it has too many; `PeerLost`
+    /// if it has ended.
     pub(super) fn begin(&self, id: WorldId, shared: &Arc<Shared>, message: ToCoordinator) -> Result<()> {
         let mut state = self.state();
         if state.ended {
@@ -269,7 +270,8 @@ impl Shared {
         }
     }
 
-    /// Records that this rank enters a call. Fails if a rank has left without that call. Called by the executing thread.
+    /// Records that this rank enters a call. Fails if a rank has left without that call. Called by the
+    /// executing thread.
     pub(super) fn enter_call(&self, call: &Call) -> Result<()> {
         self.call_state.enter(call);
         self.departure.check(self.rank, call)
@@ -327,8 +329,8 @@ impl Shared {
         self.connection.request(ConnectionRequest::Send(self.world, message));
     }
 
-    /// Waits until `done` returns true, at most for `timeout`, or until the program wants the thread back. Callers see from
-    /// what `done` has taken, and from the fault, why the wait ended.
+    /// Waits until `done` returns true, at most for `timeout`, or until the program wants the thread back.
+    /// Callers see from what `done` has taken, and from the fault, why the wait ended.
     pub(super) fn wait(&self, timeout: Duration, mut done: impl FnMut(&mut SharedState) -> bool) {
         let deadline = Instant::now() + timeout;
         loop {

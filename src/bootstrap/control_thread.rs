@@ -1,11 +1,11 @@
 //! The thread of a rank's control connection.
 //!
-//! Owns the connection: it sends heartbeats and queued messages, and receives root causes and news of other ranks, for all
-//! worlds of the connection. It ends when the rank has left them all. Must not know who waits for them: it shares its results
-//! with the handles ([`Shared`]).
+//! Owns the connection: it sends heartbeats and queued messages, and receives root causes and news of other
+//! ranks, for all worlds of the connection. It ends when the rank has left them all. Must not know who waits
+//! for them: it shares its results with the handles ([`Shared`]).
 //!
-//! Once per heartbeat interval it sends one sign of life of the connection, and the call states of those subworlds in which
-//! this rank's has changed. `subworlds` says why this is enough.
+//! Once per heartbeat interval it sends one sign of life of the connection, and the call states of those
+//! subworlds in which this rank's has changed. `subworlds` says why this is enough.
 
 use super::control_state::{ConnectionRequest, Shared, SharedConnection, WorldKey};
 use super::framed_stream::FramedStream;
@@ -22,14 +22,15 @@ use std::time::{Duration, Instant};
 
 /// How long leaving may take.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(800);
-/// Maximum interval between heartbeats once a rank has left, so that the coordinator soon hears of a call that the
-/// leaver does not make.
+/// Maximum interval between heartbeats once a rank has left, so that the coordinator soon hears of a call
+/// that the leaver does not make.
 const DEPARTED_HEARTBEAT: Duration = Duration::from_millis(250);
 /// How often a rank looks whether a process has ended.
 const EXIT_CHECK: Duration = Duration::from_millis(10);
 /// Reads after a connection has failed, at most: the other end may never stop sending.
 const LAST_READS: usize = 64;
-/// How long a call that was entered while a rank left may take to become visible to the control connection's thread.
+/// How long a call that was entered while a rank left may take to become visible to the control connection's
+/// thread.
 const CALL_VISIBLE: Duration = Duration::from_millis(20);
 
 /// The thread that serves the control connection.
@@ -343,7 +344,8 @@ impl ControlThread {
         }
     }
 
-    /// The connection has ended. That is no failure of a world whose ranks in the coordinator's process have left.
+    /// The connection has ended. That is no failure of a world whose ranks in the coordinator's process have
+    /// left.
     fn on_connection_lost(&mut self, cause: &str) {
         for world in self.worlds.values_mut().filter(|world| !world.is_closing) {
             world.on_coordinator_lost(cause);
@@ -356,8 +358,8 @@ impl ControlThread {
         }
     }
 
-    /// Waits until the coordinator closes the connection, after the last goodbye. It does so once all ranks concerned are
-    /// notified.
+    /// Waits until the coordinator closes the connection, after the last goodbye. It does so once all ranks
+    /// concerned are notified.
     fn shut_down(&mut self) {
         let until = Instant::now() + GOODBYE_TIMEOUT;
         let mut finished = false;

@@ -3,8 +3,9 @@
 //! Owns the coordinator's lifetime and the creation of unique ids. Must not know the protocol, which is
 //! `server`'s.
 //!
-//! The thread ends when all ranks have left or have moved to rank 0's coordinator, or with its process. Dropping the
-//! handle cancels a rendezvous that is incomplete; once the world is complete, the thread serves it even without a handle.
+//! The thread ends when all ranks have left or have moved to rank 0's coordinator, or with its process.
+//! Dropping the handle cancels a rendezvous that is incomplete; once the world is complete, the thread serves
+//! it even without a handle.
 
 use super::coordinator_ports::CoordinatorControl;
 use super::handshake::Gate;
@@ -27,8 +28,9 @@ use std::time::Instant;
 /// An id that no rank uses expires after this many times `FLEXRING_CONNECT_TIMEOUT_MS`.
 const UNUSED_LIFETIME: u32 = 10;
 
-/// Creates an id by which the ranks of one world rendezvous, as the example of [`UniqueId`] shows. This process must live until all ranks have joined; then rank 0
-/// serves the world. An id that no rank uses expires after ten times `FLEXRING_CONNECT_TIMEOUT_MS`.
+/// Creates an id by which the ranks of one world rendezvous, as the example of [`UniqueId`] shows. This
+/// process must live until all ranks have joined; then rank 0 serves the world. An id that no rank uses
+/// expires after ten times `FLEXRING_CONNECT_TIMEOUT_MS`.
 ///
 /// # Errors
 /// `InvalidSetting` if no interface qualifies; `System` if a socket, thread or random number is unavailable.
@@ -47,8 +49,8 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Listens on free ports of the chosen interfaces and the loopback, and creates the id that contains these addresses. The
-    /// coordinator starts with the first connection.
+    /// Listens on free ports of the chosen interfaces and the loopback, and creates the id that contains
+    /// these addresses. The coordinator starts with the first connection.
     ///
     /// # Errors
     /// As [`create_unique_id`].
@@ -79,8 +81,8 @@ impl Coordinator {
         Self::start(source, listeners, None, location)
     }
 
-    /// Serves the job of `source` at `listeners`, and hands its secret out at `node_secret`. Messages name the rendezvous by
-    /// `location`.
+    /// Serves the job of `source` at `listeners`, and hands its secret out at `node_secret`. Messages name
+    /// the rendezvous by `location`.
     pub(super) fn start(
         source: &SecretSource,
         listeners: Vec<TcpListener>,
@@ -133,7 +135,8 @@ fn location_of(addresses: &[SocketAddr]) -> String {
     addresses.first().map_or_else(|| "an unknown address".to_owned(), ToString::to_string)
 }
 
-/// Listens on the chosen interfaces and the loopback, on ports of the settings' range, or on ports that the system chooses.
+/// Listens on the chosen interfaces and the loopback, on ports of the settings' range, or on ports that the
+/// system chooses.
 fn listen_on_free_ports(config: &Config) -> Result<Vec<TcpListener>> {
     let mut ips = interfaces::choose_addresses(config.socket_ifname.as_deref(), config.socket_family, None)?;
     // It is not known which of them the ranks reach.

@@ -1,8 +1,8 @@
 //! The ports at which coordinators of this process listen.
 //!
-//! Owns what a coordinator's thread shares with the rest of its process, and the process-wide table by which a rendezvous
-//! takes the listeners of an earlier one at the same address over: the earlier coordinator may still answer late ranks
-//! or `flexring status`.
+//! Owns what a coordinator's thread shares with the rest of its process, and the process-wide table by which
+//! a rendezvous takes the listeners of an earlier one at the same address over: the earlier coordinator may
+//! still answer late ranks or `flexring status`.
 
 use crate::error::{Error, Result};
 use crate::process::PerProcess;
@@ -123,8 +123,8 @@ pub(super) fn register(host: &str, port: u16, control: &Arc<CoordinatorControl>)
     table.push(OpenPort { host: host.to_owned(), port, control: Arc::downgrade(control) });
 }
 
-/// The listeners of an earlier coordinator of this process at the same address, which stops listening. `None` if there is
-/// none, or if its rendezvous is still in progress.
+/// The listeners of an earlier coordinator of this process at the same address, which stops listening. `None`
+/// if there is none, or if its rendezvous is still in progress.
 pub(super) fn take_over(host: &str, port: u16) -> Option<Vec<TcpListener>> {
     let control = table()
         .iter()

@@ -69,7 +69,8 @@ impl CoordinatorTarget<'_> {
         }
     }
 
-    /// Says what to check if the target does not admit this rank. `is_unreachable` if no process answers there.
+    /// Says what to check if the target does not admit this rank. `is_unreachable` if no process answers
+    /// there.
     pub(super) fn advice(&self, is_unreachable: bool) -> String {
         let advice = match self {
             Self::Remote(RendezvousPoint::Address { .. }) => {

@@ -1,9 +1,10 @@
 //! Unique ids on the wire.
 //!
-//! A unique id contains the secret of its world. Ranks that make a world from another one send the id over connections that
-//! others may read, so it is encrypted by a key that only the ranks of the first world have.
+//! A unique id contains the secret of its world. Ranks that make a world from another one send the id over
+//! connections that others may read, so it is encrypted by a key that only the ranks of the first world have.
 //!
-//! Owns that encryption: a key stream of HMAC-SHA-256 with a random number, and an authentication code over both.
+//! Owns that encryption: a key stream of HMAC-SHA-256 with a random number, and an authentication code over
+//! both.
 
 use super::unique_id::UniqueId;
 use crate::error::{Error, Result};

@@ -1,8 +1,8 @@
 //! The coordinator that a rank moves away from: that of the process which created the unique id.
 //!
-//! Owns the connection to it until the new coordinator, in rank 0's process, knows this rank. Until then each rank is connected to
-//! one of the two at least, so its death is noticed at once. The former coordinator tells rank 0, which passes it on to the new
-//! one; so all ranks get one error.
+//! Owns the connection to it until the new coordinator, in rank 0's process, knows this rank. Until then each
+//! rank is connected to one of the two at least, so its death is noticed at once. The former coordinator
+//! tells rank 0, which passes it on to the new one; so all ranks get one error.
 
 use super::coordinator_ports::CoordinatorControl;
 use super::framed_stream::FramedStream;
@@ -28,8 +28,8 @@ impl<'a> FormerCoordinator<'a> {
         Self { connection: Some(connection), successor }
     }
 
-    /// Fails if a rank has died before the new coordinator knew it. Rank 0 gets that error from the new coordinator, as the others
-    /// do.
+    /// Fails if a rank has died before the new coordinator knew it. Rank 0 gets that error from the new
+    /// coordinator, as the others do.
     ///
     /// # Errors
     /// The root cause that the former coordinator sends.

@@ -137,8 +137,8 @@ impl FrameDecoder {
         }
     }
 
-    /// The next frame, if it is complete. Frames longer than `limit` bytes are malformed. After an error every call returns
-    /// it, and no bytes are kept.
+    /// The next frame, if it is complete. Frames longer than `limit` bytes are malformed. After an error
+    /// every call returns it, and no bytes are kept.
     pub(super) fn next(&mut self, limit: usize) -> std::result::Result<Option<Vec<u8>>, Unreadable> {
         let next = self.unreadable.map_or_else(|| self.split(limit), Err);
         if let Err(cause) = next {

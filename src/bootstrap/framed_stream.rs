@@ -2,9 +2,10 @@
 //!
 //! Owns the socket, its encryption, the frames that wait to be sent, and the bytes of an incomplete frame.
 //!
-//! A stream that is to be encrypted begins with plain frames. The end that connected decides when encryption begins, and sends a
-//! mark. The other one accepts the mark between any two frames. What it receives before is not encrypted: the codes of later
-//! frames cover the [`binding`](FramedStream::binding), so they must come in encrypted ones.
+//! A stream that is to be encrypted begins with plain frames. The end that connected decides when encryption
+//! begins, and sends a mark. The other one accepts the mark between any two frames. What it receives before
+//! is not encrypted: the codes of later frames cover the [`binding`](FramedStream::binding), so they must
+//! come in encrypted ones.
 
 use super::frame_decoder::{FrameDecoder, Unreadable};
 use super::protocol::{Bytes, ENCRYPTED, FRAME_LIMIT, PART_ALLOWANCE};
@@ -19,11 +20,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// Bytes that one call of the socket reads at most.
 const CHUNK: usize = 16 << 10;
-/// Memory of frames that wait to be sent, at most, besides what exchanges of many ranks need. An end that reads never gets near it.
+/// Memory of frames that wait to be sent, at most, besides what exchanges of many ranks need. An end that
+/// reads never gets near it.
 const UNSENT_LIMIT: usize = 2 * FRAME_LIMIT;
 /// Memory that a queued frame takes besides its bytes.
 const FRAME_OVERHEAD: usize = 64;
-/// Bytes that TLS adds, at most, to what the other end of an encrypted stream sends before it is authenticated.
+/// Bytes that TLS adds, at most, to what the other end of an encrypted stream sends before it is
+/// authenticated.
 const TLS_OVERHEAD: usize = 16 << 10;
 
 /// How the bytes of a stream are protected.
@@ -123,8 +126,8 @@ impl FramedStream {
     }
 
     /// Requires that this stream is encrypted before it has a binding. The initiator then calls
-    /// [`encrypt`](Self::encrypt); the acceptor waits for that. The other end can send about `limit` bytes until it is
-    /// authenticated.
+    /// [`encrypt`](Self::encrypt); the acceptor waits for that. The other end can send about `limit` bytes
+    /// until it is authenticated.
     pub(super) fn require_encryption(&mut self, role: TlsRole, limit: usize) {
         self.encryption = Encryption::Required { allowance: limit + TLS_OVERHEAD };
         if role == TlsRole::Acceptor {
@@ -170,8 +173,8 @@ impl FramedStream {
         }
     }
 
-    /// What the codes of this stream's ends must cover besides their messages: nothing if it is not to be encrypted, else the
-    /// binding of its encryption. `None` until that is known.
+    /// What the codes of this stream's ends must cover besides their messages: nothing if it is not to be
+    /// encrypted, else the binding of its encryption. `None` until that is known.
     pub(super) fn binding(&self) -> Option<&[u8]> {
         match &self.encryption {
             Encryption::None => Some(&[]),
@@ -332,7 +335,8 @@ impl FramedStream {
 impl Drop for FramedStream {
     fn drop(&mut self) {
         if self.relay.is_some() {
-            // The relay must end, even if a process that this one has started holds a copy of the local socket.
+            // The relay must end, even if a process that this one has started holds a copy of the local
+            // socket.
             let _ = self.stream.shutdown(Shutdown::Both);
         }
     }

@@ -220,7 +220,8 @@ fn handshakes_of_strangers_and_ranks() {
     });
 }
 
-/// Checks what a coordinator sends to its ranks: they can read it. Ranks whose connections it closes are gone.
+/// Checks what a coordinator sends to its ranks: they can read it. Ranks whose connections it closes are
+/// gone.
 fn check_actions(worlds: &mut Worlds, now: Instant) {
     for action in worlds.actions() {
         match action {

@@ -9,13 +9,14 @@
 //! | 3 | rank | proof | a code over 1, 2 and the rank's parameters; the parameters |
 //! | 4 | coordinator | [`ToRank::HelloAck`] | a code over all of this |
 //!
-//! If the job is encrypted, messages 3 and 4 and all later ones are, and the codes also cover the binding of the encryption: a
-//! process in the middle that decrypts them has another binding with each end. Message 1 says whether its sender encrypts. The
-//! codes cover it too, so an attacker who changes it is detected.
+//! If the job is encrypted, messages 3 and 4 and all later ones are, and the codes also cover the binding of
+//! the encryption: a process in the middle that decrypts them has another binding with each end. Message 1
+//! says whether its sender encrypts. The codes cover it too, so an attacker who changes it is detected.
 //!
-//! The keys of the codes are derived from the job's secret. Both nonces are new for each connection, so recorded messages are of
-//! no use later. The rank proves itself first: a stranger that calls gets no code from which it could try to guess a secret.
-//! Until message 3 is verified, whatever the caller sends concerns this caller alone.
+//! The keys of the codes are derived from the job's secret. Both nonces are new for each connection, so
+//! recorded messages are of no use later. The rank proves itself first: a stranger that calls gets no code
+//! from which it could try to guess a secret. Until message 3 is verified, whatever the caller sends concerns
+//! this caller alone.
 
 use super::frame_decoder::Preamble;
 use super::protocol::{
@@ -63,7 +64,8 @@ pub(super) enum AdmissionStep {
     Admitted(Hello, ToRank),
     /// The caller is not admitted. It gets the error; the text describes it to the ranks that wait.
     Refused(Error, String),
-    /// The caller asks which process listens, and wants no more. The text describes it to the ranks that wait.
+    /// The caller asks which process listens, and wants no more. The text describes it to the ranks that
+    /// wait.
     WhoListens { claim: String, is_of_this_job: bool },
     /// The caller does not speak the protocol.
     Malformed,
@@ -165,8 +167,8 @@ fn on_proof(gate: &Gate, opening: Opening, before: &[&[u8]; 3], frame: &[u8]) ->
     AdmissionStep::Admitted(Hello { header, params }, ToRank::HelloAck(answer))
 }
 
-/// The code by which a rank proves itself: over its encoded opening, the coordinator's nonce and the connection's binding, which are
-/// `before`, and its encoded parameters.
+/// The code by which a rank proves itself: over its encoded opening, the coordinator's nonce and the
+/// connection's binding, which are `before`, and its encoded parameters.
 pub(super) fn code_of_rank(secret: &JobSecret, before: &[&[u8]; 3], params: &[u8]) -> AuthenticationCode {
     let [opened, nonce, binding] = before;
     secret.key().mac(FROM_RANK, &[&WIRE_VERSION.to_le_bytes(), opened, nonce, binding, params])

@@ -1,7 +1,7 @@
 //! Heartbeat supervision: how long a peer has been silent, and how long this process was paused.
 //!
-//! Owns the count of silent time, its limit, and the clock of the coordinator, which leaves out pauses. Does no I/O and
-//! reads no clock: callers pass the time.
+//! Owns the count of silent time, its limit, and the clock of the coordinator, which leaves out pauses. Does
+//! no I/O and reads no clock: callers pass the time.
 
 use std::time::{Duration, Instant};
 
@@ -37,9 +37,9 @@ impl HeartbeatMonitor {
         self.silent_for(MISSED_HEARTBEATS)
     }
 
-    /// How long the peer has been silent, if that is too long for a peer that went silent when another one did which is
-    /// [`expired`](Self::expired): two peers that stop at once have sent their last heartbeats up to an interval apart, and this
-    /// count advances in steps of up to one.
+    /// How long the peer has been silent, if that is too long for a peer that went silent when another one
+    /// did which is [`expired`](Self::expired): two peers that stop at once have sent their last heartbeats
+    /// up to an interval apart, and this count advances in steps of up to one.
     pub(super) fn expires_with_another(&self) -> Option<Duration> {
         self.silent_for(MISSED_HEARTBEATS - 2)
     }
@@ -52,8 +52,8 @@ impl HeartbeatMonitor {
 /// How much later than expected a thread may wake up before the delay counts as a pause of its process.
 const LATE_WAKE_UP: Duration = Duration::from_secs(1);
 
-/// A clock that stands still while this process is stopped (by a signal, a debugger or a frozen virtual machine).
-/// Deadlines on this clock leave peers the time to be heard that they had before the pause.
+/// A clock that stands still while this process is stopped (by a signal, a debugger or a frozen virtual
+/// machine). Deadlines on this clock leave peers the time to be heard that they had before the pause.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ActiveClock {
     last: Instant,
@@ -66,8 +66,8 @@ impl ActiveClock {
         Self { last: now, paused: Duration::ZERO }
     }
 
-    /// Sets the clock to `now`, in real time, after a sleep of at most `asleep` (`None`: unlimited). Returns how long this
-    /// process was paused since the last call.
+    /// Sets the clock to `now`, in real time, after a sleep of at most `asleep` (`None`: unlimited). Returns
+    /// how long this process was paused since the last call.
     pub(super) fn advance(&mut self, now: Instant, asleep: Option<Duration>) -> Duration {
         let elapsed = now.saturating_duration_since(self.last);
         self.last = now;

@@ -38,8 +38,8 @@ impl Interface {
         text.trim().parse().ok().filter(|speed| *speed > 0)
     }
 
-    /// Whether it is a bridge within this machine, as container engines and hypervisors make them. The bridge that has a network device is the
-    /// machine's connection to that network.
+    /// Whether it is a bridge within this machine, as container engines and hypervisors make them. The bridge
+    /// that has a network device is the machine's connection to that network.
     #[must_use]
     pub fn is_inner_bridge(&self) -> bool {
         const PREFIXES: [&str; 5] = ["docker", "virbr", "veth", "br-", "podman"];
@@ -51,7 +51,8 @@ impl Interface {
     /// Whether it is a tunnel, such as that of a VPN: its packets travel over another interface.
     #[must_use]
     pub fn is_tunnel(&self) -> bool {
-        // ARPHRD_PPP, ARPHRD_TUNNEL, ARPHRD_TUNNEL6, ARPHRD_SIT, ARPHRD_IPGRE, ARPHRD_IP6GRE, and ARPHRD_NONE of tun devices and WireGuard.
+        // ARPHRD_PPP, ARPHRD_TUNNEL, ARPHRD_TUNNEL6, ARPHRD_SIT, ARPHRD_IPGRE, ARPHRD_IP6GRE, and ARPHRD_NONE
+        // of tun devices and WireGuard.
         const TYPES: [&str; 7] = ["512", "768", "769", "776", "778", "823", "65534"];
         let kind = std::fs::read_to_string(self.file("type")).unwrap_or_default();
         TYPES.contains(&kind.trim())
@@ -62,7 +63,8 @@ impl Interface {
     }
 }
 
-/// Whether a bridge has a port that is a network device, or lies above one. `interfaces` is the kernel's folder of interfaces.
+/// Whether a bridge has a port that is a network device, or lies above one. `interfaces` is the kernel's
+/// folder of interfaces.
 fn has_device_behind(interfaces: &Path, bridge: &str) -> bool {
     let names = |folder: &str| -> Vec<String> {
         let entries = std::fs::read_dir(interfaces.join(folder)).into_iter().flatten().flatten();
@@ -105,7 +107,8 @@ pub fn list_interfaces() -> Result<Vec<Interface>> {
         .collect())
 }
 
-/// Chooses the address that other ranks connect to, if nothing is known about them: the first of `choose_addresses`.
+/// Chooses the address that other ranks connect to, if nothing is known about them: the first of
+/// `choose_addresses`.
 ///
 /// # Errors
 /// As `choose_addresses`.
@@ -114,15 +117,16 @@ pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
     chosen.first().copied().ok_or_else(|| Error::internal("no address was chosen"))
 }
 
-/// Chooses the addresses that other ranks may connect to, the best one first. `known` is an address of this machine that others
-/// reach, if one is known.
+/// Chooses the addresses that other ranks may connect to, the best one first. `known` is an address of this
+/// machine that others reach, if one is known.
 ///
 /// `ifname` has the syntax of `NCCL_SOCKET_IFNAME`: a comma-separated list of prefixes of which any may
-/// match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching interfaces. Of the remaining interfaces
-/// that are up, the one with the known address is the best, then the one with the default route, then the first. Link-local addresses,
-/// bridges with neither the default route nor a network device, which mostly are those of container engines, and the loopback are chosen only if they are known, or one
-/// if nothing else remains. If the loopback is known, the best other address is chosen, too. Addresses that cannot be
-/// listened on are left out if others remain.
+/// match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching interfaces. Of the
+/// remaining interfaces that are up, the one with the known address is the best, then the one with the
+/// default route, then the first. Link-local addresses, bridges with neither the default route nor a network
+/// device, which mostly are those of container engines, and the loopback are chosen only if they are known,
+/// or one if nothing else remains. If the loopback is known, the best other address is chosen, too. Addresses
+/// that cannot be listened on are left out if others remain.
 ///
 /// # Errors
 /// `InvalidSetting`, listing the existing interfaces, if none qualifies; `System` if they cannot be listed.
@@ -131,7 +135,8 @@ pub fn choose_addresses(ifname: Option<&str>, family: Family, known: Option<IpAd
     Ok(without_unassigned(chosen, is_assigned))
 }
 
-/// Leaves out the addresses that cannot be listened on, unless nothing but loopback is left: listening on them names the cause.
+/// Leaves out the addresses that cannot be listened on, unless nothing but loopback is left: listening on
+/// them names the cause.
 fn without_unassigned(mut addresses: Vec<IpAddr>, is_assigned: impl Fn(&IpAddr) -> bool) -> Vec<IpAddr> {
     if addresses.iter().any(|address| !address.is_loopback() && is_assigned(address)) {
         addresses.retain(is_assigned);
@@ -139,8 +144,9 @@ fn without_unassigned(mut addresses: Vec<IpAddr>, is_assigned: impl Fn(&IpAddr) 
     addresses
 }
 
-/// Whether sockets can have this address. The kernel also lists IPv6 addresses that it is still checking for duplicates, and those of which
-/// it has found one. Link-local IPv6 addresses are invalid without an interface (a scope), which has another number on each machine.
+/// Whether sockets can have this address. The kernel also lists IPv6 addresses that it is still checking for
+/// duplicates, and those of which it has found one. Link-local IPv6 addresses are invalid without an
+/// interface (a scope), which has another number on each machine.
 fn is_assigned(address: &IpAddr) -> bool {
     let bound = descriptor::udp_socket((*address, 0).into());
     let refused = [io::ErrorKind::AddrNotAvailable, io::ErrorKind::InvalidInput];
@@ -151,7 +157,8 @@ fn is_assigned(address: &IpAddr) -> bool {
 #[must_use]
 pub fn route_source(to: IpAddr) -> Option<IpAddr> {
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Connecting a UDP socket sends nothing. It selects the route, and with it the local address. The port means nothing.
+    // Connecting a UDP socket sends nothing. It selects the route, and with it the local address. The port
+    // means nothing.
     let socket = descriptor::udp_socket((any, 0).into()).ok()?;
     socket.connect((to, 9)).ok()?;
     let local = socket.local_addr().ok()?.ip();
@@ -234,8 +241,8 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// How unlikely it is that other nodes can reach the interface: 0 is best, 2 worst. The bridge of a hypervisor may be the node's
-/// connection to its network; then it has the default route.
+/// How unlikely it is that other nodes can reach the interface: 0 is best, 2 worst. The bridge of a
+/// hypervisor may be the node's connection to its network; then it has the default route.
 fn reachability_penalty(interface: &Interface, is_default: bool) -> u8 {
     if interface.address.is_loopback() { 2 } else { u8::from(!is_default && interface.is_inner_bridge()) }
 }

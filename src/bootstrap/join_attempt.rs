@@ -64,8 +64,8 @@ pub(super) struct JoinAttempt<'a> {
 }
 
 impl<'a> JoinAttempt<'a> {
-    /// Begins a handshake on a connection, as a rank of the job with this number. The rank gives up at `deadline`, and waits until
-    /// `patience` for a coordinator that has proved itself.
+    /// Begins a handshake on a connection, as a rank of the job with this number. The rank gives up at
+    /// `deadline`, and waits until `patience` for a coordinator that has proved itself.
     ///
     /// # Errors
     /// `System` if there are no random numbers.
@@ -121,15 +121,17 @@ impl<'a> JoinAttempt<'a> {
         self.connection
     }
 
-    /// Ends the attempt, and tells the coordinator why if it may know this rank by now: the end of the connection says less.
+    /// Ends the attempt, and tells the coordinator why if it may know this rank by now: the end of the
+    /// connection says less.
     pub(super) fn give_up(mut self, error: &Error) {
         if self.applicant.has_proved() {
             report_failure(&mut self.connection, error);
         }
     }
 
-    /// Sends and receives once. Returns the coordinator's answer, if it has arrived, or why the connection has ended: a verb phrase.
-    /// Sets `number` to the number of the attempt that the coordinator serves, as soon as it is known.
+    /// Sends and receives once. Returns the coordinator's answer, if it has arrived, or why the connection
+    /// has ended: a verb phrase. Sets `number` to the number of the attempt that the coordinator serves, as
+    /// soon as it is known.
     pub(super) fn advance(
         &mut self,
         number: &mut Option<u64>,
@@ -192,7 +194,8 @@ impl<'a> JoinAttempt<'a> {
         Ok(None)
     }
 
-    /// Answers the challenge once the connection has its binding: at once, or after the handshake of its encryption.
+    /// Answers the challenge once the connection has its binding: at once, or after the handshake of its
+    /// encryption.
     fn prove_once_bound(&mut self) -> Result<()> {
         let Some(binding) = self.connection.binding().map(<[u8]>::to_vec) else {
             return Ok(());
@@ -204,8 +207,8 @@ impl<'a> JoinAttempt<'a> {
         let params = HelloParams { join_timeout: left, ..self.params.clone() };
         let proof = self.applicant.prove(nonce, &binding, &params)?;
         self.connection.enqueue(proof);
-        // From now on the coordinator may know this rank, so closing the connection could fail the rendezvous. A coordinator that was
-        // stopped for a while gets the full time for its answer.
+        // From now on the coordinator may know this rank, so closing the connection could fail the
+        // rendezvous. A coordinator that was stopped for a while gets the full time for its answer.
         self.until = (Instant::now() + HANDSHAKE_TIMEOUT).min(self.patience);
         Ok(())
     }
@@ -237,7 +240,8 @@ impl AnsweredRank {
         Self { secret, header, params }
     }
 
-    /// Handles frames until one ends the attempt. `is_acknowledged` if the coordinator has proved itself before.
+    /// Handles frames until one ends the attempt. `is_acknowledged` if the coordinator has proved itself
+    /// before.
     pub(super) fn receive(
         &self,
         connection: FramedStream,

@@ -3,10 +3,11 @@
 //! Owns the choice of addresses: those where the ranks look for it, and no others.
 //!
 //! - Addresses of this node: the coordinator listens at those.
-//! - A loopback address that is this node's own name: ranks of this node see that address, others another one. It listens at both:
-//!   the other one is that of the interface that `FLEXRING_SOCKET_IFNAME` names, else of the first suitable one.
-//! - An address of no interface of this node, as behind address translation: it listens at the address of the interface that
-//!   `FLEXRING_SOCKET_IFNAME` names, else of the one with the route there.
+//! - A loopback address that is this node's own name: ranks of this node see that address, others another
+//!   one. It listens at both: the other one is that of the interface that `FLEXRING_SOCKET_IFNAME` names,
+//!   else of the first suitable one.
+//! - An address of no interface of this node, as behind address translation: it listens at the address of the
+//!   interface that `FLEXRING_SOCKET_IFNAME` names, else of the one with the route there.
 //!
 //! It never listens at all addresses: a process that reaches it can join a job without a secret.
 
@@ -54,12 +55,14 @@ pub(super) struct ListenAddress<'a> {
     pub(super) further_ports: &'a [u16],
 }
 
-/// Listens as rank 0 where the other ranks look for it, and hands out `node_secret` at its name. Until `deadline` the host's name need not
-/// be known. `owner` finds out which process listens at one of these addresses, if it can.
+/// Listens as rank 0 where the other ranks look for it, and hands out `node_secret` at its name. Until
+/// `deadline` the host's name need not be known. `owner` finds out which process listens at one of these
+/// addresses, if it can.
 ///
 /// # Errors
-/// `Rendezvous` if the port is in use, and there is no further one or this job's own coordinator has it; if the name is not known by the
-/// deadline; or if there is no address to listen at. The fault, if it is raised meanwhile.
+/// `Rendezvous` if the port is in use, and there is no further one or this job's own coordinator has it; if
+/// the name is not known by the deadline; or if there is no address to listen at. The fault, if it is raised
+/// meanwhile.
 pub(super) fn listen(
     ListenAddress { host, port, further_ports }: ListenAddress<'_>,
     config: &Config,
@@ -95,7 +98,8 @@ pub(super) fn listen(
     }
 }
 
-/// Hands out `node_secret` at its name, for the ranks that look for rank 0 at this host and port. `owner` as for [`listen`].
+/// Hands out `node_secret` at its name, for the ranks that look for rank 0 at this host and port. `owner` as
+/// for [`listen`].
 ///
 /// # Errors
 /// `Rendezvous` if the name is in use; the fault, if it is raised meanwhile.
@@ -133,7 +137,8 @@ fn cannot_listen(
     .with_source(cause)
 }
 
-/// The addresses of `host`, by `resolve`. Kubernetes publishes the names of pods, and Slurm those of nodes that start, after the pods and nodes run.
+/// The addresses of `host`, by `resolve`. Kubernetes publishes the names of pods, and Slurm those of nodes
+/// that start, after the pods and nodes run.
 ///
 /// # Errors
 /// `Rendezvous` if there are none by the deadline; the fault, if it is raised meanwhile.
@@ -187,7 +192,8 @@ fn retry<T>(
     }
 }
 
-/// Listens at the addresses of this node among `addresses`, or at the one that `interface` gives where those are not enough.
+/// Listens at the addresses of this node among `addresses`, or at the one that `interface` gives where those
+/// are not enough.
 fn bind(
     host: &str,
     addresses: &[SocketAddr],
@@ -218,7 +224,8 @@ fn bind(
     Ok(listeners)
 }
 
-/// An address at which one interface is meant. The unspecified address, at which connecting leads to this node, means loopback.
+/// An address at which one interface is meant. The unspecified address, at which connecting leads to this
+/// node, means loopback.
 fn specific(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address.ip() {
@@ -229,7 +236,8 @@ fn specific(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// The address of the interface for ranks that look for rank 0 at `to`, which is no address of this node that others reach.
+/// The address of the interface for ranks that look for rank 0 at `to`, which is no address of this node that
+/// others reach.
 fn interface_for(to: SocketAddr, config: &Config) -> io::Result<IpAddr> {
     let route = || route_source(to.ip()).filter(|local| !local.is_loopback());
     let chosen =

@@ -1,13 +1,13 @@
 //! Bootstrap: this process's identity, the rendezvous of the ranks, and failure detection.
 //!
-//! Owns the control connections: every rank holds one to a [`Coordinator`], a thread of rank 0's process or of the
-//! process that created a [`UniqueId`]. Over it the ranks rendezvous, exchange addresses, send heartbeats and learn
-//! of each other's failures. Must not know links, schedules or data: a [`Call`](crate::call::Call) is all that it
-//! sees of the work.
+//! Owns the control connections: every rank holds one to a [`Coordinator`], a thread of rank 0's process or
+//! of the process that created a [`UniqueId`]. Over it the ranks rendezvous, exchange addresses, send
+//! heartbeats and learn of each other's failures. Must not know links, schedules or data: a
+//! [`Call`](crate::call::Call) is all that it sees of the work.
 //!
-//! `rendezvous`, `handshake`, `failure_detector`, `coordinator_worlds` and `subworlds` decide and do no I/O; `server`,
-//! `control_thread`, `listen` and `connect` do the I/O and decide nothing. `shrink` lets the ranks that are left after a failure
-//! agree on a new world.
+//! `rendezvous`, `handshake`, `failure_detector`, `coordinator_worlds` and `subworlds` decide and do no I/O;
+//! `server`, `control_thread`, `listen` and `connect` do the I/O and decide nothing. `shrink` lets the ranks
+//! that are left after a failure agree on a new world.
 
 mod attempts;
 mod call_state;

@@ -5,9 +5,10 @@ use crate::config::Config;
 /// The name of this process's node: `FLEXRING_NODE` if it is set, else an identifier of kernel, network
 /// namespace and user.
 ///
-/// Ranks with equal names share memory, which the kernel allows if both have the same user. Two containers on one machine mostly have their own
-/// network namespaces, or user namespaces that stand for different users of the machine. Then they count as two nodes, as two users do.
-/// Containers that have these in common, and differ in their PID namespaces for example, share memory.
+/// Ranks with equal names share memory, which the kernel allows if both have the same user. Two containers on
+/// one machine mostly have their own network namespaces, or user namespaces that stand for different users of
+/// the machine. Then they count as two nodes, as two users do. Containers that have these in common, and
+/// differ in their PID namespaces for example, share memory.
 #[must_use]
 pub fn node_name(config: &Config) -> String {
     if let Some(name) = &config.node {
@@ -23,7 +24,8 @@ pub fn node_name(config: &Config) -> String {
     format!("{}/net:{}/uid:{user}", kernel(), namespace("net"))
 }
 
-/// Identifies the PID namespace of this process among those of all machines. Within it a process id stands for one process.
+/// Identifies the PID namespace of this process among those of all machines. Within it a process id stands
+/// for one process.
 pub(super) fn pid_namespace() -> String {
     format!("{}/pid:{}", kernel(), namespace("pid"))
 }
@@ -39,8 +41,8 @@ fn namespace(kind: &str) -> u64 {
     rustix::fs::stat(format!("/proc/self/ns/{kind}")).map_or(0, |namespace| namespace.st_ino)
 }
 
-/// The number outside of this user namespace of a user, by the namespace's `map`. Those of the first namespaces of containers are the
-/// machine's.
+/// The number outside of this user namespace of a user, by the namespace's `map`. Those of the first
+/// namespaces of containers are the machine's.
 fn user_outside(map: &str, user: u32) -> Option<u32> {
     map.lines().find_map(|line| {
         let mut numbers = line.split_whitespace().map(|number| number.parse::<u32>().ok());

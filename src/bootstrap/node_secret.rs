@@ -1,11 +1,12 @@
-//! A secret for the ranks of one node that needs no setting: rank 0 draws it, and hands it to processes of its own user and PID
-//! namespace.
+//! A secret for the ranks of one node that needs no setting: rank 0 draws it, and hands it to processes of
+//! its own user and PID namespace.
 //!
 //! Owns the Unix socket over which it travels.
 //!
-//! The name of the socket is not secret: each end reads the credentials of the other's process from the kernel, and refuses those of other users and containers. The
-//! name lies in the abstract namespace, which belongs to the network namespace as the loopback interface does. So every process
-//! that reaches rank 0 over loopback reaches the socket, and no file is left behind.
+//! The name of the socket is not secret: each end reads the credentials of the other's process from the
+//! kernel, and refuses those of other users and containers. The name lies in the abstract namespace, which
+//! belongs to the network namespace as the loopback interface does. So every process that reaches rank 0 over
+//! loopback reaches the socket, and no file is left behind.
 
 use crate::descriptor;
 use crate::logging::WarningLimit;
@@ -35,8 +36,8 @@ pub(super) struct NodeSecret {
     pub(super) key: SecretKey,
 }
 
-/// The name under which rank 0 of this job hands out its secret. Its numbers distinguish jobs that meet at one
-/// port of a node.
+/// The name under which rank 0 of this job hands out its secret. Its numbers distinguish jobs that meet at
+/// one port of a node.
 pub(super) fn name(job: u128, port: u16) -> String {
     format!("flexring-secret-{port}-{job:032x}")
 }
@@ -59,7 +60,8 @@ impl NodeSecretListener {
         Ok(Self { _closed_in_child, socket, key: secret.key.clone() })
     }
 
-    /// Sends the secret to the processes of this user and PID namespace that have connected, and drops all others.
+    /// Sends the secret to the processes of this user and PID namespace that have connected, and drops all
+    /// others.
     ///
     /// # Errors
     /// That of accepting, mostly that there is no descriptor left. The connection then waits.

@@ -1,7 +1,7 @@
 //! Subworlds over the control connections of one.
 //!
-//! Owns what a rank checks before it opens a world, and how it waits for the others. Must not know how the coordinator decides
-//! (`subworlds`), or what the world is for.
+//! Owns what a rank checks before it opens a world, and how it waits for the others. Must not know how the
+//! coordinator decides (`subworlds`), or what the world is for.
 
 use super::control_connection::{ControlConnection, GRACE};
 use super::heartbeat::seconds;
@@ -14,26 +14,27 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 impl ControlConnection {
-    /// Whether [`open_world`](Self::open_world) is possible with these members: the process of the first one runs the
-    /// coordinator.
+    /// Whether [`open_world`](Self::open_world) is possible with these members: the process of the first one
+    /// runs the coordinator.
     #[must_use]
     pub fn can_open(&self, members: &[Rank]) -> bool {
         members.first().and_then(|first| self.first_ranks.get(*first)).is_some_and(|first| self.hosts(*first))
     }
 
-    /// Opens a subworld over this connection, at the same coordinator, and returns when all its members have. It needs
-    /// no thread, no descriptor and no rendezvous, and is a world like any other: it fails, and is left, by itself, and may
-    /// outlive this one. It does not matter whether this one has failed.
+    /// Opens a subworld over this connection, at the same coordinator, and returns when all its members have.
+    /// It needs no thread, no descriptor and no rendezvous, and is a world like any other: it fails, and is
+    /// left, by itself, and may outlive this one. It does not matter whether this one has failed.
     ///
-    /// `members` are ranks of this world, in the order of their new ranks, with the calling rank among them. `id` must be the
-    /// same on all members, and unlike that of any other world: draw 16 random bytes. Several threads may open worlds at once,
-    /// and members may open several worlds in different orders. `fault` is raised when the new world fails.
+    /// `members` are ranks of this world, in the order of their new ranks, with the calling rank among them.
+    /// `id` must be the same on all members, and unlike that of any other world: draw 16 random bytes.
+    /// Several threads may open worlds at once, and members may open several worlds in different orders.
+    /// `fault` is raised when the new world fails.
     ///
     /// # Errors
-    /// `InvalidArgument` if `members` are not as above, or if this process has opened a world with this id; `Unsupported`
-    /// unless [`can_open`](Self::can_open); `Rendezvous`, naming the missing ranks, if not all members open the world within
-    /// `connect_timeout`; `Disagreement` if their lists of members differ; `PeerLost` if one of them, or the coordinator, is
-    /// gone; `System` if there are too many worlds.
+    /// `InvalidArgument` if `members` are not as above, or if this process has opened a world with this id;
+    /// `Unsupported` unless [`can_open`](Self::can_open); `Rendezvous`, naming the missing ranks, if not all
+    /// members open the world within `connect_timeout`; `Disagreement` if their lists of members differ;
+    /// `PeerLost` if one of them, or the coordinator, is gone; `System` if there are too many worlds.
     pub fn open_world(
         &self,
         id: u128,
@@ -60,8 +61,8 @@ impl ControlConnection {
         self.service.first.rank
     }
 
-    /// Whether the ranks that meet in `other` may open their world over this connection instead: it works, is encrypted if that one
-    /// is, and only members of the job can be at its ends if that is so there.
+    /// Whether the ranks that meet in `other` may open their world over this connection instead: it works, is
+    /// encrypted if that one is, and only members of the job can be at its ends if that is so there.
     #[must_use]
     pub fn can_replace(&self, other: &ControlConnection) -> bool {
         let (own, other) = (&self.service.first.secret, &other.secret);
@@ -76,19 +77,21 @@ impl ControlConnection {
         self
     }
 
-    /// Whether [`open_world_over_connection`](Self::open_world_over_connection) is possible with these members.
+    /// Whether [`open_world_over_connection`](Self::open_world_over_connection) is possible with these
+    /// members.
     #[must_use]
     pub fn can_open_over_connection(&self, members: &[Rank]) -> bool {
         members.first().is_some_and(|first| self.hosts(*first))
     }
 
-    /// Whether this rank of the world that the connection was made for is in the process that runs the coordinator.
+    /// Whether this rank of the world that the connection was made for is in the process that runs the
+    /// coordinator.
     fn hosts(&self, first_rank: Rank) -> bool {
         self.service.first.host_ranks.contains(&first_rank)
     }
 
-    /// [`open_world`](Self::open_world), but `members` are ranks of the world that the connection was made for, whichever of
-    /// its worlds this one is.
+    /// [`open_world`](Self::open_world), but `members` are ranks of the world that the connection was made
+    /// for, whichever of its worlds this one is.
     ///
     /// # Errors
     /// As for [`open_world`](Self::open_world).

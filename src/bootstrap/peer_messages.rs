@@ -33,8 +33,8 @@ impl ControlConnection {
 }
 
 impl PeerMessages {
-    /// Sends messages to other ranks. Those from one rank to another arrive in their order. Does not block. If the other rank has
-    /// left, or leaves later, an empty message from it arrives.
+    /// Sends messages to other ranks. Those from one rank to another arrive in their order. Does not block.
+    /// If the other rank has left, or leaves later, an empty message from it arrives.
     ///
     /// # Errors
     /// `InvalidArgument` if one is longer than 4 KiB; `PeerLost` if the coordinator's process has left.

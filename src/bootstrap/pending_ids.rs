@@ -1,7 +1,7 @@
 //! Unique ids of this process that no rank has used yet.
 //!
-//! Owns the one thread that listens for all of them, and their expiry. The first connection to an id starts its
-//! coordinator.
+//! Owns the one thread that listens for all of them, and their expiry. The first connection to an id starts
+//! its coordinator.
 
 use super::coordinator_ports::CoordinatorControl;
 use crate::error::{Error, Result};
@@ -14,7 +14,8 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-/// How many ids a process recognises as its own. If it forgets one, its rank 0 starts a coordinator that stays unused.
+/// How many ids a process recognises as its own. If it forgets one, its rank 0 starts a coordinator that
+/// stays unused.
 const REMEMBERED: usize = 1024;
 
 /// Starts the coordinator of an id at its listeners.
@@ -46,7 +47,8 @@ fn lock() -> MutexGuard<'static, PendingIds> {
     IDS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Listens for the ranks of the id with this job number until `expires`, and calls `start` for the first connection.
+/// Listens for the ranks of the id with this job number until `expires`, and calls `start` for the first
+/// connection.
 ///
 /// # Errors
 /// `System` if a thread or descriptor is unavailable.

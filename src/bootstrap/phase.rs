@@ -1,4 +1,5 @@
-//! The phases of a coordinator's world: the ranks meet, they are supervised or move to rank 0's coordinator, and all is over.
+//! The phases of a coordinator's world: the ranks meet, they are supervised or move to rank 0's coordinator,
+//! and all is over.
 //!
 //! Owns what the phases have in common.
 

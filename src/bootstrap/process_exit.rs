@@ -1,7 +1,7 @@
 //! The end of another process of this machine.
 //!
-//! Owns for how long this process waits for it. A process that fails takes a while to end: an interpreter frees its modules. Ranks
-//! that fail with it and end sooner would look like the cause to a launcher.
+//! Owns for how long this process waits for it. A process that fails takes a while to end: an interpreter
+//! frees its modules. Ranks that fail with it and end sooner would look like the cause to a launcher.
 
 use super::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,7 +9,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// The longest wait, for a process that has said that it ends. On a busy machine an interpreter with PyTorch takes seconds.
+/// The longest wait, for a process that has said that it ends. On a busy machine an interpreter with PyTorch
+/// takes seconds.
 pub(super) const EXIT_LIMIT: Duration = Duration::from_secs(5);
 /// The longest wait for one that has only left a world: it may end, or go on without it.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
@@ -25,8 +26,8 @@ pub(super) struct ProcessExit {
 }
 
 impl ProcessExit {
-    /// Waits for this process, which ends or has only left a world, from `now` on. `None` if it is this one, or in another PID
-    /// namespace, where its number is that of an unrelated process or of none.
+    /// Waits for this process, which ends or has only left a world, from `now` on. `None` if it is this one,
+    /// or in another PID namespace, where its number is that of an unrelated process or of none.
     pub(super) fn of(process: &Process, ends: bool, now: Instant) -> Option<Self> {
         let this = Process::current();
         if process.pid_namespace != this.pid_namespace || process.pid == this.pid {

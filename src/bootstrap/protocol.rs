@@ -2,11 +2,12 @@
 //!
 //! Owns the message types, their encoding and the limits on their length.
 //!
-//! A rank's stream begins with a preamble (`frame_decoder`); then come frames in both directions. A frame is its length (four bytes,
-//! little-endian) and that many bytes of postcard. The first two frames of a rank are its [`Opening`] and its proof, see
-//! `handshake`. If the job is encrypted, the mark [`ENCRYPTED`] follows the opening, and then TLS records that contain the
-//! frames; the coordinator's records follow its challenge without a mark. The preamble and [`ToRank::Refused`] never change, so that a rank of another
-//! wire version gets a readable error.
+//! A rank's stream begins with a preamble (`frame_decoder`); then come frames in both directions. A frame is
+//! its length (four bytes, little-endian) and that many bytes of postcard. The first two frames of a rank are
+//! its [`Opening`] and its proof, see `handshake`. If the job is encrypted, the mark [`ENCRYPTED`] follows
+//! the opening, and then TLS records that contain the frames; the coordinator's records follow its challenge
+//! without a mark. The preamble and [`ToRank::Refused`] never change, so that a rank of another wire version
+//! gets a readable error.
 
 use super::call_state::CallState;
 use super::process::Process;
@@ -22,8 +23,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Version of the control protocol. Raise it with every change of what travels on a control connection. It is apart from the
-/// release: two releases with one wire version understand each other's errors.
+/// Version of the control protocol. Raise it with every change of what travels on a control connection. It is
+/// apart from the release: two releases with one wire version understand each other's errors.
 pub(super) const WIRE_VERSION: u32 = 9;
 /// The release of this build. All ranks of a world must run the same one, because their plans must be equal.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -33,7 +34,8 @@ pub(super) const OPENING_LIMIT: usize = 1 << 10;
 pub(super) const PROOF_LIMIT: usize = 64 << 10;
 /// Maximum length of any later frame, in bytes.
 pub(super) const FRAME_LIMIT: usize = 16 << 20;
-/// Maximum length of the parts of an exchange in one frame, in bytes. The rest of the frame is more than enough for their framing.
+/// Maximum length of the parts of an exchange in one frame, in bytes. The rest of the frame is more than
+/// enough for their framing.
 pub(super) const PARTS_LIMIT: usize = FRAME_LIMIT / 2;
 /// Length of a rank's part of an exchange that is never too long, in bytes, however many ranks there are.
 pub(super) const PART_ALLOWANCE: usize = 64 << 10;
@@ -45,7 +47,8 @@ pub(super) fn part_limit(world: usize) -> usize {
 /// Maximum length of a message from one rank to another, in bytes.
 pub(super) const PEER_MESSAGE_LIMIT: usize = 4 << 10;
 
-/// Maximum number of messages to other ranks in one frame, so that a frame of the longest ones fits its limit.
+/// Maximum number of messages to other ranks in one frame, so that a frame of the longest ones fits its
+/// limit.
 pub(super) const MOST_PEER_MESSAGES: usize = FRAME_LIMIT / 2 / PEER_MESSAGE_LIMIT;
 /// Maximum world size. It limits what one hello can make the coordinator count up to.
 pub(super) const MAX_WORLD: usize = 1 << 16;
@@ -91,7 +94,8 @@ impl HelloHeader {
         }
     }
 
-    /// What the sender claims, as a verb phrase, before it is authenticated. Contains no text of the sender, because others see it.
+    /// What the sender claims, as a verb phrase, before it is authenticated. Contains no text of the sender,
+    /// because others see it.
     pub(super) fn claim(&self) -> String {
         match self.purpose {
             Purpose::Join => format!("claims rank {}", self.rank),
@@ -108,8 +112,8 @@ pub(super) enum Purpose {
     Join,
     /// To read the state of the world once. Rank and world of the hello do not matter.
     Status,
-    /// To learn which process listens, because rank 0 of a job cannot listen there. Answered by a refusal that names it, on one
-    /// node only.
+    /// To learn which process listens, because rank 0 of a job cannot listen there. Answered by a refusal
+    /// that names it, on one node only.
     WhoListens,
 }
 
@@ -149,7 +153,8 @@ impl HelloParams {
         Self::of_member(timeout, heartbeat)
     }
 
-    /// Those of a rank of a subworld, whose settings have been compared, and which waits so long for each exchange.
+    /// Those of a rank of a subworld, whose settings have been compared, and which waits so long for each
+    /// exchange.
     pub(super) fn of_member(timeout: Duration, heartbeat: Duration) -> Self {
         Self {
             settings: Vec::new(),
@@ -208,18 +213,19 @@ pub(super) enum ToCoordinator {
     GaveUp { silent: Duration },
     /// The rank has joined at the coordinator of rank 0, to which the world has moved.
     Moved,
-    /// The rank opens this subworld over its connection. `members` are its ranks, as ranks of the world that the connection
-    /// was made for. The rank waits so long for the others, and for each later exchange.
+    /// The rank opens this subworld over its connection. `members` are its ranks, as ranks of the world that
+    /// the connection was made for. The rank waits so long for the others, and for each later exchange.
     Open {
         world: WorldId,
         #[serde(deserialize_with = "at_most::<MAX_WORLD, _, _>")]
         members: Vec<Rank>,
         timeout: Duration,
     },
-    /// A message of a subworld: an encoded [`ToCoordinator`]. It is not a value of that type, so that a sender cannot
-    /// nest it.
+    /// A message of a subworld: an encoded [`ToCoordinator`]. It is not a value of that type, so that a
+    /// sender cannot nest it.
     InWorld { world: WorldId, message: Vec<u8> },
-    /// Periodic sign of life of a rank that has left the world that its connection was made for, and is in further ones.
+    /// Periodic sign of life of a rank that has left the world that its connection was made for, and is in
+    /// further ones.
     Alive,
 }
 
@@ -233,19 +239,21 @@ impl ToCoordinator {
     }
 }
 
-/// What a coordinator sends to a rank. The first variant keeps its position in all wire versions, because ranks of
-/// other ones decode it.
+/// What a coordinator sends to a rank. The first variant keeps its position in all wire versions, because
+/// ranks of other ones decode it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(super) enum ToRank {
     /// The rank is not admitted, for this reason. It concerns this rank alone.
     Refused(#[serde(deserialize_with = "refusal")] Error),
     /// The rank must prove that it belongs to the job, with this number.
     Challenge(Nonce),
-    /// The rank belongs to the job, and so does the coordinator, as this code proves. The rank must wait for the others.
+    /// The rank belongs to the job, and so does the coordinator, as this code proves. The rank must wait for
+    /// the others.
     HelloAck(AuthenticationCode),
     /// The world failed, for this reason. It is the same on all ranks.
     RootCause(Error),
-    /// All ranks have joined. `host` describes the process that the coordinator runs in; `ranks` are those of that process.
+    /// All ranks have joined. `host` describes the process that the coordinator runs in; `ranks` are those of
+    /// that process.
     Welcome { host: PeerText, ranks: Vec<Rank> },
     /// The next parts of exchange `number`, in rank order. The parts of all ranks may take several messages.
     Gathered {
@@ -257,13 +265,14 @@ pub(super) enum ToRank {
     HeartbeatAck,
     /// Requests a heartbeat at once.
     RequestState,
-    /// This process causes the failure that the next message names or, before [`ToRank::Closing`], the one that the end of the
-    /// coordinator may become. Ranks of its machine wait for its end before they show the failure: longer if it has said
-    /// that it ends.
+    /// This process causes the failure that the next message names or, before [`ToRank::Closing`], the one
+    /// that the end of the coordinator may become. Ranks of its machine wait for its end before they show the
+    /// failure: longer if it has said that it ends.
     AwaitExit { process: Process, ends: bool },
     /// From now on the coordinator may close the connection at any time, which is not a failure.
     Closing,
-    /// Number of the attempt at a rendezvous that this coordinator serves. Precedes its other answers to a rank.
+    /// Number of the attempt at a rendezvous that this coordinator serves. Precedes its other answers to a
+    /// rank.
     Attempt(u64),
     /// Join at one of these addresses instead, with the same secret: rank 0 takes the world over.
     Moved(Vec<SocketAddr>),
@@ -273,9 +282,11 @@ pub(super) enum ToRank {
     Left { rank: Rank, finished: u64 },
     /// Answers a hello whose purpose is [`Purpose::Status`].
     Status(WorldStatus),
-    /// A message of a subworld: an encoded [`ToRank`]. It is not a value of that type, so that a sender cannot nest it.
+    /// A message of a subworld: an encoded [`ToRank`]. It is not a value of that type, so that a sender
+    /// cannot nest it.
     InWorld { world: WorldId, message: Vec<u8> },
-    /// Answers the goodbye of a rank whose connection stays open for its other worlds. All ranks concerned are notified.
+    /// Answers the goodbye of a rank whose connection stays open for its other worlds. All ranks concerned
+    /// are notified.
     LeaveAck,
     /// A message of rank `from`.
     FromPeer { from: Rank, message: Vec<u8> },

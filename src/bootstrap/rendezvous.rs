@@ -1,8 +1,9 @@
 //! The rendezvous of one world, as a state machine without I/O.
 //!
 //! Owns the decision whether the world comes about: who has joined, who must still join, and whether they
-//! agree on release, world size and settings. Callers report the hellos of ranks that are authenticated, disconnects and
-//! the time. Any failure becomes one root cause, the same for ranks that have joined and for ranks that join later.
+//! agree on release, world size and settings. Callers report the hellos of ranks that are authenticated,
+//! disconnects and the time. Any failure becomes one root cause, the same for ranks that have joined and for
+//! ranks that join later.
 
 use super::heartbeat::seconds;
 use super::process::Process;
@@ -53,7 +54,8 @@ pub(super) struct Rendezvous {
     refusals: Vec<String>,
     /// Why the coordinator could not accept a connection.
     accept_failure: Option<String>,
-    /// When the joined ranks say next for which others they wait, and the time since they have said it before.
+    /// When the joined ranks say next for which others they wait, and the time since they have said it
+    /// before.
     report: Option<(Instant, Duration)>,
     /// What ranks are to log, since the last call of [`notices`](Self::notices).
     notices: Vec<(Vec<Rank>, String)>,
@@ -77,7 +79,8 @@ impl Rendezvous {
         }
     }
 
-    /// Notes why a rank may be missing: a caller was refused. It changes nothing but what ranks log and the error for missing ranks.
+    /// Notes why a rank may be missing: a caller was refused. It changes nothing but what ranks log and the
+    /// error for missing ranks.
     pub(super) fn note_refusal(&mut self, text: String) {
         if self.refusals.len() < MAX_REFUSALS && !self.refusals.contains(&text) {
             self.notices.push((self.peers.keys().copied().collect(), text.clone()));
@@ -85,7 +88,8 @@ impl Rendezvous {
         }
     }
 
-    /// Notes why a rank may be missing: its connection could not be accepted, as when the process is out of descriptors.
+    /// Notes why a rank may be missing: its connection could not be accepted, as when the process is out of
+    /// descriptors.
     pub(super) fn note_accept_failure(&mut self, cause: &str) {
         if self.accept_failure.is_none() {
             self.accept_failure = Some(cause.to_owned());
@@ -124,8 +128,8 @@ impl Rendezvous {
         self.peers.iter().map(|(rank, peer)| (*rank, &peer.process))
     }
 
-    /// Where rank 0 runs a coordinator that can take the world over. `None` if it runs none, or if it is in this coordinator's
-    /// process.
+    /// Where rank 0 runs a coordinator that can take the world over. `None` if it runs none, or if it is in
+    /// this coordinator's process.
     pub(super) fn successor(&self) -> Option<Vec<SocketAddr>> {
         let first = self.peers.get(&0).filter(|first| first.process != self.host_process)?;
         Some(first.params.successor.clone()).filter(|addresses| !addresses.is_empty())
@@ -143,9 +147,11 @@ impl Rendezvous {
         if !is_late {
             self.root_cause = self.validate(&header, params.as_ref());
         }
-        // The rendezvous has failed if a caller claims a larger world, but its status must not have a row for each of its ranks.
+        // The rendezvous has failed if a caller claims a larger world, but its status must not have a row for
+        // each of its ranks.
         self.world.get_or_insert(header.world.min(MAX_WORLD));
-        // A rank that joins late, or tries again, does not shorten the time in which late ranks get the error.
+        // A rank that joins late, or tries again, does not shorten the time in which late ranks get the
+        // error.
         if let Some(params) = &params
             && !is_late
         {
@@ -360,7 +366,8 @@ mod tests {
         rendezvous.root_cause().expect("a root cause").clone()
     }
 
-    /// Counter-example: the size that the first caller claimed was kept, and a status then had a row for each of its ranks.
+    /// Counter-example: the size that the first caller claimed was kept, and a status then had a row for each
+    /// of its ranks.
     #[test]
     fn a_world_that_is_too_large_fails_and_is_not_kept() {
         let mut rendezvous = rendezvous();

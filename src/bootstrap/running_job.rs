@@ -21,15 +21,16 @@ pub struct RunningJob {
 }
 
 impl RunningJob {
-    /// Whether its ranks meet by a unique id. Then only rank 0's process can be asked, once all ranks have joined.
+    /// Whether its ranks meet by a unique id. Then only rank 0's process can be asked, once all ranks have
+    /// joined.
     #[must_use]
     pub fn is_by_id(&self) -> bool {
         self.id.is_some()
     }
 }
 
-/// The job that the environment describes, for a process that need not be a rank of it. `address` replaces the host and port of
-/// rank 0.
+/// The job that the environment describes, for a process that need not be a rank of it. `address` replaces
+/// the host and port of rank 0.
 ///
 /// # Errors
 /// `InvalidSetting` if variables cannot be used, or if they do not give the address of rank 0.

@@ -2,8 +2,8 @@
 //!
 //! Owns the settings' secret, its checks, and how it is combined with the secret of a unique id or of a node.
 //!
-//! A job without any secret uses the same keys and messages, but derived from the public name of the job. They then prove
-//! nothing, except that two ranks mean the same job.
+//! A job without any secret uses the same keys and messages, but derived from the public name of the job.
+//! They then prove nothing, except that two ranks mean the same job.
 
 use super::launcher::RendezvousPoint;
 use super::node_secret::{self, NodeSecret};
@@ -88,11 +88,12 @@ impl fmt::Debug for SecretSource {
 }
 
 impl SecretSource {
-    /// The secret of the job with the number `job` that meets at an address: the one that the settings give, if any.
+    /// The secret of the job with the number `job` that meets at an address: the one that the settings give,
+    /// if any.
     ///
     /// # Errors
-    /// `InvalidSetting`, which does not quote the secret, if it is too short, or if its file cannot be used; also if the
-    /// connections are to be encrypted without a secret.
+    /// `InvalidSetting`, which does not quote the secret, if it is too short, or if its file cannot be used;
+    /// also if the connections are to be encrypted without a secret.
     pub(super) fn of_settings(config: &Config, job: u128) -> Result<Self> {
         Self::new(config, job, SecondPart::None)
     }
@@ -116,12 +117,12 @@ impl SecretSource {
         Self::new(config, job, SecondPart::UniqueId(token.to_le_bytes()))
     }
 
-    /// The secret of a job whose ranks are all on this node, and which meets at `port`. If the settings give none, rank 0 draws
-    /// one, and hands it to the others under the name that this returns with it.
+    /// The secret of a job whose ranks are all on this node, and which meets at `port`. If the settings give
+    /// none, rank 0 draws one, and hands it to the others under the name that this returns with it.
     ///
     /// # Errors
-    /// As for [`of_settings`](Self::of_settings); `InvalidSetting` if the kernel cannot tell this process's user from others;
-    /// `System` if there are no random numbers.
+    /// As for [`of_settings`](Self::of_settings); `InvalidSetting` if the kernel cannot tell this process's
+    /// user from others; `System` if there are no random numbers.
     pub(super) fn of_node(
         config: &Config,
         job: u128,
@@ -146,7 +147,8 @@ impl SecretSource {
         Ok((source, Some(NodeSecret { name, key })))
     }
 
-    /// The secret of a job of one rank, which connects only to itself: it is encrypted only if the settings give a secret.
+    /// The secret of a job of one rank, which connects only to itself: it is encrypted only if the settings
+    /// give a secret.
     ///
     /// # Errors
     /// As for [`of_settings`](Self::of_settings).
@@ -156,8 +158,9 @@ impl SecretSource {
         Ok(Self { job, given, second: SecondPart::None, is_encrypted })
     }
 
-    /// The secret of a job that meets at `point`. If it has no id, `token` is its public number, and `one_node` says whether all
-    /// its ranks are on this node. Rank 0 may have to hand a part of the secret to the others.
+    /// The secret of a job that meets at `point`. If it has no id, `token` is its public number, and
+    /// `one_node` says whether all its ranks are on this node. Rank 0 may have to hand a part of the secret
+    /// to the others.
     ///
     /// # Errors
     /// As for [`of_node`](Self::of_node).

@@ -1,7 +1,7 @@
 //! The coordinator's thread.
 //!
-//! Owns the phases of one job and the coordinator's clock. The [`Rendezvous`] and then the [`Worlds`] decide what is sent on the
-//! [`Connections`]. Must not block.
+//! Owns the phases of one job and the coordinator's clock. The [`Rendezvous`] and then the [`Worlds`] decide
+//! what is sent on the [`Connections`]. Must not block.
 
 use super::connections::{Client, ClientId, ClientState, Connections, closing_at, encode_or_log, send};
 use super::coordinator_ports::CoordinatorControl;
@@ -255,7 +255,8 @@ impl Server {
         }
     }
 
-    /// Refuses a caller, which changes nothing for others. `what` is a verb phrase that describes the caller to them.
+    /// Refuses a caller, which changes nothing for others. `what` is a verb phrase that describes the caller
+    /// to them.
     fn refuse(&mut self, id: ClientId, error: Error, what: &str, now: Instant) {
         let Some(client) = self.clients.get_mut(id) else {
             return;
@@ -343,8 +344,8 @@ impl Server {
         }
     }
 
-    /// All ranks have joined. The listeners stay open for questions about the world, and for the process's next
-    /// rendezvous.
+    /// All ranks have joined. The listeners stay open for questions about the world, and for the process's
+    /// next rendezvous.
     fn on_complete(&mut self, now: Instant) {
         reach(FaultPoint::CoordinatorCompletedRendezvous);
         let joined: BTreeSet<ClientId> = self.by_rank.values().copied().collect();
@@ -509,7 +510,8 @@ impl Server {
 
     /// Sends what is queued, and closes what can be closed.
     fn flush(&mut self, now: Instant) {
-        // Rank 0 comes last: this thread may be in its process, which may exit as soon as it knows that the world has failed.
+        // Rank 0 comes last: this thread may be in its process, which may exit as soon as it knows that the
+        // world has failed.
         for (id, cause) in self.clients.flush(self.client_of_rank_0) {
             // What the rank has sent before says more than the end of its connection.
             self.receive(id, now);

@@ -20,9 +20,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Asks the coordinator of a running job for the state of all ranks. This process must have the job's secret.
 ///
 /// # Errors
-/// `Rendezvous` if no coordinator of this job answers within five seconds, or within `FLEXRING_CONNECT_TIMEOUT_MS` if that
-/// is shorter, or if this process does not know the secret; `InvalidSetting` if the secret cannot be used; `System` if a
-/// descriptor is unavailable.
+/// `Rendezvous` if no coordinator of this job answers within five seconds, or within
+/// `FLEXRING_CONNECT_TIMEOUT_MS` if that is shorter, or if this process does not know the secret;
+/// `InvalidSetting` if the secret cannot be used; `System` if a descriptor is unavailable.
 pub fn world_status(job: &RunningJob, config: &Config) -> Result<WorldStatus> {
     let timeout = config.connect_timeout.min(ANSWER_TIMEOUT);
     let met_at = job.id.map_or_else(|| job.address.clone(), RendezvousPoint::Id);

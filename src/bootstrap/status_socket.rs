@@ -2,9 +2,10 @@
 //!
 //! Owns the names of these sockets, how they are found, and who is answered.
 //!
-//! The name lies in the abstract namespace, as that of `node_secret`: it belongs to the network namespace, and nothing is left behind by
-//! a process that is killed. It contains user, process and a random number, because a process may run several coordinators. No secret
-//! of the job is needed: the kernel identifies the process at the other end. A coordinator answers processes of its own user and PID namespace only, and
+//! The name lies in the abstract namespace, as that of `node_secret`: it belongs to the network namespace,
+//! and nothing is left behind by a process that is killed. It contains user, process and a random number,
+//! because a process may run several coordinators. No secret of the job is needed: the kernel identifies the
+//! process at the other end. A coordinator answers processes of its own user and PID namespace only, and
 //! `flexring status` reads answers of its own user's processes only. Every user can listen under such a name.
 
 use super::node_secret::wait_readable;
@@ -52,7 +53,8 @@ impl StatusSocket {
         Ok(Self { _closed_in_child: ClosedInChild::new(socket.as_fd()), socket })
     }
 
-    /// Accepts the processes of this user and PID namespace that have connected, and drops all others. Does not block.
+    /// Accepts the processes of this user and PID namespace that have connected, and drops all others. Does
+    /// not block.
     pub(super) fn accept(&self) -> Vec<UnixStream> {
         let accepted = (0..BACKLOG).map_while(|_| descriptor::accept_unix(&self.socket).ok());
         let callers = accepted.filter(|caller| foreign_process(caller).is_none());
@@ -98,8 +100,8 @@ fn prefix() -> String {
 pub struct LocalCoordinator {
     /// Its process, by the number in its PID namespace.
     pub pid: u32,
-    /// The state of its ranks. It has no rows before the first rank has joined, and when all have moved to another coordinator. The error
-    /// says why there is no answer.
+    /// The state of its ranks. It has no rows before the first rank has joined, and when all have moved to
+    /// another coordinator. The error says why there is no answer.
     pub status: Result<WorldStatus>,
 }
 

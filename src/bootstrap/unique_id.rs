@@ -1,7 +1,8 @@
 //! The unique id: 128 bytes that identify a world and contain its coordinator's addresses.
 //!
-//! Owns their layout. The token in them is the secret of the world: who has the id can join. Programs copy ids from the process that created them to all ranks by any means, so
-//! they may arrive damaged, truncated or from another version, and are checked.
+//! Owns their layout. The token in them is the secret of the world: who has the id can join. Programs copy
+//! ids from the process that created them to all ranks by any means, so they may arrive damaged, truncated or
+//! from another version, and are checked.
 
 use crate::error::{Error, Result};
 use crate::secret::SecretKey;

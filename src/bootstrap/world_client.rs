@@ -1,7 +1,7 @@
 //! One world of a control connection, as the connection's thread serves it.
 //!
-//! Owns which call state the coordinator has, whether the rank is leaving, and what the end of the connection means to the
-//! world.
+//! Owns which call state the coordinator has, whether the rank is leaving, and what the end of the connection
+//! means to the world.
 
 use super::call_state::CallState;
 use super::control_state::Shared;
@@ -77,7 +77,8 @@ impl WorldClient {
         self.shared.call_state.version() != self.sent
     }
 
-    /// The call state of this rank, or the last known one if the executor changes it during the read. The caller sends it.
+    /// The call state of this rank, or the last known one if the executor changes it during the read. The
+    /// caller sends it.
     pub(super) fn state(&mut self) -> CallState {
         if let Some((version, state)) = self.shared.call_state.read_versioned() {
             self.sent = version;
@@ -150,8 +151,8 @@ impl WorldClient {
         self.fail(Error::peer_lost(message));
     }
 
-    /// The coordinator's process has ended after it had announced that. A call that this rank is in, and that another rank has
-    /// left without, fails now: the coordinator did not hear of it.
+    /// The coordinator's process has ended after it had announced that. A call that this rank is in, and that
+    /// another rank has left without, fails now: the coordinator did not hear of it.
     pub(super) fn on_coordinator_closed(&mut self) {
         if !self.is_held()
             && let CallState::InCall(call) = self.state()

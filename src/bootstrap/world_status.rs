@@ -1,7 +1,8 @@
-//! The state of all ranks of a world, as `flexring status` prints it and as the error of a time-out carries it.
+//! The state of all ranks of a world, as `flexring status` prints it and as the error of a time-out carries
+//! it.
 //!
-//! Owns the table: its rows, which ranks each rank waits for, its text, and its names in JSON, which docs/debugging.md documents and
-//! which do not change.
+//! Owns the table: its rows, which ranks each rank waits for, its text, and its names in JSON, which
+//! docs/debugging.md documents and which do not change.
 
 use super::call_state::CallState;
 use super::heartbeat::seconds;
@@ -14,8 +15,8 @@ use std::time::Duration;
 
 /// Maximum number of rows in the error of a time-out.
 pub const ROWS_IN_ERROR: usize = 32;
-/// Maximum number of rows in the status of all worlds of a coordinator, so that it fits a frame. The world that the ranks have
-/// joined, and the first further one, may have more.
+/// Maximum number of rows in the status of all worlds of a coordinator, so that it fits a frame. The world
+/// that the ranks have joined, and the first further one, may have more.
 const ROWS_IN_STATUS: usize = 4096;
 /// Ranks that all rows of a table wait for together, at up to 3 bytes each in a frame.
 const MOST_WAITED_FOR: usize = 1 << 20;
@@ -67,11 +68,12 @@ pub struct RankReport {
     /// What it does.
     #[serde(rename = "state")]
     pub activity: RankActivity,
-    /// How long it has been in this state, as far as its heartbeats tell. `None` if unknown. In JSON as seconds.
+    /// How long it has been in this state, as far as its heartbeats tell. `None` if unknown. In JSON as
+    /// seconds.
     #[serde(rename = "seconds", with = "seconds_in_text")]
     pub since: Option<Duration>,
-    /// The ranks that it waits for, because they have not made its call; only the first ones if many ranks wait for many. Empty if it waits
-    /// for none, or for data.
+    /// The ranks that it waits for, because they have not made its call; only the first ones if many ranks
+    /// wait for many. Empty if it waits for none, or for data.
     pub waits_for: Vec<Rank>,
 }
 
@@ -165,7 +167,8 @@ impl RankReport {
     }
 }
 
-/// A time that is a number of seconds in text formats, and a [`Duration`] in the frames of the control connection.
+/// A time that is a number of seconds in text formats, and a [`Duration`] in the frames of the control
+/// connection.
 mod seconds_in_text {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use std::time::Duration;
@@ -197,8 +200,9 @@ const COLUMNS: usize = 7;
 const HEAD: [&str; COLUMNS] = ["rank", "host", "process", "last call", "state", "for", "waits for"];
 
 impl WorldStatus {
-    /// The table of these rows, given in the order of ranks. Fills in which ranks each waits for: of many ranks that wait for many,
-    /// only the first ones, so that a table of thousands of ranks fits into a frame.
+    /// The table of these rows, given in the order of ranks. Fills in which ranks each waits for: of many
+    /// ranks that wait for many, only the first ones, so that a table of thousands of ranks fits into a
+    /// frame.
     pub(crate) fn new(mut ranks: Vec<RankReport>, root_cause: Option<Error>) -> Self {
         let absent: Vec<Rank> =
             ranks.iter().filter(|row| row.activity == RankActivity::Absent).map(|row| row.rank).collect();
@@ -234,8 +238,8 @@ impl WorldStatus {
         Self { ranks, root_cause, further: Vec::new(), hidden: 0 }
     }
 
-    /// Adds the worlds that were opened over the connections of this one, as many as a status has room for: first those that have
-    /// failed, then those in which ranks wait for others.
+    /// Adds the worlds that were opened over the connections of this one, as many as a status has room for:
+    /// first those that have failed, then those in which ranks wait for others.
     pub(crate) fn with_further(mut self, further: impl Iterator<Item = Self>) -> Self {
         let mut further: Vec<Self> = further.collect();
         let waits = |world: &Self| world.ranks.iter().any(|row| !row.waits_for.is_empty());
@@ -252,8 +256,8 @@ impl WorldStatus {
         self
     }
 
-    /// The table as aligned text, of at most `limit` rows. Ranks in rare states are kept; the last line counts the
-    /// others.
+    /// The table as aligned text, of at most `limit` rows. Ranks in rare states are kept; the last line
+    /// counts the others.
     #[must_use]
     pub fn table(&self, limit: usize) -> String {
         let shown = self.interesting(limit);
@@ -282,7 +286,8 @@ impl WorldStatus {
         text
     }
 
-    /// The indices of at most `limit` rows, in the order of ranks. Rows whose state few ranks share come first.
+    /// The indices of at most `limit` rows, in the order of ranks. Rows whose state few ranks share come
+    /// first.
     fn interesting(&self, limit: usize) -> Vec<usize> {
         let mut groups: Vec<((RankActivity, u64), Vec<usize>)> = Vec::new();
         for (index, row) in self.ranks.iter().enumerate() {

@@ -1,11 +1,13 @@
-//! Measures the links of nodes during a job, so that plans can be made again when one of them changes (`FLEXRING_ADAPT`).
+//! Measures the links of nodes during a job, so that plans can be made again when one of them changes
+//! (`FLEXRING_ADAPT`).
 //!
-//! Owns the measurements, the small calls by which ranks agree on them, and the statistics. Must not know when plans change
-//! ([`plan::adaptation`](crate::plan::adaptation)), nor how plans are made or calls run.
+//! Owns the measurements, the small calls by which ranks agree on them, and the statistics. Must not know
+//! when plans change ([`plan::adaptation`](crate::plan::adaptation)), nor how plans are made or calls run.
 //!
-//! How the data go: each rank times its calls ─> after four calls, an all-reduce of the minimum ─> `Adaptation::end_window`, equal on all
-//! ranks ─> sometimes a probe: pairs of nodes exchange messages, and an all-reduce of the maximum ─> `Adaptation::end_probe`, equal on all
-//! ranks ─> the runner plans for the changed links. All of that comes before the next call that counts.
+//! How the data go: each rank times its calls ─> after four calls, an all-reduce of the minimum ─>
+//! `Adaptation::end_window`, equal on all ranks ─> sometimes a probe: pairs of nodes exchange messages, and
+//! an all-reduce of the maximum ─> `Adaptation::end_probe`, equal on all ranks ─> the runner plans for the
+//! changed links. All of that comes before the next call that counts.
 
 use super::checked_call::{CallValidator, CheckedCall};
 use super::user_memory::UserMemory;
@@ -29,7 +31,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes that a pair exchanges before it is timed: the two ranks come at different times, and TCP begins slowly.
+/// Bytes that a pair exchanges before it is timed: the two ranks come at different times, and TCP begins
+/// slowly.
 const WARM_UP: usize = 256 << 10;
 
 /// Runs a call of this module, whose memory is its own.
@@ -67,7 +70,8 @@ pub struct AdaptationStatistics {
 pub struct NodeLinkStatistics {
     /// Its number, host and ranks.
     pub name: String,
-    /// Bits per second in the first plans, on the scale of the measured rates; `None` before the first measurement.
+    /// Bits per second in the first plans, on the scale of the measured rates; `None` before the first
+    /// measurement.
     pub first: Option<u64>,
     /// Bits per second in the current plans.
     pub current: Option<u64>,
@@ -84,8 +88,9 @@ pub struct CallTimes {
     /// The time of the last of them on the rank that entered it last. In microseconds where it is serialized.
     #[serde(rename = "measured_us", serialize_with = "microseconds")]
     pub measured: Duration,
-    /// What the current plan takes by the measured bandwidths of links and the latency of its messages; `None` before the first
-    /// measurement, and in worlds of more than 256 ranks. In microseconds where it is serialized.
+    /// What the current plan takes by the measured bandwidths of links and the latency of its messages;
+    /// `None` before the first measurement, and in worlds of more than 256 ranks. In microseconds where it is
+    /// serialized.
     #[serde(rename = "predicted_us", serialize_with = "microseconds_if_known")]
     pub predicted: Option<Duration>,
 }
@@ -155,8 +160,8 @@ pub(super) fn counts(checked: &CheckedCall) -> bool {
 }
 
 impl LinkAdaptation {
-    /// The state before the first call; `None` if the settings do not ask for it, or if plans cannot be adapted, which rank 0 logs.
-    /// `topology` is what the first plans were made for.
+    /// The state before the first call; `None` if the settings do not ask for it, or if plans cannot be
+    /// adapted, which rank 0 logs. `topology` is what the first plans were made for.
     ///
     /// # Errors
     /// `System` if there is too little memory.
@@ -217,8 +222,8 @@ impl LinkAdaptation {
         self.decision.is_window_complete()
     }
 
-    /// Agrees with the other ranks on what was measured, and measures the links if that is needed. Returns the changed links, equal
-    /// on all ranks, if there are any.
+    /// Agrees with the other ranks on what was measured, and measures the links if that is needed. Returns
+    /// the changed links, equal on all ranks, if there are any.
     ///
     /// # Errors
     /// Those of `run`.
@@ -306,7 +311,8 @@ impl LinkAdaptation {
         Ok(self.words[..own.len()].to_vec())
     }
 
-    /// Exchanges messages with ranks of other nodes. Returns this rank's nanoseconds for each pair of nodes, 0 for those that it is not in.
+    /// Exchanges messages with ranks of other nodes. Returns this rank's nanoseconds for each pair of nodes,
+    /// 0 for those that it is not in.
     fn probe(&mut self, validator: CallValidator<'_>, run: RunCall<'_>) -> Result<Vec<u64>> {
         let (bytes, rounds) = (self.decision.message(), self.decision.rounds().to_vec());
         let mut times = Vec::new();
@@ -427,7 +433,8 @@ mod tests {
         Config { adapt: Switch(true), timeout: Duration::from_secs(60), ..Config::default() }
     }
 
-    /// Times over links of which that of node 2 is slow during some of the calls. Those of ranks differ a little.
+    /// Times over links of which that of node 2 is slow during some of the calls. Those of ranks differ a
+    /// little.
     fn times(rank: Rank) -> MeasuredInstead {
         let mut calls = 0;
         Box::new(move |measured| {

@@ -15,8 +15,8 @@ type BlockList = Arc<[(u64, u64)]>;
 pub(crate) struct BlockLists(Mutex<Vec<BlockList>>);
 
 impl BlockLists {
-    /// A list of these lengths. Allocates only if calls that are not over use all lists. All lists of a communicator have the same
-    /// length.
+    /// A list of these lengths. Allocates only if calls that are not over use all lists. All lists of a
+    /// communicator have the same length.
     pub(super) fn list(&self, lengths: impl Iterator<Item = (u64, u64)>) -> BlockList {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for list in kept.iter_mut() {

@@ -21,13 +21,14 @@ impl Communicator {
         self.runner.user_memory.alloc(len)
     }
 
-    /// Registers a vector with the RDMA devices that this communicator uses, for as long as the returned guard lives. Calls on it,
-    /// or on parts of it, then copy and register nothing. [`Registered::into_vec`] returns the vector.
+    /// Registers a vector with the RDMA devices that this communicator uses, for as long as the returned
+    /// guard lives. Calls on it, or on parts of it, then copy and register nothing. [`Registered::into_vec`]
+    /// returns the vector.
     ///
-    /// With `FLEXRING_REGISTER_SHARED=1`, the other ranks of this node read it directly, too: its whole pages, if they are private
-    /// memory without a file and 64 KiB or more, are replaced by others with the same contents, which forked children do not
-    /// have: access ends them by SIGSEGV. Nothing else may rely on its pages meanwhile, such as another library that has registered
-    /// them with a device.
+    /// With `FLEXRING_REGISTER_SHARED=1`, the other ranks of this node read it directly, too: its whole
+    /// pages, if they are private memory without a file and 64 KiB or more, are replaced by others with the
+    /// same contents, which forked children do not have: access ends them by SIGSEGV. Nothing else may rely
+    /// on its pages meanwhile, such as another library that has registered them with a device.
     ///
     /// # Errors
     /// `System` if the memory cannot be locked or a device has no room for it. The vector is then freed.
@@ -38,8 +39,8 @@ impl Communicator {
     }
 
     /// [`register`](Self::register) by address, for the C API. Ends with
-    /// [`deregister_piece`](Self::deregister_piece). For GPU memory, both wait until no call of this process runs
-    /// on a GPU, if there are RDMA devices.
+    /// [`deregister_piece`](Self::deregister_piece). For GPU memory, both wait until no call of this process
+    /// runs on a GPU, if there are RDMA devices.
     #[doc(hidden)]
     pub fn register_piece(&self, piece: Piece) -> Result<()> {
         self.check_not_nested()?;
@@ -60,17 +61,19 @@ impl Communicator {
         })
     }
 
-    /// Whether the pages of host memory may be replaced: not those that are known to a GPU, which would go on to access the old
-    /// ones.
+    /// Whether the pages of host memory may be replaced: not those that are known to a GPU, which would go on
+    /// to access the old ones.
     fn may_share(&self, start: *const u8, len: usize) -> Result<bool> {
         Ok(self.runner.user_memory.shares() && self.runner.gpu_state.locate(start, len)?.is_none())
     }
 
-    /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory. Where that makes shared pages private again, it
-    /// waits for the running call that uses them; on a GPU, for kernels that may access it.
+    /// Undoes one [`register_piece`](Self::register_piece) of exactly this memory. Where that makes shared
+    /// pages private again, it waits for the running call that uses them; on a GPU, for kernels that may
+    /// access it.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is not registered; `Timeout` if the call still runs after `FLEXRING_TIMEOUT_MS`: it stays registered.
+    /// `InvalidArgument` if it is not registered; `Timeout` if the call still runs after
+    /// `FLEXRING_TIMEOUT_MS`: it stays registered.
     #[doc(hidden)]
     pub fn deregister_piece(&self, piece: Piece) -> Result<()> {
         self.check_not_nested()?;

@@ -17,9 +17,10 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// A ticket lock: turns come in the order of tickets, whichever thread holds them.
 ///
-/// A turn that begins at once takes no mutex, and it ends without one if no thread waits and no later ticket was dropped. A thread that waits, or
-/// drops a ticket before its turn, increments `pending` and then reads `serving`; the end of a turn changes `serving` and then reads `pending`.
-/// The fences between ensure that at least one of the two sees the change of the other.
+/// A turn that begins at once takes no mutex, and it ends without one if no thread waits and no later ticket
+/// was dropped. A thread that waits, or drops a ticket before its turn, increments `pending` and then reads
+/// `serving`; the end of a turn changes `serving` and then reads `pending`. The fences between ensure that at
+/// least one of the two sees the change of the other.
 #[derive(Debug, Default)]
 pub(super) struct CallQueue {
     /// Number of the next ticket.
@@ -37,8 +38,8 @@ pub(super) struct CallQueue {
     kernels: AtomicU64,
 }
 
-/// A position in the order. Dropping it ends its turn, or if that has not come yet, skips it when it comes. `Q` is a
-/// reference to the queue, or owns it where the ticket changes threads.
+/// A position in the order. Dropping it ends its turn, or if that has not come yet, skips it when it comes.
+/// `Q` is a reference to the queue, or owns it where the ticket changes threads.
 #[derive(Debug)]
 pub(super) struct QueueTicket<Q: Deref<Target = CallQueue> = Arc<CallQueue>> {
     number: u64,
@@ -121,8 +122,8 @@ impl<Q: Deref<Target = CallQueue>> QueueTicket<Q> {
         self.kernels
     }
 
-    /// Waits for this ticket's turn, and calls `check`, if it is given, every so often meanwhile. The turn ends when the
-    /// ticket is dropped.
+    /// Waits for this ticket's turn, and calls `check`, if it is given, every so often meanwhile. The turn
+    /// ends when the ticket is dropped.
     #[inline]
     pub(super) fn wait_turn(&self, check: Option<&dyn Fn()>) {
         let CallQueue { pending, dropped, changed, .. } = &*self.queue;
@@ -168,8 +169,8 @@ mod tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// Tickets that are taken in order and used by threads of their own: `waits` says which of them wait for their turn before they are
-    /// dropped. This thread waits for the turn after them.
+    /// Tickets that are taken in order and used by threads of their own: `waits` says which of them wait for
+    /// their turn before they are dropped. This thread waits for the turn after them.
     fn use_tickets<const N: usize>(waits: [bool; N]) {
         let mut model = loom::model::Builder::new();
         // All interleavings of three threads take minutes.

@@ -87,7 +87,8 @@ impl CheckedCall {
         self.messages.is_none()
     }
 
-    /// Refuses an all-to-all in place, which the host does not run: a block would be overwritten before its receiver has read it.
+    /// Refuses an all-to-all in place, which the host does not run: a block would be overwritten before its
+    /// receiver has read it.
     pub(super) fn check_apart(&self) -> Result<()> {
         if self.in_place && matches!(self.collective, Collective::AllToAll | Collective::AllToAllV) {
             return refuse(

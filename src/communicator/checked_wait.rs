@@ -1,7 +1,7 @@
 //! Waiting on a condition variable, with a check every so often.
 //!
-//! Owns that loop. Must not know what is waited for, nor what is checked: a broken GPU reports nothing, so threads that wait for
-//! its calls ask meanwhile.
+//! Owns that loop. Must not know what is waited for, nor what is checked: a broken GPU reports nothing, so
+//! threads that wait for its calls ask meanwhile.
 
 #[cfg(loom)]
 use loom::sync::{Condvar, Mutex, MutexGuard};
@@ -13,7 +13,8 @@ use std::time::Duration;
 /// How often a thread that waits for calls on a GPU checks that the GPU works.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Waits on `changed` until `is_over`, and calls `check`, if it is given, every [`CHECK_INTERVAL`] without the lock.
+/// Waits on `changed` until `is_over`, and calls `check`, if it is given, every [`CHECK_INTERVAL`] without
+/// the lock.
 pub(super) fn wait_until<'a, T>(
     lock: &'a Mutex<T>,
     changed: &Condvar,

@@ -10,7 +10,8 @@ use crate::memory::{self, Piece};
 use crate::rank::Rank;
 
 impl Communicator {
-    /// Reduces the vectors of all ranks, element by element; every rank ends with the same result in `vector`.
+    /// Reduces the vectors of all ranks, element by element; every rank ends with the same result in
+    /// `vector`.
     ///
     /// # Errors
     /// `Disagreement` if ranks call with different counts, types or operations; `PeerLost`, `Timeout` or
@@ -127,8 +128,8 @@ impl Communicator {
         })
     }
 
-    /// Concatenates the vectors `send` of all ranks, in the order of ranks, in `receive` of the rank `root`, which is
-    /// as long as all of them together. `receive` of other ranks is ignored and may be empty.
+    /// Concatenates the vectors `send` of all ranks, in the order of ranks, in `receive` of the rank `root`,
+    /// which is as long as all of them together. `receive` of other ranks is ignored and may be empty.
     ///
     /// # Errors
     /// As for [`broadcast`](Self::broadcast), and `InvalidArgument` if the lengths do not correspond.
@@ -138,8 +139,8 @@ impl Communicator {
         })
     }
 
-    /// [`gather`](Self::gather) in place: rank r contributes the r-th part of its own `vector`, which consists of one
-    /// part per rank. Only the root's vector changes.
+    /// [`gather`](Self::gather) in place: rank r contributes the r-th part of its own `vector`, which
+    /// consists of one part per rank. Only the root's vector changes.
     ///
     /// # Errors
     /// As for [`gather`](Self::gather).
@@ -150,8 +151,8 @@ impl Communicator {
         })
     }
 
-    /// Splits `send` of the rank `root` into one equal part per rank; rank r gets the r-th part in `receive`. `send`
-    /// of other ranks is ignored and may be empty.
+    /// Splits `send` of the rank `root` into one equal part per rank; rank r gets the r-th part in `receive`.
+    /// `send` of other ranks is ignored and may be empty.
     ///
     /// # Errors
     /// As for [`gather`](Self::gather).
@@ -161,8 +162,8 @@ impl Communicator {
         })
     }
 
-    /// [`scatter`](Self::scatter) in place: rank r gets the r-th part of the root's `vector` in the r-th part of its
-    /// own, which is as long.
+    /// [`scatter`](Self::scatter) in place: rank r gets the r-th part of the root's `vector` in the r-th part
+    /// of its own, which is as long.
     ///
     /// # Errors
     /// As for [`gather`](Self::gather).
@@ -173,27 +174,28 @@ impl Communicator {
         })
     }
 
-    /// Sends a block of `send` to each rank, and receives one from each in `receive`. Both vectors consist of one
-    /// equal block per rank, in the order of ranks: the r-th block of `send` goes to rank r, and the r-th block of
-    /// `receive` comes from it. There is no form in place. Blocks of up to 16 KiB between nodes are sent in one message for each pair of
-    /// nodes, if their ranks share memory.
+    /// Sends a block of `send` to each rank, and receives one from each in `receive`. Both vectors consist of
+    /// one equal block per rank, in the order of ranks: the r-th block of `send` goes to rank r, and the r-th
+    /// block of `receive` comes from it. There is no form in place. Blocks of up to 16 KiB between nodes are
+    /// sent in one message for each pair of nodes, if their ranks share memory.
     ///
     /// # Errors
-    /// `Disagreement` if a rank sends to another rank a block that is not as long as the one that the other expects,
-    /// or makes another call; otherwise as for [`all_reduce_into`](Self::all_reduce_into).
+    /// `Disagreement` if a rank sends to another rank a block that is not as long as the one that the other
+    /// expects, or makes another call; otherwise as for [`all_reduce_into`](Self::all_reduce_into).
     pub fn all_to_all<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<()> {
         memory::lend(send, receive, |input, output| {
             self.run(&self.validator().all_to_all(input, output, T::DTYPE)?)
         })
     }
 
-    /// [`all_to_all`](Self::all_to_all) of blocks that differ in length: `send_counts[r]` elements go to rank r, and
-    /// `receive_counts[r]` elements come from it. The blocks follow each other without gaps, in the order of ranks.
-    /// Each rank gives its own counts only. All ranks must call this one, or all of them [`all_to_all`](Self::all_to_all).
+    /// [`all_to_all`](Self::all_to_all) of blocks that differ in length: `send_counts[r]` elements go to rank
+    /// r, and `receive_counts[r]` elements come from it. The blocks follow each other without gaps, in the
+    /// order of ranks. Each rank gives its own counts only. All ranks must call this one, or all of them
+    /// [`all_to_all`](Self::all_to_all).
     ///
     /// # Errors
-    /// As for [`all_to_all`](Self::all_to_all), and `InvalidArgument` if the counts do not add up to the lengths of
-    /// the vectors.
+    /// As for [`all_to_all`](Self::all_to_all), and `InvalidArgument` if the counts do not add up to the
+    /// lengths of the vectors.
     pub fn all_to_all_v<T: Element>(
         &self,
         send: &[T],
@@ -215,7 +217,8 @@ impl Communicator {
         self.run(&self.validator().barrier()?)
     }
 
-    /// Starts a [`reduce_scatter`](Self::reduce_scatter) and returns at once. The request returns both vectors.
+    /// Starts a [`reduce_scatter`](Self::reduce_scatter) and returns at once. The request returns both
+    /// vectors.
     ///
     /// # Errors
     /// As for [`gather_async`](Self::gather_async).

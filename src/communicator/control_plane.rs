@@ -53,7 +53,8 @@ impl ControlPlane {
         }
     }
 
-    /// Reports that a kernel of this rank waits in this call, or in none any more. Another rank may be in another call at this place.
+    /// Reports that a kernel of this rank waits in this call, or in none any more. Another rank may be in
+    /// another call at this place.
     #[cfg(feature = "cuda")]
     pub(super) fn set_kernel_call(&self, call: Option<Call>) {
         match self {
@@ -70,8 +71,8 @@ impl ControlPlane {
         }
     }
 
-    /// Tells the other ranks that this one makes no more calls, before its links are closed. Dropping does the rest. No link may need the
-    /// control connection any more.
+    /// Tells the other ranks that this one makes no more calls, before its links are closed. Dropping does
+    /// the rest. No link may need the control connection any more.
     pub(super) fn begin_leaving(&self) {
         match self {
             Self::Processes(connection) => shared_connections::begin_leaving(connection),
@@ -217,8 +218,8 @@ pub(super) struct LocalMember {
 }
 
 impl LocalMember {
-    /// Enters a call. Raises the fault if another rank is in a different call with the same sequence number, or has left
-    /// without this call.
+    /// Enters a call. Raises the fault if another rank is in a different call with the same sequence number,
+    /// or has left without this call.
     fn enter_call(&self, call: &Call) -> Result<()> {
         let mut progress = self.group.lock();
         progress[self.rank] = CallProgress::InCall(*call);
@@ -233,7 +234,8 @@ impl LocalMember {
         self.group.fault.check()
     }
 
-    /// Raises the fault if another rank is in a different call with the sequence number of this one, in which a kernel waits.
+    /// Raises the fault if another rank is in a different call with the sequence number of this one, in which
+    /// a kernel waits.
     #[cfg(feature = "cuda")]
     fn compare_kernel_call(&self, call: Option<Call>) {
         let progress = self.group.lock();
@@ -256,7 +258,8 @@ impl LocalMember {
         CallsMade { finished: last.saturating_sub(u64::from(has_failed)), has_failed }
     }
 
-    /// Fails if other ranks have left this one out of a shrink to which its own call belongs, after these calls.
+    /// Fails if other ranks have left this one out of a shrink to which its own call belongs, after these
+    /// calls.
     pub(super) fn check_excluded(&self, calls: CallsMade) -> Result<()> {
         let known = self.group.excluded.lock().unwrap_or_else(PoisonError::into_inner);
         match known.get(&self.rank) {

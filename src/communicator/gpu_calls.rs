@@ -1,10 +1,10 @@
 //! Calls that take effect in a stream of a GPU.
 //!
-//! Owns how such a call is submitted, and what the caller's threads do for a GPU because the worker must not call its
-//! driver.
+//! Owns how such a call is submitted, and what the caller's threads do for a GPU because the worker must not
+//! call its driver.
 //!
-//! A call is one kernel in the caller's stream. First the call is sent to the worker, then the kernel is launched: a launch
-//! may block until the kernel ends, and the kernel ends when the worker has run the call.
+//! A call is one kernel in the caller's stream. First the call is sent to the worker, then the kernel is
+//! launched: a launch may block until the kernel ends, and the kernel ends when the worker has run the call.
 
 use super::call_queue::QueueTicket;
 use super::checked_wait::CHECK_INTERVAL;
@@ -23,10 +23,12 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 impl Communicator {
-    /// Checks that a call whose arguments are valid can be made in a stream, as far as that is known without the GPU.
+    /// Checks that a call whose arguments are valid can be made in a stream, as far as that is known without
+    /// the GPU.
     ///
     /// # Errors
-    /// `InvalidArgument` for the host's memory, `Unsupported` for a peer in this process; the failure of an earlier call.
+    /// `InvalidArgument` for the host's memory, `Unsupported` for a peer in this process; the failure of an
+    /// earlier call.
     #[doc(hidden)]
     pub fn check_for_stream(&self, checked: &CheckedCall) -> Result<()> {
         self.check_process()?;
@@ -47,9 +49,10 @@ impl Communicator {
         let shares_process = |peer: Rank| {
             peer != runner.rank && runner.launch_member.as_ref().is_some_and(|member| member.has_rank(peer))
         };
-        // Its kernel and that of the peer wait for each other. Launching both together is not enough if another rank of the process takes
-        // no part: a blocking CUDA call of its thread between the two launches waits for the first kernel, and holds the driver's lock,
-        // which the second launch needs. In a collective all these threads wait for the launches.
+        // Its kernel and that of the peer wait for each other. Launching both together is not enough if
+        // another rank of the process takes no part: a blocking CUDA call of its thread between the two
+        // launches waits for the first kernel, and holds the driver's lock, which the second launch needs. In
+        // a collective all these threads wait for the launches.
         let Some(peer) = checked.peers().find(|peer| shares_process(*peer)) else { return Ok(()) };
         let message = format!(
             "rank {peer} is a thread of this process, and vectors on GPUs are sent between processes only: run each rank in a \
@@ -71,8 +74,8 @@ impl Communicator {
     }
 
     /// [`run_in_stream`](Self::run_in_stream), but returns the call's outcome. If some of the memory belongs
-    /// to a second stream, `other`, the call is ordered with the work of that stream, too. Only if it is `awaited`, the outcome
-    /// is certainly that of the call; else it may be that of the launch.
+    /// to a second stream, `other`, the call is ordered with the work of that stream, too. Only if it is
+    /// `awaited`, the outcome is certainly that of the call; else it may be that of the launch.
     ///
     /// # Errors
     /// As for [`run_in_stream`](Self::run_in_stream).
@@ -100,7 +103,8 @@ impl Communicator {
         checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
         let (small, collective) = (runner.is_small(&checked), checked.collective);
         if !small && checked.is_collective() {
-            // Unlocked before memory is allocated: that may wait for calls which the worker looks up meanwhile.
+            // Unlocked before memory is allocated: that may wait for calls which the worker looks up
+            // meanwhile.
             let bytes = runner.lock_plans().scratch_bytes(&checked);
             checked.gpu_scratch = runner.gpu_state.scratch(bytes)?;
         }
@@ -163,14 +167,15 @@ impl CallRunner {
         if self.gpu_state.serves(piece.memory())? {
             return Ok(());
         }
-        // In turn, so that no earlier call waits for the executor while the driver waits for kernels of other communicators.
+        // In turn, so that no earlier call waits for the executor while the driver waits for kernels of other
+        // communicators.
         let ticket = QueueTicket::take(&*self.queue);
         self.wait_turn(&ticket);
         self.gpu_state.open_late(piece.memory(), &mut self.lock_state().executor)
     }
 
-    /// Ends the communicator if the GPU's context is broken: its kernels then report nothing, and the worker must not call
-    /// the driver to find out.
+    /// Ends the communicator if the GPU's context is broken: its kernels then report nothing, and the worker
+    /// must not call the driver to find out.
     pub(super) fn check_gpu(&self) {
         if self.gpu_state.is_open()
             && self.fault.get().is_none()
@@ -196,7 +201,8 @@ impl CallRunner {
         self.finish_kernel_calls();
         if !ended {
             self.lock_state().executor.leak();
-            // A kernel may still access this region and, through it, those of neighbours, so none of them is used again.
+            // A kernel may still access this region and, through it, those of neighbours, so none of them is
+            // used again.
             std::mem::forget(self.region.lock().unwrap_or_else(PoisonError::into_inner).take());
         }
     }

@@ -97,7 +97,8 @@ impl Communicator {
     /// [`broadcast`](Self::broadcast) on a GPU.
     ///
     /// # Errors
-    /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu), and `InvalidArgument` if there is no rank `root`.
+    /// As for [`all_reduce_on_gpu`](Self::all_reduce_on_gpu), and `InvalidArgument` if there is no rank
+    /// `root`.
     pub fn broadcast_on_gpu<V: GpuVector>(&self, vector: &mut V, root: Rank) -> Result<()> {
         vector.lend(|piece, stream| {
             self.run_in_place::<V>(self.validator().broadcast(piece, piece, V::Item::DTYPE, root)?, stream)

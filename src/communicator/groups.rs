@@ -97,9 +97,9 @@ impl<B: Owned> OwnedOperation<B> {
 }
 
 impl Communicator {
-    /// Sends `vector` to the rank `to`, which receives it by [`recv`](Self::recv) or in a [`group`](Self::group). The n-th send
-    /// from one rank to another matches the n-th receive there. May wait until the receiver makes its call, and may return
-    /// before.
+    /// Sends `vector` to the rank `to`, which receives it by [`recv`](Self::recv) or in a
+    /// [`group`](Self::group). The n-th send from one rank to another matches the n-th receive there. May
+    /// wait until the receiver makes its call, and may return before.
     ///
     /// # Errors
     /// As for [`group`](Self::group).
@@ -107,8 +107,9 @@ impl Communicator {
         self.group([Operation::send(vector, to)])
     }
 
-    /// Receives `vector` from the rank `from`, which sends it by [`send`](Self::send) or in a [`group`](Self::group). There is no
-    /// receive from any rank: to take messages as they come, have one in a [`group`](Self::group) for each rank that may send.
+    /// Receives `vector` from the rank `from`, which sends it by [`send`](Self::send) or in a
+    /// [`group`](Self::group). There is no receive from any rank: to take messages as they come, have one in
+    /// a [`group`](Self::group) for each rank that may send.
     ///
     /// # Errors
     /// As for [`group`](Self::group).
@@ -116,22 +117,24 @@ impl Communicator {
         self.group([Operation::recv(vector, from)])
     }
 
-    /// Makes all these sends and receives together: none of them waits for another, so ranks may send to each other, or to
-    /// themselves. Only ranks that send or receive take part. Between two ranks the n-th send matches the n-th receive, whatever
-    /// groups they are in, if both lie between the same two collectives.
+    /// Makes all these sends and receives together: none of them waits for another, so ranks may send to each
+    /// other, or to themselves. Only ranks that send or receive take part. Between two ranks the n-th send
+    /// matches the n-th receive, whatever groups they are in, if both lie between the same two collectives.
     ///
     /// # Errors
-    /// `Disagreement` if a rank sends another number or type of elements than the other expects, or one of them calls a
-    /// collective instead; `Timeout`, naming the ranks that this one waits for, if they do not make the counterparts;
-    /// `PeerLost` if one of them leaves without; `InvalidArgument` for a rank that does not exist, vectors that overlap, or
-    /// sends to this rank itself that do not match its own receives; `Aborted` as for [`all_reduce`](Self::all_reduce).
+    /// `Disagreement` if a rank sends another number or type of elements than the other expects, or one of
+    /// them calls a collective instead; `Timeout`, naming the ranks that this one waits for, if they do not
+    /// make the counterparts; `PeerLost` if one of them leaves without; `InvalidArgument` for a rank that
+    /// does not exist, vectors that overlap, or sends to this rank itself that do not match its own receives;
+    /// `Aborted` as for [`all_reduce`](Self::all_reduce).
     pub fn group<'a>(&self, operations: impl IntoIterator<Item = Operation<'a>>) -> Result<()> {
         // The operations borrow their vectors until this returns.
         let messages = operations.into_iter().map(|operation| operation.message).collect();
         self.run(&self.validator().group(messages)?)
     }
 
-    /// Starts a [`group`](Self::group) and returns at once. The request returns the operations with their vectors.
+    /// Starts a [`group`](Self::group) and returns at once. The request returns the operations with their
+    /// vectors.
     ///
     /// # Errors
     /// `InvalidArgument` at once; all other errors when the request is waited for.
@@ -144,8 +147,8 @@ impl Communicator {
         Ok(Request { outcome, vector: Some(operations) })
     }
 
-    /// Starts a [`send`](Self::send) and returns at once. Calls run one after the other: to send and receive at the same time,
-    /// use [`group_async`](Self::group_async).
+    /// Starts a [`send`](Self::send) and returns at once. Calls run one after the other: to send and receive
+    /// at the same time, use [`group_async`](Self::group_async).
     ///
     /// # Errors
     /// As for [`group_async`](Self::group_async).

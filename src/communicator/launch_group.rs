@@ -1,8 +1,9 @@
 //! The ranks of a communicator that are threads of this process launch their kernels together.
 //!
-//! A CUDA call that blocks holds a lock of the driver. If one rank's kernel ran while another rank's kernel was not launched
-//! yet, a blocking call by any thread would wait for the first kernel, the first kernel for the second, and the launch of the
-//! second for the lock. So the last rank to make a call launches the kernels of all, and no rank returns earlier.
+//! A CUDA call that blocks holds a lock of the driver. If one rank's kernel ran while another rank's kernel
+//! was not launched yet, a blocking call by any thread would wait for the first kernel, the first kernel for
+//! the second, and the launch of the second for the lock. So the last rank to make a call launches the
+//! kernels of all, and no rank returns earlier.
 //!
 //! Owns who launches and when.
 
@@ -74,7 +75,8 @@ impl LaunchGroup {
         Arc::new(Self { ranks, state, changed: Condvar::new() })
     }
 
-    /// The group of a communicator, the same one for all ranks of this process that pass the same bytes, which belong to one communicator.
+    /// The group of a communicator, the same one for all ranks of this process that pass the same bytes,
+    /// which belong to one communicator.
     pub(super) fn shared(communicator: [u8; 16], ranks: Vec<Rank>) -> Arc<Self> {
         let mut groups = GROUPS.get().lock().unwrap_or_else(PoisonError::into_inner);
         groups.retain(|(_, group)| group.strong_count() > 0);
@@ -97,7 +99,8 @@ impl LaunchGroup {
         members.filter(|(_, member)| member.calls < calls).map(|(rank, _)| *rank).collect()
     }
 
-    /// The error of `rank`, which waits in its call number `calls`, if another rank has left without that call.
+    /// The error of `rank`, which waits in its call number `calls`, if another rank has left without that
+    /// call.
     fn check_departures(
         &self,
         state: &GroupState,
@@ -134,7 +137,8 @@ impl GroupState {
         if permits.peek().is_none() {
             return;
         }
-        // All at once: a registration that came between two of them would wait for the first, and the first for the second.
+        // All at once: a registration that came between two of them would wait for the first, and the first
+        // for the second.
         GATE.begin(permits);
         let mut launched = Vec::with_capacity(self.members.len());
         for (index, member) in self.members.iter_mut().enumerate().filter(|(_, member)| ready(member)) {
@@ -173,11 +177,12 @@ impl LaunchMember {
         self.group.changed.notify_all();
     }
 
-    /// Waits until all other members have made as many calls, and returns when this member's kernel is in its stream.
+    /// Waits until all other members have made as many calls, and returns when this member's kernel is in its
+    /// stream.
     ///
     /// # Errors
-    /// That of the launch; the fault, if it is raised meanwhile; `PeerLost` if a member has left without the call, of this
-    /// collective; `Timeout`, naming the ranks that did not make the call.
+    /// That of the launch; the fault, if it is raised meanwhile; `PeerLost` if a member has left without the
+    /// call, of this collective; `Timeout`, naming the ranks that did not make the call.
     pub(super) fn launch(
         &self,
         ready: ReadyLaunch,

@@ -1,4 +1,5 @@
-//! Steps that ranks take together if they are threads of one process: the last rank to come acts for all of them.
+//! Steps that ranks take together if they are threads of one process: the last rank to come acts for all of
+//! them.
 //!
 //! Owns waiting for each other.
 
@@ -41,12 +42,12 @@ impl<R> LocalGathering<R> {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Waits until no rank in `missing`, given those that have come, is missing. The last one calls `finish` with all
-    /// requests, which returns the results of all ranks that have come.
+    /// Waits until no rank in `missing`, given those that have come, is missing. The last one calls `finish`
+    /// with all requests, which returns the results of all ranks that have come.
     ///
     /// # Errors
-    /// That of this rank's result; on all ranks that have come, the error of `missing`, if a rank cannot come any more, or
-    /// the error that `late` returns for the ranks that are missing at `deadline`.
+    /// That of this rank's result; on all ranks that have come, the error of `missing`, if a rank cannot come
+    /// any more, or the error that `late` returns for the ranks that are missing at `deadline`.
     pub(super) fn gather(
         &self,
         rank: Rank,

@@ -81,15 +81,16 @@ const PANICKED: Abort<'_> = Abort::AtOnce("its program panicked during a call");
 /// Longest reason why a process is about to end, in characters.
 const LONGEST_CAUSE: usize = 500;
 
-/// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order, apart from
-/// [sends and receives](Self::group).
+/// A group of ranks that reduce vectors together. Every rank must make the same calls in the same order,
+/// apart from [sends and receives](Self::group).
 ///
 /// Calls may come from any thread; they run one at a time. After an error the communicator refuses all
-/// further calls on every rank. Drop it and make a new one, or let the ranks that are left [`shrink`](Self::shrink) it.
-/// Dropping it waits for calls that are not over; while the thread panics it aborts them on all ranks.
+/// further calls on every rank. Drop it and make a new one, or let the ranks that are left
+/// [`shrink`](Self::shrink) it. Dropping it waits for calls that are not over; while the thread panics it
+/// aborts them on all ranks.
 ///
-/// A forked child of this process cannot use the communicator: threads and connections do not survive a fork. There, calls
-/// fail with `InvalidArgument`, and dropping the communicator has no effect on the parent.
+/// A forked child of this process cannot use the communicator: threads and connections do not survive a fork.
+/// There, calls fail with `InvalidArgument`, and dropping the communicator has no effect on the parent.
 ///
 /// ```
 /// use flexring::{Communicator, ReduceOp};
@@ -121,8 +122,8 @@ impl Communicator {
     /// Open MPI, MPICH or Slurm. Returns when all ranks have joined and all links are ready.
     ///
     /// # Errors
-    /// `InvalidSetting` for an environment variable whose value is not accepted; `Rendezvous` if the ranks do not find each other
-    /// in time; `Disagreement` if they differ in version or settings.
+    /// `InvalidSetting` for an environment variable whose value is not accepted; `Rendezvous` if the ranks do
+    /// not find each other in time; `Disagreement` if they differ in version or settings.
     pub fn from_env() -> Result<Self> {
         let (config, identity) = Self::settings(Identity::from_env)?;
         Self::with_config(&config, &identity)
@@ -138,8 +139,8 @@ impl Communicator {
         Self::with_config(&config, &identity)
     }
 
-    /// The settings of the environment, and the rank that `identity` gives. If a setting is invalid, the ranks that wait for this one
-    /// learn why it does not come.
+    /// The settings of the environment, and the rank that `identity` gives. If a setting is invalid, the
+    /// ranks that wait for this one learn why it does not come.
     #[doc(hidden)]
     pub fn settings(identity: impl FnOnce(&Config) -> Result<Identity>) -> Result<(Config, Identity)> {
         let _default = DefaultFloatEnvironment::enter();
@@ -154,10 +155,12 @@ impl Communicator {
         }
     }
 
-    /// A world of `world` ranks that are threads of this process, one communicator each, in the order of ranks.
+    /// A world of `world` ranks that are threads of this process, one communicator each, in the order of
+    /// ranks.
     ///
     /// # Errors
-    /// `InvalidSetting` for an environment variable whose value is not accepted; `System` if there is too little memory.
+    /// `InvalidSetting` for an environment variable whose value is not accepted; `System` if there is too
+    /// little memory.
     pub fn local(world: usize) -> Result<Vec<Self>> {
         Self::local_with(&Config::from_env()?, world)
     }
@@ -193,8 +196,8 @@ impl Communicator {
         self.size()
     }
 
-    /// Number of ranks of this node for each core that they may use together, rounded up. If it is more than 1, short calls also wait until the
-    /// ranks get their turns on the cores.
+    /// Number of ranks of this node for each core that they may use together, rounded up. If it is more than
+    /// 1, short calls also wait until the ranks get their turns on the cores.
     #[must_use]
     pub fn ranks_per_core(&self) -> usize {
         self.runner.ranks_per_core
@@ -206,8 +209,8 @@ impl Communicator {
         &self.runner.summary
     }
 
-    /// The topology that plans are made for: the nodes of the ranks, below the switches that the settings describe. With a tuning
-    /// profile its links have the measured bandwidths and latencies.
+    /// The topology that plans are made for: the nodes of the ranks, below the switches that the settings
+    /// describe. With a tuning profile its links have the measured bandwidths and latencies.
     #[must_use]
     pub fn topology(&self) -> &Topology {
         &self.template.topology
@@ -220,15 +223,16 @@ impl Communicator {
         &self.template.cluster
     }
 
-    /// What each rail of this rank has carried, in the order of the rails. Empty if it sends nothing over RDMA devices. May be called
-    /// from any thread, also during a call.
+    /// What each rail of this rank has carried, in the order of the rails. Empty if it sends nothing over
+    /// RDMA devices. May be called from any thread, also during a call.
     #[must_use]
     pub fn rail_statistics(&self) -> Vec<RailStatistics> {
         self.runner.rails.iter().map(RailCounters::statistics).collect()
     }
 
-    /// How the times of calls compare with predictions, and how plans were adapted to links that changed. `None` if
-    /// `FLEXRING_ADAPT` is not set or has no effect. May be called from any thread, also during a call.
+    /// How the times of calls compare with predictions, and how plans were adapted to links that changed.
+    /// `None` if `FLEXRING_ADAPT` is not set or has no effect. May be called from any thread, also during a
+    /// call.
     #[must_use]
     pub fn adaptation_statistics(&self) -> Option<AdaptationStatistics> {
         self.runner.adaptation.as_ref().map(adaptation::read)
@@ -292,10 +296,10 @@ impl Communicator {
         }
     }
 
-    /// Ends the communicator on all ranks because this process is about to end. `cause` is a verb phrase such as
-    /// `raised ValueError: no data (train.py:20)`, which the errors of the other ranks contain after this rank. Those on this machine
-    /// get their errors when this process has ended, or 5 s later, so that a launcher sees which one failed first. Otherwise as
-    /// [`abort`](Self::abort).
+    /// Ends the communicator on all ranks because this process is about to end. `cause` is a verb phrase such
+    /// as `raised ValueError: no data (train.py:20)`, which the errors of the other ranks contain after this
+    /// rank. Those on this machine get their errors when this process has ended, or 5 s later, so that a
+    /// launcher sees which one failed first. Otherwise as [`abort`](Self::abort).
     pub fn abort_on_exit(&self, cause: &str) {
         if self.is_in_creator() {
             let printable = |letter: char| if letter.is_control() { ' ' } else { letter };
@@ -405,8 +409,8 @@ impl Communicator {
         Ok(outcome)
     }
 
-    /// Leaves everything as it is: in a forked child, where its threads do not exist, and its links, its devices and its
-    /// shared memory are those of the parent; and where the process exits.
+    /// Leaves everything as it is: in a forked child, where its threads do not exist, and its links, its
+    /// devices and its shared memory are those of the parent; and where the process exits.
     fn leak(&mut self) {
         std::mem::forget(Arc::clone(&self.runner));
         self.worker.leak();

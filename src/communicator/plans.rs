@@ -26,7 +26,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// Times are predicted for at most this many ranks, because every rank counts what the programs of all ranks send.
+/// Times are predicted for at most this many ranks, because every rank counts what the programs of all ranks
+/// send.
 const MOST_PREDICTED_RANKS: usize = 256;
 
 /// Debug builds verify plans for at most this many ranks, because every rank verifies the programs of all
@@ -36,8 +37,8 @@ const MAX_VERIFIED_RANKS: usize = 16;
 /// The plans of a communicator, and the programs that calls have needed so far.
 pub(super) struct Plans {
     rank: Rank,
-    /// The plans without the choices of a tuning profile, then those with them, if there are any. Each part is in ascending order of
-    /// the longest vectors, and its last plan has no limit.
+    /// The plans without the choices of a tuning profile, then those with them, if there are any. Each part
+    /// is in ascending order of the longest vectors, and its last plan has no limit.
     all: Vec<SizedPlan>,
     /// Number of plans without the choices of a profile.
     untuned: usize,
@@ -90,8 +91,9 @@ pub(super) struct Installed {
 }
 
 impl Plans {
-    /// Makes the plans for `topology` according to the settings of the user, and to the tuning profile if there is one. Vectors that
-    /// are exchanged in one hop and those on GPUs do not use the choices of a profile: these were measured with longer vectors on the host.
+    /// Makes the plans for `topology` according to the settings of the user, and to the tuning profile if
+    /// there is one. Vectors that are exchanged in one hop and those on GPUs do not use the choices of a
+    /// profile: these were measured with longer vectors on the host.
     pub(super) fn new(
         config: &Config,
         topology: &Topology,
@@ -133,12 +135,14 @@ impl Plans {
         })
     }
 
-    /// The positions of the plan for a vector of this length, and of the plan for vectors of any length. What goes `straight` depends on no
-    /// plan, and the ranks of an all-to-all have different counts, and vectors on the host or on a GPU, so they all take the latter.
+    /// The positions of the plan for a vector of this length, and of the plan for vectors of any length. What
+    /// goes `straight` depends on no plan, and the ranks of an all-to-all have different counts, and vectors
+    /// on the host or on a GPU, so they all take the latter.
     fn positions_for(&self, bytes: usize, straight: bool, on_gpu: bool) -> (usize, usize) {
         let positions = self.positions(on_gpu && !straight);
         let last = positions.end - 1;
-        // The rank in the middle of a star keeps whole sums, also in a reduce-scatter, for which GPUs have no memory to spare.
+        // The rank in the middle of a star keeps whole sums, also in a reduce-scatter, for which GPUs have no
+        // memory to spare.
         let needs_memory = |sized: &SizedPlan| on_gpu && sized.short == Some(ShortPlan::Star);
         let fits = |at: &usize| !straight && bytes <= self.all[*at].longest && !needs_memory(&self.all[*at]);
         (positions.clone().find(fits).unwrap_or(last), last)
@@ -165,7 +169,8 @@ impl Plans {
         self.digest
     }
 
-    /// The programs of all-reduces without a factor. With a tuning profile, those of vectors on GPUs are made when they are needed.
+    /// The programs of all-reduces without a factor. With a tuning profile, those of vectors on GPUs are made
+    /// when they are needed.
     fn usual_programs(&self) -> Vec<ProgramKey> {
         let mut programs = Vec::new();
         let usual = ProgramSpec { reproducible: self.reproducible, ..ProgramSpec::ALL_REDUCE };
@@ -182,27 +187,30 @@ impl Plans {
         programs
     }
 
-    /// Sets the bytes of a slot for vectors on the host, and on a GPU, which a tuning profile may have changed.
+    /// Sets the bytes of a slot for vectors on the host, and on a GPU, which a tuning profile may have
+    /// changed.
     pub(super) fn set_slot_bytes(&mut self, on_host: usize, on_gpu: usize) {
         (self.slot_bytes, self.gpu_slot_bytes) = (on_host, on_gpu);
     }
 
-    /// Installs the programs of all-reduces without a factor, so that the first call is as fast as later ones.
+    /// Installs the programs of all-reduces without a factor, so that the first call is as fast as later
+    /// ones.
     pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
         self.rails = executor.rails();
         self.usual_programs().into_iter().try_for_each(|key| self.install(key, executor).map(drop))
     }
 
-    /// The ranks that this rank exchanges messages with in all-reduces without a factor. What other calls need besides, such as the link
-    /// from the root of a broadcast to the ranks that none of these plans connects it with, is linked when it is needed.
+    /// The ranks that this rank exchanges messages with in all-reduces without a factor. What other calls
+    /// need besides, such as the link from the root of a broadcast to the ranks that none of these plans
+    /// connects it with, is linked when it is needed.
     pub(super) fn usual_peers(&self) -> BTreeSet<Rank> {
         let program = |(at, spec): ProgramKey| self.all[at].plan.program(self.rank, spec);
         let programs = self.usual_programs().into_iter().map(program);
         programs.flat_map(|program| program.peers().collect::<Vec<_>>()).collect()
     }
 
-    /// By rank, the bytes that the link to it may have in flight, by what the ranks of this `node` send in all-reduces of long vectors. `mean`
-    /// is that of the node's links.
+    /// By rank, the bytes that the link to it may have in flight, by what the ranks of this `node` send in
+    /// all-reduces of long vectors. `mean` is that of the node's links.
     pub(super) fn bytes_in_flight(&self, mean: usize, topology: &Topology, node: &[Rank]) -> Vec<usize> {
         let sent = |rank: Rank| {
             let sent = sent_to_peers(&self.main().plan.program(rank, ProgramSpec::ALL_REDUCE));
@@ -240,7 +248,8 @@ impl Plans {
         Ok(plans)
     }
 
-    /// Uses other plans for vectors on the host from now on. Those of vectors on GPUs stay: calls on GPUs are prepared before they run.
+    /// Uses other plans for vectors on the host from now on. Those of vectors on GPUs stay: calls on GPUs are
+    /// prepared before they run.
     ///
     /// # Errors
     /// Those of [`prepare`](Self::prepare).
@@ -323,8 +332,8 @@ impl Plans {
         // The vector is one message, and no message is longer than a sub-chunk.
         let is_one_shot =
             sized.is_direct() && bytes <= self.one_shot_limit.min(sized.subchunk) && is_plain_sum;
-        // The lengths of blocks that differ are known to two ranks each, so their ranks cannot choose alike. Vectors on a GPU would need
-        // scratch memory there.
+        // The lengths of blocks that differ are known to two ranks each, so their ranks cannot choose alike.
+        // Vectors on a GPU would need scratch memory there.
         let goes_by_node = collective == Collective::AllToAll
             && (1..=self.longest_by_node).contains(&(bytes / main.schedule().world()))
             && !checked.on_gpu
@@ -382,7 +391,8 @@ fn verify(plans: &[SizedPlan]) -> Result<()> {
     plans.try_for_each(|plan| VerifiedPlan::new(plan).map(drop))
 }
 
-/// The plans for `topology` without the choices of a profile, in ascending order of the longest vectors. The last one has no limit.
+/// The plans for `topology` without the choices of a profile, in ascending order of the longest vectors. The
+/// last one has no limit.
 fn untuned(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>, AlgorithmSelection)> {
     let Some(path) = &config.plan_file else { return sized_plans::selected(config, topology) };
     let selection = AlgorithmSelection {
@@ -423,7 +433,8 @@ mod tests {
     const SMALL: usize = 4 << 10;
     const K: usize = 1 << 10;
 
-    /// Plans on four ranks on three nodes, with the choices ring up to 64 KiB and weighted for longer vectors.
+    /// Plans on four ranks on three nodes, with the choices ring up to 64 KiB and weighted for longer
+    /// vectors.
     fn plans(names: &[&str], change: impl FnOnce(&mut TuningProfile)) -> Plans {
         let mut profile = parse("f", include_str!("../../tests/data/tuning.toml")).expect("a profile");
         change(&mut profile);

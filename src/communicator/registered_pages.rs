@@ -1,7 +1,8 @@
 //! The pages that users have registered, in all communicators of this process.
 //!
-//! Replacing pages that another communicator has registered with its devices would leave those with the old pages. So pages that
-//! are registered are not replaced, and pages that are shared stay shared until every registration of them has ended.
+//! Replacing pages that another communicator has registered with its devices would leave those with the old
+//! pages. So pages that are registered are not replaced, and pages that are shared stay shared until every
+//! registration of them has ended.
 //!
 //! Owns that rule.
 
@@ -64,7 +65,8 @@ impl RegisteredPages {
         self.shared.iter().any(|range| range.overlaps(piece))
     }
 
-    /// `piece` at its address in `arena`, and what copies the rest of it there; `None` if it is not shared there.
+    /// `piece` at its address in `arena`, and what copies the rest of it there; `None` if it is not shared
+    /// there.
     pub(super) fn find(self: &Arc<Self>, arena: &Arc<Arena>, piece: Piece) -> Option<SharedVector> {
         let has =
             |range: &Arc<SharedRange>| Arc::ptr_eq(range.arena(), arena) && range.alias_of(piece).is_some();

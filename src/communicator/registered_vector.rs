@@ -9,13 +9,14 @@ use crate::memory::Piece;
 use std::ops::{Deref, DerefMut};
 
 impl Communicator {
-    /// Registers a vector on a GPU for as long as the returned guard lives: with the RDMA devices that this communicator uses, and
-    /// with the kernels of the other ranks of its node, which access it directly in long calls if all ranks' vectors are registered.
-    /// [`RegisteredOnGpu::into_inner`] returns the vector. Ranks need not agree on what they register.
+    /// Registers a vector on a GPU for as long as the returned guard lives: with the RDMA devices that this
+    /// communicator uses, and with the kernels of the other ranks of its node, which access it directly in
+    /// long calls if all ranks' vectors are registered. [`RegisteredOnGpu::into_inner`] returns the vector.
+    /// Ranks need not agree on what they register.
     ///
     /// # Errors
-    /// `System` if a device has no room for it; `InvalidArgument` if it is memory of another GPU than the communicator's. The vector
-    /// is then dropped.
+    /// `System` if a device has no room for it; `InvalidArgument` if it is memory of another GPU than the
+    /// communicator's. The vector is then dropped.
     pub fn register_on_gpu<V: GpuVector>(&self, vector: V) -> Result<RegisteredOnGpu<'_, V>> {
         self.check_process()?;
         let piece = vector.lend_for_reading(|piece, _| Ok(piece))?;

@@ -1,8 +1,8 @@
 //! Registration of GPU memory and calls on GPUs exclude each other in a process.
 //!
-//! Registering GPU memory with an RDMA device may take locks of CUDA's driver and wait for the GPU, and it locks the list of
-//! registered memory that running calls read. So it waits until no call of this process runs on a GPU, and calls that are made
-//! later wait for it.
+//! Registering GPU memory with an RDMA device may take locks of CUDA's driver and wait for the GPU, and it
+//! locks the list of registered memory that running calls read. So it waits until no call of this process
+//! runs on a GPU, and calls that are made later wait for it.
 //!
 //! Owns that exclusion.
 

@@ -14,8 +14,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A vector that an asynchronous call can own: a `Vec`, or a [`Buffer`], which has an example. Its elements keep their address
-/// when the owner moves.
+/// A vector that an asynchronous call can own: a `Vec`, or a [`Buffer`], which has an example. Its elements
+/// keep their address when the owner moves.
 pub trait Owned: sealed::Sealed + Send + 'static {
     /// The element type.
     type Item: Element;
@@ -75,7 +75,8 @@ impl CallOutcome {
         self.ended.notify_all();
     }
 
-    /// Waits until the call is over and returns its result. In a forked child it is never over, so it returns an error.
+    /// Waits until the call is over and returns its result. In a forked child it is never over, so it returns
+    /// an error.
     pub fn wait(&self) -> Result<()> {
         self.check_process()?;
         let is_needed = self.check.upgrade().is_some_and(|check| check.is_needed());
@@ -94,7 +95,8 @@ impl CallOutcome {
         !self.creator.is_current() || self.lock().is_some()
     }
 
-    /// Checks that a wait of this thread can end: the call is over, or does not wait for one that this thread is in.
+    /// Checks that a wait of this thread can end: the call is over, or does not wait for one that this thread
+    /// is in.
     ///
     /// # Errors
     /// `InvalidArgument` if it cannot.
@@ -124,9 +126,9 @@ impl std::fmt::Debug for CallOutcome {
     }
 }
 
-/// A call that was started by [`all_reduce_async`](super::Communicator::all_reduce_async) or another method of that kind.
-/// It owns the call's vectors until the call is over; dropping the request waits for that. While the thread panics it aborts the
-/// communicator first.
+/// A call that was started by [`all_reduce_async`](super::Communicator::all_reduce_async) or another method
+/// of that kind. It owns the call's vectors until the call is over; dropping the request waits for that.
+/// While the thread panics it aborts the communicator first.
 ///
 /// ```
 /// use flexring::{Communicator, ReduceOp};

@@ -8,11 +8,12 @@ use std::collections::BTreeSet;
 /// Identifies what several processes have together: equal on all of them. Random.
 pub(super) type ResourceKey = [u8; 16];
 
-/// What a rank offers to the other ranks: the keys of what its process has, newest first, each with the number of the process there.
+/// What a rank offers to the other ranks: the keys of what its process has, newest first, each with the
+/// number of the process there.
 pub(super) type OfferedResources = Vec<(ResourceKey, usize)>;
 
-/// What all `ranks` offer under numbers that differ: its key, and their numbers in the order of `ranks`. `offers` lists the offers of
-/// all ranks of the world. All ranks find the same, in the same order.
+/// What all `ranks` offer under numbers that differ: its key, and their numbers in the order of `ranks`.
+/// `offers` lists the offers of all ranks of the world. All ranks find the same, in the same order.
 pub(super) fn common<'a>(
     ranks: &'a [Rank],
     offers: &'a [&'a OfferedResources],

@@ -47,7 +47,8 @@ pub(super) struct CallRunner {
     pub user_memory: UserMemory,
     pub block_lists: BlockLists,
     pub gpu_state: GpuState,
-    /// Whether the kernels of all ranks can run collectives themselves. Equal on all ranks; set before the first call.
+    /// Whether the kernels of all ranks can run collectives themselves. Equal on all ranks; set before the
+    /// first call.
     pub connects_kernels: AtomicBool,
     /// This rank among those of its process, if there are others.
     pub launch_member: Option<LaunchMember>,
@@ -71,7 +72,8 @@ pub(super) struct CallRunner {
     pub summary: String,
     /// What adapts the plans to the links, if the settings ask for it.
     pub adaptation: Option<SharedStatistics>,
-    /// This rank's part of the process's memory. The last field: neighbours' regions are read until all others are dropped.
+    /// This rank's part of the process's memory. The last field: neighbours' regions are read until all
+    /// others are dropped.
     pub region: Mutex<Option<Region>>,
 }
 
@@ -86,7 +88,8 @@ pub(super) struct RunnerState {
     pub sequence: u64,
     /// Collectives among them that kernels run.
     pub kernels: u64,
-    /// A copy of [`Plans::digest`], so that small calls need not lock the plans. Set wherever plans are replaced.
+    /// A copy of [`Plans::digest`], so that small calls need not lock the plans. Set wherever plans are
+    /// replaced.
     pub plans_digest: u64,
     /// Whether the next call panics.
     #[cfg(test)]
@@ -140,8 +143,8 @@ impl CallRunner {
 
     /// Runs a call whose turn it is, behind this number of collectives that kernels run.
     pub(super) fn run(&self, checked: &CheckedCall, kernels: u64) -> Result<()> {
-        // The kernels of later calls may wait in streams already, and of other communicators run: a driver call could wait
-        // for them while they wait for this thread.
+        // The kernels of later calls may wait in streams already, and of other communicators run: a driver
+        // call could wait for them while they wait for this thread.
         let _no_driver = gpu::forbid_calls();
         let mut state = self.lock_state();
         self.check_usable()?;
@@ -150,7 +153,8 @@ impl CallRunner {
         let kernels = kernels.max(state.kernels);
         state.sequence += kernels - state.kernels + u64::from(checked.is_collective());
         state.kernels = kernels;
-        // Dropped after `shared`, so that a deregistration that waits for this call comes after the results are in place.
+        // Dropped after `shared`, so that a deregistration that waits for this call comes after the results
+        // are in place.
         let in_use =
             self.user_memory.begin_call(checked.pieces(), self.timeout).map_err(|error| self.fail(error))?;
         let shared = if in_use.is_none() || self.is_small(checked) {
@@ -170,7 +174,8 @@ impl CallRunner {
         outcome
     }
 
-    /// Runs `body`. A panic in it ends the communicator on all ranks, because it would leave them waiting for this one.
+    /// Runs `body`. A panic in it ends the communicator on all ranks, because it would leave them waiting for
+    /// this one.
     fn guarded(&self, body: impl FnOnce() -> Result<()>) -> Result<()> {
         let outcome = catch_unwind(AssertUnwindSafe(body));
         outcome.unwrap_or_else(|panic| {
@@ -188,8 +193,8 @@ impl CallRunner {
         self.control.abort(&self.fault, self.rank, abort);
     }
 
-    /// Locks the state. After a panic the executor has given up its links and refuses to run, so a poisoned lock is safe
-    /// to use.
+    /// Locks the state. After a panic the executor has given up its links and refuses to run, so a poisoned
+    /// lock is safe to use.
     pub(super) fn lock_state(&self) -> MutexGuard<'_, RunnerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -245,8 +250,8 @@ impl CallRunner {
         Ok(())
     }
 
-    /// Makes other plans if links have changed. This comes before a call that already has its number, so the calls that it takes are
-    /// numbered first.
+    /// Makes other plans if links have changed. This comes before a call that already has its number, so the
+    /// calls that it takes are numbered first.
     fn adapt(&self, adaptation: &mut LinkAdaptation, state: &mut RunnerState) -> Result<()> {
         state.sequence -= 1;
         let change = adaptation.adapt(self.validator(), &mut |checked| {
@@ -336,7 +341,8 @@ impl CallRunner {
         self.has_small_path && SmallLayout::exists_for(checked.collective) && checked.whole_bytes() <= longest
     }
 
-    /// How the call is executed, the digest by which ranks check that they execute it alike, and the bytes of scratch memory for it.
+    /// How the call is executed, the digest by which ranks check that they execute it alike, and the bytes of
+    /// scratch memory for it.
     fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<(CallPath, u64, usize)> {
         if self.is_small(checked) {
             return Ok((CallPath::Small, state.plans_digest, 0));
@@ -372,7 +378,8 @@ mod tests {
     use crate::{Communicator, ErrorKind, ReduceOp, Result};
     use std::time::{Duration, Instant};
 
-    /// Bytes of scratch memory of a rank after a reduce-scatter of four ranks with `lowering`, of `count` elements of 4 bytes.
+    /// Bytes of scratch memory of a rank after a reduce-scatter of four ranks with `lowering`, of `count`
+    /// elements of 4 bytes.
     fn scratch_after_reduce_scatter(lowering: Lowering, count: usize) -> usize {
         let (timeout, algo) = (Duration::from_secs(60), Algorithm::Ring);
         let config = Config { timeout, algo, lowering, ..Config::default() };

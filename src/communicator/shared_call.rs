@@ -1,14 +1,15 @@
 //! A call on registered memory that neighbours share.
 //!
-//! Owns the change of its vectors to their addresses in the arena, and what has to be copied for that before and after the call.
+//! Owns the change of its vectors to their addresses in the arena, and what has to be copied for that before
+//! and after the call.
 
 use super::checked_call::CheckedCall;
 use super::registered_pages::SharedVector;
 use crate::memory::Piece;
 use std::sync::Arc;
 
-/// A call with vectors in the arena in place of the caller's. When it is dropped, after the call, the results are in the caller's
-/// memory.
+/// A call with vectors in the arena in place of the caller's. When it is dropped, after the call, the results
+/// are in the caller's memory.
 pub(super) struct SharedCall {
     call: CheckedCall,
     input: Option<SharedVector>,

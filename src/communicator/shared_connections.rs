@@ -20,16 +20,16 @@ struct OfferedConnection {
 /// Oldest first.
 static CONNECTIONS: PerProcess<Mutex<Vec<OfferedConnection>>> = PerProcess::new();
 
-/// Lets later communicators of this process use the connection of this world, as long as the world lives. `key` identifies the
-/// rendezvous that the connection was made in.
+/// Lets later communicators of this process use the connection of this world, as long as the world lives.
+/// `key` identifies the rendezvous that the connection was made in.
 pub(super) fn keep(key: ResourceKey, connection: &Arc<ControlConnection>) {
     let mut connections = CONNECTIONS.get().lock().unwrap_or_else(PoisonError::into_inner);
     connections.retain(|shared| shared.connection.strong_count() > 0);
     connections.push(OfferedConnection { key, connection: Arc::downgrade(connection) });
 }
 
-/// Begins to leave the world of this connection, unless a communicator is being made that may use the connection. Then the last of
-/// both to be dropped leaves.
+/// Begins to leave the world of this connection, unless a communicator is being made that may use the
+/// connection. Then the last of both to be dropped leaves.
 pub(super) fn begin_leaving(connection: &Arc<ControlConnection>) {
     let mut connections = CONNECTIONS.get().lock().unwrap_or_else(PoisonError::into_inner);
     connections.retain(|shared| !std::ptr::eq(shared.connection.as_ptr(), Arc::as_ptr(connection)));
@@ -38,13 +38,14 @@ pub(super) fn begin_leaving(connection: &Arc<ControlConnection>) {
     }
 }
 
-/// The connections that this process offers, with the keys of their rendezvous. They live until the offer is dropped.
+/// The connections that this process offers, with the keys of their rendezvous. They live until the offer is
+/// dropped.
 #[derive(Default)]
 pub(super) struct ConnectionOffer(Vec<(ResourceKey, Arc<ControlConnection>)>);
 
 impl ConnectionOffer {
-    /// The connections of this process that ranks who meet in `meeting` can use, one world of each, but for rendezvous in which this
-    /// process has several ranks: a new rank could not tell which is its own.
+    /// The connections of this process that ranks who meet in `meeting` can use, one world of each, but for
+    /// rendezvous in which this process has several ranks: a new rank could not tell which is its own.
     pub(super) fn of_this_process(meeting: &ControlConnection) -> Self {
         let connections = CONNECTIONS.get().lock().unwrap_or_else(PoisonError::into_inner);
         let alive = |shared: &OfferedConnection| Some((shared.key, shared.connection.upgrade()?));
@@ -69,8 +70,8 @@ impl ConnectionOffer {
         self.0.iter().map(|(key, connection)| (*key, connection.rank_of_connection())).collect()
     }
 
-    /// The connection over which the ranks that made these offers, in the order of the new ranks, can open their world, its key, and
-    /// their ranks there; `None` if there is none. All find the same.
+    /// The connection over which the ranks that made these offers, in the order of the new ranks, can open
+    /// their world, its key, and their ranks there; `None` if there is none. All find the same.
     pub(super) fn common(
         &self,
         offers: &[&OfferedResources],

@@ -1,7 +1,7 @@
 //! Shrink: the ranks that are left after a failure make a new communicator.
 //!
-//! Owns its order of steps on this rank, and the whole of it for ranks that are threads. Must not know how processes find
-//! out who is left (`bootstrap`).
+//! Owns its order of steps on this rank, and the whole of it for ranks that are threads. Must not know how
+//! processes find out who is left (`bootstrap`).
 
 use super::Communicator;
 use super::control_plane::{ControlPlane, LocalMember};
@@ -17,26 +17,28 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Communicator {
-    /// Makes a communicator of the ranks that are left, in their order, with the settings of this one. Every rank that is
-    /// alive and not in `exclude` must call it, with the same list, except ranks that have dropped this communicator. Ranks
-    /// that died, were stopped or cannot be reached are left out; a schedule is planned for the others. A rank that others exclude
-    /// may take part in a later shrink of this communicator only if all have made another call, such as a barrier, meanwhile.
+    /// Makes a communicator of the ranks that are left, in their order, with the settings of this one. Every
+    /// rank that is alive and not in `exclude` must call it, with the same list, except ranks that have
+    /// dropped this communicator. Ranks that died, were stopped or cannot be reached are left out; a schedule
+    /// is planned for the others. A rank that others exclude may take part in a later shrink of this
+    /// communicator only if all have made another call, such as a barrier, meanwhile.
     ///
-    /// This communicator may have failed or not, and must still be dropped. Its calls end first. After a failure the
-    /// vectors of the failed calls have undefined contents.
+    /// This communicator may have failed or not, and must still be dropped. Its calls end first. After a
+    /// failure the vectors of the failed calls have undefined contents.
     ///
     /// # Errors
-    /// `InvalidArgument` if `exclude` contains this rank or one that does not exist; `Disagreement` if ranks exclude
-    /// different ranks; `Rendezvous` if the others went on without this rank, exclude it, or may have gone on without it;
-    /// `Timeout`, naming the ranks, if ranks that are alive do not call it within FLEXRING_CONNECT_TIMEOUT_MS; `Aborted` if
-    /// the program interrupts it; the errors of [`from_env`](Self::from_env).
+    /// `InvalidArgument` if `exclude` contains this rank or one that does not exist; `Disagreement` if ranks
+    /// exclude different ranks; `Rendezvous` if the others went on without this rank, exclude it, or may have
+    /// gone on without it; `Timeout`, naming the ranks, if ranks that are alive do not call it within
+    /// FLEXRING_CONNECT_TIMEOUT_MS; `Aborted` if the program interrupts it; the errors of
+    /// [`from_env`](Self::from_env).
     pub fn shrink(&self, exclude: &[Rank]) -> Result<Self> {
         let _default = DefaultFloatEnvironment::enter();
         self.check_process()?;
         let exclude = self.excluded(exclude)?;
         self.check_not_nested()?;
-        // Calls that are running or queued end first. Whether they failed does not matter, unless the program interrupted
-        // the wait.
+        // Calls that are running or queued end first. Whether they failed does not matter, unless the program
+        // interrupted the wait.
         let watch = InterruptWatch::start();
         let _ = self.synchronize();
         watch.check()?;

@@ -22,13 +22,14 @@ impl Communicator {
     /// A color for [`split`](Self::split): the rank takes part in the call, and is in no new communicator.
     pub const NO_COLOR: i32 = -1;
 
-    /// Makes one communicator for each color, of the ranks that pass that color, ordered by `key` and then by their rank
-    /// here. Returns `None` for [`NO_COLOR`](Self::NO_COLOR). All ranks must call it between the same two calls, as any
-    /// collective.
+    /// Makes one communicator for each color, of the ranks that pass that color, ordered by `key` and then by
+    /// their rank here. Returns `None` for [`NO_COLOR`](Self::NO_COLOR). All ranks must call it between the
+    /// same two calls, as any collective.
     ///
     /// # Errors
-    /// `InvalidArgument` for another negative color, before any other rank is affected; `PeerLost` if a rank has left; the
-    /// error that ended this communicator, if it has failed; the errors of [`from_env`](Self::from_env).
+    /// `InvalidArgument` for another negative color, before any other rank is affected; `PeerLost` if a rank
+    /// has left; the error that ended this communicator, if it has failed; the errors of
+    /// [`from_env`](Self::from_env).
     pub fn split(&self, color: i32, key: i32) -> Result<Option<Self>> {
         let _default = DefaultFloatEnvironment::enter();
         if color < 0 && color != Self::NO_COLOR {
@@ -56,7 +57,8 @@ impl Communicator {
         let choices = || offers.iter().map(|offer| offer.choice).enumerate();
         let members = members_of(color, choices());
         let leader = members.first().copied().filter(|_| color >= 0);
-        // Worlds that the control connections of this one cannot carry need a unique id. All ranks find the same colors.
+        // Worlds that the control connections of this one cannot carry need a unique id. All ranks find the
+        // same colors.
         let needs_id = |color: i32| color >= 0 && !connection.can_open(&members_of(color, choices()));
         let mut unique_id = None;
         if choices().any(|(_, choice)| needs_id(choice.color)) {
@@ -83,13 +85,15 @@ impl Communicator {
         Self::join(spec, &identity, fault).map(Some).map_err(|error| self.cause_of(error))
     }
 
-    /// Why no communicator could be made of ranks of this one: the failure of this one, which knows their ranks, or `error`.
+    /// Why no communicator could be made of ranks of this one: the failure of this one, which knows their
+    /// ranks, or `error`.
     fn cause_of(&self, error: Error) -> Error {
         self.runner.fault.get().cloned().unwrap_or(error)
     }
 
-    /// Takes part in the exchange of unique ids, which the first rank of each color creates that needs one. Returns that of `leader`,
-    /// the first rank of this rank's color, with its coordinator if this is the leader. A failure is exchanged, too.
+    /// Takes part in the exchange of unique ids, which the first rank of each color creates that needs one.
+    /// Returns that of `leader`, the first rank of this rank's color, with its coordinator if this is the
+    /// leader. A failure is exchanged, too.
     fn exchange_ids(
         &self,
         connection: &ControlConnection,
@@ -110,7 +114,8 @@ impl Communicator {
     }
 }
 
-/// What a rank sends to all others in a split: its choice, and a random number for the world that it may be the first rank of.
+/// What a rank sends to all others in a split: its choice, and a random number for the world that it may be
+/// the first rank of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SplitOffer {
     choice: ColorChoice,

@@ -1,5 +1,5 @@
-//! The communicators in whose calls this thread is. More than one if a signal handler, an interrupt check or a logger makes a call during
-//! another one.
+//! The communicators in whose calls this thread is. More than one if a signal handler, an interrupt check or
+//! a logger makes a call during another one.
 //!
 //! Owns this list, so that a call which would wait for the one that it interrupted is refused.
 

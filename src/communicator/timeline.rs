@@ -1,7 +1,7 @@
 //! The timelines of a communicator's ranks: which file each writes, and how their clocks are aligned.
 //!
-//! Owns the names of files among the communicators of a process, and the exchange of messages that measures clocks of other
-//! machines.
+//! Owns the names of files among the communicators of a process, and the exchange of messages that measures
+//! clocks of other machines.
 
 use super::Communicator;
 use crate::bootstrap::{ControlConnection, host_name};
@@ -16,7 +16,8 @@ use std::sync::{Mutex, PoisonError};
 /// Messages to another machine and back that measure its clock. The fastest counts.
 const ROUND_TRIPS: usize = 32;
 
-/// By value of `FLEXRING_TRACE`, the key of the first communicator of this process with it, whose files have no label.
+/// By value of `FLEXRING_TRACE`, the key of the first communicator of this process with it, whose files have
+/// no label.
 static FIRST: PerProcess<Mutex<BTreeMap<String, Vec<u8>>>> = PerProcess::new();
 
 /// The files of one communicator.
@@ -29,8 +30,8 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// The timeline that the settings ask for, if they do. `key` is equal on all ranks of the communicator, and different for
-    /// other communicators.
+    /// The timeline that the settings ask for, if they do. `key` is equal on all ranks of the communicator,
+    /// and different for other communicators.
     pub(super) fn of(config: &Config, is_derived: bool, key: &[u8]) -> Option<Self> {
         let setting = config.trace.clone()?;
         let mut first = FIRST.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,8 +62,9 @@ impl Timeline {
     }
 }
 
-/// Aligns the clock of this rank's timeline with that of rank 0. All ranks of a communicator with a timeline do so, before its
-/// first call. Ranks with rank 0's clock need nothing. Of the ranks that share another clock, the first measures it with rank 0.
+/// Aligns the clock of this rank's timeline with that of rank 0. All ranks of a communicator with a timeline
+/// do so, before its first call. Ranks with rank 0's clock need nothing. Of the ranks that share another
+/// clock, the first measures it with rank 0.
 ///
 /// # Errors
 /// As for [`Communicator::group`].

@@ -35,13 +35,14 @@ impl CallRunner {
         ticket.wait_turn(self.has_checks().then_some(&check));
     }
 
-    /// Whether a thread that waits for a call must call [`check_waiting`](Self::check_waiting) every so often.
+    /// Whether a thread that waits for a call must call [`check_waiting`](Self::check_waiting) every so
+    /// often.
     pub(super) fn has_checks(&self) -> bool {
         self.gpu_state.is_open() || interrupt::has_check()
     }
 
-    /// What a thread that waits for a call does every so often: it ends the communicator if the GPU is broken, or if the
-    /// program wants this thread back.
+    /// What a thread that waits for a call does every so often: it ends the communicator if the GPU is
+    /// broken, or if the program wants this thread back.
     pub(super) fn check_waiting(&self) {
         self.check_gpu();
         if self.fault.get().is_none()

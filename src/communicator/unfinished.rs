@@ -1,7 +1,7 @@
 //! Communicators with unfinished calls at the exit of their process.
 //!
-//! Owns the list of the process's communicators, and how those with unfinished calls are ended. Must not know what begins the exit:
-//! the C ABI or Python.
+//! Owns the list of the process's communicators, and how those with unfinished calls are ended. Must not know
+//! what begins the exit: the C ABI or Python.
 
 use super::runner::CallRunner;
 use super::thread_calls::ThreadCall;
@@ -34,8 +34,8 @@ pub(super) fn watch(runner: &Arc<CallRunner>) {
     runners.push(Arc::downgrade(runner));
 }
 
-/// Aborts, on all ranks, the communicators of this process whose calls are not over within `patience`. They are abandoned: dropping
-/// them has no effect, because threads that the exit ends may still use them.
+/// Aborts, on all ranks, the communicators of this process whose calls are not over within `patience`. They
+/// are abandoned: dropping them has no effect, because threads that the exit ends may still use them.
 pub fn abort_unfinished(patience: Duration) {
     let busy = || {
         let alive: Vec<_> = runners().iter().filter_map(Weak::upgrade).collect();

@@ -1,4 +1,5 @@
-//! Memory of users that peers and devices reach: neighbours read it, RDMA devices send from it and write to it.
+//! Memory of users that peers and devices reach: neighbours read it, RDMA devices send from it and write to
+//! it.
 //!
 //! Owns its allocation, its announcement to neighbours and devices, and whether it can be read.
 
@@ -32,8 +33,8 @@ pub(super) struct UserMemory {
     changed: Condvar,
     /// Whether registered memory is shared with neighbours.
     shares: bool,
-    /// Registrations with shared pages, which another communicator may have shared, those included whose pages are becoming private.
-    /// Calls record nothing while there are none.
+    /// Registrations with shared pages, which another communicator may have shared, those included whose
+    /// pages are becoming private. Calls record nothing while there are none.
     shared: AtomicUsize,
     /// Of the vectors of calls.
     readable: ReadablePages,
@@ -44,7 +45,8 @@ pub(super) struct UserMemory {
 struct Registrations {
     /// By address and length.
     by_range: HashMap<(usize, usize), UserRegistration>,
-    /// Memory of the running call, if anything was registered when it began. Keeps its capacity, so that calls do not allocate.
+    /// Memory of the running call, if anything was registered when it began. Keeps its capacity, so that
+    /// calls do not allocate.
     in_use: Vec<Piece>,
     /// Deregistrations that wait for the running call. No further call begins meanwhile.
     waiting: usize,
@@ -134,7 +136,8 @@ impl UserMemory {
         reach(FaultPoint::MemoryAnnounced);
     }
 
-    /// Lets no further communicator use this memory: a process that has it may be gone, and what it had would stay.
+    /// Lets no further communicator use this memory: a process that has it may be gone, and what it had would
+    /// stay.
     pub(super) fn retire(&self) {
         self.node.retire();
     }
@@ -149,8 +152,8 @@ impl UserMemory {
         self.shares
     }
 
-    /// Registers memory: shares it with neighbours if `may_share`, which implies [`shares`](Self::shares), and if it can be, and
-    /// registers it with the devices, if there are any.
+    /// Registers memory: shares it with neighbours if `may_share`, which implies [`shares`](Self::shares),
+    /// and if it can be, and registers it with the devices, if there are any.
     pub(super) fn register(&self, piece: Piece, may_share: bool) -> Result<()> {
         let mut registered = self.registered();
         if let Some(registration) = registered.by_range.get_mut(&address_and_length(piece)) {
@@ -183,9 +186,9 @@ impl UserMemory {
         Ok(())
     }
 
-    /// Undoes one registration of exactly this memory. If its pages become private again, waits at most `limit` until the running
-    /// call does not use them: what it wrote meanwhile would be lost. Calls `check` every so often meanwhile. Later calls begin
-    /// after the deregistration, so it waits for one call only.
+    /// Undoes one registration of exactly this memory. If its pages become private again, waits at most
+    /// `limit` until the running call does not use them: what it wrote meanwhile would be lost. Calls `check`
+    /// every so often meanwhile. Later calls begin after the deregistration, so it waits for one call only.
     ///
     /// # Errors
     /// `InvalidArgument` if it is not registered; `Timeout`, after which it is still registered.
@@ -213,8 +216,8 @@ impl UserMemory {
         let last = if registration.count == 0 { registered.by_range.remove(&range) } else { None };
         let deregistered =
             self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(on_devices));
-        // Its pages become private after the devices have given them up, and are counted until they are, so that a call that begins
-        // meanwhile waits for the lock.
+        // Its pages become private after the devices have given them up, and are counted until they are, so
+        // that a call that begins meanwhile waits for the lock.
         if let Some(UserRegistration { pages, .. }) = last {
             let were_shared = pages.are_shared();
             drop(pages);
@@ -244,8 +247,9 @@ impl UserMemory {
         Ok(registered)
     }
 
-    /// Records what memory a call uses, until the result is dropped. `None` if no registered memory is shared. Calls begin one at a
-    /// time, each after the end of the one before it, and after deregistrations that wait for that: for at most `limit`.
+    /// Records what memory a call uses, until the result is dropped. `None` if no registered memory is
+    /// shared. Calls begin one at a time, each after the end of the one before it, and after deregistrations
+    /// that wait for that: for at most `limit`.
     ///
     /// # Errors
     /// `Timeout` if a deregistration takes longer.
@@ -255,8 +259,8 @@ impl UserMemory {
         pieces: impl Iterator<Item = Piece>,
         limit: Duration,
     ) -> Result<Option<CallMemory<'_>>> {
-        // Memory is registered and shared before calls use it, so the caller has what was counted. What is no longer counted is
-        // private again.
+        // Memory is registered and shared before calls use it, so the caller has what was counted. What is no
+        // longer counted is private again.
         if self.shared.load(Ordering::Acquire) == 0 {
             return Ok(None);
         }
@@ -317,7 +321,8 @@ impl Drop for CallMemory<'_> {
     }
 }
 
-/// A deregistration that waits for the running call. Dropped when it is over, so that the next call may begin.
+/// A deregistration that waits for the running call. Dropped when it is over, so that the next call may
+/// begin.
 struct WaitingDeregistration<'a>(&'a UserMemory);
 
 impl Drop for WaitingDeregistration<'_> {
@@ -327,12 +332,14 @@ impl Drop for WaitingDeregistration<'_> {
     }
 }
 
-/// A vector that is registered with a communicator until it is dropped. See [`register`](super::Communicator::register).
+/// A vector that is registered with a communicator until it is dropped. See
+/// [`register`](super::Communicator::register).
 ///
-/// Forgetting it ([`std::mem::forget`]) leaks the vector, which stays registered until the communicator is freed.
+/// Forgetting it ([`std::mem::forget`]) leaks the vector, which stays registered until the communicator is
+/// freed.
 ///
-/// A forked child of this process may not have the memory: using the vector may end the child by SIGSEGV. Dropping it there leaks
-/// the vector, and has no effect on the parent.
+/// A forked child of this process may not have the memory: using the vector may end the child by SIGSEGV.
+/// Dropping it there leaks the vector, and has no effect on the parent.
 ///
 /// ```
 /// use flexring::{Communicator, ReduceOp};
@@ -355,8 +362,8 @@ pub struct Registered<'a, T: Element> {
 }
 
 impl<'a, T: Element> Registered<'a, T> {
-    /// Registers `vector`. The piece is valid as long as the registration: the guard owns the elements, does not move them, and lends
-    /// them as a slice only.
+    /// Registers `vector`. The piece is valid as long as the registration: the guard owns the elements, does
+    /// not move them, and lends them as a slice only.
     pub(super) fn new(user_memory: &'a UserMemory, mut vector: Vec<T>, may_share: bool) -> Result<Self> {
         let register = |piece| user_memory.register(piece, may_share).map(|()| piece);
         let piece = Some(lend_in_place(&mut vector, register)?);
@@ -365,20 +372,21 @@ impl<'a, T: Element> Registered<'a, T> {
 
     /// Ends the registration, and returns the vector.
     ///
-    /// In a forked child this is a copy, whose making ends the child by SIGSEGV if the child does not have the memory.
+    /// In a forked child this is a copy, whose making ends the child by SIGSEGV if the child does not have
+    /// the memory.
     #[must_use = "dropping the guard ends the registration, too"]
     pub fn into_vec(mut self) -> Vec<T> {
         self.end().unwrap_or_else(|leaked| leaked.to_vec())
     }
 
-    /// Ends the registration, and returns the vector; as an error if it must not be freed, because its memory is still registered
-    /// or may be missing.
+    /// Ends the registration, and returns the vector; as an error if it must not be freed, because its memory
+    /// is still registered or may be missing.
     fn end(&mut self) -> std::result::Result<Vec<T>, ManuallyDrop<Vec<T>>> {
         let vector = std::mem::take(&mut self.vector);
         let Some(piece) = self.piece.take() else { return Ok(vector) };
         if !self.creator.is_current() {
-            // The registration is that of the parent. The child does not have pages that neighbours share, and the allocator
-            // would write there.
+            // The registration is that of the parent. The child does not have pages that neighbours share,
+            // and the allocator would write there.
             return Err(ManuallyDrop::new(vector));
         }
         // Calls borrow the guard, so none uses the memory now.
@@ -469,8 +477,8 @@ mod tests {
     fn deregistering_waits_for_the_call_that_uses_the_memory() {
         let [first, second] = two_ranks();
         let all = 0..COUNT;
-        // What is registered and what the call uses: parts, a small one, and one that begins before the registered memory, so that
-        // the call does not use the registration.
+        // What is registered and what the call uses: parts, a small one, and one that begins before the
+        // registered memory, so that the call does not use the registration.
         let cases = [
             (all.clone(), all.clone()),
             (all.clone(), 7..40_000),
@@ -559,7 +567,8 @@ mod tests {
             std::thread::scope(|scope| {
                 let second = &second;
                 scope.spawn(move || {
-                    // Rank 0 sends when the first call runs, and when it has deregistered. In round 1 the first call ends between.
+                    // Rank 0 sends when the first call runs, and when it has deregistered. In round 1 the
+                    // first call ends between.
                     for waits in [[2, 0], [1, 1]][round] {
                         (0..waits).for_each(|_| step.recv().expect("a step"));
                         second.all_reduce(&mut [2i64; COUNT], ReduceOp::Sum).expect("a sum");
@@ -681,7 +690,8 @@ mod tests {
             let mut guard = Some(first.register(vec![1i64; count]).expect("memory"));
             let piece = guard.as_ref().and_then(|guard| guard.piece).expect("registered");
             assert!(is_shared(&first, piece));
-            // The child takes its copy of the guard. If it freed the vector, the allocator would use pages that it does not have.
+            // The child takes its copy of the guard. If it freed the vector, the allocator would use pages
+            // that it does not have.
             let status = in_forked_child(|| {
                 drop(guard.take());
                 let total: i64 = (0..50).map(|_| vec![1i64; count].iter().sum::<i64>()).sum();

@@ -71,10 +71,12 @@ impl WorkerQueue {
     }
 }
 
-/// A thread's work on a queue. Dropping it before its end, or without having run it, ends the calls that are left with an error.
+/// A thread's work on a queue. Dropping it before its end, or without having run it, ends the calls that are
+/// left with an error.
 struct WorkerTurn {
     queue: Arc<WorkerQueue>,
-    /// Released before others see that the work is over, so that the thread that waits for that has the last reference.
+    /// Released before others see that the work is over, so that the thread that waits for that has the last
+    /// reference.
     runner: Option<Arc<CallRunner>>,
 }
 

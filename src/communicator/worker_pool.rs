@@ -1,6 +1,6 @@
-//! The threads that run asynchronous calls. All communicators of a process share them: a thread runs the calls of one
-//! communicator as long as there are any, and then those of another. So there are as many threads as communicators had calls in
-//! flight at the same time, however many communicators there are.
+//! The threads that run asynchronous calls. All communicators of a process share them: a thread runs the
+//! calls of one communicator as long as there are any, and then those of another. So there are as many
+//! threads as communicators had calls in flight at the same time, however many communicators there are.
 //!
 //! Owns the threads.
 

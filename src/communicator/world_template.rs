@@ -1,7 +1,7 @@
 //! What a communicator keeps so that its ranks can make further ones.
 //!
-//! Owns the settings and the topology of a world, how they change for some of its ranks, and the services that outlive
-//! their communicators.
+//! Owns the settings and the topology of a world, how they change for some of its ranks, and the services
+//! that outlive their communicators.
 
 use super::local_gathering::LocalGathering;
 use super::resource_offers::ResourceKey;
@@ -42,18 +42,22 @@ pub(super) struct LocalRank {
 #[derive(Clone)]
 pub(super) struct WorldTemplate {
     pub config: Config,
-    /// The sub-chunk that the user has set, or its default. That of `config` has room for all choices of a tuning profile.
+    /// The sub-chunk that the user has set, or its default. That of `config` has room for all choices of a
+    /// tuning profile.
     pub untuned_subchunk: Size,
-    /// Identifies the control connection, for communicators that are opened over it. `None` if the ranks are threads.
+    /// Identifies the control connection, for communicators that are opened over it. `None` if the ranks are
+    /// threads.
     pub connection_key: Option<ResourceKey>,
     pub topology: Topology,
-    /// Whether the settings or a tuning profile describe the topology. Otherwise it follows from the ranks' nodes.
+    /// Whether the settings or a tuning profile describe the topology. Otherwise it follows from the ranks'
+    /// nodes.
     pub is_described: bool,
     pub cluster: ClusterIdentity,
-    /// Answers ranks that shrink this communicator. `None` if there are no other ranks, or if they are threads.
+    /// Answers ranks that shrink this communicator. `None` if there are no other ranks, or if they are
+    /// threads.
     pub service: Option<Arc<ShrinkService>>,
-    /// The services of the communicators that this one was shrunk from. While they answer, a rank that was left out does not
-    /// mistake the others for dead.
+    /// The services of the communicators that this one was shrunk from. While they answer, a rank that was
+    /// left out does not mistake the others for dead.
     pub ancestors: Vec<Arc<ShrinkService>>,
     /// Where ranks that are threads of one process meet.
     pub gathering: Option<Arc<LocalGathering<LocalRank>>>,
@@ -63,8 +67,9 @@ impl WorldTemplate {
     /// The settings of a world of `members`, the ranks of this one in their new order.
     pub(super) fn for_members(&self, members: &[Rank]) -> WorldSpec {
         let mut config = self.config.clone();
-        // A plan and dimensions are for a number of ranks, and the planners make new ones. The topology and these settings already
-        // contain a tuning profile's links and settings; its choices apply to all ranks only.
+        // A plan and dimensions are for a number of ranks, and the planners make new ones. The topology and
+        // these settings already contain a tuning profile's links and settings; its choices apply to all
+        // ranks only.
         config.plan_file = None;
         config.tuning = None;
         config.subchunk = self.untuned_subchunk;

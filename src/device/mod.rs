@@ -1,7 +1,7 @@
 //! Devices: where additions and copies happen.
 //!
-//! Owns the arithmetic. Must not know ranks, links or schedules: a [`Job`] names the memory, the type and the operation, and
-//! nothing else.
+//! Owns the arithmetic. Must not know ranks, links or schedules: a [`Job`] names the memory, the type and the
+//! operation, and nothing else.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -61,7 +61,8 @@ pub struct Operand {
 pub enum Finish {
     /// The value is written unchanged.
     Keep,
-    /// The value is divided by a number of ranks (in f32 for floats of 16 and 8 bits; integers truncate toward zero).
+    /// The value is divided by a number of ranks (in f32 for floats of 16 and 8 bits; integers truncate
+    /// toward zero).
     Divide(u32),
 }
 
@@ -86,8 +87,8 @@ pub struct Job<'a> {
     pub streaming: bool,
 }
 
-/// A caller's stream on a GPU, as a handle of CUDA's driver or runtime. The creator of a `CallerStream` guarantees that the
-/// stream is live until it has completed everything that is enqueued in it.
+/// A caller's stream on a GPU, as a handle of CUDA's driver or runtime. The creator of a `CallerStream`
+/// guarantees that the stream is live until it has completed everything that is enqueued in it.
 #[derive(Clone, Copy, Debug)]
 pub struct CallerStream(*mut c_void);
 
@@ -131,8 +132,8 @@ pub trait Device: Send {
     /// `Unsupported` for a type or operation that the device lacks; `System` if the device failed.
     fn submit(&mut self, job: &Job<'_>, ticket: u64) -> Result<Submitted>;
 
-    /// Reports the tickets of jobs that completed since the last poll. Jobs whose pieces are in the same kinds of memory are
-    /// reported in the order of submission. A device may start jobs only in a poll.
+    /// Reports the tickets of jobs that completed since the last poll. Jobs whose pieces are in the same
+    /// kinds of memory are reported in the order of submission. A device may start jobs only in a poll.
     ///
     /// # Errors
     /// `System` if the device failed.

@@ -17,10 +17,11 @@ pub struct BoundCall {
     pub input: Piece,
     /// The result's memory: the output window of the program.
     pub output: Piece,
-    /// Memory for intermediate sums outside the output window, at least [`scratch_bytes`](crate::plan::scratch_layout::scratch_bytes);
-    /// empty where the program makes none.
+    /// Memory for intermediate sums outside the output window, at least
+    /// [`scratch_bytes`](crate::plan::scratch_layout::scratch_bytes); empty where the program makes none.
     pub scratch: Piece,
-    /// Whether the elements that input and output have in common are the same memory; otherwise the two are disjoint.
+    /// Whether the elements that input and output have in common are the same memory; otherwise the two are
+    /// disjoint.
     pub in_place: bool,
     /// How elements are combined.
     pub arithmetic: Arithmetic,

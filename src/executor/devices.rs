@@ -60,7 +60,8 @@ impl Devices {
     /// Runs one job to its end. No other job may be in flight.
     ///
     /// # Errors
-    /// Those of the device; the fault, if it is raised meanwhile; `Timeout` if the device does not complete the job.
+    /// Those of the device; the fault, if it is raised meanwhile; `Timeout` if the device does not complete
+    /// the job.
     pub(super) fn run(&mut self, job: &Job<'_>, fault: &Fault, timeout: Duration) -> Result<()> {
         self.submit(job, 0)?;
         self.finish(fault, timeout)

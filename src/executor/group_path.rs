@@ -1,29 +1,32 @@
-//! The path of groups of sends and receives: the messages of each pair of ranks move in order, those of different pairs and
-//! directions independently of each other.
+//! The path of groups of sends and receives: the messages of each pair of ranks move in order, those of
+//! different pairs and directions independently of each other.
 //!
 //! Owns the protocol between two ranks.
 //!
 //! # What two ranks agree on
 //!
-//! Collectives are numbered, one sequence for the whole world. Sends and receives concern two ranks, and the other ranks make no
-//! such call, so they are not counted: they lie between two collectives, and carry the number of the next one.
+//! Collectives are numbered, one sequence for the whole world. Sends and receives concern two ranks, and the
+//! other ranks make no such call, so they are not counted: they lie between two collectives, and carry the
+//! number of the next one.
 //!
-//! The first time after a collective that a rank sends to, or receives from, another one, it begins a call on that link alone
-//! and announces it: the link is **open** until the next collective. Each direction of an open link is a stream of messages of
-//! its own. The n-th send of one rank matches the n-th receive of the other, whatever groups the two ranks divide them into.
-//! A message is a header (count, type, kind of memory) and its sub-chunks, which move by a program of one step. The receiver
-//! compares the header with its receive before anything is written, so different counts or types are an error that names
-//! both ranks. Nothing in a stream waits for another stream, so a group ends as soon as each of its messages has its counterpart:
-//! two ranks that both send first do not block each other.
+//! The first time after a collective that a rank sends to, or receives from, another one, it begins a call on
+//! that link alone and announces it: the link is **open** until the next collective. Each direction of an
+//! open link is a stream of messages of its own. The n-th send of one rank matches the n-th receive of the
+//! other, whatever groups the two ranks divide them into. A message is a header (count, type, kind of memory)
+//! and its sub-chunks, which move by a program of one step. The receiver compares the header with its receive
+//! before anything is written, so different counts or types are an error that names both ranks. Nothing in a
+//! stream waits for another stream, so a group ends as soon as each of its messages has its counterpart: two
+//! ranks that both send first do not block each other.
 //!
-//! A sender needs no permission. Where messages are read in place, a send ends when the receiver has copied it, with RDMA when
-//! the receiver's memory has it, with TCP when the kernel has taken it. A rank whose counterpart is in a collective that uses
-//! the link gets an error at once, because the two announce different calls; a peer that has left is noticed, too. All other
-//! missing counterparts end the call at its deadline, with the ranks that it waits for. Messages of a peer that this group does
-//! not receive stay on the link for a later group; if a collective comes first, they are an error.
+//! A sender needs no permission. Where messages are read in place, a send ends when the receiver has copied
+//! it, with RDMA when the receiver's memory has it, with TCP when the kernel has taken it. A rank whose
+//! counterpart is in a collective that uses the link gets an error at once, because the two announce
+//! different calls; a peer that has left is noticed, too. All other missing counterparts end the call at its
+//! deadline, with the ranks that it waits for. Messages of a peer that this group does not receive stay on
+//! the link for a later group; if a collective comes first, they are an error.
 //!
-//! The coordinator compares the calls of collectives only. A rank in a group counts as between two collectives: ranks that leave
-//! meanwhile do not concern it unless they are its peers.
+//! The coordinator compares the calls of collectives only. A rank in a group counts as between two
+//! collectives: ranks that leave meanwhile do not concern it unless they are its peers.
 
 use super::bound_call::{BoundGroup, PeerMessage};
 use super::links::Links;
@@ -175,8 +178,8 @@ impl GroupPath {
                 "{slots} slots are too few for messages with {staging} ranks at once: raise FLEXRING_SLOTS"
             )));
         }
-        // Not the number of operations or the memory, which the two ends need not have in common. Messages of calls on a GPU are
-        // never eager, whose copies the host makes; a stream may have both kinds.
+        // Not the number of operations or the memory, which the two ends need not have in common. Messages of
+        // calls on a GPU are never eager, whose copies the host makes; a stream may have both kinds.
         let call = Call {
             sequence: bound.call.sequence,
             collective: Collective::SendRecv,
@@ -305,7 +308,8 @@ impl OwnMessages {
         self.sends.is_empty() && !self.is_copying
     }
 
-    /// Starts the copy of the next sub-chunk. Whether there was one: only one at a time, as links must not wait for long copies.
+    /// Starts the copy of the next sub-chunk. Whether there was one: only one at a time, as links must not
+    /// wait for long copies.
     fn advance(&mut self, resources: &mut Resources) -> Result<bool> {
         let (Some(send), Some(receive)) = (self.sends.front(), self.receives.front()) else {
             return Ok(false);

@@ -23,8 +23,8 @@ impl Links {
     /// Most transports that a rank has.
     pub(super) const TRANSPORTS: usize = 2;
 
-    /// The links over these transports. `routes` gives, by rank, the index of the transport that reaches it; any index
-    /// for this rank itself.
+    /// The links over these transports. `routes` gives, by rank, the index of the transport that reaches it;
+    /// any index for this rank itself.
     pub(super) fn new(transports: Vec<AnyTransport>, routes: Vec<usize>) -> Self {
         debug_assert!(transports.len() <= Self::TRANSPORTS);
         Self { transports, routes }
@@ -132,7 +132,8 @@ impl Links {
         Ok(busy)
     }
 
-    /// Call this after a job that read views of peers' memory. Fails if a sender has aborted, so that what was read may be anything.
+    /// Call this after a job that read views of peers' memory. Fails if a sender has aborted, so that what
+    /// was read may be anything.
     pub(super) fn check_reads(&mut self) -> Result<()> {
         reach(FaultPoint::ReadsEnd);
         self.in_place().try_for_each(|transport| transport.check_reads())
@@ -171,7 +172,8 @@ impl Links {
         self.transports.iter().flat_map(opened).collect()
     }
 
-    /// Never unmaps the memory that the transports hold. Other communicators do not use their registrations from now on.
+    /// Never unmaps the memory that the transports hold. Other communicators do not use their registrations
+    /// from now on.
     pub(super) fn leak(&mut self) {
         self.transports.iter().for_each(|transport| transport.common().end_sharing());
         std::mem::forget(std::mem::take(&mut self.transports));
@@ -186,7 +188,8 @@ impl Links {
         self.transports.iter().flat_map(pools).collect()
     }
 
-    /// Asks all peers to notify the descriptors of [`wake_fd`](Self::wake_fd). `false` if there is work already.
+    /// Asks all peers to notify the descriptors of [`wake_fd`](Self::wake_fd). `false` if there is work
+    /// already.
     pub(super) fn set_need_wakeup(&mut self) -> bool {
         let mut idle = true;
         for transport in &mut self.transports {

@@ -1,8 +1,8 @@
 //! The executor: performs one rank's calls with its links and devices.
 //!
-//! Owns links, devices and slots, and the guarantee that none of them touches a call's memory after the call. Must not
-//! know any algorithm's name, and decides nothing: the pipeline says what moves next, `plan::call_layout` in which
-//! lengths and through which memory.
+//! Owns links, devices and slots, and the guarantee that none of them touches a call's memory after the call.
+//! Must not know any algorithm's name, and decides nothing: the pipeline says what moves next,
+//! `plan::call_layout` in which lengths and through which memory.
 //!
 //! | file | owns |
 //! |---|---|
@@ -89,8 +89,8 @@ pub struct ExecutorParts {
 pub struct GpuParts {
     /// The device that adds and copies there, and between the GPU and the host.
     pub device: Box<dyn Device>,
-    /// The slots of the pool in calls on the GPU, in pinned host memory: as many as in calls on the host, and one more that
-    /// is the executor's own.
+    /// The slots of the pool in calls on the GPU, in pinned host memory: as many as in calls on the host, and
+    /// one more that is the executor's own.
     pub slots: Vec<Piece>,
     /// The GPU-memory counterpart of each of these slots, for transports that reach it.
     pub on_gpu: Vec<Piece>,
@@ -169,8 +169,8 @@ impl Executor {
         self.resources.links.rails()
     }
 
-    /// Opens the GPU memory that neighbours share. All of them have called [`use_gpu`](Self::use_gpu), if they have a GPU
-    /// yet.
+    /// Opens the GPU memory that neighbours share. All of them have called [`use_gpu`](Self::use_gpu), if
+    /// they have a GPU yet.
     pub fn open_neighbours(&mut self) {
         self.resources.links.open_neighbours();
     }
@@ -225,17 +225,20 @@ impl Executor {
         self.programs.install(&self.resources, program)
     }
 
-    /// Whether links still exchange messages with peers over the control connections, because connections are broken or not made yet.
+    /// Whether links still exchange messages with peers over the control connections, because connections are
+    /// broken or not made yet.
     #[must_use]
     pub fn needs_control_connection(&self) -> bool {
         self.resources.links.need_control_connection()
     }
 
-    /// Executes one call. After a failure no link and no device touches the caller's memory, and every later call fails.
-    /// `report` gets the error before the links and devices are stopped, because that may take a device any time.
+    /// Executes one call. After a failure no link and no device touches the caller's memory, and every later
+    /// call fails. `report` gets the error before the links and devices are stopped, because that may take a
+    /// device any time.
     ///
     /// # Errors
-    /// What `report` returns for the first error of this rank, or for `Aborted` after an earlier call has failed.
+    /// What `report` returns for the first error of this rank, or for `Aborted` after an earlier call has
+    /// failed.
     pub fn run(&mut self, bound: &BoundCall, path: &CallPath, report: ReportFailure<'_>) -> Result<()> {
         self.guarded(&bound.call, report, |executor| {
             let Executor { resources, programs, groups, small, .. } = executor;

@@ -109,7 +109,8 @@ impl PeerExchange {
         usize::from(self.outgoing.stages(resources)) + usize::from(self.incoming.stages(resources))
     }
 
-    /// Gives each direction that needs slots `quota` of them, from slot `base` on. Returns the first slot after them.
+    /// Gives each direction that needs slots `quota` of them, from slot `base` on. Returns the first slot
+    /// after them.
     pub(super) fn assign_slots(&mut self, resources: &Resources, mut base: usize, quota: usize) -> usize {
         let peer = self.peer;
         for direction in [&mut self.outgoing, &mut self.incoming] {

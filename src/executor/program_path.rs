@@ -1,7 +1,8 @@
 //! The path of calls that run a program: the pipeline decides, links and devices do.
 //!
-//! Owns the loop that performs the pipeline's actions and reports completions to it. Must not know any algorithm, and
-//! decides nothing: the order is the pipeline's, and lengths and places come from [`call_layout`].
+//! Owns the loop that performs the pipeline's actions and reports completions to it. Must not know any
+//! algorithm, and decides nothing: the order is the pipeline's, and lengths and places come from
+//! [`call_layout`].
 
 use super::bound_call::{BoundCall, ProgramNumber};
 use super::links::Links;
@@ -363,7 +364,8 @@ impl ProgramPath {
         self.pipeline().combine_complete(ticket.step).map_err(Error::from)
     }
 
-    /// Chooses the memory of a slot that a step's messages are staged in: all their links must be able to send from it.
+    /// Chooses the memory of a slot that a step's messages are staged in: all their links must be able to
+    /// send from it.
     fn choose_staging_memory(
         &self,
         resources: &mut Resources,
@@ -437,8 +439,8 @@ impl ProgramPath {
     }
 }
 
-/// A link's error, which names the peer. In an all-to-all a message may be shorter or longer than expected because the two
-/// ranks gave different counts, so it names this rank and the call, too.
+/// A link's error, which names the peer. In an all-to-all a message may be shorter or longer than expected
+/// because the two ranks gave different counts, so it names this rank and the call, too.
 fn with_rank(error: Error, resources: &Resources, active: &LaidOutCall) -> Error {
     if active.bound.blocks.is_none() || error.kind() != ErrorKind::Disagreement {
         return error;

@@ -1,4 +1,5 @@
-//! The slots of the pool: memory for messages that cannot be sent from, or received into, the caller's vectors.
+//! The slots of the pool: memory for messages that cannot be sent from, or received into, the caller's
+//! vectors.
 //!
 //! Owns the memory of each slot. Must not know which slot is free: the pipeline counts them.
 
@@ -52,14 +53,15 @@ impl Slots {
         Self { host: SlotSet::new(slots), gpu: None }
     }
 
-    /// Adds slots for calls on a GPU, as many as for calls on the host: in pinned host memory, and in that of the GPU.
+    /// Adds slots for calls on a GPU, as many as for calls on the host: in pinned host memory, and in that of
+    /// the GPU.
     pub(super) fn use_gpu(&mut self, host: Vec<Piece>, gpu: Vec<Piece>) {
         let memory = vec![SlotMemory::Host; gpu.len()];
         self.gpu = Some(GpuSlots { host: SlotSet::new(host), gpu: SlotSet::new(gpu), memory });
     }
 
-    /// Makes the pages of the slots for calls on the host exist, before the first call that uses many of them, so that later
-    /// calls do not fault. On nodes of many ranks they do not exist before.
+    /// Makes the pages of the slots for calls on the host exist, before the first call that uses many of
+    /// them, so that later calls do not fault. On nodes of many ranks they do not exist before.
     pub(super) fn populate(&mut self) {
         if !std::mem::replace(&mut self.host.populated, true) {
             self.host.slots.iter().for_each(|slot| populate(*slot));

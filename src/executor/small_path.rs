@@ -1,12 +1,13 @@
-//! The path of small calls: every rank publishes its contribution in its mailbox, at its place in the whole vector of the
-//! collective. All contributions to an element are added in rank order; where there is only one, it is copied. In an all-to-all every
-//! rank copies its block out of each mailbox.
+//! The path of small calls: every rank publishes its contribution in its mailbox, at its place in the whole
+//! vector of the collective. All contributions to an element are added in rank order; where there is only
+//! one, it is copied. In an all-to-all every rank copies its block out of each mailbox.
 //!
-//! Where every rank has a core, each assembles its own result: one hop. Where many ranks share few cores, the leader (the first
-//! rank of the node) assembles the whole vector and publishes it, so that a call takes a few switches between ranks for each rank
-//! and not one for each pair. In an all-to-all, where no rank needs all data, its post says that all have posted. Both ways give the
-//! same bits. Every rank waits for all others, whose mailboxes it uses or not: so a
-//! mailbox can be filled again, and all calls are compared. Owns the order of these steps.
+//! Where every rank has a core, each assembles its own result: one hop. Where many ranks share few cores, the
+//! leader (the first rank of the node) assembles the whole vector and publishes it, so that a call takes a
+//! few switches between ranks for each rank and not one for each pair. In an all-to-all, where no rank needs
+//! all data, its post says that all have posted. Both ways give the same bits. Every rank waits for all
+//! others, whose mailboxes it uses or not: so a mailbox can be filled again, and all calls are compared. Owns
+//! the order of these steps.
 
 use super::bound_call::BoundCall;
 use super::resources::Resources;
@@ -35,8 +36,9 @@ pub(super) struct SmallPath {
     messages: [Messages; 2],
 }
 
-/// The messages of all ranks in one slot of their mailboxes, as operands, in the order of local ranks. Kept, because the next call that uses the
-/// slot, the one after the next, is often as long: an 8-byte call executes 140 instructions less.
+/// The messages of all ranks in one slot of their mailboxes, as operands, in the order of local ranks. Kept,
+/// because the next call that uses the slot, the one after the next, is often as long: an 8-byte call
+/// executes 140 instructions less.
 struct Messages {
     /// The length of each message.
     len: usize,
@@ -55,8 +57,8 @@ impl SmallPath {
         Self { mailbox, through_leader, messages }
     }
 
-    /// Executes a call whose whole vector fits a mailbox, and whose own vectors are host memory. Contributions are added in the
-    /// order of local ranks, so all ranks get the same bits.
+    /// Executes a call whose whole vector fits a mailbox, and whose own vectors are host memory.
+    /// Contributions are added in the order of local ranks, so all ranks get the same bits.
     pub(super) fn run(&mut self, resources: &mut Resources, bound: &BoundCall) -> Result<()> {
         let call = &bound.call;
         let bytes = call.count as usize * call.dtype.size();
@@ -71,8 +73,8 @@ impl SmallPath {
             self.list_messages(&layout, received.clone());
             self.mailbox.post();
             reach(FaultPoint::SmallPosted);
-            // The first look comes before the fence in `wake_neighbours`, so that this rank's cache line and those of the
-            // others travel at the same time (bench/results/README.md, "Short calls").
+            // The first look comes before the fence in `wake_neighbours`, so that this rank's cache line and
+            // those of the others travel at the same time (bench/results/README.md, "Short calls").
             let missing = self.first_missing(resources.rank, bound, 0);
             self.mailbox.wake_neighbours();
             self.collect(resources, bound, missing?)?;
@@ -112,8 +114,9 @@ impl SmallPath {
         copy(resources, bound, part(self.mailbox.message(LEADER), received), bound.output, None)
     }
 
-    /// Lists the messages of all ranks; contributions that are reduced with the bytes `reduced` only. Called before the post, because what a rank does
-    /// between its post and its first look at the others' posts delays the call.
+    /// Lists the messages of all ranks; contributions that are reduced with the bytes `reduced` only. Called
+    /// before the post, because what a rank does between its post and its first look at the others' posts
+    /// delays the call.
     fn list_messages(&mut self, layout: &SmallLayout, reduced: Range<usize>) {
         let len = layout.whole().end;
         let bytes = if layout.reduces() { reduced } else { layout.whole() };
@@ -143,8 +146,8 @@ impl SmallPath {
         Ok(())
     }
 
-    /// Writes these bytes of the whole vector to `into`, from the contributions in the list. Those that are reduced are
-    /// listed with these bytes only.
+    /// Writes these bytes of the whole vector to `into`, from the contributions in the list. Those that are
+    /// reduced are listed with these bytes only.
     fn assemble(
         &self,
         resources: &mut Resources,

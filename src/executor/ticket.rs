@@ -2,7 +2,8 @@
 
 use crate::plan::program::StepId;
 
-/// In timelines, the ticket of a job that runs outside a program, of which there is one at a time. No packed ticket is this number.
+/// In timelines, the ticket of a job that runs outside a program, of which there is one at a time. No packed
+/// ticket is this number.
 pub(super) const OUTSIDE_JOB: u64 = u64::MAX;
 
 /// What a job in flight is about.

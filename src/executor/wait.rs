@@ -1,8 +1,8 @@
 //! Waiting: a rank spins briefly, then sleeps until a wake-up, and never beyond its timeout.
 //!
-//! A spinning wait yields its core to ranks and programs that share it. A program that computes keeps the core for a time slice of
-//! milliseconds, while a thread that sleeps gets the core soon after its wake-up. So after a slow yield waits sleep at once for
-//! some time.
+//! A spinning wait yields its core to ranks and programs that share it. A program that computes keeps the
+//! core for a time slice of milliseconds, while a thread that sleeps gets the core soon after its wake-up. So
+//! after a slow yield waits sleep at once for some time.
 //!
 //! Owns how long to spin and to sleep.
 
@@ -20,19 +20,22 @@ use std::time::{Duration, Instant};
 /// Polls without progress before the time counts for which a wait spins. Most waits are over by then.
 const POLLS_BEFORE_SPIN: u32 = 64;
 
-/// A yield that lasts longer, for each other rank on this core, gave the core to a program that computes: a rank has work for one
-/// sub-chunk before it waits in turn, a few hundred microseconds, and time slices are 2 to 8 ms. With 100 us in its place calls of 4
-/// to 64 ranks on 2 idle cores took 1.0 to 4.3 times as long, because ranks that copy were taken for such programs.
+/// A yield that lasts longer, for each other rank on this core, gave the core to a program that computes: a
+/// rank has work for one sub-chunk before it waits in turn, a few hundred microseconds, and time slices are 2
+/// to 8 ms. With 100 us in its place calls of 4 to 64 ranks on 2 idle cores took 1.0 to 4.3 times as long,
+/// because ranks that copy were taken for such programs.
 const SLOW_YIELD: Duration = Duration::from_millis(1);
 
-/// How long waits sleep without yielding after a slow yield. If the next yield is slow, too, twice as long, otherwise half as long:
-/// one slow yield on an idle machine costs little, and on a busy one few yields are slow.
+/// How long waits sleep without yielding after a slow yield. If the next yield is slow, too, twice as long,
+/// otherwise half as long: one slow yield on an idle machine costs little, and on a busy one few yields are
+/// slow.
 const LEAST_BUSY_TIME: Duration = Duration::from_millis(2);
 
 /// The longest time of waits that sleep without yielding.
 const LONGEST_BUSY_TIME: Duration = Duration::from_millis(512);
 
-/// How long waits spin on a busy core of their own. Ranks that make the same call at the same time rarely wait longer.
+/// How long waits spin on a busy core of their own. Ranks that make the same call at the same time rarely
+/// wait longer.
 const SPIN_ON_BUSY_CORE: Duration = Duration::from_micros(10);
 
 /// The longest sleep, so that a missed wake-up delays a call but does not hang it.
@@ -41,15 +44,18 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 /// The longest sleep that the fault does not end.
 const LONGEST_DEAF_SLEEP: Duration = Duration::from_millis(50);
 
-/// The longest sleep that no neighbour ends, because more communicators of this process sleep than it has descriptors for.
+/// The longest sleep that no neighbour ends, because more communicators of this process sleep than it has
+/// descriptors for.
 const LONGEST_UNWOKEN_SLEEP: Duration = Duration::from_millis(1);
 
-/// Yields before a sleep that has a wake-up of its own. On 2 quiet cores (medians of 2 runs in us, 1, 2, 4, 8 and 32 yields) 8 ranks take 43, 39, 15, 15 and
-/// 13 for 4 KiB, 16 ranks 70, 48, 40, 43 and 43, and 16 ranks 8 B 40, 28, 30, 26 and 26. Beside programs that compute on both cores, 8 ranks take 0.4 to
-/// 1.0 ms with 1 to 4 yields, and 0.6 to 1.8 with 8.
+/// Yields before a sleep that has a wake-up of its own. On 2 quiet cores (medians of 2 runs in us, 1, 2, 4, 8
+/// and 32 yields) 8 ranks take 43, 39, 15, 15 and 13 for 4 KiB, 16 ranks 70, 48, 40, 43 and 43, and 16 ranks
+/// 8 B 40, 28, 30, 26 and 26. Beside programs that compute on both cores, 8 ranks take 0.4 to 1.0 ms with 1
+/// to 4 yields, and 0.6 to 1.8 with 8.
 const YIELDS: u32 = 4;
 
-/// The first sleep while a device is busy, which has no wake-up descriptor. Each further one is twice as long.
+/// The first sleep while a device is busy, which has no wake-up descriptor. Each further one is twice as
+/// long.
 const FIRST_NAP: Duration = Duration::from_micros(5);
 
 /// The longest sleep while a device is busy: about the time in which a long sub-chunk crosses PCI Express.
@@ -81,7 +87,8 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    /// Waits like this; the fault notifies `eventfd`, if no link lends one for it. `ranks_per_core` is rounded up.
+    /// Waits like this; the fault notifies `eventfd`, if no link lends one for it. `ranks_per_core` is
+    /// rounded up.
     pub(super) fn new(
         spin: Duration,
         timeout: Duration,
@@ -122,8 +129,8 @@ impl Wait {
         self.nap = FIRST_NAP;
     }
 
-    /// Spins once, or sleeps until a link may have work. While devices are busy sleeps are short, as devices have no
-    /// wake-up descriptor. `false` if there was no progress for the timeout.
+    /// Spins once, or sleeps until a link may have work. While devices are busy sleeps are short, as devices
+    /// have no wake-up descriptor. `false` if there was no progress for the timeout.
     ///
     /// # Errors
     /// The fault, if it was raised; `Aborted` if the program wants its thread back.
@@ -132,9 +139,10 @@ impl Wait {
         self.pause_for(fault, links, longest, |is_idle| is_idle)
     }
 
-    /// Spins once, or sleeps until a peer notifies this rank, in a call that uses neither links nor devices. What an earlier call left
-    /// unread on a link does not keep it awake. Does not sleep if `is_ready` returns true after peers were asked to notify this
-    /// rank. `false` if there was no progress for the timeout.
+    /// Spins once, or sleeps until a peer notifies this rank, in a call that uses neither links nor devices.
+    /// What an earlier call left unread on a link does not keep it awake. Does not sleep if `is_ready`
+    /// returns true after peers were asked to notify this rank. `false` if there was no progress for the
+    /// timeout.
     ///
     /// # Errors
     /// As for [`pause`](Self::pause).
@@ -147,8 +155,9 @@ impl Wait {
         self.pause_for(fault, links, LONGEST_SLEEP, |_| !is_ready())
     }
 
-    /// Yields, or sleeps by `sleep`, for no longer than the time that it is given. For waits that have a wake-up of their own,
-    /// which neither links nor the fault notify. `false` if there was no progress for the timeout.
+    /// Yields, or sleeps by `sleep`, for no longer than the time that it is given. For waits that have a
+    /// wake-up of their own, which neither links nor the fault notify. `false` if there was no progress for
+    /// the timeout.
     ///
     /// # Errors
     /// As for [`pause`](Self::pause).

@@ -1,10 +1,12 @@
 //! The arena: all memory of a rank that its peers on the node may read.
 //!
-//! An arena is one file without a name (`arena_file`) per process and set of peers, sparse. Its owner maps it for writing in segments, a
-//! further one when the others are used up, and each peer maps it in windows for reading (see `peer_arena`). It holds a region for each
-//! communicator, with the control words of the shared-memory transport and the slots of the pools, and the buffers that users allocate. Peers find
-//! something in it by its offset. Its length is sealed, so no access within it can fail because the file became shorter.
-//! Nothing is left behind, however the ranks end. Where the system has no such file the memory belongs to this process alone.
+//! An arena is one file without a name (`arena_file`) per process and set of peers, sparse. Its owner maps it
+//! for writing in segments, a further one when the others are used up, and each peer maps it in windows for
+//! reading (see `peer_arena`). It holds a region for each communicator, with the control words of the
+//! shared-memory transport and the slots of the pools, and the buffers that users allocate. Peers find
+//! something in it by its offset. Its length is sealed, so no access within it can fail because the file
+//! became shorter. Nothing is left behind, however the ranks end. Where the system has no such file the
+//! memory belongs to this process alone.
 
 use super::arena_file::ArenaFile;
 use super::free_list::FreeList;
@@ -21,13 +23,15 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// Most bytes for users' buffers.
 const LONGEST: usize = 512 << 30;
 
-/// Bytes besides, for what communicators [reserve](Arena::reserve): about 140 MiB each where there are GPUs, else 9 MiB.
+/// Bytes besides, for what communicators [reserve](Arena::reserve): about 140 MiB each where there are GPUs,
+/// else 9 MiB.
 const RESERVED: usize = 256 << 30;
 
 /// Bytes of the first segment. Each further one doubles the arena.
 const SEGMENT: usize = 1 << 30;
 
-/// Most segments of an arena. Where address space is limited (`ulimit -v`), each takes this part of it, or what is needed.
+/// Most segments of an arena. Where address space is limited (`ulimit -v`), each takes this part of it, or
+/// what is needed.
 const SEGMENTS: usize = 64;
 
 /// A rank's own arena.
@@ -37,7 +41,8 @@ pub struct Arena {
     file: Option<ArenaFile>,
     /// Bytes of the file, for most of which there are no pages, nor addresses.
     len: usize,
-    /// What is mapped, in the order of offsets. The first segment stands alone, because every call searches it.
+    /// What is mapped, in the order of offsets. The first segment stands alone, because every call searches
+    /// it.
     first: ArenaSegment,
     further: [OnceLock<ArenaSegment>; SEGMENTS - 1],
     space: Mutex<Space>,
@@ -78,9 +83,10 @@ struct Space {
 }
 
 impl Arena {
-    /// An arena whose first `fixed` bytes are laid out by the caller. The rest is as large as the machine's memory and what communicators reserve, or as `ulimit -f`
-    /// allows, and is allocated by [`alloc`](Self::alloc) and [`reserve`](Self::reserve). All bytes are zero. No page exists yet: [`populate`](Self::populate) allocates
-    /// those of the front, and so does the first access to each.
+    /// An arena whose first `fixed` bytes are laid out by the caller. The rest is as large as the machine's
+    /// memory and what communicators reserve, or as `ulimit -f` allows, and is allocated by
+    /// [`alloc`](Self::alloc) and [`reserve`](Self::reserve). All bytes are zero. No page exists yet:
+    /// [`populate`](Self::populate) allocates those of the front, and so does the first access to each.
     ///
     /// # Errors
     /// `System` if the memory cannot be allocated or mapped, or if `ulimit -f` is too low.
@@ -93,7 +99,8 @@ impl Arena {
         Self::with_file(file, fixed)
     }
 
-    /// As [`new`](Self::new), for memory that no other process maps. It has no file, so neither `ulimit -f` nor the size of `/dev/shm` limits it.
+    /// As [`new`](Self::new), for memory that no other process maps. It has no file, so neither `ulimit -f`
+    /// nor the size of `/dev/shm` limits it.
     ///
     /// # Errors
     /// `System` if the memory cannot be allocated or mapped.
@@ -132,8 +139,8 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Sets the NUMA node from which the pages of a range, none of which exists yet, are allocated as far as it has free memory.
-    /// The range starts on a page.
+    /// Sets the NUMA node from which the pages of a range, none of which exists yet, are allocated as far as
+    /// it has free memory. The range starts on a page.
     pub fn prefer(&self, node: u32, offset: usize, len: usize) {
         const PREFERRED: libc::c_ulong = 1;
         const NODES: usize = 1024;
@@ -141,7 +148,8 @@ impl Arena {
         let Some(word) = mask.get_mut(node as usize / 64) else { return };
         *word = 1 << (node % 64);
         let Some(range) = self.piece(offset, len) else { return };
-        // SAFETY: the range lies within this mapping, the mask has NODES bits, and a policy changes no contents.
+        // SAFETY: the range lies within this mapping, the mask has NODES bits, and a policy changes no
+        // contents.
         let status = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -159,7 +167,8 @@ impl Arena {
         }
     }
 
-    /// Maps the next segment of an arena of `total` bytes, with room for `len` bytes at a multiple of a huge page.
+    /// Maps the next segment of an arena of `total` bytes, with room for `len` bytes at a multiple of a huge
+    /// page.
     fn map_segment(
         file: Option<&ArenaFile>,
         total: usize,
@@ -174,7 +183,8 @@ impl Arena {
         }
         let usual = address_space().map_or(space.mapped.max(SEGMENT), |limit| limit / SEGMENTS / HUGE * HUGE);
         let mut bytes = usual.clamp(needed, room);
-        // This reserves address space only; pages are allocated when they are touched. Where it is short, try again with half.
+        // This reserves address space only; pages are allocated when they are touched. Where it is short, try
+        // again with half.
         let map = loop {
             match Reservation::new(file.map(AsFd::as_fd), start, bytes, true) {
                 Ok(map) => break map,
@@ -225,8 +235,8 @@ impl Arena {
         self.further.iter().map_while(OnceLock::get)
     }
 
-    /// Allocates the pages of a range, which starts on a page, so that touching them later neither fails nor faults. Their
-    /// contents stay.
+    /// Allocates the pages of a range, which starts on a page, so that touching them later neither fails nor
+    /// faults. Their contents stay.
     ///
     /// # Errors
     /// `System` if there is not enough memory; `Internal` if the range exceeds the arena.
@@ -250,8 +260,8 @@ impl Arena {
         }
     }
 
-    /// Makes sure that the pages of a range can be touched, where the file is limited: to touch one for which there is no room would end
-    /// this process. [`populate`](Self::populate) does, too.
+    /// Makes sure that the pages of a range can be touched, where the file is limited: to touch one for which
+    /// there is no room would end this process. [`populate`](Self::populate) does, too.
     ///
     /// # Errors
     /// `System` if there is no room.
@@ -259,11 +269,12 @@ impl Arena {
         self.file.as_ref().map_or(Ok(()), |file| file.provide(offset, len))
     }
 
-    /// Maps `len` bytes from `offset` on a second time, at the address `at` and in place of what is mapped there. All three are
-    /// multiples of a page. As the rest of the arena, forked children do not have it.
+    /// Maps `len` bytes from `offset` on a second time, at the address `at` and in place of what is mapped
+    /// there. All three are multiples of a page. As the rest of the arena, forked children do not have it.
     ///
     /// # Safety
-    /// The caller may replace the pages at `at`: nothing else relies on them, or all of it accepts the contents of the arena.
+    /// The caller may replace the pages at `at`: nothing else relies on them, or all of it accepts the
+    /// contents of the arena.
     ///
     /// # Errors
     /// `System` if it cannot be mapped; `Internal` if the range exceeds the arena.
@@ -272,7 +283,8 @@ impl Arena {
         let file = file.ok_or_else(|| Error::internal("a range to map exceeds the arena, or has no file"))?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         let failed = |cause| Error::io(format_args!("cannot map {len} bytes of shared memory"), cause);
-        // SAFETY: the mapping is new, at an address that the kernel chooses, and the range lies within the file.
+        // SAFETY: the mapping is new, at an address that the kernel chooses, and the range lies within the
+        // file.
         let map =
             unsafe { mmap(std::ptr::null_mut(), len, access, flags, file, offset as u64) }.map_err(failed)?;
         // A child that is forked meanwhile never has these pages at `at`.
@@ -299,7 +311,8 @@ impl Arena {
         file.ok_or_else(|| Error::unsupported("this process cannot share memory"))?.read_only()
     }
 
-    /// Whether the memory belongs to this process alone, because it is not shared or the system has no file for shared memory.
+    /// Whether the memory belongs to this process alone, because it is not shared or the system has no file
+    /// for shared memory.
     #[must_use]
     pub fn is_private(&self) -> bool {
         self.file.is_none()
@@ -317,7 +330,8 @@ impl Arena {
         self.len() == 0
     }
 
-    /// A range of the arena; `None` if it is not wholly accessible. What is laid out, allocated or reserved is; free bytes may be, too.
+    /// A range of the arena; `None` if it is not wholly accessible. What is laid out, allocated or reserved
+    /// is; free bytes may be, too.
     #[must_use]
     pub fn piece(&self, offset: usize, len: usize) -> Option<Piece> {
         let segment = self.segment(offset)?;
@@ -364,7 +378,8 @@ impl Arena {
         populated
     }
 
-    /// Frees the `len` bytes that [`alloc`](Self::alloc) returned as `offset`. Their pages return to the system.
+    /// Frees the `len` bytes that [`alloc`](Self::alloc) returned as `offset`. Their pages return to the
+    /// system.
     pub fn free(&self, offset: usize, len: usize) {
         let align = if len >= HUGE { HUGE } else { PAGE };
         let len = len.max(1).next_multiple_of(align);
@@ -373,8 +388,8 @@ impl Arena {
         self.allocated.fetch_sub(len, Ordering::Relaxed);
     }
 
-    /// Reserves `len` bytes from the start of a page, whose pages do not exist yet: they are zero when they are touched, after
-    /// [`provide`](Self::provide). Returns their offset.
+    /// Reserves `len` bytes from the start of a page, whose pages do not exist yet: they are zero when they
+    /// are touched, after [`provide`](Self::provide). Returns their offset.
     ///
     /// # Errors
     /// `System` if the arena has no such range left.
@@ -383,7 +398,8 @@ impl Arena {
         self.take(len, PAGE)
     }
 
-    /// Frees the `len` bytes that [`reserve`](Self::reserve) returned as `offset`. Their pages return to the system.
+    /// Frees the `len` bytes that [`reserve`](Self::reserve) returned as `offset`. Their pages return to the
+    /// system.
     pub fn end_reservation(&self, offset: usize, len: usize) {
         self.release(offset, len.next_multiple_of(PAGE));
     }
@@ -424,15 +440,16 @@ pub(super) fn address_space() -> Option<usize> {
     getrlimit(Resource::As).current.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// The longest file that the process may have (`ulimit -f`). A longer one, also in memory, ends the process by SIGXFSZ.
+/// The longest file that the process may have (`ulimit -f`). A longer one, also in memory, ends the process
+/// by SIGXFSZ.
 fn longest_file() -> usize {
     getrlimit(Resource::Fsize)
         .current
         .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Moves a mapping of `len` bytes to the address `at`, in place of what is mapped there. This is one step: other threads find either at `at`.
-/// A mapping that cannot be moved is removed.
+/// Moves a mapping of `len` bytes to the address `at`, in place of what is mapped there. This is one step:
+/// other threads find either at `at`. A mapping that cannot be moved is removed.
 ///
 /// # Safety
 /// `map` is a whole mapping of this length that nothing uses, and the caller may replace the pages at `at`.

@@ -14,12 +14,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 /// How many bytes are allocated at once.
 const STEP: usize = 2 << 20;
 
-/// A file for shared memory, mostly a memfd. Where a seccomp profile refuses `memfd_create`, it is a nameless file in `/dev/shm`.
+/// A file for shared memory, mostly a memfd. Where a seccomp profile refuses `memfd_create`, it is a nameless
+/// file in `/dev/shm`.
 #[derive(Debug)]
 pub(super) struct ArenaFile {
     file: OwnedFd,
-    /// Whether it is in `/dev/shm`, whose size is limited: the first access to a page would end the process if there is no room, so
-    /// pages are allocated before.
+    /// Whether it is in `/dev/shm`, whose size is limited: the first access to a page would end the process
+    /// if there is no room, so pages are allocated before.
     is_limited: bool,
 }
 
@@ -27,7 +28,8 @@ impl ArenaFile {
     /// An empty file. Its peers may rely on its length if it is a memfd, see [`seal`](Self::seal).
     ///
     /// # Errors
-    /// `Unsupported` if the system has no file for shared memory; `System` if the process has no descriptor or memory left.
+    /// `Unsupported` if the system has no file for shared memory; `System` if the process has no descriptor
+    /// or memory left.
     pub(super) fn new() -> Result<Self> {
         let refused = match new_memfd() {
             Ok(file) => return Ok(Self { file, is_limited: false }),
@@ -45,7 +47,8 @@ impl ArenaFile {
         Ok(Self { file, is_limited: true })
     }
 
-    /// Sets its length, for ever if it is a memfd. Peers fault on pages beyond the end of a file that was shortened.
+    /// Sets its length, for ever if it is a memfd. Peers fault on pages beyond the end of a file that was
+    /// shortened.
     pub(super) fn seal(&self, len: usize) -> rustix::io::Result<()> {
         ftruncate(&self.file, len as u64)?;
         if self.is_limited {
@@ -93,14 +96,14 @@ impl ArenaFile {
         fallocate(&self.file, flags, offset as u64, len as u64)
     }
 
-    /// A new descriptor for peers, which can map the file through it for reading only. This protects from mistakes: a process of the same user
-    /// can open the file again for writing.
+    /// A new descriptor for peers, which can map the file through it for reading only. This protects from
+    /// mistakes: a process of the same user can open the file again for writing.
     ///
     /// # Errors
     /// `System` if the process has no descriptor left.
     pub(super) fn read_only(&self) -> Result<OwnedFd> {
-        // Opening it again through /proc is the only way to another access mode. A seal against writing would also keep
-        // the owner from returning pages to the system.
+        // Opening it again through /proc is the only way to another access mode. A seal against writing would
+        // also keep the owner from returning pages to the system.
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         match descriptor::file(path, OFlags::RDONLY, Mode::empty()) {
             Ok(file) => Ok(file),
@@ -125,7 +128,8 @@ impl AsFd for ArenaFile {
 /// How many bytes the processes of this machine can share; `None` if only its memory limits them.
 ///
 /// # Errors
-/// `Unsupported` if this process cannot share memory with others; `System` if it has no descriptor or memory left.
+/// `Unsupported` if this process cannot share memory with others; `System` if it has no descriptor or memory
+/// left.
 pub fn shared_memory_room() -> Result<Option<u64>> {
     ArenaFile::new().map(|file| file.room())
 }
@@ -172,7 +176,8 @@ mod tests {
     fn signals_do_not_keep_memory_from_being_allocated() {
         static IS_DONE: AtomicBool = AtomicBool::new(false);
         const LEN: usize = 256 << 20;
-        // SAFETY: the handler does nothing, and without SA_RESTART it ends system calls. By default the signal is ignored.
+        // SAFETY: the handler does nothing, and without SA_RESTART it ends system calls. By default the
+        // signal is ignored.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;

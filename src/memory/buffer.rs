@@ -10,10 +10,11 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// A vector in memory that peers on the node read directly, so that reducing it needs no copies. Initially zero.
+/// A vector in memory that peers on the node read directly, so that reducing it needs no copies. Initially
+/// zero.
 ///
-/// A forked child of this process does not have the memory: using the vector ends the child by SIGSEGV, dropping it has no
-/// effect.
+/// A forked child of this process does not have the memory: using the vector ends the child by SIGSEGV,
+/// dropping it has no effect.
 ///
 /// ```
 /// use flexring::{Communicator, ReduceOp};
@@ -75,16 +76,16 @@ impl<T: Element> Buffer<T> {
 impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: the bytes belong to this buffer until it is dropped, are page-aligned and initialised with zeros, and
-        // every bit pattern is a valid element.
+        // SAFETY: the bytes belong to this buffer until it is dropped, are page-aligned and initialised with
+        // zeros, and every bit pattern is a valid element.
         unsafe { std::slice::from_raw_parts(self.piece.as_ptr().cast(), self.piece.len() / size_of::<T>()) }
     }
 }
 
 impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above; the borrow of the buffer is exclusive, and peers only read it during an operation,
-        // which borrows it too.
+        // SAFETY: as above; the borrow of the buffer is exclusive, and peers only read it during an
+        // operation, which borrows it too.
         unsafe {
             std::slice::from_raw_parts_mut(self.piece.as_ptr().cast(), self.piece.len() / size_of::<T>())
         }

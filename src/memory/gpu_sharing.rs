@@ -8,7 +8,8 @@ use crate::error::Result;
 /// The name of a rank's GPU memory, by which other processes on the node open it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// A random number of the owning process. Process ids do not work: containers on one node may have equal ones.
+    /// A random number of the owning process. Process ids do not work: containers on one node may have equal
+    /// ones.
     pub process: u64,
     /// The GPU's number among those that the owning process sees.
     pub gpu: u32,
@@ -18,7 +19,8 @@ pub struct Export {
     pub len: u64,
     /// The driver's IPC handle.
     pub handle: [u64; 8],
-    /// Random numbers that the owner has written to the start of the memory, by which others check that they reach it.
+    /// Random numbers that the owner has written to the start of the memory, by which others check that they
+    /// reach it.
     pub pattern: [u64; 2],
 }
 
@@ -30,13 +32,15 @@ pub trait Sharing: Send {
     /// The name of this rank's memory.
     fn export(&self) -> Export;
 
-    /// Opens a peer's memory, whose start its owner has not changed since it was exported, until this is dropped or [`close`](Self::close) is called.
+    /// Opens a peer's memory, whose start its owner has not changed since it was exported, until this is
+    /// dropped or [`close`](Self::close) is called.
     ///
     /// # Errors
     /// `Unsupported` if this process cannot reach it, or reads something else than its owner has written.
     fn open(&mut self, export: &Export) -> Result<Piece>;
 
-    /// Closes all memory that was opened. No job may read it any more. `false` if some stays open until the process ends.
+    /// Closes all memory that was opened. No job may read it any more. `false` if some stays open until the
+    /// process ends.
     fn close(&mut self) -> bool;
 
     /// Keeps this rank's memory allocated until the process ends, because peers may still have it open.

@@ -4,14 +4,16 @@
 
 use std::path::{Path, PathBuf};
 
-/// Bytes of the machine's memory, or of what the control group of this process, such as a container, may have of it.
+/// Bytes of the machine's memory, or of what the control group of this process, such as a container, may have
+/// of it.
 pub(super) fn available_memory() -> usize {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as usize).saturating_mul(info.mem_unit as usize);
     group_limit(Path::new("/")).map_or(machine, |limit| machine.min(limit))
 }
 
-/// The least limit of the control groups that this process is in, if there is one. `root` contains `proc` and `sys`.
+/// The least limit of the control groups that this process is in, if there is one. `root` contains `proc` and
+/// `sys`.
 fn group_limit(root: &Path) -> Option<usize> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limits = groups.lines().flat_map(|line| {

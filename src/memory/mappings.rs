@@ -21,7 +21,8 @@ pub(super) struct Mapping {
     pub offset: u64,
     /// The kernel's name for it, such as `[stack]`, or the path of the file.
     pub name: String,
-    /// Whether its pages are locked in memory. `false` if no page of the process is, or where the kernel does not tell.
+    /// Whether its pages are locked in memory. `false` if no page of the process is, or where the kernel does
+    /// not tell.
     pub is_locked: bool,
 }
 
@@ -31,7 +32,8 @@ pub(super) struct Mapping {
 /// `System` if the kernel does not list them, as without `/proc`.
 pub(super) fn mappings(range: &Range<usize>) -> Result<Vec<Mapping>> {
     let failed = |cause: io::Error| Error::io("cannot read the mappings of this process", cause);
-    // The flags of mappings take far longer to read: 17 ms instead of 0.4 in a process that trains with PyTorch.
+    // The flags of mappings take far longer to read: 17 ms instead of 0.4 in a process that trains with
+    // PyTorch.
     let path = if locks_pages() { "/proc/self/smaps" } else { "/proc/self/maps" };
     let file = descriptor::file(path, OFlags::RDONLY, Mode::empty()).map_err(|cause| failed(cause.into()))?;
     in_list(BufReader::new(File::from(file)), range).map_err(failed)

@@ -1,7 +1,7 @@
 //! Memory: who may access which bytes, and from where.
 //!
-//! Owns the arena (a rank's memory that peers on the node can read), the buffers that users allocate from it, and the
-//! [`Piece`], which everything below the communicator gets instead of a raw pointer.
+//! Owns the arena (a rank's memory that peers on the node can read), the buffers that users allocate from it,
+//! and the [`Piece`], which everything below the communicator gets instead of a raw pointer.
 //!
 //! | file | owns |
 //! |---|---|

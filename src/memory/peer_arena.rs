@@ -1,7 +1,7 @@
 //! A neighbour's arena, as a rank that reads it sees it.
 //!
-//! Owns its mappings: windows, each mapped when something in it is first used, so that neither address space nor page tables
-//! grow with the memory of the whole node.
+//! Owns its mappings: windows, each mapped when something in it is first used, so that neither address space
+//! nor page tables grow with the memory of the whole node.
 
 use super::arena::{Arena, address_space};
 use super::arena_file::memfd_failure;
@@ -13,16 +13,17 @@ use rustix::mm::Advice;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Huge pages of a window where address space is not limited: a bit more than 1 GiB. It holds all that the communicator lays
-/// out and, mostly, all buffers.
+/// Huge pages of a window where address space is not limited: a bit more than 1 GiB. It holds all that the
+/// communicator lays out and, mostly, all buffers.
 ///
-/// The number is odd, because the kernel maps windows side by side. At a distance of exactly 1 GiB the same element of two
-/// ranks' vectors has addresses that differ only in high bits, which AMD's L1 cache does not tell apart (its way predictor
-/// hashes bits 12 to 27), so that each read evicts the other's line. On an AMD EPYC, 4 ranks, 128 MiB, medians of 10 rounds:
-/// 40.7 ms with 512 huge pages, 34.9 ms with 513.
+/// The number is odd, because the kernel maps windows side by side. At a distance of exactly 1 GiB the same
+/// element of two ranks' vectors has addresses that differ only in high bits, which AMD's L1 cache does not
+/// tell apart (its way predictor hashes bits 12 to 27), so that each read evicts the other's line. On an AMD
+/// EPYC, 4 ranks, 128 MiB, medians of 10 rounds: 40.7 ms with 512 huge pages, 34.9 ms with 513.
 const WINDOW: usize = 513;
 
-/// Where address space is limited, the windows that a rank maps first, one for each neighbour, take at most this part of it.
+/// Where address space is limited, the windows that a rank maps first, one for each neighbour, take at most
+/// this part of it.
 const PART_OF_ADDRESS_SPACE: usize = 4;
 
 /// A part of the arena that is mapped, from `start`. It is accessible up to the last byte that was used.
@@ -51,8 +52,8 @@ pub struct PeerArena {
     len: usize,
     /// Windows start at multiples of this.
     window: usize,
-    /// In the order in which they are searched. They may overlap, and none is unmapped before the end: pieces point into
-    /// them.
+    /// In the order in which they are searched. They may overlap, and none is unmapped before the end: pieces
+    /// point into them.
     windows: RwLock<Vec<Window>>,
 }
 
@@ -68,8 +69,8 @@ impl PeerArena {
     /// The arena behind `file`, one of those of `neighbours` ranks, which has at least `fixed` bytes.
     ///
     /// # Errors
-    /// `Disagreement` if it is shorter, or may become shorter, so that reading it would end this process; `System` if its
-    /// length cannot be read.
+    /// `Disagreement` if it is shorter, or may become shorter, so that reading it would end this process;
+    /// `System` if its length cannot be read.
     pub fn new(file: OwnedFd, neighbours: usize, fixed: usize) -> Result<Self> {
         let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         // Once it is sealed it is never shorter than it is now.
@@ -104,7 +105,8 @@ impl PeerArena {
         Ok(Self { backing, len: arena.len(), window: HUGE, windows: RwLock::default() })
     }
 
-    /// A range of the arena, mapped if it is not yet; `None` if it exceeds the arena. Offsets from a peer are not trusted.
+    /// A range of the arena, mapped if it is not yet; `None` if it exceeds the arena. Offsets from a peer are
+    /// not trusted.
     ///
     /// # Errors
     /// `System` if it cannot be mapped.
@@ -132,8 +134,8 @@ impl PeerArena {
         Ok(piece)
     }
 
-    /// A range of the arena like that of [`piece`](Self::piece). All later pieces within it lie in this mapping, so that a
-    /// device that the range is registered with reaches them.
+    /// A range of the arena like that of [`piece`](Self::piece). All later pieces within it lie in this
+    /// mapping, so that a device that the range is registered with reaches them.
     ///
     /// # Errors
     /// As for [`piece`](Self::piece).
@@ -150,7 +152,8 @@ impl PeerArena {
         Ok(windows[0].piece(offset, len))
     }
 
-    /// Maps the bytes from `start`, a multiple of a page, to `end` or to the end of the arena, those before `accessible` for reading.
+    /// Maps the bytes from `start`, a multiple of a page, to `end` or to the end of the arena, those before
+    /// `accessible` for reading.
     fn map(&self, start: usize, end: usize, accessible: usize) -> Result<Window> {
         let len = end.min(self.len).next_multiple_of(PAGE) - start;
         let file = match &self.backing {
@@ -162,15 +165,17 @@ impl PeerArena {
         Ok(Window { start, map: map.map_err(|cause| not_mapped(len, cause))? })
     }
 
-    /// Maps a range and fills its page tables, so that reading it later does not fault. Best effort: failures are only logged.
+    /// Maps a range and fills its page tables, so that reading it later does not fault. Best effort: failures
+    /// are only logged.
     pub fn prefault(&self, offset: usize, len: usize) {
         let piece = match self.piece(offset, len) {
             Ok(Some(piece)) => piece,
             Ok(None) => return,
             Err(error) => return log::debug!("{}", error.message()),
         };
-        // SAFETY: the range lies within a mapping that lives as long as `self`, and the advice changes no contents. Where
-        // the kernel does not have it or the range is not page-aligned, it fails and does nothing.
+        // SAFETY: the range lies within a mapping that lives as long as `self`, and the advice changes no
+        // contents. Where the kernel does not have it or the range is not page-aligned, it fails and does
+        // nothing.
         let outcome = unsafe { rustix::mm::madvise(piece.as_ptr().cast(), len, Advice::LinuxPopulateRead) };
         if let Err(cause) = outcome {
             log::debug!("cannot prefault {len} bytes of a neighbour's memory: {cause}");

@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 pub enum MemorySpace {
     /// Host memory: this process may access it, and devices may once it is registered with them.
     Host,
-    /// Memory of the GPU with this number among those that this process sees. Only GPUs access it, and devices that it is
-    /// registered with.
+    /// Memory of the GPU with this number among those that this process sees. Only GPUs access it, and
+    /// devices that it is registered with.
     Gpu(u32),
 }
 
@@ -24,24 +24,25 @@ impl std::fmt::Display for MemorySpace {
 
 /// Bytes that are valid while the operation that they belong to runs.
 ///
-/// A piece is a pointer with a checked length. Code that makes one guarantees that the bytes stay valid (readable, and
-/// writable if the piece is a destination) until the operation is over. In return the executor guarantees that no link
-/// and no device holds a piece after the operation, however it ends. A piece can only be narrowed, so code that gets one
-/// does no arithmetic on raw pointers.
+/// A piece is a pointer with a checked length. Code that makes one guarantees that the bytes stay valid
+/// (readable, and writable if the piece is a destination) until the operation is over. In return the executor
+/// guarantees that no link and no device holds a piece after the operation, however it ends. A piece can only
+/// be narrowed, so code that gets one does no arithmetic on raw pointers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     start: NonNull<u8>,
     len: usize,
-    /// The number of the GPU that owns the memory, or [`HOST`]. A whole word: pieces are copied for each message, and a processor that loads a word
-    /// of which only a part was just written waits until that part has reached the cache (store forwarding).
+    /// The number of the GPU that owns the memory, or [`HOST`]. A whole word: pieces are copied for each
+    /// message, and a processor that loads a word of which only a part was just written waits until that part
+    /// has reached the cache (store forwarding).
     owner: u64,
 }
 
 /// The owner of host memory: no GPU has this number.
 const HOST: u64 = u64::MAX;
 
-// SAFETY: a piece is an address with a length. Access to the bytes is governed by the contract above, which does not
-// depend on the thread that drives the operation.
+// SAFETY: a piece is an address with a length. Access to the bytes is governed by the contract above, which
+// does not depend on the thread that drives the operation.
 unsafe impl Send for Piece {}
 
 // SAFETY: as above. A shared piece gives no more than a copy of it does.
@@ -54,8 +55,8 @@ impl Piece {
     /// The `len` bytes of host memory at `start`.
     ///
     /// # Safety
-    /// The bytes must be valid for reads until the operation that gets this piece is over, valid for writes if the piece is
-    /// a destination of it, and must not be written by anything else meanwhile.
+    /// The bytes must be valid for reads until the operation that gets this piece is over, valid for writes
+    /// if the piece is a destination of it, and must not be written by anything else meanwhile.
     #[must_use]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
         Self { start, len, owner: HOST }
@@ -108,14 +109,15 @@ impl Piece {
     pub fn narrow(self, offset: usize, len: usize) -> Self {
         let end = offset.checked_add(len).expect("a piece's end fits in the address space");
         assert!(end <= self.len, "{offset}+{len} reaches beyond a piece of {} bytes", self.len);
-        // SAFETY: offset <= self.len was just checked, so the result stays within the same allocation or one past it.
+        // SAFETY: offset <= self.len was just checked, so the result stays within the same allocation or one
+        // past it.
         let start = unsafe { self.start.add(offset) };
         Self { start, len, ..self }
     }
 }
 
-/// Makes the pages of `piece`, whose bytes may be written, exist, so that touching them later does not fault. Contents stay.
-/// Best effort: where the kernel refuses, the first touch of a page allocates it.
+/// Makes the pages of `piece`, whose bytes may be written, exist, so that touching them later does not fault.
+/// Contents stay. Best effort: where the kernel refuses, the first touch of a page allocates it.
 pub(crate) fn populate(piece: Piece) {
     // SAFETY: the piece is valid for writes while the caller has it, and the advice changes no contents.
     let outcome = unsafe {
@@ -126,7 +128,8 @@ pub(crate) fn populate(piece: Piece) {
     }
 }
 
-/// Copies a few bytes to the start of host memory that its user may write. `false` if the piece is shorter, or on a GPU.
+/// Copies a few bytes to the start of host memory that its user may write. `false` if the piece is shorter,
+/// or on a GPU.
 #[must_use]
 pub(crate) fn write_bytes<const N: usize>(into: Piece, bytes: [u8; N]) -> bool {
     let fits = into.is_host() && into.len() >= N;
@@ -137,11 +140,12 @@ pub(crate) fn write_bytes<const N: usize>(into: Piece, bytes: [u8; N]) -> bool {
     fits
 }
 
-/// The length in bytes from which on memcpy may use `rep movsb`, which is slow for some addresses: such vectors are copied by the host device.
+/// The length in bytes from which on memcpy may use `rep movsb`, which is slow for some addresses: such
+/// vectors are copied by the host device.
 pub(crate) const LONG_COPY: usize = 2048;
 
-/// Copies a vector of less than [`LONG_COPY`] bytes in host memory to one of the same length. `false` if it is longer, or the two differ in
-/// length, or one is on a GPU.
+/// Copies a vector of less than [`LONG_COPY`] bytes in host memory to one of the same length. `false` if it
+/// is longer, or the two differ in length, or one is on a GPU.
 #[must_use]
 pub(crate) fn copy_short(into: Piece, from: Piece) -> bool {
     let is_short = into.is_host() && from.is_host() && into.len() == from.len() && into.len() < LONG_COPY;
@@ -169,7 +173,8 @@ pub(crate) struct Loan<'a> {
 impl<'a> Loan<'a> {
     /// A vector that is only read.
     pub(crate) fn of<T: crate::Element>(vector: &'a [T]) -> Self {
-        // SAFETY: the slice stays borrowed for 'a, and the function that takes the piece uses it no longer, as a source only.
+        // SAFETY: the slice stays borrowed for 'a, and the function that takes the piece uses it no longer,
+        // as a source only.
         let piece = unsafe { Piece::new(NonNull::from(vector).cast(), size_of_val(vector)) };
         Self { piece, vector: PhantomData }
     }
@@ -177,7 +182,8 @@ impl<'a> Loan<'a> {
     /// A vector that is written.
     pub(crate) fn of_mut<T: crate::Element>(vector: &'a mut [T]) -> Self {
         let bytes = size_of_val(vector);
-        // SAFETY: the slice stays exclusively borrowed for 'a, and the function that takes the piece uses it no longer.
+        // SAFETY: the slice stays exclusively borrowed for 'a, and the function that takes the piece uses it
+        // no longer.
         let piece = unsafe { Piece::new(NonNull::from(vector).cast(), bytes) };
         Self { piece, vector: PhantomData }
     }
@@ -188,15 +194,15 @@ impl<'a> Loan<'a> {
     }
 }
 
-/// Passes the two vectors of a blocking operation to `operation` as pieces. The vectors stay borrowed while it runs;
-/// `operation` must not let a piece outlive it.
+/// Passes the two vectors of a blocking operation to `operation` as pieces. The vectors stay borrowed while
+/// it runs; `operation` must not let a piece outlive it.
 pub(crate) fn lend<T: crate::Element, R>(
     input: &[T],
     output: &mut [T],
     operation: impl FnOnce(Piece, Piece) -> R,
 ) -> R {
-    // SAFETY: both slices stay borrowed until `operation` returns, the output exclusively, and the input is never
-    // written: it is only a source.
+    // SAFETY: both slices stay borrowed until `operation` returns, the output exclusively, and the input is
+    // never written: it is only a source.
     let pieces = unsafe {
         let input = Piece::new(NonNull::from(input).cast(), size_of_val(input));
         (input, Piece::new(NonNull::from(&mut *output).cast(), size_of_val(output)))

@@ -8,13 +8,15 @@ const REMEMBERED: usize = 32;
 
 /// Pages that this process can read.
 ///
-/// Those at the ends of vectors of up to a page are remembered, because asking the kernel about both ends takes 0.65 us, twice as long as an
-/// all-reduce of 8 bytes between two ranks. So memory that is given back to the kernel after a call has used it, and used again, is
-/// not noticed, also if its addresses are a GPU's by then and no driver is known that could say so: the process ends as
-/// after any access to freed memory. Longer vectors, whose memory malloc does give back, are asked about in each call.
+/// Those at the ends of vectors of up to a page are remembered, because asking the kernel about both ends
+/// takes 0.65 us, twice as long as an all-reduce of 8 bytes between two ranks. So memory that is given back
+/// to the kernel after a call has used it, and used again, is not noticed, also if its addresses are a GPU's
+/// by then and no driver is known that could say so: the process ends as after any access to freed memory.
+/// Longer vectors, whose memory malloc does give back, are asked about in each call.
 #[derive(Debug)]
 pub(crate) struct ReadablePages {
-    /// Numbers of pages, each at the place that its number says modulo the length. The last page of the address space is no user's.
+    /// Numbers of pages, each at the place that its number says modulo the length. The last page of the
+    /// address space is no user's.
     known: [AtomicUsize; REMEMBERED],
 }
 
@@ -23,8 +25,9 @@ impl ReadablePages {
         Self { known: [const { AtomicUsize::new(usize::MAX) }; REMEMBERED] }
     }
 
-    /// The end of the vector of `len` bytes at `start` that this process cannot read, if there is one. A mapping alone says nothing:
-    /// drivers reserve addresses for GPUs without any access, and keep them when the memory is freed.
+    /// The end of the vector of `len` bytes at `start` that this process cannot read, if there is one. A
+    /// mapping alone says nothing: drivers reserve addresses for GPUs without any access, and keep them when
+    /// the memory is freed.
     pub(crate) fn unreadable_end(&self, start: *const u8, len: usize) -> Option<*const u8> {
         let ends = [start, start.wrapping_add(len.saturating_sub(1))];
         let is_readable =
@@ -51,8 +54,8 @@ impl ReadablePages {
 fn is_readable(at: *const u8) -> bool {
     const SIGNAL_SET_BYTES: usize = 8;
     let word = at.map_addr(|address| address / SIGNAL_SET_BYTES * SIGNAL_SET_BYTES);
-    // SAFETY: the kernel copies the set from user memory, and returns EFAULT if it cannot read it. Then it rejects the
-    // first argument, which is no operation, and changes nothing.
+    // SAFETY: the kernel copies the set from user memory, and returns EFAULT if it cannot read it. Then it
+    // rejects the first argument, which is no operation, and changes nothing.
     let status = unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, -1, word, std::ptr::null_mut::<u8>(), SIGNAL_SET_BYTES)
     };

@@ -5,8 +5,8 @@ use crate::error::Result;
 
 /// Registers memory with devices. Registrations are counted.
 pub trait Registrar: Send + Sync {
-    /// Registers memory until it is deregistered as often as it was registered. Until then it must stay mapped to the same
-    /// pages.
+    /// Registers memory until it is deregistered as often as it was registered. Until then it must stay
+    /// mapped to the same pages.
     ///
     /// # Errors
     /// `System` if the system or a device refuses.

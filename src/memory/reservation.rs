@@ -1,7 +1,8 @@
 //! Addresses of shared memory, of which only the front is accessible.
 //!
-//! Owns a mapping, and how far it is accessible. What is beyond has no access (`PROT_NONE`), so what walks or populates whole mappings, such as
-//! `mlockall`, creates no pages there. Core dumps leave the mapping out, and forked children do not have it.
+//! Owns a mapping, and how far it is accessible. What is beyond has no access (`PROT_NONE`), so what walks or
+//! populates whole mappings, such as `mlockall`, creates no pages there. Core dumps leave the mapping out,
+//! and forked children do not have it.
 
 use super::piece::Piece;
 use rustix::io::Result;
@@ -13,7 +14,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes of a huge page. Allocations of this size and more are aligned to it, so that the kernel can use huge pages.
+/// Bytes of a huge page. Allocations of this size and more are aligned to it, so that the kernel can use huge
+/// pages.
 pub(super) const HUGE: usize = 2 << 20;
 /// Alignment of all other allocations, in bytes: the smallest page size.
 pub(super) const PAGE: usize = 4096;
@@ -35,8 +37,8 @@ unsafe impl Send for Reservation {}
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Maps `len` bytes of a file from `offset` on, both multiples of a page, or `len` zeros that belong to no file. Nothing is accessible
-    /// yet; what will be can be written if `is_writable`, else only read.
+    /// Maps `len` bytes of a file from `offset` on, both multiples of a page, or `len` zeros that belong to
+    /// no file. Nothing is accessible yet; what will be can be written if `is_writable`, else only read.
     pub(super) fn new(
         file: Option<BorrowedFd<'_>>,
         offset: usize,
@@ -55,11 +57,11 @@ impl Reservation {
             }
         }?;
         let advice = [
-            // Huge pages mean fewer page faults and fewer TLB misses. Where the kernel refuses them for shared memory, small
-            // pages work too.
+            // Huge pages mean fewer page faults and fewer TLB misses. Where the kernel refuses them for
+            // shared memory, small pages work too.
             Advice::LinuxHugepage,
-            // It would not be copied in a forked child: what the child wrote to a vector in it would change the parent's
-            // vector, and change sums. A child that uses such a vector ends by SIGSEGV.
+            // It would not be copied in a forked child: what the child wrote to a vector in it would change
+            // the parent's vector, and change sums. A child that uses such a vector ends by SIGSEGV.
             Advice::LinuxDontFork,
             // A core dump would create the pages that do not exist yet.
             Advice::LinuxDontDump,
@@ -115,8 +117,8 @@ impl Reservation {
         if offset.checked_add(len)? > self.accessible() {
             return None;
         }
-        // SAFETY: the range lies within the mapping, which outlives every operation: transports and executor keep the
-        // arena for as long as they may hold a piece of it.
+        // SAFETY: the range lies within the mapping, which outlives every operation: transports and executor
+        // keep the arena for as long as they may hold a piece of it.
         Some(unsafe { Piece::new(self.start.add(offset), len) })
     }
 }

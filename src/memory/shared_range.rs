@@ -1,8 +1,9 @@
 //! Memory of the user that peers on the node read directly, although the user has allocated it.
 //!
-//! The pages of the range that it covers entirely are replaced by pages of the arena with the same contents, so the user's
-//! address and the arena's name the same bytes. The bytes before and after these pages share their page with memory of others,
-//! so they stay where they are, and are copied to the arena and back for each operation.
+//! The pages of the range that it covers entirely are replaced by pages of the arena with the same contents,
+//! so the user's address and the arena's name the same bytes. The bytes before and after these pages share
+//! their page with memory of others, so they stay where they are, and are copied to the arena and back for
+//! each operation.
 //!
 //! Owns the replacement, which ends when the range is dropped: the bytes are then private again.
 
@@ -35,13 +36,14 @@ pub struct SharedRange {
 }
 
 impl SharedRange {
-    /// Replaces the whole pages of `user` by pages of `arena`. Until the range is dropped, the memory must stay allocated, and its
-    /// pages must not be registered with a device at the user's address. Nothing may write the memory meanwhile, and nothing else may rely on its pages,
-    /// such as a device that they are registered with.
+    /// Replaces the whole pages of `user` by pages of `arena`. Until the range is dropped, the memory must
+    /// stay allocated, and its pages must not be registered with a device at the user's address. Nothing may
+    /// write the memory meanwhile, and nothing else may rely on its pages, such as a device that they are
+    /// registered with.
     ///
     /// # Errors
-    /// `Unsupported` if the range is too short, or not private memory of this process that may be replaced; `System` if there
-    /// is too little memory. The memory is then as it was.
+    /// `Unsupported` if the range is too short, or not private memory of this process that may be replaced;
+    /// `System` if there is too little memory. The memory is then as it was.
     pub fn new(arena: &Arc<Arena>, user: Piece) -> Result<Self> {
         let page = rustix::param::page_size();
         let (start, end) = (user.as_ptr() as usize, user.as_ptr() as usize + user.len());
@@ -62,11 +64,11 @@ impl SharedRange {
             let alias = alias.ok_or_else(|| Error::internal("a reservation exceeds its arena"))?;
             let inner = alias.narrow(pages.start - start, pages.len());
             let at = user.narrow(pages.start - start, pages.len());
-            // SAFETY: the user's bytes are valid and not written meanwhile, and nothing else uses the reservation, which is
-            // apart from them.
+            // SAFETY: the user's bytes are valid and not written meanwhile, and nothing else uses the
+            // reservation, which is apart from them.
             unsafe { at.as_ptr().copy_to_nonoverlapping(inner.as_ptr(), inner.len()) };
-            // SAFETY: these are whole pages of private memory within the user's range, no others' bytes are in them, and the
-            // arena has the same contents.
+            // SAFETY: these are whole pages of private memory within the user's range, no others' bytes are
+            // in them, and the arena has the same contents.
             unsafe { arena.map_at(offset + (pages.start - first), at.as_ptr(), at.len())? };
             populate(at);
             Ok(alias)
@@ -106,15 +108,18 @@ impl SharedRange {
     /// Copies to the arena what of `piece`, a part of this range, is not in pages of the arena.
     pub fn load(&self, piece: Piece) {
         self.copy_edges(piece, |user, alias, len| {
-            // SAFETY: the operation that gets the piece may read it, the alias belongs to this range and is apart from it.
+            // SAFETY: the operation that gets the piece may read it, the alias belongs to this range and is
+            // apart from it.
             unsafe { user.copy_to_nonoverlapping(alias, len) };
         });
     }
 
-    /// Copies back from the arena what [`load`](Self::load) has copied. The operation writes `piece`, and is over.
+    /// Copies back from the arena what [`load`](Self::load) has copied. The operation writes `piece`, and is
+    /// over.
     pub fn store(&self, piece: Piece) {
         self.copy_edges(piece, |user, alias, len| {
-            // SAFETY: the operation that gets the piece may write it, the alias belongs to this range and is apart from it.
+            // SAFETY: the operation that gets the piece may write it, the alias belongs to this range and is
+            // apart from it.
             unsafe { alias.copy_to_nonoverlapping(user, len) };
         });
     }
@@ -153,8 +158,8 @@ impl SharedRange {
         // SAFETY: both have this length, and are apart.
         unsafe { inner.as_ptr().copy_to_nonoverlapping(copy.cast(), len) };
         let target = self.user.narrow(self.pages.start - self.user.as_ptr() as usize, len).as_ptr();
-        // SAFETY: the mapping was made above, and the range still has the pages of the arena with which `new` has replaced private
-        // ones, as was checked above; the contents are equal.
+        // SAFETY: the mapping was made above, and the range still has the pages of the arena with which `new`
+        // has replaced private ones, as was checked above; the contents are equal.
         unsafe { move_mapping(copy.cast(), len, target) }.map_err(failed)
     }
 

@@ -1,7 +1,7 @@
 //! Memory that this library registers with devices for its own use.
 //!
-//! Owns its mapping. A forked child does not have it: before Linux 5.12, a page that both had would be copied at the next
-//! write, and devices would go on using the page of the child.
+//! Owns its mapping. A forked child does not have it: before Linux 5.12, a page that both had would be copied
+//! at the next write, and devices would go on using the page of the child.
 
 use crate::error::{Error, Result};
 use memmap2::{Advice, MmapMut};
@@ -23,8 +23,8 @@ pub(crate) fn is_unforked(address: u64) -> bool {
     mapping_flags(address).is_some_and(|flags| flags.iter().any(|flag| flag == "dc"))
 }
 
-/// The flags of the mapping that contains the page at `address`, as `/proc/self/smaps` lists them. `None` if nothing is mapped
-/// there.
+/// The flags of the mapping that contains the page at `address`, as `/proc/self/smaps` lists them. `None` if
+/// nothing is mapped there.
 #[cfg(test)]
 pub(crate) fn mapping_flags(address: u64) -> Option<Vec<String>> {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("the kernel lists mappings");

@@ -74,7 +74,8 @@ fn algorithms() -> CryptoProvider {
     }
 }
 
-/// Accepts the key of any server that proves to have it. The codes over the session's binding tell whose it is.
+/// Accepts the key of any server that proves to have it. The codes over the session's binding tell whose it
+/// is.
 #[derive(Debug)]
 struct AnyKey {
     provider: Arc<CryptoProvider>,

@@ -1,11 +1,12 @@
 //! One end of a TLS session over a socket that does not block.
 //!
-//! Owns the buffers: bytes received and not yet decrypted, bytes decrypted and not yet taken, bytes encrypted and not yet sent.
-//!  The socket stays with the caller, which may have used it without TLS before.
+//! Owns the buffers: bytes received and not yet decrypted, bytes decrypted and not yet taken, bytes encrypted
+//!  and not yet sent. The socket stays with the caller, which may have used it without TLS before.
 //!
-//! A read takes what is buffered, and calls the socket once if that is nothing. Encrypted bytes are sent together, so that a call
-//! of the socket carries several records. The bytes of a record count as sent when the kernel has all of it, whether or not it
-//! has later records: else a message could wait for one behind it.
+//! A read takes what is buffered, and calls the socket once if that is nothing. Encrypted bytes are sent
+//! together, so that a call of the socket carries several records. The bytes of a record count as sent when
+//! the kernel has all of it, whether or not it has later records: else a message could wait for one behind
+//! it.
 
 use super::keys;
 use crate::error::{Error, Result};
@@ -64,8 +65,8 @@ pub struct TlsSession {
 }
 
 impl TlsSession {
-    /// Begins a session. Each call of the socket reads at most `chunk` bytes. The other end can send at most `allowance` bytes
-    /// until [`lift_allowance`](Self::lift_allowance), and so occupy little more memory.
+    /// Begins a session. Each call of the socket reads at most `chunk` bytes. The other end can send at most
+    /// `allowance` bytes until [`lift_allowance`](Self::lift_allowance), and so occupy little more memory.
     ///
     /// # Errors
     /// `System` if there are no random numbers.
@@ -144,8 +145,8 @@ impl TlsSession {
     /// Advances the handshake as far as the socket allows. Whether it is complete and sent.
     ///
     /// # Errors
-    /// Any error of the socket but that it is not ready; `UnexpectedEof` if the other end has closed it; `InvalidData` if it
-    /// sends anything else.
+    /// Any error of the socket but that it is not ready; `UnexpectedEof` if the other end has closed it;
+    /// `InvalidData` if it sends anything else.
     pub fn advance_handshake(&mut self, socket: &TcpStream) -> io::Result<bool> {
         match self.try_handshake(socket) {
             Err(cause) if cause.kind() == ErrorKind::WouldBlock => Ok(false),
@@ -169,10 +170,12 @@ impl TlsSession {
         }
     }
 
-    /// Reads decrypted bytes: 0 if the other end has closed the connection. During the handshake it reads no bytes but advances.
+    /// Reads decrypted bytes: 0 if the other end has closed the connection. During the handshake it reads no
+    /// bytes but advances.
     ///
     /// # Errors
-    /// Any error of the socket, also `WouldBlock`; `InvalidData` if the bytes are not what the other end has sent.
+    /// Any error of the socket, also `WouldBlock`; `InvalidData` if the bytes are not what the other end has
+    /// sent.
     pub fn read(&mut self, socket: &TcpStream, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         // Bytes may have arrived since an earlier read.
         self.is_drained = false;
@@ -184,8 +187,8 @@ impl TlsSession {
         }
     }
 
-    /// Encrypts bytes for [`send`](Self::send). The number of bytes encrypted, which is smaller if too many wait to be sent. Only
-    /// after the handshake.
+    /// Encrypts bytes for [`send`](Self::send). The number of bytes encrypted, which is smaller if too many
+    /// wait to be sent. Only after the handshake.
     ///
     /// # Errors
     /// `InvalidData` if the session is broken.
@@ -213,8 +216,9 @@ impl TlsSession {
         Ok(())
     }
 
-    /// Sends encrypted bytes as far as the socket takes them: all, unless [`wants_send`](Self::wants_send) afterwards. Returns how
-    /// many more of the bytes that were given to [`encrypt`](Self::encrypt) are sent now.
+    /// Sends encrypted bytes as far as the socket takes them: all, unless [`wants_send`](Self::wants_send)
+    /// afterwards. Returns how many more of the bytes that were given to [`encrypt`](Self::encrypt) are sent
+    /// now.
     ///
     /// # Errors
     /// Any error of the socket but that it is not ready.

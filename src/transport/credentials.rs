@@ -1,8 +1,8 @@
 //! Which process is at the other end of a Unix socket, as the kernel says.
 //!
-//! Owns the calls that ask the kernel, and the comparison with this process. A number counts only where it is unique: a user if it
-//! is not the overflow uid, which stands for every user that this user namespace does not map; a process if it is in the PID
-//! namespace of this one.
+//! Owns the calls that ask the kernel, and the comparison with this process. A number counts only where it is
+//! unique: a user if it is not the overflow uid, which stands for every user that this user namespace does
+//! not map; a process if it is in the PID namespace of this one.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -16,8 +16,8 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// `T` is a plain structure that every content is valid for.
 unsafe fn socket_option<T>(socket: impl AsFd, option: libc::c_int, mut value: T) -> io::Result<T> {
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `value`, for which the caller says every content is valid, and the number of
-    // bytes to `len`; both live until the call returns.
+    // SAFETY: the kernel writes at most `len` bytes to `value`, for which the caller says every content is
+    // valid, and the number of bytes to `len`; both live until the call returns.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -34,8 +34,8 @@ unsafe fn socket_option<T>(socket: impl AsFd, option: libc::c_int, mut value: T)
     }
 }
 
-/// The effective user and the process id of the process that connected this socket, or that listens on the one it is connected to.
-/// The id is 0 if this process's PID namespace does not contain that process.
+/// The effective user and the process id of the process that connected this socket, or that listens on the
+/// one it is connected to. The id is 0 if this process's PID namespace does not contain that process.
 ///
 /// # Errors
 /// That of the system call, for example if this is not a connected Unix socket.
@@ -46,8 +46,8 @@ fn peer_credentials(socket: impl AsFd) -> io::Result<libc::ucred> {
     unsafe { socket_option(socket, libc::SO_PEERCRED, unknown) }
 }
 
-/// The user at the other end of a Unix socket, as a phrase that follows "of", if its number is another one than that of this
-/// process's user or is not known. For peers that must also prove that they have a secret.
+/// The user at the other end of a Unix socket, as a phrase that follows "of", if its number is another one
+/// than that of this process's user or is not known. For peers that must also prove that they have a secret.
 pub(crate) fn foreign_user(socket: impl AsFd) -> Option<String> {
     match peer_credentials(socket) {
         Ok(peer) if peer.uid == rustix::process::geteuid().as_raw() => None,
@@ -56,7 +56,8 @@ pub(crate) fn foreign_user(socket: impl AsFd) -> Option<String> {
     }
 }
 
-/// This process's user, as a phrase, if its number may stand for several users, so that no process can be recognized as one of it.
+/// This process's user, as a phrase, if its number may stand for several users, so that no process can be
+/// recognized as one of it.
 pub(crate) fn ambiguous_user() -> Option<String> {
     let user = rustix::process::geteuid().as_raw();
     let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
@@ -68,8 +69,9 @@ pub(crate) fn ambiguous_user() -> Option<String> {
         .then(|| format!("user {user}, which stands for every user that its user namespace does not map"))
 }
 
-/// The process at the other end of a Unix socket, as a phrase that follows "a process of", if it is one of another user or of another
-/// PID namespace, or is not known. Processes of one user in one PID namespace can read each other's memory anyway.
+/// The process at the other end of a Unix socket, as a phrase that follows "a process of", if it is one of
+/// another user or of another PID namespace, or is not known. Processes of one user in one PID namespace can
+/// read each other's memory anyway.
 pub(crate) fn foreign_process(socket: impl AsFd) -> Option<String> {
     foreign_user(&socket).or_else(ambiguous_user).or_else(|| {
         let pid = peer_credentials(&socket).map_or(0, |peer| peer.pid);
@@ -78,8 +80,8 @@ pub(crate) fn foreign_process(socket: impl AsFd) -> Option<String> {
     })
 }
 
-/// How many PID namespaces the peer of `socket`, which this namespace sees as process `pid`, is below this process. `None` if the
-/// kernel does not say: it is older than Linux 5.5, or /proc is not mounted.
+/// How many PID namespaces the peer of `socket`, which this namespace sees as process `pid`, is below this
+/// process. `None` if the kernel does not say: it is older than Linux 5.5, or /proc is not mounted.
 fn namespaces_below(socket: impl AsFd, pid: i32) -> Option<usize> {
     // SAFETY: every content is valid for an integer.
     let process = match unsafe { socket_option(socket, SO_PEERPIDFD, -1) } {

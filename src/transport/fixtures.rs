@@ -20,7 +20,8 @@ pub(super) fn call(sequence: u64) -> Call {
     }
 }
 
-/// A piece of a test's own memory. The test keeps the memory until the links that use it are done, dropped or aborted.
+/// A piece of a test's own memory. The test keeps the memory until the links that use it are done, dropped or
+/// aborted.
 pub(super) fn piece(bytes: &mut [u8]) -> Piece {
     // SAFETY: the tests keep their memory while a link may hold the piece.
     unsafe { Piece::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }

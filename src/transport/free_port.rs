@@ -7,7 +7,8 @@ use crate::secret::random_bytes;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-/// Listens at `address` by `listen`, on a port of `range`, or on one that the kernel chooses if there is no range.
+/// Listens at `address` by `listen`, on a port of `range`, or on one that the kernel chooses if there is no
+/// range.
 ///
 /// # Errors
 /// That of `listen`; if all ports of the range are in use, an error that names the range.

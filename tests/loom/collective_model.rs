@@ -1,10 +1,12 @@
 //! A model of the words of collectives that kernels run, checked by loom under every interleaving.
 //!
-//! Owns the evidence for the memory orders and rules of `kernels/collective.cu`: each scenario passes with [`Rules::PROTOCOL`] and fails
-//! with each of its rules broken. Must not depend on the code that it models, which is CUDA C++. A CTA is one thread.
+//! Owns the evidence for the memory orders and rules of `kernels/collective.cu`: each scenario passes with
+//! [`Rules::PROTOCOL`] and fails with each of its rules broken. Must not depend on the code that it models,
+//! which is CUDA C++. A CTA is one thread.
 //!
-//! As in `engine_model.rs`, a poll that does not find what it waits for ends its thread. loom executes the accesses of a thread in the
-//! order of its program, and stores to one word in the order in which they were executed.
+//! As in `engine_model.rs`, a poll that does not find what it waits for ends its thread. loom executes the
+//! accesses of a thread in the order of its program, and stores to one word in the order in which they were
+//! executed.
 
 use super::gpu_model::{Plain, explore, mutants};
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
@@ -227,7 +229,8 @@ impl Memory {
 
 /// Kernels of one rank, and its host.
 impl Memory {
-    /// A kernel of one CTA. Its two first operations are under way at the same time. Returns the number of the call that it completed.
+    /// A kernel of one CTA. Its two first operations are under way at the same time. Returns the number of
+    /// the call that it completed.
     fn run_kernel(&self, launch: u64, ticket_first: bool) -> Option<u64> {
         let OwnMemory { owner, epoch, running, complete, .. } = &self.own;
         let take = || owner.compare_exchange(0, launch, Relaxed, Relaxed).is_ok();
@@ -333,7 +336,8 @@ impl Memory {
     }
 }
 
-/// What two threads do. loom explores the interleavings with at most this number of preemptions; polls switch threads without one.
+/// What two threads do. loom explores the interleavings with at most this number of preemptions; polls switch
+/// threads without one.
 #[derive(Clone, Copy, Debug)]
 struct Scenario {
     preemptions: usize,
@@ -364,7 +368,8 @@ const READ_STAGES: Scenario = Scenario {
     end: |_| Some(()),
 };
 
-/// Two kernels of one communicator in two streams. In the end both have had their numbers, or a failure is reported.
+/// Two kernels of one communicator in two streams. In the end both have had their numbers, or a failure is
+/// reported.
 const OVERLAP: Scenario = Scenario {
     preemptions: 3,
     first: |memory| {
@@ -415,7 +420,8 @@ const RESULT: Scenario = Scenario {
 const WAIT: Scenario =
     Scenario { preemptions: 3, first: Memory::wait_in_vain, second: Memory::end_wait, end: |_| Some(()) };
 
-/// Runs a scenario with changed rules under every interleaving. Panics if one is wrong, or if none runs to its end.
+/// Runs a scenario with changed rules under every interleaving. Panics if one is wrong, or if none runs to
+/// its end.
 fn check(scenario: Scenario, change: fn(&mut Rules)) {
     let mut rules = Rules::PROTOCOL;
     change(&mut rules);

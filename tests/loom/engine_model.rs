@@ -1,12 +1,14 @@
 //! A model of the words that order the host and a resident kernel, checked by loom under every interleaving.
 //!
-//! Owns the evidence for the memory order of `kernels/engine.h`, which docs/gpu.md lists: the model passes with
-//! [`Orders::PROTOCOL`] and fails with each of these orders weakened. Must not depend on the code that it models, which is
-//! CUDA C++ on one side. There is one ring, of one entry or two, and a CTA is one thread except in [`THREADS`].
+//! Owns the evidence for the memory order of `kernels/engine.h`, which docs/gpu.md lists: the model passes
+//! with [`Orders::PROTOCOL`] and fails with each of these orders weakened. Must not depend on the code that
+//! it models, which is CUDA C++ on one side. There is one ring, of one entry or two, and a CTA is one thread
+//! except in [`THREADS`].
 //!
-//! A poll that does not find what it waits for ends its thread, instead of repeating: a later poll sees no more than one that
-//! runs later, and loom runs it later in another interleaving. So the model proves what has been ordered when a wait ends,
-//! and not that every wait ends. docs/gpu.md says what else it leaves out: scopes, caches and PCIe.
+//! A poll that does not find what it waits for ends its thread, instead of repeating: a later poll sees no
+//! more than one that runs later, and loom runs it later in another interleaving. So the model proves what
+//! has been ordered when a wait ends, and not that every wait ends. docs/gpu.md says what else it leaves out:
+//! scopes, caches and PCIe.
 
 use super::gpu_model::{Plain, explore, mutants};
 use loom::sync::Arc;
@@ -304,7 +306,8 @@ impl Memory {
         Some(())
     }
 
-    /// How the call has ended, if it has. The kernel loads both words at once, so neither load is behind the other.
+    /// How the call has ended, if it has. The kernel loads both words at once, so neither load is behind the
+    /// other.
     fn end(&self, call: u64) -> Option<End> {
         let has_finished = || self.finished.load(self.orders.fetcher_reads_finished) >= call;
         let finished = has_finished();
@@ -444,7 +447,8 @@ struct Scenario {
     entries: u64,
     /// CTAs of a kernel.
     ctas: u64,
-    /// loom explores the interleavings with at most this number of preemptions; polls switch threads without one.
+    /// loom explores the interleavings with at most this number of preemptions; polls switch threads without
+    /// one.
     preemptions: usize,
     /// The host, until a poll fails.
     host: fn(&Memory) -> Option<()>,
@@ -547,8 +551,8 @@ const ABORT: Scenario = Scenario {
     stream: |memory| Memory::run_kernels(memory, 1),
 };
 
-/// The host aborts later calls, of which there are none yet, right after a call has finished. The fetcher polls once: a thread
-/// that has yielded would see what is newest in loom.
+/// The host aborts later calls, of which there are none yet, right after a call has finished. The fetcher
+/// polls once: a thread that has yielded would see what is newest in loom.
 const FINISH_THEN_ABORT: Scenario = Scenario {
     entries: 1,
     ctas: 2,
@@ -566,7 +570,8 @@ const FINISH_THEN_ABORT: Scenario = Scenario {
     },
 };
 
-/// A CTA whose first thread polls and reports, while the second one works: what `bar.sync` and `__syncwarp` are for.
+/// A CTA whose first thread polls and reports, while the second one works: what `bar.sync` and `__syncwarp`
+/// are for.
 const THREADS: Scenario = Scenario {
     entries: 1,
     ctas: 2,
@@ -582,7 +587,8 @@ const THREADS: Scenario = Scenario {
     stream: Memory::run_threads,
 };
 
-/// Runs a scenario with changed orders under every interleaving. Panics if one is wrong, or if none runs to its end.
+/// Runs a scenario with changed orders under every interleaving. Panics if one is wrong, or if none runs to
+/// its end.
 fn check(scenario: Scenario, change: fn(&mut Orders)) {
     let mut orders = Orders::PROTOCOL;
     change(&mut orders);

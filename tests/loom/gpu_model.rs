@@ -1,4 +1,5 @@
-//! What the models of the words of GPUs' kernels share: plain memory, and two threads under every interleaving.
+//! What the models of the words of GPUs' kernels share: plain memory, and two threads under every
+//! interleaving.
 //!
 //! Owns how a model is checked, and that a broken rule must fail. Must not know a protocol.
 
@@ -7,7 +8,8 @@ use loom::sync::Arc;
 use loom::thread;
 use std::sync::atomic::{AtomicU64 as Untracked, Ordering::Relaxed as Unordered};
 
-/// A value that is not atomic. loom fails when two threads access it, one of them to write, without an order between them.
+/// A value that is not atomic. loom fails when two threads access it, one of them to write, without an order
+/// between them.
 #[derive(Debug, Default)]
 pub struct Plain {
     accesses: UnsafeCell<()>,
@@ -24,8 +26,8 @@ impl Plain {
     }
 }
 
-/// Runs two threads, and `end` after them, under every interleaving with at most this number of preemptions; polls switch threads
-/// without one. Panics if one is wrong, or if none runs to its end.
+/// Runs two threads, and `end` after them, under every interleaving with at most this number of preemptions;
+/// polls switch threads without one. Panics if one is wrong, or if none runs to its end.
 pub fn explore<M: 'static>(
     preemptions: usize,
     memory: impl Fn() -> M + Send + Sync + 'static,

@@ -1,7 +1,8 @@
-//! What the memory model allows for the order of calls, the shared-memory queue, its wake-ups, and the words that GPUs' kernels and the host share.
+//! What the memory model allows for the order of calls, the shared-memory queue, its wake-ups, and the words
+//! that GPUs' kernels and the host share.
 //!
-//! Owns the list of files that are compiled with loom's atomics. They depend on no other part of flexring, so that it need
-//! not be compiled again for them. Must not own any code of flexring.
+//! Owns the list of files that are compiled with loom's atomics. They depend on no other part of flexring, so
+//! that it need not be compiled again for them. Must not own any code of flexring.
 
 #![cfg(test)]
 

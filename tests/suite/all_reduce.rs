@@ -60,7 +60,8 @@ enum Memory {
     Pool,
     /// Allocated on the heap.
     Heap,
-    /// Allocated on the heap and registered. Only the longest vectors of these tests are long enough to be shared with neighbours.
+    /// Allocated on the heap and registered. Only the longest vectors of these tests are long enough to be
+    /// shared with neighbours.
     Registered,
 }
 

@@ -49,8 +49,8 @@ fn calls_after_the_first_do_not_allocate() {
                 let mut heap = comm.register(vec![1f32; 200_000]).expect("memory that can be locked");
                 let mut pool = comm.alloc::<f32>(200_000).expect("pool memory");
                 for round in 0..10 {
-                    // The first round is not counted: it installs programs, and the standard library allocates
-                    // thread-locals.
+                    // The first round is not counted: it installs programs, and the standard library
+                    // allocates thread-locals.
                     COUNTED.set(round > 0);
                     for count in [1, 2, 1000, 200_000] {
                         comm.all_reduce(&mut heap[..count], ReduceOp::Max).expect("a maximum");

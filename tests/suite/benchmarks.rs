@@ -8,7 +8,8 @@ use std::time::Duration;
 /// Timeout on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// `make versus`, `make bench-training` and `make bench-prediction` kill what hangs, and an interrupted run leaves no process and no namespace.
+/// `make versus`, `make bench-training` and `make bench-prediction` kill what hangs, and an interrupted run
+/// leaves no process and no namespace.
 #[test]
 fn comparisons_end_at_their_bounds_and_leave_nothing() {
     let Some(python) = interpreter("unittest") else { return };

@@ -128,8 +128,8 @@ fn gpu_failures_are_reported_on_every_rank() {
             ("short", "FLEXRING_GPU_SUBCHUNK", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:3:2")]),
             ("reset", "cudaDeviceReset", &[]),
             ("short", "FLEXRING_SLOTS", &[("SIMCUDA_FAIL", "cuMemHostRegister_v2:2:1")]),
-            // The first 33 items of work belong to the program and to the first launch of each kernel. Then each call has a
-            // kernel and an event.
+            // The first 33 items of work belong to the program and to the first launch of each kernel. Then
+            // each call has a kernel and an event.
             ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:34:700")]),
             ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:35:700")]),
             ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:52:700")]),
@@ -221,7 +221,8 @@ fn the_link_command_names_all_native_libraries() {
 /// The SONAME of the shared library: its name with the major version of the ABI.
 const SONAME: &str = concat!("libflexring.so.", env!("CARGO_PKG_VERSION_MAJOR"));
 
-/// Installs the shared library in `folder` as `make install` does: under its SONAME, with a link for the linker.
+/// Installs the shared library in `folder` as `make install` does: under its SONAME, with a link for the
+/// linker.
 fn install_shared(folder: &Path) {
     std::fs::copy(libraries().shared, folder.join(SONAME)).expect("a file");
     std::os::unix::fs::symlink(SONAME, folder.join("libflexring.so")).expect("a link");

@@ -275,7 +275,8 @@ fn check_all(world: World) {
     }
 }
 
-/// Small calls keep the places of the ranks' messages for later calls of the same length, whose ranks use other parts of them.
+/// Small calls keep the places of the ranks' messages for later calls of the same length, whose ranks use
+/// other parts of them.
 #[test]
 fn small_calls_of_one_length_mix_collectives() {
     const PART: usize = 3;

@@ -1,5 +1,5 @@
-//! Vectors on GPUs, beyond what the other tests check on them: the kernels' bits, the order of calls in busy streams, and
-//! failures. Runs only with `WORLDS=gpu`.
+//! Vectors on GPUs, beyond what the other tests check on them: the kernels' bits, the order of calls in busy
+//! streams, and failures. Runs only with `WORLDS=gpu`.
 
 use crate::harness::{
     Rank, Setup, World, join, kill_self_soon, only_failed, spawn, spawn_processes, test_name,
@@ -92,8 +92,8 @@ struct TestBuffers<T: Element> {
     output: GpuBuffer<T>,
 }
 
-/// One reduction onto rank 0, which reduces every span by one task of a kernel, from vectors at any offset. It must give the
-/// same bits as the same program on host memory.
+/// One reduction onto rank 0, which reduces every span by one task of a kernel, from vectors at any offset.
+/// It must give the same bits as the same program on host memory.
 fn reduction<T: Bits>(
     comm: &Rank,
     buffers: &mut TestBuffers<T>,
@@ -129,7 +129,8 @@ fn reduction<T: Bits>(
     }
 }
 
-/// Every operation on elements of a type, from every alignment, at lengths around granules, threads and blocks.
+/// Every operation on elements of a type, from every alignment, at lengths around granules, threads and
+/// blocks.
 fn reductions<T: Bits>(comm: &Rank, simulated: bool) {
     let size = size_of::<T>();
     let per_granule = 16 / size;
@@ -397,8 +398,8 @@ fn kept_by_reduce_scatters(setup: &Setup) -> usize {
     measured[0]
 }
 
-/// The most that four ranks keep if each needs memory for half of the longest vector: memory grows by doubling, and what was
-/// outgrown is kept, too. A GPU gives memory in pages.
+/// The most that four ranks keep if each needs memory for half of the longest vector: memory grows by
+/// doubling, and what was outgrown is kept, too. A GPU gives memory in pages.
 fn most_kept_for_halves() -> usize {
     const PAGE: usize = 2 << 20;
     let half = 2 * PARTS[PARTS.len() - 1] * size_of::<f32>();
@@ -420,7 +421,8 @@ fn a_reduce_scatter_on_one_node_takes_no_gpu_memory() {
 #[test]
 fn a_reduce_scatter_takes_gpu_memory_for_the_partial_sums_that_a_rank_passes_on() {
     for world in World::enabled().iter().copied().filter(|world| world.is_gpu()) {
-        // A chain of four ranks has two ranks in the middle, and two nodes of two ranks reduce halves of the vector first.
+        // A chain of four ranks has two ranks in the middle, and two nodes of two ranks reduce halves of the
+        // vector first.
         let lowerings =
             if world.is_mixed() { vec![Lowering::Chain, Lowering::Auto] } else { vec![Lowering::Chain] };
         for lowering in lowerings {
@@ -472,8 +474,8 @@ fn a_missing_gpu_is_named_when_the_communicator_is_created() {
     assert!(error.message().contains("there is no GPU 99"), "{error}");
 }
 
-/// Three processes reduce on GPUs until rank 1 is killed. The others must end with an error that names it, and their streams
-/// must continue.
+/// Three processes reduce on GPUs until rank 1 is killed. The others must end with an error that names it,
+/// and their streams must continue.
 fn survivors_name_the_killed_rank(test: &str, world: World) {
     if !world.is_enabled() {
         return;

@@ -1,5 +1,5 @@
-//! `flexring perf --device cuda`, and `doctor` and `env` about GPUs, run as commands. Runs only with `WORLDS=gpu`, except for
-//! the test without a driver.
+//! `flexring perf --device cuda`, and `doctor` and `env` about GPUs, run as commands. Runs only with
+//! `WORLDS=gpu`, except for the test without a driver.
 
 use flexring::gpu::{gpu_count, gpu_info};
 use serde_json::Value;

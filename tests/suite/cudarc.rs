@@ -95,8 +95,8 @@ fn threads_share_one_hardware_queue_and_a_driver_that_waits() {
     });
 }
 
-/// What programs do around calls: a copy to pageable memory, as in `tensor.cpu()`, holds the driver's lock until the call is
-/// over; so may an allocation and a release.
+/// What programs do around calls: a copy to pageable memory, as in `tensor.cpu()`, holds the driver's lock
+/// until the call is over; so may an allocation and a release.
 fn copies_and_allocates_after_calls(rank: &Rank, stream: &Arc<CudaStream>) {
     let mut vector = stream.clone_htod(&vec![rank.rank() as f32; COUNT]).expect("memory");
     for round in 0..10 {
@@ -231,8 +231,9 @@ fn a_stream_that_is_captured_is_refused_and_works_afterwards() {
         let error = rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect_err("it cannot be replayed");
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         assert!(error.message().contains("being captured"), "{error}");
-        // When cudarc lends the vector, it waits for an event from before the capture. That ends the capture, and cudarc reports
-        // it later. tests/c/gpu_bad_input.c checks that a refused call leaves a capture valid.
+        // When cudarc lends the vector, it waits for an event from before the capture. That ends the capture,
+        // and cudarc reports it later. tests/c/gpu_bad_input.c checks that a refused call leaves a capture
+        // valid.
         let _ = stream.context().check_err();
         let _ = stream.end_capture(GRAPH_FLAGS);
         rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a sum");

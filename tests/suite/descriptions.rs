@@ -1,5 +1,5 @@
-//! Topologies and plans from users: valid ones are used, and invalid ones fail on every rank with the same message before
-//! any data is sent.
+//! Topologies and plans from users: valid ones are used, and invalid ones fail on every rank with the same
+//! message before any data is sent.
 
 use crate::harness::{Setup, World, join, spawn, with_watchdog};
 use flexring::internal::bootstrap::Coordinator;

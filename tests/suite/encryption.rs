@@ -20,7 +20,8 @@ fn encrypted(world: World, ranks: usize) -> Setup {
     setup
 }
 
-/// Reduces vectors of all lengths from one element to many sub-chunks, and checks the sums of ranks `members`.
+/// Reduces vectors of all lengths from one element to many sub-chunks, and checks the sums of ranks
+/// `members`.
 fn sums_are_exact(comm: &Communicator, number: usize, members: &[usize]) {
     for count in [1, 3, 100, 5000, 70_000, 300_000] {
         let mut vector: Vec<i64> = (0..count).map(|at| (at * (number + 1)) as i64).collect();

@@ -1,5 +1,5 @@
-//! Gather, scatter, all-to-all and barrier: every block arrives at the rank that it is for, and calls that do not fit each
-//! other are errors on all ranks.
+//! Gather, scatter, all-to-all and barrier: every block arrives at the rank that it is for, and calls that do
+//! not fit each other are errors on all ranks.
 
 use crate::collectives::{Case, elements, noise, token};
 use crate::harness::{Rank, Setup, TestElement, World, spawn};
@@ -81,7 +81,8 @@ impl Case {
     }
 }
 
-/// The length of the block from one rank to another in round number `round`: some are empty, some have many sub-chunks.
+/// The length of the block from one rank to another in round number `round`: some are empty, some have many
+/// sub-chunks.
 fn block_count(from: usize, to: usize, round: usize) -> usize {
     COUNTS[(from * 3 + to * 5 + round) % COUNTS.len()] * usize::from((from + 2 * to + round) % 4 != 3)
 }
@@ -325,8 +326,8 @@ fn asynchronous_calls_return_their_vectors() {
     }
 }
 
-/// Makes an all-to-all of 3 ranks in which rank 2 sends `sent` elements to rank 0, which expects `expected`. The other blocks
-/// have 5 elements. Returns the errors.
+/// Makes an all-to-all of 3 ranks in which rank 2 sends `sent` elements to rank 0, which expects `expected`.
+/// The other blocks have 5 elements. Returns the errors.
 fn mismatched(setup: &Setup, sent: usize, expected: usize) -> Vec<Error> {
     let first_is_over = Barrier::new(setup.ranks);
     spawn(setup, |comm| {
@@ -360,7 +361,8 @@ fn blocks_of_another_length_than_expected_are_an_error_that_names_both_ranks() {
                 for error in mismatched(&setup, sent, expected) {
                     assert_eq!(error.kind(), ErrorKind::Disagreement, "{world:?}: {error}");
                     let phrase = format!("rank 2 sends {sent} x float to rank 0, which expects {expected}");
-                    // Over several sockets or RDMA, a message may arrive before the call that explains its length.
+                    // Over several sockets or RDMA, a message may arrive before the call that explains its
+                    // length.
                     let names_both = error.message().contains("rank 0") && error.message().contains("rank 2");
                     let early = names_both && (sockets > 1 || world.is_verbs());
                     assert!(error.message().contains(&phrase) || early, "{world:?} {phrase}: {error}");

@@ -194,7 +194,8 @@ fn times_without_limit_are_accepted() {
 #[test]
 fn a_rank_that_leaves_early_fails_the_others_at_once() {
     for &world in World::enabled() {
-        // The others are in the next call before the rank leaves, or make it afterwards; by mailboxes or by a program.
+        // The others are in the next call before the rank leaves, or make it afterwards; by mailboxes or by a
+        // program.
         for (wait_to_leave, wait_to_call, count) in
             [(300, 0, 100_000), (0, 300, 100_000), (300, 0, 2), (0, 300, 2)]
         {

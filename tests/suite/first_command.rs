@@ -8,8 +8,8 @@ use std::time::Duration;
 /// Compiling the build script, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The package that cargo runs has flexring's name, features and build script. Its program executes the command that was built with this test:
-/// compiling flexring in another profile would take minutes.
+/// The package that cargo runs has flexring's name, features and build script. Its program executes the
+/// command that was built with this test: compiling flexring in another profile would take minutes.
 fn package(folder: &Path) {
     std::fs::create_dir_all(folder.join("src")).expect("a folder");
     let write = |name: &str, text: String| std::fs::write(folder.join(name), text).expect("a file");

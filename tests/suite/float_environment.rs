@@ -1,6 +1,6 @@
 //! Results do not depend on how the program's threads compute: whether they flush subnormal numbers (as after
-//! `torch.set_flush_denormal(True)`), how they round, and which exceptions trap. The threads keep these settings, and their exception
-//! flags.
+//! `torch.set_flush_denormal(True)`), how they round, and which exceptions trap. The threads keep these
+//! settings, and their exception flags.
 
 #![allow(unsafe_code, reason = "sets registers")]
 
@@ -24,7 +24,8 @@ use std::ptr::null_mut;
 mod register {
     use super::asm;
 
-    /// The default; subnormals are zeros (as operands, as results); results are rounded up; every exception traps.
+    /// The default; subnormals are zeros (as operands, as results); results are rounded up; every exception
+    /// traps.
     pub const ENVIRONMENTS: [u64; 4] = [0x1f80, 0x9fc0, 0x5f80, 0x0000];
 
     pub fn read() -> u64 {
@@ -46,7 +47,8 @@ mod register {
 mod register {
     use super::asm;
 
-    /// The default; subnormals are zeros; results are rounded up; every exception traps, where the processor can.
+    /// The default; subnormals are zeros; results are rounded up; every exception traps, where the processor
+    /// can.
     pub const ENVIRONMENTS: [u64; 4] = [0, 1 << 24 | 1 << 19, 1 << 22, 0x9f00];
 
     pub fn read() -> u64 {
@@ -94,7 +96,8 @@ macro_rules! floats {
 }
 floats! { f32: u32; f64: u64; f16: u16; bf16: u16; F8E4M3: u8; F8E5M2: u8; }
 
-/// Subnormal numbers, and others with all bits of the fraction random, so that sums are rounded. Sums are finite.
+/// Subnormal numbers, and others with all bits of the fraction random, so that sums are rounded. Sums are
+/// finite.
 fn numbers<T: Bits>(random: &mut Rng, count: usize) -> Vec<T> {
     let (bits, fraction) = match (size_of::<T>(), T::DTYPE) {
         (8, _) => (64, 52),
@@ -113,7 +116,8 @@ fn numbers<T: Bits>(random: &mut Rng, count: usize) -> Vec<T> {
     (0..count).map(|_| T::of(number(random))).collect()
 }
 
-/// The bits of the sums, averages and sums of products at each rank, whose threads have these settings. Checks that they keep them.
+/// The bits of the sums, averages and sums of products at each rank, whose threads have these settings.
+/// Checks that they keep them.
 fn results<T: Bits>(setup: &Setup, count: usize, environments: &[u64]) -> Vec<Vec<u64>> {
     spawn(setup, |comm| {
         let mut random = Rng::with_seed(comm.rank() as u64);

@@ -1,5 +1,5 @@
-//! Collectives that kernels run themselves, in CUDA graphs: processes of one node, with the simulated driver or, with WORLDS=gpu,
-//! the machine's driver.
+//! Collectives that kernels run themselves, in CUDA graphs: processes of one node, with the simulated driver
+//! or, with WORLDS=gpu, the machine's driver.
 
 use crate::harness::{Rank, Setup, World, let_others_finish, spawn_processes_with, test_name};
 use crate::programs::with_cuda;
@@ -81,8 +81,9 @@ fn replays_have_the_sums_of_the_vectors_at_that_time() {
     });
 }
 
-/// The simulated driver has the kernels skip calls after the first 20, so that the flags of these appear again in calls 29 to 48. The
-/// long calls 19 and 20 have left packets that only the long calls 47 and 48 would read.
+/// The simulated driver has the kernels skip calls after the first 20, so that the flags of these appear
+/// again in calls 29 to 48. The long calls 19 and 20 have left packets that only the long calls 47 and 48
+/// would read.
 #[test]
 fn packets_of_2_31_calls_ago_are_not_taken_for_new_ones() {
     let name = "packets_of_2_31_calls_ago_are_not_taken_for_new_ones";

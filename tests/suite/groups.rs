@@ -1,5 +1,6 @@
-//! Sends and receives: every message arrives at the rank that it is for, in order, whatever groups the two ranks divide
-//! them into; and calls without a counterpart are errors that name the ranks, never wrong data and never a hang.
+//! Sends and receives: every message arrives at the rank that it is for, in order, whatever groups the two
+//! ranks divide them into; and calls without a counterpart are errors that name the ranks, never wrong data
+//! and never a hang.
 
 use crate::collectives::{elements, noise, token};
 use crate::harness::{Rank, Setup, TestElement, World, spawn};
@@ -177,8 +178,8 @@ fn every_message_arrives_on_two_nodes_over_rdma() {
     check_all(World::VerbsMixed);
 }
 
-/// Vectors on GPUs are sent between processes, and from a rank to itself. These ranks are threads of one process, whose kernels
-/// would wait for each other without being launched together.
+/// Vectors on GPUs are sent between processes, and from a rank to itself. These ranks are threads of one
+/// process, whose kernels would wait for each other without being launched together.
 #[cfg(feature = "cuda")]
 #[test]
 fn messages_on_gpus_between_threads_are_refused() {
@@ -298,7 +299,8 @@ fn asynchronous_messages_return_their_vectors() {
     }
 }
 
-/// Makes the same call on all ranks, then `body`, and then a collective. Returns the first error of each rank.
+/// Makes the same call on all ranks, then `body`, and then a collective. Returns the first error of each
+/// rank.
 fn first_errors(setup: &Setup, body: impl Fn(&Rank) -> Result<()> + Sync) -> Vec<Error> {
     let first_is_over = Barrier::new(setup.ranks);
     spawn(setup, |comm| {

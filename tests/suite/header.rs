@@ -1,5 +1,5 @@
-//! `include/flexring.h` is generated from `crates/flexring-ffi` and committed. `FLEXRING_BLESS=1 cargo test --test suite
-//! header` rewrites it.
+//! `include/flexring.h` is generated from `crates/flexring-ffi` and committed. `FLEXRING_BLESS=1 cargo test
+//! --test suite header` rewrites it.
 
 use crate::programs::root;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Joining: what ranks say while they wait for others, that all end together if one cannot join, and a connection that carries nothing.
+//! Joining: what ranks say while they wait for others, that all end together if one cannot join, and a
+//! connection that carries nothing.
 
 use crate::fault_matrix::network::{self, Network};
 use crate::harness::{RankProcess, free_port, test_name, with_watchdog};
@@ -118,7 +119,8 @@ fn a_rank_that_joins_after_the_failure_gets_its_cause() {
     });
 }
 
-/// In a process that is a rank: makes a call, waits for the signal, makes a second one, and says how that ended.
+/// In a process that is a rank: makes a call, waits for the signal, makes a second one, and says how that
+/// ended.
 fn call_twice_if_rank() {
     let Some(file) = std::env::var_os(SIGNAL_FILE) else { return };
     let error = with_watchdog(LIMIT, || {

@@ -1,5 +1,6 @@
-//! The source of the GPU kernels, compiled for the CPU: gives the same bits as the host device for every type, operation,
-//! alignment and length (only the payload and sign of NaNs may differ), and keeps its protocol with the host under random work.
+//! The source of the GPU kernels, compiled for the CPU: gives the same bits as the host device for every
+//! type, operation, alignment and length (only the payload and sign of NaNs may differ), and keeps its
+//! protocol with the host under random work.
 #![allow(
     unsafe_code,
     clippy::print_stderr,
@@ -85,8 +86,8 @@ impl Entries {
     }
 }
 
-/// What g++ makes of these sources in kernels/host with these options, compiled once for all tests; `None` where there is no
-/// compiler, or where it does not know the options.
+/// What g++ makes of these sources in kernels/host with these options, compiled once for all tests; `None`
+/// where there is no compiler, or where it does not know the options.
 fn compiled(sources: &[&str], options: &[&str]) -> Option<PathBuf> {
     let root = crate::programs::root();
     let common = [
@@ -173,7 +174,8 @@ fn is_nan(dtype: DType, bits: u64) -> bool {
     if dtype == DType::F8E4M3 { magnitude == 0x7f } else { magnitude > largest }
 }
 
-/// Random bits of an element: any bits, a special value, or a number of moderate size, so that sums must round.
+/// Random bits of an element: any bits, a special value, or a number of moderate size, so that sums must
+/// round.
 fn random_element(dtype: DType, random: &mut Rng) -> u64 {
     let width = dtype.size() as u32 * 8;
     let (bits, sign) = (random.u64(..), 1 << (width - 1));
@@ -564,7 +566,8 @@ fn nothing_but_the_protocol_orders_memory_accesses() {
     keeps_its_protocol(&["-O1", "-g", "-fsanitize=thread"], "15");
 }
 
-/// The program that plays the ranks of a node on the kernels of collectives; see kernels/host/collective_stress.cpp.
+/// The program that plays the ranks of a node on the kernels of collectives; see
+/// kernels/host/collective_stress.cpp.
 fn collective_stress(options: &[&str]) -> Option<PathBuf> {
     compiled(&["collective_stress.cpp", "launch.cpp"], &[options, &["-DFLEXRING_STRESSED"]].concat())
 }
@@ -581,10 +584,12 @@ fn expect_right_results(output: &Output) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The number of the rule that only ThreadSanitizer sees broken, because this machine orders stores: `kOrderedWords`.
+/// The number of the rule that only ThreadSanitizer sees broken, because this machine orders stores:
+/// `kOrderedWords`.
 const ORDERED_WORDS: u32 = 6;
 
-/// Wrong results, hangs, failures that are not reported: each rule is there to prevent one, which is seen where the kernels break it.
+/// Wrong results, hangs, failures that are not reported: each rule is there to prevent one, which is seen
+/// where the kernels break it.
 #[test]
 fn collectives_are_right_and_broken_rules_are_noticed() {
     let Some(program) = collective_stress(&["-O1", "-DFLEXRING_READS_EARLY"]) else { return };

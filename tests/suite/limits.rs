@@ -1,4 +1,5 @@
-//! Ranks where the system limits or walks the memory of processes: core dumps, locked memory, refused system calls.
+//! Ranks where the system limits or walks the memory of processes: core dumps, locked memory, refused system
+//! calls.
 
 use crate::harness::{call_until_failure, test_name};
 use crate::programs::{libraries, present, program, root, run, succeed};
@@ -141,7 +142,8 @@ fn refuse_memfd(folder: &Path) -> Option<PathBuf> {
     Some(path)
 }
 
-/// The `flexring` command in which memfd_create fails with `error`; with `other` as `nothing` so does every file that can be shared.
+/// The `flexring` command in which memfd_create fails with `error`; with `other` as `nothing` so does every
+/// file that can be shared.
 fn without_memfd(refuse: &Path, error: &str, other: &str, arguments: &str) -> Command {
     let mut command = program(refuse);
     command.args([error, other, env!("CARGO_BIN_EXE_flexring")]).args(arguments.split_whitespace());

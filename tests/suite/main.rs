@@ -1,7 +1,7 @@
 //! The integration tests, in one binary: a module per subject, linked once.
 //!
-//! `cargo nextest run --test suite` runs each test in a process of its own, so that a test that hangs or breaks its
-//! process costs that test alone.
+//! `cargo nextest run --test suite` runs each test in a process of its own, so that a test that hangs or
+//! breaks its process costs that test alone.
 
 #![allow(clippy::print_stderr, reason = "a test reports what it skips")]
 #![allow(clippy::disallowed_methods, reason = "Rust opens the standard descriptors of its programs")]

@@ -1,5 +1,5 @@
-//! Many communicators of one process: each further one among the same processes takes little memory, and no thread or
-//! descriptor.
+//! Many communicators of one process: each further one among the same processes takes little memory, and no
+//! thread or descriptor.
 
 use crate::harness::test_name;
 use crate::rank_processes::check_ranks;
@@ -47,7 +47,8 @@ fn settled(before: Resources) -> Resources {
     }
 }
 
-/// Runs `body` in `RANKS` processes, and checks that all of them succeed. `test` is the name of the calling test.
+/// Runs `body` in `RANKS` processes, and checks that all of them succeed. `test` is the name of the calling
+/// test.
 fn in_processes(test: &str, body: impl FnOnce(Communicator)) {
     check_ranks(test, RANKS, || body(Communicator::from_env().expect("a communicator")));
 }
@@ -83,7 +84,8 @@ fn a_further_communicator_takes_little_memory_and_no_thread_or_descriptor() {
         println!("# each of {MANY} took {each:?}; before {before:?}, made {unused:?}, used {used:?}");
         for after in [unused, used] {
             assert!(after.descriptors <= before.descriptors, "{before:?} {after:?}");
-            // A worker that ends a call may not count as free yet when the next one starts, which then gets another one.
+            // A worker that ends a call may not count as free yet when the next one starts, which then gets
+            // another one.
             assert!(after.threads <= before.threads + MANY / 10, "{before:?} {after:?}");
         }
         assert!(unused.memory <= before.memory + MANY * 2048, "{before:?} {unused:?}");

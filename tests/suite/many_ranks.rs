@@ -1,4 +1,5 @@
-//! Many ranks on one node: they start, make calls and end, with little memory, address space and few descriptors of each.
+//! Many ranks on one node: they start, make calls and end, with little memory, address space and few
+//! descriptors of each.
 
 use crate::collectives::{Case, OPS};
 use crate::harness::{Setup, World, share_a_core, spawn};

@@ -95,7 +95,8 @@ fn interfaces_that_lead_to_no_peer_are_not_used() {
         return;
     }
     with_watchdog(LIMIT, || {
-        // A VPN, a container engine and a link-local cable, which the system lists first. Every node has the same addresses.
+        // A VPN, a container engine and a link-local cable, which the system lists first. Every node has the
+        // same addresses.
         let decoys = [
             "link add vpn0 type veth peer name vpn1",
             "addr add 10.9.0.1/24 dev vpn0",

@@ -133,7 +133,8 @@ impl Drop for LongRun {
 fn every_type_and_operation_is_correct_in_small_worlds() {
     for ranks in [1, 2, 4] {
         let rows = rows(&format!("--ranks {ranks} -b 8 -e 64K -f 8192 -d all -o all"));
-        // Floats have six operations, integers the bitwise ones as well, and booleans no average and no factor.
+        // Floats have six operations, integers the bitwise ones as well, and booleans no average and no
+        // factor.
         assert_eq!(rows.len(), (6 * 6 + 8 * 9 + 7) * 2, "types, operations and sizes");
         for row in rows {
             assert_eq!((row.len(), &*row[8], &*row[12]), (13, "0", "0"), "{row:?}");

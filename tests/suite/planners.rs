@@ -9,8 +9,8 @@ use flexring_plan::verifier::VerifiedPlan;
 use flexring_testkit::effort::cases;
 use std::time::Duration;
 
-/// The contribution of `rank` to element `at`. A wrong sum shows which rank is missing or counted twice (up to ambiguity
-/// between 64 ranks), and what was misplaced.
+/// The contribution of `rank` to element `at`. A wrong sum shows which rank is missing or counted twice (up
+/// to ambiguity between 64 ranks), and what was misplaced.
 fn contribution(rank: usize, at: usize) -> i64 {
     (1 << (rank % 60)) + (rank as i64 + 1) * (at as i64 % 1009)
 }

@@ -13,8 +13,8 @@ pub fn is_rank() -> bool {
     std::env::var_os(RANK).is_some()
 }
 
-/// Runs `body` in `ranks` processes, and returns how each ended, with its output; nothing in these processes. `test` is the full name of the calling
-/// test, and `variables` are for the ranks.
+/// Runs `body` in `ranks` processes, and returns how each ended, with its output; nothing in these processes.
+/// `test` is the full name of the calling test, and `variables` are for the ranks.
 pub fn run_ranks(
     test: &str,
     ranks: usize,

@@ -1,5 +1,5 @@
-//! Vectors on GPUs that users register, which the ranks' kernels then access without stages: processes of one node, with the
-//! simulated driver or, with WORLDS=gpu, the machine's driver.
+//! Vectors on GPUs that users register, which the ranks' kernels then access without stages: processes of one
+//! node, with the simulated driver or, with WORLDS=gpu, the machine's driver.
 
 use crate::harness::{Rank, Setup, World, spawn_processes_with, test_name};
 use crate::programs::with_cuda;
@@ -12,8 +12,8 @@ const DIRECT: &str = "kernels access registered vectors directly";
 /// Bytes of a vector that takes stages or more.
 const LONG: usize = 200_000;
 
-/// Lets a process free memory that another one has open, as after a failure or by a program's mistake. CUDA does not define what
-/// happens.
+/// Lets a process free memory that another one has open, as after a failure or by a program's mistake. CUDA
+/// does not define what happens.
 const FREES_OPEN_MEMORY: &[(&str, &str)] = &[("SIMCUDA_FREE_WHILE_OPEN", "1")];
 
 /// Runs `body` in `ranks` processes, and checks on each whether its kernels have accessed registered memory.
@@ -53,7 +53,8 @@ fn free<'a, T: Element>(rank: &Rank, vectors: impl IntoIterator<Item = Registere
     drop(vectors);
 }
 
-/// Has all ranks open what all have registered, and close what they do not register any more: each does so in its next call.
+/// Has all ranks open what all have registered, and close what they do not register any more: each does so in
+/// its next call.
 fn settle(rank: &Rank) {
     rank.barrier().expect("all ranks");
     let mut one = GpuBuffer::<f32>::new(0, 1).expect("memory");
@@ -77,8 +78,8 @@ fn fill(vector: &mut GpuBuffer<f32>, rank: usize) {
     vector.write(&elements).expect("a copy");
 }
 
-/// All-reduces of `count` elements of random bits, `before` elements behind the start of the vectors, through stages and directly: the
-/// results must have the same bits.
+/// All-reduces of `count` elements of random bits, `before` elements behind the start of the vectors, through
+/// stages and directly: the results must have the same bits.
 fn all_reduces<T: Element + PartialEq + std::fmt::Debug>(
     rank: &Rank,
     of: impl Fn(u64) -> T,

@@ -67,8 +67,8 @@ fn dropped_communicators_leak_nothing() {
     });
 }
 
-/// The threads of the library in this process: their names and masks of blocked signals. A thread has its name only once
-/// it runs.
+/// The threads of the library in this process: their names and masks of blocked signals. A thread has its
+/// name only once it runs.
 fn library_threads() -> Vec<(String, u64)> {
     let mut threads = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").expect("the kernel lists threads").flatten() {

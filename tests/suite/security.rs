@@ -185,7 +185,8 @@ fn secret_sockets(port: u16) -> Vec<String> {
     sockets(&format!("flexring-secret-{port}-"))
 }
 
-/// Reads what the socket of this name sends, in a process that the command `wrapper` starts, and returns the number of bytes.
+/// Reads what the socket of this name sends, in a process that the command `wrapper` starts, and returns the
+/// number of bytes.
 fn bytes_from(wrapper: &[&str], name: &str) -> String {
     let program = format!(
         "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect('\\0{name}'); print(len(s.recv(64)))"
@@ -236,7 +237,8 @@ fn secret_socket(port: u16) -> String {
 const DIRECTLY: &[&str] = &["/usr/bin/env"];
 /// Runs a command as another user.
 const AS_NOBODY: &[&str] = &["setpriv", "--reuid=65534", "--clear-groups"];
-/// Runs a command as the same user in another PID and mount namespace, as another container on the host's network.
+/// Runs a command as the same user in another PID and mount namespace, as another container on the host's
+/// network.
 const IN_CONTAINER: &[&str] = &["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"];
 
 /// Whether this machine can run the tests of other users and containers.
@@ -298,7 +300,8 @@ fn status_of_a_process_of_another_user_names_the_user() {
     assert!(stderr.contains(&expected), "{stderr}");
 }
 
-/// Counter-example: a process of the same user in another container got the secret, and joined with shared memory.
+/// Counter-example: a process of the same user in another container got the secret, and joined with shared
+/// memory.
 #[test]
 fn another_container_of_the_same_user_does_not_get_the_secret() {
     if !can_be_others() {
@@ -325,7 +328,8 @@ fn another_container_of_the_same_user_does_not_get_the_secret() {
     });
 }
 
-/// Counter-example: a job that ran as the overflow uid took every user that its namespace does not map for its own.
+/// Counter-example: a job that ran as the overflow uid took every user that its namespace does not map for
+/// its own.
 #[test]
 fn a_job_of_a_user_that_is_not_unique_hands_out_no_secret() {
     let unmapped = ["unshare", "--user"];
@@ -345,7 +349,8 @@ fn a_job_of_a_user_that_is_not_unique_hands_out_no_secret() {
     });
 }
 
-/// Runs a command as a user whose threads are limited, which they are not for root, and which may read all files.
+/// Runs a command as a user whose threads are limited, which they are not for root, and which may read all
+/// files.
 const AS_LIMITED: &[&str] = &[
     "setpriv",
     "--reuid=23456",

@@ -1,5 +1,5 @@
-//! docs/settings.md has the table that `flexring env --markdown` prints. `FLEXRING_BLESS=1 cargo test settings_docs`
-//! rewrites it.
+//! docs/settings.md has the table that `flexring env --markdown` prints. `FLEXRING_BLESS=1 cargo test
+//! settings_docs` rewrites it.
 
 use crate::command::run;
 use crate::programs::root;

@@ -1,4 +1,5 @@
-//! Shrink: the ranks that are left after a failure get a communicator with the right sums, and no rank goes on alone.
+//! Shrink: the ranks that are left after a failure get a communicator with the right sums, and no rank goes
+//! on alone.
 
 use crate::harness::{
     Rank, Setup, World, call_until_failure, let_others_finish, signal_self, spawn, spawn_processes_with,
@@ -80,7 +81,8 @@ fn timed_shrink(comm: &Communicator) -> Communicator {
     shrunk
 }
 
-/// Five processes lose one rank after the other, the one at position `case` or the last one, until one is left.
+/// Five processes lose one rank after the other, the one at position `case` or the last one, until one is
+/// left.
 fn ranks_die_one_after_the_other(test: &str, world: World, positions: &[usize]) {
     let cases: Vec<String> = positions.iter().map(ToString::to_string).collect();
     let body = |first: Rank, case: &str| {

@@ -139,7 +139,8 @@ fn check_form(file: &TraceFile) {
     assert!(in_flight.values().all(|bytes| *bytes == 0), "{in_flight:?}");
 }
 
-/// Checks that every message of a merged file was received, and not before it was sent. Returns the number of messages.
+/// Checks that every message of a merged file was received, and not before it was sent. Returns the number of
+/// messages.
 fn check_order(merged: &TraceFile) -> usize {
     let ends = |phase: &str| -> BTreeMap<&str, f64> {
         let arrows = merged.trace_events.iter().filter(|event| event.ph == phase);

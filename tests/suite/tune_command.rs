@@ -10,7 +10,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-/// Runs the command with `arguments`, separated by white space, and `variables` as its whole environment, in `folder`.
+/// Runs the command with `arguments`, separated by white space, and `variables` as its whole environment, in
+/// `folder`.
 fn run(folder: &Path, arguments: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flexring"));
     command.args(arguments.split_whitespace()).env_clear().envs(variables.iter().copied());

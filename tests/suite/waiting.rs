@@ -57,7 +57,8 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Counter-example: a rank that had not read a peer's last word on their link did not sleep in small calls, which read no links.
+/// Counter-example: a rank that had not read a peer's last word on their link did not sleep in small calls,
+/// which read no links.
 #[test]
 fn a_rank_sleeps_in_small_calls_whatever_a_longer_call_left_unread() {
     const WORK: Duration = Duration::from_millis(200);
@@ -128,8 +129,8 @@ fn signal(rank: &RankProcess, signal: Signal) {
     kill_process(pid, signal).expect("a child");
 }
 
-/// The variables of a job whose coordinator listens on this port, and that goes on until `file` exists. Its ranks notice a
-/// silent rank soon. The first two variables suffice to ask for its status.
+/// The variables of a job whose coordinator listens on this port, and that goes on until `file` exists. Its
+/// ranks notice a silent rank soon. The first two variables suffice to ask for its status.
 fn job_at<'a>(port: &'a str, file: &'a Path) -> [(&'static str, &'a str); 4] {
     [
         ("FLEXRING_MASTER_ADDR", "127.0.0.1"),
@@ -201,7 +202,8 @@ fn a_job_that_is_stopped_as_a_whole_continues() {
 /// The variable of the process that creates a unique id.
 const CREATOR: &str = "TEST_CREATOR";
 
-/// In the process that creates a unique id: prints it, waits until the parent closes standard input, and ends.
+/// In the process that creates a unique id: prints it, waits until the parent closes standard input, and
+/// ends.
 fn create_id_if_asked() {
     if std::env::var_os(CREATOR).is_some() {
         let config = Config { socket_ifname: Some("lo".to_owned()), ..Config::default() };
@@ -270,7 +272,8 @@ fn a_rank_that_dies_while_the_world_moves_to_rank_0_is_named() {
         let (mut creator, id) = start_creator(test);
         let mut ranks: Vec<Child> = (0..3)
             .map(|rank| {
-                // Rank 2 dies when it has connected to the second coordinator, which it has not sent anything.
+                // Rank 2 dies when it has connected to the second coordinator, which it has not sent
+                // anything.
                 let point =
                     if rank == 2 { "bootstrap_connected:2:kill" } else { "bootstrap_connected:9:kill" };
                 Command::new(std::env::current_exe().expect("this binary"))

@@ -1,7 +1,7 @@
 //! The wheel: what pip builds from the repository works in an environment of its own, without the repository.
 //!
-//! The wheel has the library and the command of this build, so that nothing is compiled for it. `tests/wheel`, which
-//! `make test-long` runs, also lets it build them, from a source distribution.
+//! The wheel has the library and the command of this build, so that nothing is compiled for it.
+//! `tests/wheel`, which `make test-long` runs, also lets it build them, from a source distribution.
 
 use crate::programs::{libraries, present, program, root, run, succeed};
 use crate::python::interpreter;
@@ -33,7 +33,8 @@ fn installed(name: &str, folder: &Path) -> Command {
     command
 }
 
-/// Builds the wheel in `folder` and returns its name. Prints that the test is skipped if pip cannot get the builder.
+/// Builds the wheel in `folder` and returns its name. Prints that the test is skipped if pip cannot get the
+/// builder.
 fn build(interpreter: &str, folder: &Path) -> Option<String> {
     let from = folder.join("from");
     std::fs::create_dir(&from).expect("a folder");

@@ -1,6 +1,7 @@
 //! `flexring env`: prints the settings, their current values and the origin of each value.
 //!
-//! Owns the layout of the table, the Markdown and the JSON. Must not know any particular setting: `config` defines them.
+//! Owns the layout of the table, the Markdown and the JSON. Must not know any particular setting: `config`
+//! defines them.
 
 use crate::error::{CommandError, ERROR_PREFIX};
 use crate::output;
@@ -47,8 +48,8 @@ pub fn kernels_line() -> String {
     format!("\nGPU kernels: {}\n", kernels().unwrap_or_else(|| "none: this build has no CUDA".to_owned()))
 }
 
-/// The errors of all settings that cannot be parsed, one per line. `first` is the error that stopped reading; it is used
-/// if none is found when each setting is read alone.
+/// The errors of all settings that cannot be parsed, one per line. `first` is the error that stopped reading;
+/// it is used if none is found when each setting is read alone.
 fn setting_errors(first: Error) -> String {
     let all: Vec<String> = unusable(environment).iter().map(|(_, error)| error.to_string()).collect();
     if all.is_empty() { first.to_string() } else { all.join(&format!("\n{ERROR_PREFIX}")) }

@@ -1,4 +1,5 @@
-//! `flexring generate`: man pages and completions of shells, from the definitions of the subcommands. `make install` runs it.
+//! `flexring generate`: man pages and completions of shells, from the definitions of the subcommands. `make
+//! install` runs it.
 //!
 //! Owns where a system looks for these files.
 

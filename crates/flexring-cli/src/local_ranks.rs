@@ -1,7 +1,8 @@
-//! `--ranks N`: starts the ranks on this machine, forwards their standard error, and waits until all have ended.
+//! `--ranks N`: starts the ranks on this machine, forwards their standard error, and waits until all have
+//! ended.
 //!
-//! Owns the processes of the ranks: none is left when `run` returns. If the parent itself is killed, the kernel kills them
-//! ([`die_with_parent`]).
+//! Owns the processes of the ranks: none is left when `run` returns. If the parent itself is killed, the
+//! kernel kills them ([`die_with_parent`]).
 
 use crate::error::{CommandError, ERROR_PREFIX};
 use flexring::internal::bootstrap::Coordinator;
@@ -17,13 +18,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the other ranks may run after the first one failed, so that they detect the failure and report it.
+/// How long the other ranks may run after the first one failed, so that they detect the failure and report
+/// it.
 const GRACE_PERIOD: Duration = Duration::from_secs(5);
-/// Most ranks on this machine. Chosen, not measured: a mistyped number must not fill the machine with processes.
+/// Most ranks on this machine. Chosen, not measured: a mistyped number must not fill the machine with
+/// processes.
 const MOST_RANKS: usize = 4096;
 /// How often the exit status of a rank that closed its standard error is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Prefixes of variables that launchers set. They are removed because they do not describe the ranks started here.
+/// Prefixes of variables that launchers set. They are removed because they do not describe the ranks started
+/// here.
 const LAUNCHER_PREFIXES: [&str; 8] =
     ["OMPI_", "PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_", "TORCHELASTIC_", "LOCAL_"];
 /// Variables that launchers set, and settings of an outer job, which are removed as well.
@@ -39,8 +43,8 @@ struct RankExit {
     error: Option<String>,
 }
 
-/// Starts `ranks` ranks of this command, with `settings` in their environment, and waits for all of them. Returns the lines
-/// that say which ranks failed, which it has printed; none if all succeeded.
+/// Starts `ranks` ranks of this command, with `settings` in their environment, and waits for all of them.
+/// Returns the lines that say which ranks failed, which it has printed; none if all succeeded.
 ///
 /// # Errors
 /// `InvalidArgument` for more than [`MOST_RANKS`] ranks; any error of starting the ranks.
@@ -123,7 +127,8 @@ fn command(settings: &[(&'static str, String)], rank: usize, world: usize) -> Re
 
 /// The running ranks. Dropping it kills and reaps them.
 ///
-/// Ranks must be started by the main thread: the kernel sends the parent-death signal when the starting thread ends.
+/// Ranks must be started by the main thread: the kernel sends the parent-death signal when the starting
+/// thread ends.
 #[derive(Default)]
 struct RankProcesses(Vec<Arc<Mutex<Child>>>);
 
@@ -148,8 +153,8 @@ impl RankProcesses {
         Ok(())
     }
 
-    /// Waits until every rank has ended. Kills those that still run [`GRACE_PERIOD`] after the first failure. Returns the failed
-    /// ranks in the order in which they ended.
+    /// Waits until every rank has ended. Kills those that still run [`GRACE_PERIOD`] after the first failure.
+    /// Returns the failed ranks in the order in which they ended.
     fn wait_all(&self, exits: &Receiver<RankExit>) -> Vec<RankExit> {
         let mut failures = Vec::new();
         let mut deadline: Option<Instant> = None;
@@ -207,8 +212,8 @@ fn wait_for_exit(child: &Mutex<Child>) -> Option<ExitStatus> {
     }
 }
 
-/// Forwards the standard error of a rank line by line until it is closed. Returns the error message instead of forwarding
-/// it, for the summary.
+/// Forwards the standard error of a rank line by line until it is closed. Returns the error message instead
+/// of forwarding it, for the summary.
 fn forward_stderr(rank: usize, stderr: ChildStderr) -> Option<String> {
     let mut error = None;
     let mut lines = BufReader::new(stderr);
@@ -232,7 +237,8 @@ fn print_line(line: &str) {
     let _ = writeln!(stderr, "{clear}{line}");
 }
 
-/// One line for each rank that was killed or exited without a message, then one for each error message with its ranks.
+/// One line for each rank that was killed or exited without a message, then one for each error message with
+/// its ranks.
 fn summary(failures: &[RankExit]) -> Vec<String> {
     let mut messages: Vec<(&str, Vec<usize>)> = Vec::new();
     let mut lines = Vec::new();

@@ -1,7 +1,8 @@
 //! The `flexring` command.
 //!
-//! Owns the list of subcommands and the exit codes: 0 on success, 1 if something failed or a result was wrong, 2 if flags
-//! or settings cannot be used. Each subcommand is a module that uses the library's public API only.
+//! Owns the list of subcommands and the exit codes: 0 on success, 1 if something failed or a result was
+//! wrong, 2 if flags or settings cannot be used. Each subcommand is a module that uses the library's public
+//! API only.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command prints its results and errors")]
 #![allow(clippy::disallowed_methods, reason = "Rust opens the standard descriptors of its programs")]
 

@@ -6,13 +6,13 @@ use crate::error::CommandError;
 use flexring::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// A file that readers find complete at any time, also after a crash of this process: it is written under another name, and
-/// renamed.
+/// A file that readers find complete at any time, also after a crash of this process: it is written under
+/// another name, and renamed.
 #[derive(Debug)]
 pub struct OutputFile {
     path: PathBuf,
-    /// The path exists and is not a regular file, so it is written directly: a pipe, or a link such as /dev/stdout, which must not be
-    /// replaced.
+    /// The path exists and is not a regular file, so it is written directly: a pipe, or a link such as
+    /// /dev/stdout, which must not be replaced.
     special: bool,
 }
 
@@ -82,7 +82,8 @@ impl OutputFile {
     }
 }
 
-/// Checks that two flags do not name one file, which would contain one output only. A pipe or a terminal takes both.
+/// Checks that two flags do not name one file, which would contain one output only. A pipe or a terminal
+/// takes both.
 ///
 /// # Errors
 /// `Usage` if they do.

@@ -13,14 +13,16 @@ use flexring_core::trace::{TraceFile, TraceOrigin, TracePath};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Merge the timelines that the ranks of a job wrote because of FLEXRING_TRACE, or say what a merged one contains
+/// Merge the timelines that the ranks of a job wrote because of FLEXRING_TRACE, or say what a merged one
+/// contains
 ///
-/// The merged file begins at time 0 and opens in https://ui.perfetto.dev and in chrome://tracing. Times are those of rank 0's clock. Prints for each rank
-/// how long it was in calls, and what part of that time it waited, copied and reduced.
+/// The merged file begins at time 0 and opens in https://ui.perfetto.dev and in chrome://tracing. Times are
+/// those of rank 0's clock. Prints for each rank how long it was in calls, and what part of that time it
+/// waited, copied and reduced.
 #[derive(Args, Debug)]
 pub struct TraceOptions {
-    /// The value of FLEXRING_TRACE, or a file that is merged already, such as that of perf --trace. Files of ranks on other machines must have
-    /// been copied next to it
+    /// The value of FLEXRING_TRACE, or a file that is merged already, such as that of perf --trace. Files of
+    /// ranks on other machines must have been copied next to it
     #[arg(value_name = "FILE")]
     trace: String,
 

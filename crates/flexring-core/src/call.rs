@@ -1,7 +1,7 @@
 //! Collective calls, as ranks describe them to each other before they use each other's data.
 //!
-//! Owns [`Call`] and its packed form, the comparison of two ranks' calls, and the lengths of the blocks that a
-//! rank exchanges.
+//! Owns [`Call`] and its packed form, the comparison of two ranks' calls, and the lengths of the blocks that
+//! a rank exchanges.
 
 use crate::dtype::{DType, ReduceOp};
 use std::fmt;
@@ -45,7 +45,8 @@ pub enum Collective {
     Barrier = 9,
     /// A group of sends and receives. It concerns its rank and that rank's peers only, and is no collective.
     SendRecv = 10,
-    /// An all-to-all of blocks that differ in length. A block's length is known to the two ranks that exchange it.
+    /// An all-to-all of blocks that differ in length. A block's length is known to the two ranks that
+    /// exchange it.
     AllToAllV = 11,
 }
 
@@ -82,7 +83,8 @@ impl Collective {
         matches!(self, Self::ReduceScatter | Self::AllGather | Self::Gather | Self::Scatter)
     }
 
-    /// Whether data goes straight from each rank that has it to each rank that gets it, whatever the schedule.
+    /// Whether data goes straight from each rank that has it to each rank that gets it, whatever the
+    /// schedule.
     #[must_use]
     pub fn is_straight(self) -> bool {
         matches!(self, Self::Gather | Self::Scatter) || self.is_all_to_all()
@@ -108,8 +110,8 @@ impl Collective {
 /// One rank's description of one collective call.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Call {
-    /// Sequence number of the call, from 1. Groups of sends and receives are not counted, because not all ranks make
-    /// them: such a group has the number of the next collective.
+    /// Sequence number of the call, from 1. Groups of sends and receives are not counted, because not all
+    /// ranks make them: such a group has the number of the next collective.
     pub sequence: u64,
     /// The collective operation.
     pub collective: Collective,
@@ -117,12 +119,12 @@ pub struct Call {
     pub dtype: DType,
     /// The reduction operation, numbered as by [`ReduceOp::code`].
     pub op: u8,
-    /// The root of a broadcast, reduce, gather or scatter. The peer of a group of sends and receives that has only one,
-    /// else [`Call::SEVERAL_PEERS`]. Otherwise 0.
+    /// The root of a broadcast, reduce, gather or scatter. The peer of a group of sends and receives that has
+    /// only one, else [`Call::SEVERAL_PEERS`]. Otherwise 0.
     pub root: u32,
-    /// Number of elements of the whole vector; in an all-to-all of equal blocks, those that a rank sends to all ranks. In one of
-    /// blocks that differ: those that this rank sends to the rank that the call is announced to, or in reports, to all ranks.
-    /// In a group of sends and receives the number of both.
+    /// Number of elements of the whole vector; in an all-to-all of equal blocks, those that a rank sends to
+    /// all ranks. In one of blocks that differ: those that this rank sends to the rank that the call is
+    /// announced to, or in reports, to all ranks. In a group of sends and receives the number of both.
     pub count: u64,
     /// Digest of the program that will run: schedule, lowering and sub-chunk size.
     pub program: u64,
@@ -159,8 +161,9 @@ impl Call {
         both && self.sequence == other.sequence && !self.agrees_with(other)
     }
 
-    /// Whether no rank completes it before all ranks have begun it: each rank's result depends on data of every rank. Calls without elements move one
-    /// dummy element, which only reaches all ranks if it is not cut into parts.
+    /// Whether no rank completes it before all ranks have begun it: each rank's result depends on data of
+    /// every rank. Calls without elements move one dummy element, which only reaches all ranks if it is not
+    /// cut into parts.
     #[must_use]
     pub fn awaits_all_ranks(&self) -> bool {
         match self.collective {
@@ -201,8 +204,9 @@ impl Call {
         })
     }
 
-    /// Whether two ranks describe the same call. All fields but the factor must be equal, except that ranks with blocks of different
-    /// lengths have counts of their own, and that those which send nothing in an all-to-all may have no memory on a GPU.
+    /// Whether two ranks describe the same call. All fields but the factor must be equal, except that ranks
+    /// with blocks of different lengths have counts of their own, and that those which send nothing in an
+    /// all-to-all may have no memory on a GPU.
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
         let mut same = Self { factor: 0.0, ..*other };

@@ -1,7 +1,8 @@
 //! Descriptors of the library, which are never those of standard input, output and error.
 //!
-//! A program may run with these closed. The kernel then gives their numbers to the next descriptors, and what the program prints would go
-//! to a peer. Owns all functions that make descriptors for longer than a read of a file; `clippy.toml` refuses them elsewhere.
+//! A program may run with these closed. The kernel then gives their numbers to the next descriptors, and what
+//! the program prints would go to a peer. Owns all functions that make descriptors for longer than a read of
+//! a file; `clippy.toml` refuses them elsewhere.
 #![allow(clippy::disallowed_methods, reason = "this module makes all descriptors")]
 
 use rustix::event::{EventfdFlags, epoll, eventfd};

@@ -5,21 +5,22 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Once;
 
-/// The largest number of descriptors that this process may have at a time (`ulimit -n`); `None` if there is no limit.
+/// The largest number of descriptors that this process may have at a time (`ulimit -n`); `None` if there is
+/// no limit.
 #[must_use]
 pub fn current() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// How many unauthenticated connections a listener may have: `wanted`, but at most a quarter of the descriptors of this
-/// process, so that strangers never use up those that ranks need. At least 1.
+/// How many unauthenticated connections a listener may have: `wanted`, but at most a quarter of the
+/// descriptors of this process, so that strangers never use up those that ranks need. At least 1.
 pub fn unauthenticated(wanted: usize) -> usize {
     let quarter = current().map_or(usize::MAX, |limit| usize::try_from(limit / 4).unwrap_or(usize::MAX));
     wanted.min(quarter).max(1)
 }
 
-/// Raises the soft limit to the hard one. Only the first call in a process does something, so a limit that the program sets
-/// afterwards stays.
+/// Raises the soft limit to the hard one. Only the first call in a process does something, so a limit that
+/// the program sets afterwards stays.
 pub fn raise() {
     static RAISED: Once = Once::new();
     RAISED.call_once(raise_to_hard);

@@ -112,8 +112,9 @@ impl DType {
         }
     }
 
-    /// Whether `bytes`, a length or an address, is a multiple of the element's size. Sizes are powers of two, so this needs no division: one takes
-    /// up to 90 cycles (Intel before Ice Lake), and a short call would make five of them.
+    /// Whether `bytes`, a length or an address, is a multiple of the element's size. Sizes are powers of two,
+    /// so this needs no division: one takes up to 90 cycles (Intel before Ice Lake), and a short call would
+    /// make five of them.
     #[doc(hidden)]
     #[must_use]
     pub fn divides(self, bytes: usize) -> bool {
@@ -142,10 +143,11 @@ impl DType {
 
 /// A reduction operation.
 ///
-/// Integer arithmetic wraps. Of booleans, a sum, a maximum and an `Or` are true if any element is, a product, a minimum and an
-/// `And` if all are. `Min` and `Max` of floats are IEEE 754-2019 `minimum` and `maximum`: a NaN on
-/// any rank gives NaN, and -0 is less than +0. 16-bit and 8-bit floats are added in f32, and each partial sum that travels is rounded: for long
-/// vectors once on one node, and once more for each hop between nodes (docs/schedules.md, "How sums are rounded").
+/// Integer arithmetic wraps. Of booleans, a sum, a maximum and an `Or` are true if any element is, a product,
+/// a minimum and an `And` if all are. `Min` and `Max` of floats are IEEE 754-2019 `minimum` and `maximum`: a
+/// NaN on any rank gives NaN, and -0 is less than +0. 16-bit and 8-bit floats are added in f32, and each
+/// partial sum that travels is rounded: for long vectors once on one node, and once more for each hop between
+/// nodes (docs/schedules.md, "How sums are rounded").
 ///
 /// ```
 /// # use flexring_core::dtype::{DType, ReduceOp};
@@ -162,8 +164,8 @@ pub enum ReduceOp {
     Max,
     /// The smallest element.
     Min,
-    /// The sum divided by the number of ranks. For floats only: the sum of integers may wrap around, and the quotient would be wrong. Sum them
-    /// in a type with room for it, and divide.
+    /// The sum divided by the number of ranks. For floats only: the sum of integers may wrap around, and the
+    /// quotient would be wrong. Sum them in a type with room for it, and divide.
     Avg,
     /// The sum of each rank's elements times that rank's factor, which may differ between ranks. For integer
     /// types the factor must be an integer that the type can represent. Not for booleans.
@@ -174,7 +176,8 @@ pub enum ReduceOp {
     BitOr,
     /// The bits that an odd number of elements have.
     BitXor,
-    /// The sum, which wraps around, divided by the number of ranks, toward zero: what NCCL's average of integers is. For integers only.
+    /// The sum, which wraps around, divided by the number of ranks, toward zero: what NCCL's average of
+    /// integers is. For integers only.
     WrappingAvg,
 }
 
@@ -222,8 +225,8 @@ impl ReduceOp {
     /// Checks that this operation is defined for `dtype`.
     ///
     /// # Errors
-    /// `InvalidArgument` for a factor that an integer type cannot represent exactly, for bits of floats, for an average of integers, and for a
-    /// pre-multiplied sum of booleans.
+    /// `InvalidArgument` for a factor that an integer type cannot represent exactly, for bits of floats, for
+    /// an average of integers, and for a pre-multiplied sum of booleans.
     #[inline]
     pub fn check(self, dtype: DType) -> Result<()> {
         let is_defined = match self {
@@ -281,8 +284,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A byte that stands for a truth value, as C and PyTorch store them: false if it is 0, else true. Unlike `bool`, every byte is
-/// valid, so ranks need not trust each other's.
+/// A byte that stands for a truth value, as C and PyTorch store them: false if it is 0, else true. Unlike
+/// `bool`, every byte is valid, so ranks need not trust each other's.
 ///
 /// ```
 /// # use flexring_core::dtype::Boolean;

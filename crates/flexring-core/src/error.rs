@@ -1,7 +1,7 @@
 //! The error type of the crate: a kind that programs match on, and a sentence that says what to do.
 //!
-//! Owns [`Error`] and [`ErrorKind`]. Errors are sent to other ranks over the control connection, so kind, message
-//! and suspect are serialized.
+//! Owns [`Error`] and [`ErrorKind`]. Errors are sent to other ranks over the control connection, so kind,
+//! message and suspect are serialized.
 
 use crate::peer_text::{self, PeerText};
 use crate::rank::Rank;
@@ -75,11 +75,11 @@ impl ErrorKind {
 
 /// A failure: its kind, and one sentence that says what failed, where, and what to do about it.
 ///
-/// Two errors are equal if kind, message and suspect are; the source does not count, because it stays behind when
-/// an error is sent to another rank.
+/// Two errors are equal if kind, message and suspect are; the source does not count, because it stays behind
+/// when an error is sent to another rank.
 ///
-/// [`Debug`](fmt::Debug) prints the sentence as [`Display`](fmt::Display) does, because programs whose `main` returns an error, and `expect`,
-/// print it.
+/// [`Debug`](fmt::Debug) prints the sentence as [`Display`](fmt::Display) does, because programs whose `main`
+/// returns an error, and `expect`, print it.
 ///
 /// ```
 /// # use flexring_core::error::{Error, ErrorKind, Result};
@@ -113,7 +113,8 @@ struct ErrorParts {
 /// How flexring's crates make errors.
 #[doc(hidden)]
 impl Error {
-    /// An error whose kind is decided at run time. Where the kind is fixed, call the constructor named after it.
+    /// An error whose kind is decided at run time. Where the kind is fixed, call the constructor named after
+    /// it.
     ///
     /// `message` is lower case and has no final full stop, here and in all constructors.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
@@ -135,8 +136,8 @@ impl Error {
         Self::new(ErrorKind::System, message)
     }
 
-    /// An [`ErrorKind::System`] error for a failed system call: `context: cause`, with `cause` as its source. If the cause is
-    /// a limit of this process or machine, the message says how to raise it.
+    /// An [`ErrorKind::System`] error for a failed system call: `context: cause`, with `cause` as its source.
+    /// If the cause is a limit of this process or machine, the message says how to raise it.
     pub fn io(context: impl fmt::Display, cause: impl Into<io::Error>) -> Self {
         let cause = cause.into();
         let fix = match cause.raw_os_error() {
@@ -162,8 +163,8 @@ impl Error {
         Self::new(ErrorKind::Disagreement, message)
     }
 
-    /// An [`ErrorKind::PeerLost`] error. Add the lost rank by [`with_suspect`](Self::with_suspect) if its failure is
-    /// only inferred, for example from a broken link.
+    /// An [`ErrorKind::PeerLost`] error. Add the lost rank by [`with_suspect`](Self::with_suspect) if its
+    /// failure is only inferred, for example from a broken link.
     pub fn peer_lost(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::PeerLost, message)
     }
@@ -212,7 +213,8 @@ impl Error {
         if is_named || self.message().starts_with("ranks ") { self } else { self.context(name) }
     }
 
-    /// Reduces the message to one line of limited length, without control characters: its sender is not authenticated.
+    /// Reduces the message to one line of limited length, without control characters: its sender is not
+    /// authenticated.
     #[must_use]
     pub fn in_one_line(mut self) -> Self {
         self.0.message = PeerText::from(&*self.0.message).to_string();
@@ -226,8 +228,8 @@ impl Error {
         self
     }
 
-    /// Names the rank whose failure would explain this error. The failure detector waits until that rank reports or is lost,
-    /// before it settles on a root cause.
+    /// Names the rank whose failure would explain this error. The failure detector waits until that rank
+    /// reports or is lost, before it settles on a root cause.
     #[must_use]
     pub fn with_suspect(mut self, rank: Rank) -> Self {
         self.0.suspect = Some(rank);

@@ -9,13 +9,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-/// Eventfds that a fault has room for in advance: those of a process's executors, and a few that joining watches it with.
+/// Eventfds that a fault has room for in advance: those of a process's executors, and a few that joining
+/// watches it with.
 const SLEEPERS: usize = 16;
 
-/// The longest sleep of a thread that has no descriptor to [`watch`](Fault::watch) a fault, which then does not end the sleep.
+/// The longest sleep of a thread that has no descriptor to [`watch`](Fault::watch) a fault, which then does
+/// not end the sleep.
 pub const UNWATCHED_SLEEP: Duration = Duration::from_millis(100);
 
-/// A write-once error that is cheap to poll and that threads can sleep on. It takes no descriptor while none does.
+/// A write-once error that is cheap to poll and that threads can sleep on. It takes no descriptor while none
+/// does.
 #[derive(Debug)]
 pub struct Fault {
     error: OnceLock<Error>,
@@ -53,8 +56,8 @@ impl Fault {
         self.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// [`check`](Self::check) for loops that wait on a thread of the program: also ends the wait if the program's interrupt
-    /// check says so. Such loops sleep for `interrupt::longest_sleep` at most.
+    /// [`check`](Self::check) for loops that wait on a thread of the program: also ends the wait if the
+    /// program's interrupt check says so. Such loops sleep for `interrupt::longest_sleep` at most.
     ///
     /// # Errors
     /// As for [`check`](Self::check), and `Aborted` if the program wants the thread back.
@@ -63,8 +66,9 @@ impl Fault {
         interrupt::check().map_err(|error| self.raise(error))
     }
 
-    /// Notifies `eventfd` when the fault is raised, or now if it was raised before. Its user may sleep on it for other reasons,
-    /// too, and must not mind a notification of an earlier one: this lasts as long as `eventfd` lives.
+    /// Notifies `eventfd` when the fault is raised, or now if it was raised before. Its user may sleep on it
+    /// for other reasons, too, and must not mind a notification of an earlier one: this lasts as long as
+    /// `eventfd` lives.
     pub fn notify(&self, eventfd: &Arc<WakeFd>) {
         let mut sleepers = self.sleepers();
         let eventfd = Arc::downgrade(eventfd);

@@ -1,9 +1,9 @@
 //! Named points at which a test makes this process fail.
 //!
-//! Owns the names, and what may happen there. A process takes part if `FLEXRING_TEST_FAULT_POINT` is `NAME:NTH:ACTION`:
-//! when it reaches the point for the NTH time, it writes the time to the file that `FLEXRING_TEST_FAULT_FILE` names, in
-//! nanoseconds since 1970, and does what the action says. Only builds with debug assertions read these variables; in
-//! others, `reach` is empty.
+//! Owns the names, and what may happen there. A process takes part if `FLEXRING_TEST_FAULT_POINT` is
+//! `NAME:NTH:ACTION`: when it reaches the point for the NTH time, it writes the time to the file that
+//! `FLEXRING_TEST_FAULT_FILE` names, in nanoseconds since 1970, and does what the action says. Only builds
+//! with debug assertions read these variables; in others, `reach` is empty.
 
 /// A point in the life of a rank.
 #[derive(
@@ -94,8 +94,8 @@ pub enum FaultAction {
     Stop,
     /// Ends by `exit`, without leaving the world.
     Exit,
-    /// Stops, so that another process can shut all of its TCP connections down before any of its threads notices, and continue
-    /// it.
+    /// Stops, so that another process can shut all of its TCP connections down before any of its threads
+    /// notices, and continue it.
     Disconnect,
     /// Lowers the limit of descriptors to those that are open.
     ExhaustDescriptors,

@@ -1,8 +1,8 @@
 //! Interruption of waiting calls by the program, for languages with signal handlers of their own.
 //!
-//! A signal handler of Python, for example, runs when the interrupted thread returns to the interpreter, which it does
-//! not while it waits for other ranks. So a thread may have a check function, which runs such handlers. Waits of the
-//! thread call it about every 50 ms, and end if it says so.
+//! A signal handler of Python, for example, runs when the interrupted thread returns to the interpreter,
+//! which it does not while it waits for other ranks. So a thread may have a check function, which runs such
+//! handlers. Waits of the thread call it about every 50 ms, and end if it says so.
 //!
 //! Owns the check functions, their interval, and the number of interrupts of each thread.
 
@@ -57,8 +57,8 @@ fn interrupted() -> Error {
     Error::aborted("the program interrupted this rank's call, which ends the communicator")
 }
 
-/// Detects interrupts of this thread in steps whose errors the caller ignores or repeats after. A check reports each
-/// interrupt once only, so calling it again finds nothing.
+/// Detects interrupts of this thread in steps whose errors the caller ignores or repeats after. A check
+/// reports each interrupt once only, so calling it again finds nothing.
 #[derive(Debug)]
 pub struct InterruptWatch {
     before: u64,
@@ -70,7 +70,8 @@ impl InterruptWatch {
         Self { before: INTERRUPTS.get() }
     }
 
-    /// Fails if a wait of this thread was interrupted since the start. Must be called by the thread that started it.
+    /// Fails if a wait of this thread was interrupted since the start. Must be called by the thread that
+    /// started it.
     ///
     /// # Errors
     /// `Aborted` if the program wants the thread back.

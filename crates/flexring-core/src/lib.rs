@@ -1,7 +1,8 @@
 //! The core types of flexring and the services that all of its other crates use.
 //!
-//! Owns errors, settings, element types, what a call is, failures and wake-ups, descriptors, timelines, and what a library
-//! must respect in a process that is not its own. For flexring's own crates: programs use the crate `flexring`.
+//! Owns errors, settings, element types, what a call is, failures and wake-ups, descriptors, timelines, and
+//! what a library must respect in a process that is not its own. For flexring's own crates: programs use the
+//! crate `flexring`.
 
 // The library logs through `log`. Tests print why they are skipped.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]

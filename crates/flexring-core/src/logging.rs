@@ -39,8 +39,8 @@ fn level_filter(level: LogLevel) -> log::LevelFilter {
 /// How long a [`WarningLimit`] stays silent after a warning.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Limits a warning that other processes can cause, one for each place that warns: it is written once in 10 s, with the number of
-/// those that were left out since.
+/// Limits a warning that other processes can cause, one for each place that warns: it is written once in 10
+/// s, with the number of those that were left out since.
 pub struct WarningLimit {
     state: Mutex<LimitState>,
 }

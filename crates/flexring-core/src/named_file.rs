@@ -1,6 +1,7 @@
 //! Files that settings and commands name.
 //!
-//! Owns how they are opened: a wrong name must not hang the process, fill its memory, or change what is no file of the user.
+//! Owns how they are opened: a wrong name must not hang the process, fill its memory, or change what is no
+//! file of the user.
 
 use crate::config::Size;
 use crate::descriptor;
@@ -50,7 +51,8 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The open file, if it is a regular one. Asked of the open file, which cannot be exchanged between check and use.
+/// The open file, if it is a regular one. Asked of the open file, which cannot be exchanged between check and
+/// use.
 fn regular(file: OwnedFd) -> io::Result<File> {
     match FileType::from_raw_mode(fstat(&file)?.st_mode) {
         FileType::RegularFile => Ok(file.into()),

@@ -1,7 +1,7 @@
 //! Text that another process sent, made safe for errors, logs and terminals.
 //!
-//! Owns which characters such text keeps and how long it is. Decoding makes it safe, so that no text from a connection can be
-//! formatted as it came.
+//! Owns which characters such text keeps and how long it is. Decoding makes it safe, so that no text from a
+//! connection can be formatted as it came.
 
 use serde::de::{Deserializer, Visitor};
 use std::fmt;
@@ -105,8 +105,8 @@ fn safe(text: &str, longest: usize, keeps_lines: bool) -> String {
     safe
 }
 
-/// Whether a terminal may obey a character instead of showing it: control characters, line separators, and marks that change the
-/// direction of text.
+/// Whether a terminal may obey a character instead of showing it: control characters, line separators, and
+/// marks that change the direction of text.
 fn is_obeyed(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

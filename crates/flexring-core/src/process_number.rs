@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::secret::random_bytes;
 use std::sync::OnceLock;
 
-/// A number that no other process in the world has; every call in a process returns the same one. Process ids may repeat across
-/// containers, and a random number across a fork.
+/// A number that no other process in the world has; every call in a process returns the same one. Process ids
+/// may repeat across containers, and a random number across a fork.
 ///
 /// # Errors
 /// `System` if the system has no random numbers.

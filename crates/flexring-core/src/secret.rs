@@ -45,20 +45,22 @@ impl SecretKey {
         Self(*b"flexring: key from secret parts.").derive(label, parts)
     }
 
-    /// The key for one purpose, which `label` names. It reveals nothing about this key, and keys from different labels or parts
-    /// are unrelated.
+    /// The key for one purpose, which `label` names. It reveals nothing about this key, and keys from
+    /// different labels or parts are unrelated.
     #[must_use]
     pub fn derive(&self, label: &str, parts: &[&[u8]]) -> Self {
         Self(self.hmac("key", label, parts).finalize().into_bytes().into())
     }
 
-    /// The authentication code of a message that consists of `parts`. Messages with different labels have unrelated codes.
+    /// The authentication code of a message that consists of `parts`. Messages with different labels have
+    /// unrelated codes.
     #[must_use]
     pub fn mac(&self, label: &str, parts: &[&[u8]]) -> AuthenticationCode {
         self.hmac("message", label, parts).finalize().into_bytes().into()
     }
 
-    /// Whether `code` is the authentication code of this message. The time that it takes does not depend on the code.
+    /// Whether `code` is the authentication code of this message. The time that it takes does not depend on
+    /// the code.
     #[must_use]
     pub fn verify(&self, label: &str, parts: &[&[u8]], code: &AuthenticationCode) -> bool {
         self.hmac("message", label, parts).verify_slice(code).is_ok()

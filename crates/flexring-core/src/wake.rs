@@ -1,7 +1,7 @@
 //! Wake-ups: the eventfd that wakes a sleeping thread, of this process or of another one on the same node.
 //!
-//! Owns creating, notifying and draining it. Must not know who sleeps on it, what for, or whether a notification
-//! is needed: callers that save system calls keep a flag for that (`need_wakeup`).
+//! Owns creating, notifying and draining it. Must not know who sleeps on it, what for, or whether a
+//! notification is needed: callers that save system calls keep a flag for that (`need_wakeup`).
 
 use crate::descriptor;
 use crate::error::{Error, Result};
@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// The longest time that a thread sleeps at once. A program may close all descriptors: nothing ends a sleep then.
+/// The longest time that a thread sleeps at once. A program may close all descriptors: nothing ends a sleep
+/// then.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// Pause of a thread whose descriptors were closed.
@@ -38,21 +39,21 @@ impl WakeFd {
         self.0.try_clone().map(Self).map_err(|cause| Error::io("cannot duplicate an event descriptor", cause))
     }
 
-    /// Makes the descriptor readable. Does not block and cannot fail: the one possible error is a full counter,
-    /// and a full counter is readable.
+    /// Makes the descriptor readable. Does not block and cannot fail: the one possible error is a full
+    /// counter, and a full counter is readable.
     pub fn notify(&self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor unreadable until the next notification. Whether there had been any, or the program has closed the descriptor,
-    /// so that there may have been.
+    /// Makes the descriptor unreadable until the next notification. Whether there had been any, or the
+    /// program has closed the descriptor, so that there may have been.
     pub fn drain(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]) != Err(Errno::AGAIN)
     }
 }
 
-/// Sleeps until one of `fds`, among them a [`WakeFd`], is ready or `limit` has passed; but at most a second. Whatever ended the sleep, the
-/// caller checks everything again.
+/// Sleeps until one of `fds`, among them a [`WakeFd`], is ready or `limit` has passed; but at most a second.
+/// Whatever ended the sleep, the caller checks everything again.
 ///
 /// # Errors
 /// That of the system call: no descriptor is ready then.

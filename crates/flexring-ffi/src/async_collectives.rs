@@ -28,11 +28,12 @@ pub unsafe extern "C" fn flexring_all_reduce_async(
     unsafe { call.start(out, |buffers| buffers.all_reduce(count, op)) }
 }
 
-/// Starts flexring_reduce_scatter and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
+/// Starts flexring_reduce_scatter and returns at once, as flexring_all_reduce_async does for
+/// flexring_all_reduce.
 ///
 /// # Safety
-/// As for flexring_reduce_scatter, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
-/// to a pointer that may be written.
+/// As for flexring_reduce_scatter, but the buffers must stay valid until flexring_wait has returned; `out` is
+/// NULL or points to a pointer that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_reduce_scatter_async(
     send: *const c_void,
@@ -51,8 +52,8 @@ pub unsafe extern "C" fn flexring_reduce_scatter_async(
 /// Starts flexring_all_gather and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
 ///
 /// # Safety
-/// As for flexring_all_gather, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
-/// to a pointer that may be written.
+/// As for flexring_all_gather, but the buffers must stay valid until flexring_wait has returned; `out` is
+/// NULL or points to a pointer that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_all_gather_async(
     send: *const c_void,
@@ -70,8 +71,8 @@ pub unsafe extern "C" fn flexring_all_gather_async(
 /// Starts flexring_broadcast and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
 ///
 /// # Safety
-/// As for flexring_broadcast, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
-/// to a pointer that may be written.
+/// As for flexring_broadcast, but the buffers must stay valid until flexring_wait has returned; `out` is NULL
+/// or points to a pointer that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_broadcast_async(
     send: *const c_void,
@@ -90,8 +91,8 @@ pub unsafe extern "C" fn flexring_broadcast_async(
 /// Starts flexring_reduce and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
 ///
 /// # Safety
-/// As for flexring_reduce, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points
-/// to a pointer that may be written.
+/// As for flexring_reduce, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or
+/// points to a pointer that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_reduce_async(
     send: *const c_void,

@@ -51,18 +51,18 @@ pub unsafe extern "C" fn flexring_free(comm: *mut flexring_comm, memory: *mut c_
     })
 }
 
-/// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses, and memory of a
-/// GPU with the kernels of the other ranks of its node (FLEXRING_GPU_ENGINE=device). Calls on it, or on parts of it, then
-/// copy and register nothing. The memory must stay allocated until flexring_deregister was
-/// called with the same address and length as often as flexring_register, or until the communicator is freed. Memory
-/// of flexring_alloc is registered already.
+/// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses, and
+/// memory of a GPU with the kernels of the other ranks of its node (FLEXRING_GPU_ENGINE=device). Calls on it,
+/// or on parts of it, then copy and register nothing. The memory must stay allocated until
+/// flexring_deregister was called with the same address and length as often as flexring_register, or until
+/// the communicator is freed. Memory of flexring_alloc is registered already.
 ///
-/// With FLEXRING_REGISTER_SHARED=1, the other ranks of this node read it directly, too: its whole pages, if they are
-/// private memory without a file and 64 KiB or more, are replaced by others with the same contents, which forked
-/// children do not have: access ends them by SIGSEGV. While this function, flexring_deregister and the freeing of the
-/// communicator run, nothing may write the memory and no call may use it, except that flexring_deregister allows calls
-/// of its communicator. Nothing else may rely on its pages while it is registered, such as another library that
-/// registers them with a device.
+/// With FLEXRING_REGISTER_SHARED=1, the other ranks of this node read it directly, too: its whole pages, if
+/// they are private memory without a file and 64 KiB or more, are replaced by others with the same contents,
+/// which forked children do not have: access ends them by SIGSEGV. While this function, flexring_deregister
+/// and the freeing of the communicator run, nothing may write the memory and no call may use it, except that
+/// flexring_deregister allows calls of its communicator. Nothing else may rely on its pages while it is
+/// registered, such as another library that registers them with a device.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle; `memory` points to as many bytes, which may be read and written.
@@ -81,10 +81,11 @@ pub unsafe extern "C" fn flexring_register(
     })
 }
 
-/// Undoes one flexring_register of exactly this memory, whose contents stay. If it is shared (FLEXRING_REGISTER_SHARED),
-/// waits for the running call of this communicator that uses it, for FLEXRING_TIMEOUT_MS at most; if it returns
-/// FLEXRING_TIMEOUT, the memory is still registered. Calls that are in the queue use it later as memory that is not
-/// registered. For memory of a GPU, waits for kernels that may access it. Otherwise running calls are not affected.
+/// Undoes one flexring_register of exactly this memory, whose contents stay. If it is shared
+/// (FLEXRING_REGISTER_SHARED), waits for the running call of this communicator that uses it, for
+/// FLEXRING_TIMEOUT_MS at most; if it returns FLEXRING_TIMEOUT, the memory is still registered. Calls that
+/// are in the queue use it later as memory that is not registered. For memory of a GPU, waits for kernels
+/// that may access it. Otherwise running calls are not affected.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle.

@@ -1,5 +1,6 @@
-//! Calls that are checked and not made. For callers in Rust that make calls of several communicators and want to find mistakes
-//! before the first one; a function of the C ABI that returns success has always made its call.
+//! Calls that are checked and not made. For callers in Rust that make calls of several communicators and want
+//! to find mistakes before the first one; a function of the C ABI that returns success has always made its
+//! call.
 
 use flexring::Communicator;
 use flexring::internal::calls::CheckedCall;
@@ -11,8 +12,9 @@ thread_local! {
     static IS_ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `body`. Calls that move data, and groups, that it makes on this thread are only checked: they return the error that they
-/// would return at once for their arguments, and else success, but do nothing. Requests cannot be started in `body`.
+/// Runs `body`. Calls that move data, and groups, that it makes on this thread are only checked: they return
+/// the error that they would return at once for their arguments, and else success, but do nothing. Requests
+/// cannot be started in `body`.
 pub fn only_checked<T>(body: impl FnOnce() -> T) -> T {
     /// Restores the state, also if `body` panics.
     struct Restore(bool);

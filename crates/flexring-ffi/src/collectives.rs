@@ -1,5 +1,5 @@
-//! All-reduce, reduce-scatter, all-gather, broadcast and reduce, and what waits for asynchronous calls. Counts and in-place
-//! pointers have the meaning that they have in NCCL.
+//! All-reduce, reduce-scatter, all-gather, broadcast and reduce, and what waits for asynchronous calls.
+//! Counts and in-place pointers have the meaning that they have in NCCL.
 
 use super::buffer::piece_in;
 use super::checks;
@@ -60,8 +60,8 @@ impl RawCall {
     /// Starts the call that `validate` returns. On a GPU it takes effect in the default stream.
     ///
     /// # Safety
-    /// `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written. The memory of the
-    /// pieces that `validate` makes stays valid until the request is over.
+    /// `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written. The memory
+    /// of the pieces that `validate` makes stays valid until the request is over.
     pub(super) unsafe fn start(
         self,
         out: *mut *mut flexring_request,
@@ -194,8 +194,8 @@ impl CallBuffers<'_> {
     /// Validates a reduce-scatter.
     ///
     /// # Safety
-    /// The send buffer is NULL or valid for `recv_count` elements for each rank until the call is over, the receive buffer for
-    /// `recv_count`.
+    /// The send buffer is NULL or valid for `recv_count` elements for each rank until the call is over, the
+    /// receive buffer for `recv_count`.
     pub(super) unsafe fn reduce_scatter(&self, recv_count: usize, op: flexring_op) -> Result<CheckedCall> {
         let (validator, op) = (self.validator(), op_of(op)?);
         // SAFETY: the caller guarantees the buffers.
@@ -207,7 +207,8 @@ impl CallBuffers<'_> {
     /// Validates an all-gather.
     ///
     /// # Safety
-    /// The send buffer is NULL or valid for `send_count` elements until the call is over, the receive buffer for as many for each rank.
+    /// The send buffer is NULL or valid for `send_count` elements until the call is over, the receive buffer
+    /// for as many for each rank.
     pub(super) unsafe fn all_gather(&self, send_count: usize) -> Result<CheckedCall> {
         let validator = self.validator();
         // SAFETY: the caller guarantees the buffers.
@@ -219,7 +220,8 @@ impl CallBuffers<'_> {
     /// Validates a broadcast.
     ///
     /// # Safety
-    /// The receive buffer is NULL or valid for `count` elements until the call is over, on the root the send buffer, too.
+    /// The receive buffer is NULL or valid for `count` elements until the call is over, on the root the send
+    /// buffer, too.
     pub(super) unsafe fn broadcast(&self, count: usize, root: c_int) -> Result<CheckedCall> {
         let (validator, root) = (self.validator(), root_of(root)?);
         let is_root = validator.rank == root;
@@ -234,7 +236,8 @@ impl CallBuffers<'_> {
     /// Validates a reduce.
     ///
     /// # Safety
-    /// The send buffer is NULL or valid for `count` elements until the call is over, on the root the receive buffer, too.
+    /// The send buffer is NULL or valid for `count` elements until the call is over, on the root the receive
+    /// buffer, too.
     pub(super) unsafe fn reduce(&self, count: usize, op: flexring_op, root: c_int) -> Result<CheckedCall> {
         let (validator, root) = (self.validator(), root_of(root)?);
         let is_root = validator.rank == root;
@@ -251,8 +254,8 @@ pub(super) fn root_of(root: c_int) -> Result<Rank> {
     Rank::try_from(root).map_err(|_| Error::invalid_argument(format!("root {root} is not a rank")))
 }
 
-/// Reduces the `count` elements at `send` of all ranks into `recv` on every rank. The two buffers are the same
-/// (in place), or they do not overlap. Both are memory of the host, or both are memory of one GPU.
+/// Reduces the `count` elements at `send` of all ranks into `recv` on every rank. The two buffers are the
+/// same (in place), or they do not overlap. Both are memory of the host, or both are memory of one GPU.
 ///
 /// On the host, with stream NULL, the call returns when the result is complete. On a GPU it returns at once
 /// and takes effect in `stream`, a cudaStream_t or CUstream (NULL is the default stream): after the work that
@@ -289,8 +292,8 @@ pub unsafe extern "C" fn flexring_all_reduce(
 /// `recv_count` elements.
 ///
 /// # Safety
-/// `send` is valid for reading `recv_count` elements for each rank, `recv` for writing `recv_count`; `comm` is
-/// NULL or a live handle.
+/// `send` is valid for reading `recv_count` elements for each rank, `recv` for writing `recv_count`; `comm`
+/// is NULL or a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_reduce_scatter(
     send: *const c_void,
@@ -310,8 +313,8 @@ pub unsafe extern "C" fn flexring_reduce_scatter(
 /// rank. In place: `send` is `recv` plus this rank times `send_count` elements.
 ///
 /// # Safety
-/// `send` is valid for reading `send_count` elements, `recv` for writing `send_count` for each rank; `comm` is
-/// NULL or a live handle.
+/// `send` is valid for reading `send_count` elements, `recv` for writing `send_count` for each rank; `comm`
+/// is NULL or a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_all_gather(
     send: *const c_void,
@@ -330,8 +333,8 @@ pub unsafe extern "C" fn flexring_all_gather(
 /// `send`. `send` of other ranks is ignored.
 ///
 /// # Safety
-/// On the root `send` is valid for reading, everywhere `recv` for writing `count` elements; `comm` is NULL or a
-/// live handle.
+/// On the root `send` is valid for reading, everywhere `recv` for writing `count` elements; `comm` is NULL or
+/// a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_broadcast(
     send: *const c_void,
@@ -369,8 +372,9 @@ pub unsafe extern "C" fn flexring_reduce(
     unsafe { call.run(stream, |buffers| buffers.reduce(count, op, root)) }
 }
 
-/// An asynchronous call. Made by flexring_all_reduce_async and the other functions of that kind, freed by flexring_wait. In a forked
-/// child of the process that made it, flexring_wait and flexring_test return FLEXRING_INVALID_ARGUMENT at once.
+/// An asynchronous call. Made by flexring_all_reduce_async and the other functions of that kind, freed by
+/// flexring_wait. In a forked child of the process that made it, flexring_wait and flexring_test return
+/// FLEXRING_INVALID_ARGUMENT at once.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub struct flexring_request {
     /// Those of all calls that it stands for.
@@ -402,8 +406,9 @@ pub(super) unsafe fn return_request(
     }
 }
 
-/// Waits until the call is over, frees the request, and returns the call's result. If a signal handler or a callback calls it during a
-/// call of the same communicator, and the request is not over, it returns FLEXRING_INVALID_ARGUMENT and does not free the request.
+/// Waits until the call is over, frees the request, and returns the call's result. If a signal handler or a
+/// callback calls it during a call of the same communicator, and the request is not over, it returns
+/// FLEXRING_INVALID_ARGUMENT and does not free the request.
 ///
 /// # Safety
 /// No other thread uses `request`.

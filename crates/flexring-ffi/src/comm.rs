@@ -12,9 +12,9 @@ use std::time::Duration;
 
 /// A group of ranks that reduce vectors together. Made by flexring_comm_init_*, freed by flexring_comm_free.
 ///
-/// A forked child of the process that made it cannot use it, because threads and connections do not survive a fork: its
-/// calls return FLEXRING_INVALID_ARGUMENT. The child may free it, which has no effect on the parent, and may make
-/// communicators of its own.
+/// A forked child of the process that made it cannot use it, because threads and connections do not survive a
+/// fork: its calls return FLEXRING_INVALID_ARGUMENT. The child may free it, which has no effect on the
+/// parent, and may make communicators of its own.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub struct flexring_comm {
     pub(super) communicator: Communicator,
@@ -112,8 +112,8 @@ pub unsafe extern "C" fn flexring_comm_init_rank(
     guarded(|| unsafe { return_handle(out, "flexring_comm_init_rank", make) })
 }
 
-/// flexring_comm_init_rank, with a limit of its own in milliseconds, from 1, instead of FLEXRING_TIMEOUT_MS and
-/// FLEXRING_CONNECT_TIMEOUT_MS. All ranks must pass the same limit.
+/// flexring_comm_init_rank, with a limit of its own in milliseconds, from 1, instead of FLEXRING_TIMEOUT_MS
+/// and FLEXRING_CONNECT_TIMEOUT_MS. All ranks must pass the same limit.
 ///
 /// # Safety
 /// `out` is NULL or points to a pointer that may be written.
@@ -159,15 +159,15 @@ fn join(
     Communicator::with_config(&config, &identity)
 }
 
-/// Makes a communicator of the ranks that are left, in their order, usually after `comm` has failed because a rank died. Every
-/// rank that is alive must call it with the same list of ranks to leave out, except those ranks, and ranks that have freed
-/// `comm`. Ranks that died, were stopped or cannot be reached are left out, too; a rank that continues later gets
-/// FLEXRING_RENDEZVOUS_FAILED here. Calls on `comm` end first. After a failure the vectors of the failed calls have undefined
-/// contents. `comm` must still be freed.
+/// Makes a communicator of the ranks that are left, in their order, usually after `comm` has failed because a
+/// rank died. Every rank that is alive must call it with the same list of ranks to leave out, except those
+/// ranks, and ranks that have freed `comm`. Ranks that died, were stopped or cannot be reached are left out,
+/// too; a rank that continues later gets FLEXRING_RENDEZVOUS_FAILED here. Calls on `comm` end first. After a
+/// failure the vectors of the failed calls have undefined contents. `comm` must still be freed.
 ///
 /// # Safety
-/// `comm` is NULL or a live handle; `exclude` points to `exclude_count` ranks, and may be NULL if there are none; `out` is NULL or
-/// points to a pointer that may be written.
+/// `comm` is NULL or a live handle; `exclude` points to `exclude_count` ranks, and may be NULL if there are
+/// none; `out` is NULL or points to a pointer that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_comm_shrink(
     comm: *const flexring_comm,
@@ -206,8 +206,9 @@ pub unsafe extern "C" fn flexring_comm_shrink(
 pub const FLEXRING_NO_COLOR: c_int = -1;
 const _: () = assert!(FLEXRING_NO_COLOR == Communicator::NO_COLOR, "the C ABI gives the value");
 
-/// Makes one communicator for each color, of the ranks that pass that color, ordered by `key` and then by their rank in
-/// `comm`. `out` is set to NULL if `color` is FLEXRING_NO_COLOR. All ranks must call it, between the same two calls on `comm`.
+/// Makes one communicator for each color, of the ranks that pass that color, ordered by `key` and then by
+/// their rank in `comm`. `out` is set to NULL if `color` is FLEXRING_NO_COLOR. All ranks must call it,
+/// between the same two calls on `comm`.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle; `out` is NULL or points to a pointer that may be written.
@@ -307,10 +308,10 @@ pub unsafe extern "C" fn flexring_comm_abort(comm: *mut flexring_comm) -> flexri
     })
 }
 
-/// Ends the communicator on all ranks because this process is about to exit. `cause` completes a sentence that begins with the
-/// rank, such as "raised ValueError: no data (train.py:20)"; the errors of the other ranks contain it. Ranks on this machine get
-/// them when this process has exited, or 5 seconds later, so that a launcher sees which process failed first. Otherwise
-/// as flexring_comm_abort.
+/// Ends the communicator on all ranks because this process is about to exit. `cause` completes a sentence
+/// that begins with the rank, such as "raised ValueError: no data (train.py:20)"; the errors of the other
+/// ranks contain it. Ranks on this machine get them when this process has exited, or 5 seconds later, so that
+/// a launcher sees which process failed first. Otherwise as flexring_comm_abort.
 ///
 /// # Safety
 /// `comm` is NULL or a live handle. `cause` is NULL or a string that ends with a NUL.
@@ -330,8 +331,8 @@ pub unsafe extern "C" fn flexring_comm_abort_on_exit(
     })
 }
 
-/// Frees a communicator, also after errors; NULL is allowed. Waits for asynchronous calls. Memory of flexring_alloc must have been
-/// freed by flexring_free. In a forked child it only frees the handle.
+/// Frees a communicator, also after errors; NULL is allowed. Waits for asynchronous calls. Memory of
+/// flexring_alloc must have been freed by flexring_free. In a forked child it only frees the handle.
 ///
 /// # Safety
 /// No other thread uses `comm`.
@@ -353,9 +354,10 @@ pub unsafe extern "C" fn flexring_comm_free(comm: *mut flexring_comm) -> flexrin
     })
 }
 
-/// Aborts, on all ranks, the communicators of this process that have calls which are not over within `patience_ms` milliseconds;
-/// freeing them waits for nothing afterwards. For the exit of a program, which must not wait for other ranks. exit() calls it, with 0,
-/// before it runs the destructors of objects that were made before the first communicator.
+/// Aborts, on all ranks, the communicators of this process that have calls which are not over within
+/// `patience_ms` milliseconds; freeing them waits for nothing afterwards. For the exit of a program, which
+/// must not wait for other ranks. exit() calls it, with 0, before it runs the destructors of objects that
+/// were made before the first communicator.
 #[unsafe(no_mangle)]
 pub extern "C" fn flexring_abort_unfinished(patience_ms: c_int) -> flexring_result {
     guarded(|| {

@@ -1,4 +1,5 @@
-//! Fuzz target: calls of the C ABI with random arguments, as far as a caller can pass them without undefined behaviour.
+//! Fuzz target: calls of the C ABI with random arguments, as far as a caller can pass them without undefined
+//! behaviour.
 
 use super::async_collectives::flexring_all_reduce_async;
 use super::buffer::{flexring_alloc, flexring_deregister, flexring_free, flexring_register};
@@ -17,7 +18,8 @@ use std::ptr::null_mut;
 /// Elements of a vector that is valid, at most.
 const ELEMENTS: usize = 64;
 
-/// Memory of a caller: aligned, and as long as the longest vectors, with room for pointers that are not aligned.
+/// Memory of a caller: aligned, and as long as the longest vectors, with room for pointers that are not
+/// aligned.
 #[repr(align(64))]
 struct Memory([u8; 4 * 8 * ELEMENTS]);
 
@@ -99,8 +101,8 @@ fn calls_with_any_arguments() {
             } else {
                 &raw mut number_out
             };
-            // SAFETY: the handle is live or NULL. Vectors are valid for all counts that some memory can hold, or begin where this
-            // process has no memory, which the library checks.
+            // SAFETY: the handle is live or NULL. Vectors are valid for all counts that some memory can hold,
+            // or begin where this process has no memory, which the library checks.
             unsafe {
                 match function {
                     0 => drop(check(flexring_all_reduce(send, recv, count, dtype, op, comm, null_mut()))),

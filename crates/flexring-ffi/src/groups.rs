@@ -96,8 +96,8 @@ impl CollectedCall {
 /// Starts the calls of a group. All are checked before the first is started.
 ///
 /// # Safety
-/// The handles and streams are live. The memory stays valid until the outcomes are over, or on a GPU until the streams have passed
-/// the calls.
+/// The handles and streams are live. The memory stays valid until the outcomes are over, or on a GPU until
+/// the streams have passed the calls.
 unsafe fn start(function: &str, calls: Vec<CollectedCall>) -> Result<Vec<Arc<CallOutcome>>> {
     let mut checked = Vec::with_capacity(calls.len());
     for call in calls {
@@ -116,7 +116,8 @@ unsafe fn start(function: &str, calls: Vec<CollectedCall>) -> Result<Vec<Arc<Cal
         match start(call) {
             Ok(outcome) => outcomes.push(outcome),
             Err(error) => {
-                // The buffers of those that are started are the caller's as soon as this returns. Those on a GPU are its streams'.
+                // The buffers of those that are started are the caller's as soon as this returns. Those on a
+                // GPU are its streams'.
                 outcomes.iter().for_each(|outcome| drop(outcome.wait()));
                 return Err(error);
             }
@@ -157,7 +158,8 @@ impl RawMessage {
     }
 
     /// # Safety
-    /// The communicator is NULL or live. The buffer is NULL or valid for `count` elements until the call is over.
+    /// The communicator is NULL or live. The buffer is NULL or valid for `count` elements until the call is
+    /// over.
     unsafe fn message(&self) -> Result<PeerMessage> {
         let Self { call, count, peer, is_send } = self;
         // SAFETY: the caller guarantees handle and buffer.
@@ -176,7 +178,8 @@ impl RawMessage {
     /// Makes the call, or adds it to this thread's group.
     ///
     /// # Safety
-    /// As for [`message`](Self::message); the stream is NULL or live, until the end of the group if there is one.
+    /// As for [`message`](Self::message); the stream is NULL or live, until the end of the group if there is
+    /// one.
     unsafe fn run(self, stream: *mut c_void) -> flexring_result {
         if is_grouped() {
             return guarded(|| {
@@ -212,9 +215,9 @@ impl RawMessage {
     }
 }
 
-/// Begins a group of sends and receives of this thread: flexring_send and flexring_recv only note what is to be done until
-/// flexring_group_end. Groups may be nested; the last flexring_group_end counts. A group may have operations of several
-/// communicators. Collectives are no part of a group: they run at once.
+/// Begins a group of sends and receives of this thread: flexring_send and flexring_recv only note what is to
+/// be done until flexring_group_end. Groups may be nested; the last flexring_group_end counts. A group may
+/// have operations of several communicators. Collectives are no part of a group: they run at once.
 #[unsafe(no_mangle)]
 pub extern "C" fn flexring_group_start() -> flexring_result {
     guarded(|| {
@@ -223,12 +226,14 @@ pub extern "C" fn flexring_group_start() -> flexring_result {
     })
 }
 
-/// Makes all operations of this thread's group together: none of them waits for another. On the host, with stream NULL, it
-/// returns when they are complete; on a GPU they take effect in their stream, of which each communicator has only one in a
-/// group. If an operation of the group was refused, none is made, and this returns the same error.
+/// Makes all operations of this thread's group together: none of them waits for another. On the host, with
+/// stream NULL, it returns when they are complete; on a GPU they take effect in their stream, of which each
+/// communicator has only one in a group. If an operation of the group was refused, none is made, and this
+/// returns the same error.
 ///
 /// # Safety
-/// The communicators of the group are live. Buffers and streams of the group are valid as for flexring_all_reduce.
+/// The communicators of the group are live. Buffers and streams of the group are valid as for
+/// flexring_all_reduce.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_group_end() -> flexring_result {
     guarded(|| {
@@ -257,12 +262,12 @@ pub unsafe extern "C" fn flexring_group_end() -> flexring_result {
     })
 }
 
-/// Starts what flexring_group_end does and returns at once, as flexring_all_reduce_async does for flexring_all_reduce.
-/// flexring_wait returns when all operations are complete. Only for the outermost group.
+/// Starts what flexring_group_end does and returns at once, as flexring_all_reduce_async does for
+/// flexring_all_reduce. flexring_wait returns when all operations are complete. Only for the outermost group.
 ///
 /// # Safety
-/// As for flexring_group_end, but the buffers must stay valid until flexring_wait has returned; `out` is NULL or points to a
-/// pointer that may be written.
+/// As for flexring_group_end, but the buffers must stay valid until flexring_wait has returned; `out` is NULL
+/// or points to a pointer that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_group_end_async(out: *mut *mut flexring_request) -> flexring_result {
     guarded(|| {
@@ -272,7 +277,8 @@ pub unsafe extern "C" fn flexring_group_end_async(out: *mut *mut flexring_reques
             GROUP.with_borrow_mut(|group| group.error.get_or_insert_with(|| error.clone()).clone());
             return Err(error);
         };
-        // After the level has ended: the thread's further calls must not count as part of a group that the program has ended.
+        // After the level has ended: the thread's further calls must not count as part of a group that the
+        // program has ended.
         check_pointer(out, "flexring_group_end_async", "out")?;
         // SAFETY: the caller guarantees handles, streams and buffers.
         let outcomes = unsafe { start("flexring_group_end_async", calls)? };
@@ -281,14 +287,14 @@ pub unsafe extern "C" fn flexring_group_end_async(out: *mut *mut flexring_reques
     })
 }
 
-/// Sends the `count` elements at `send` to the rank `peer`, which calls flexring_recv with the same count and type. The n-th
-/// send from one rank to another matches the n-th receive there. Only these two ranks take part. It may return before the
-/// peer's call, or wait for it; in a group see flexring_group_start. A rank may send to itself in a group that also
-/// receives from itself.
+/// Sends the `count` elements at `send` to the rank `peer`, which calls flexring_recv with the same count and
+/// type. The n-th send from one rank to another matches the n-th receive there. Only these two ranks take
+/// part. It may return before the peer's call, or wait for it; in a group see flexring_group_start. A rank
+/// may send to itself in a group that also receives from itself.
 ///
 /// # Safety
-/// `send` is valid for reading `count` elements, in a group until its end; `comm` is NULL or a live handle. Memory of a GPU, and
-/// the stream, stay valid until the stream has passed the call.
+/// `send` is valid for reading `count` elements, in a group until its end; `comm` is NULL or a live handle.
+/// Memory of a GPU, and the stream, stay valid until the stream has passed the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_send(
     send: *const c_void,
@@ -302,8 +308,8 @@ pub unsafe extern "C" fn flexring_send(
     unsafe { RawMessage::send("flexring_send", (send, count, dtype), peer, comm).run(stream) }
 }
 
-/// Receives `count` elements at `recv` from the rank `peer`, which calls flexring_send with the same count and type. There is no receive from
-/// any rank.
+/// Receives `count` elements at `recv` from the rank `peer`, which calls flexring_send with the same count
+/// and type. There is no receive from any rank.
 ///
 /// # Safety
 /// `recv` is valid for writing `count` elements, in a group until its end; otherwise as for flexring_send.
@@ -320,12 +326,13 @@ pub unsafe extern "C" fn flexring_recv(
     unsafe { RawMessage::recv("flexring_recv", (recv, count, dtype), peer, comm).run(stream) }
 }
 
-/// Starts flexring_send and returns at once, as flexring_all_reduce_async does for flexring_all_reduce. The calls of a
-/// communicator run one after the other: to send and receive at the same time, use a group and flexring_group_end_async.
+/// Starts flexring_send and returns at once, as flexring_all_reduce_async does for flexring_all_reduce. The
+/// calls of a communicator run one after the other: to send and receive at the same time, use a group and
+/// flexring_group_end_async.
 ///
 /// # Safety
-/// As for flexring_send, but the buffer must stay valid until flexring_wait has returned; `out` is NULL or points to a
-/// pointer that may be written.
+/// As for flexring_send, but the buffer must stay valid until flexring_wait has returned; `out` is NULL or
+/// points to a pointer that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_send_async(
     send: *const c_void,
@@ -342,8 +349,8 @@ pub unsafe extern "C" fn flexring_send_async(
 /// Starts flexring_recv and returns at once, as flexring_send_async does for flexring_send.
 ///
 /// # Safety
-/// As for flexring_recv, but the buffer must stay valid until flexring_wait has returned; `out` is NULL or points to a
-/// pointer that may be written.
+/// As for flexring_recv, but the buffer must stay valid until flexring_wait has returned; `out` is NULL or
+/// points to a pointer that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_recv_async(
     recv: *mut c_void,

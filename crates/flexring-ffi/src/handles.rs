@@ -1,7 +1,7 @@
 //! Handles of communicators and requests.
 //!
-//! A handle is a number that is used once, not an address: a handle that was freed or never existed is recognised, and nothing that a
-//! caller passes is dereferenced. Looking one up takes no lock.
+//! A handle is a number that is used once, not an address: a handle that was freed or never existed is
+//! recognised, and nothing that a caller passes is dereferenced. Looking one up takes no lock.
 
 use flexring_core::error::{Error, Result};
 use flexring_core::process::PerProcess;
@@ -16,7 +16,8 @@ const STEP: usize = 64;
 const SLOTS: usize = 1024;
 const BLOCKS: usize = 4096;
 
-/// The lower half of a handle is the number of its slot, from 1, times [`STEP`]. The upper half counts the uses of the slot, from 1.
+/// The lower half of a handle is the number of its slot, from 1, times [`STEP`]. The upper half counts the
+/// uses of the slot, from 1.
 const HALF: u32 = usize::BITS / 2;
 
 /// The live objects of one type, by handle. Public for `nccl/`.
@@ -77,7 +78,8 @@ impl<T: 'static> HandleTable<T> {
     #[inline]
     pub unsafe fn get<'a>(&self, handle: *const T) -> Result<&'a T> {
         match self.slot_of(handle) {
-            // SAFETY: the slot has had the object since before its handle was stored, and the caller guarantees that it stays.
+            // SAFETY: the slot has had the object since before its handle was stored, and the caller
+            // guarantees that it stays.
             Some(slot) => Ok(unsafe { &*slot.object.load(Ordering::Relaxed) }),
             None => Err(self.unknown(handle)),
         }

@@ -9,9 +9,9 @@ use std::ffi::c_char;
 /// Bytes of a device's name in flexring_rail_statistics.
 pub const FLEXRING_DEVICE_NAME_BYTES: usize = 64;
 
-/// What a rail has carried since the communicator was made. A rail is a port of an RDMA device. A message is an RDMA write of
-/// the library, so the short ones count that announce calls and grant permission to write; what is written again because a
-/// connection broke counts again. Later versions may add members at the end.
+/// What a rail has carried since the communicator was made. A rail is a port of an RDMA device. A message is
+/// an RDMA write of the library, so the short ones count that announce calls and grant permission to write;
+/// what is written again because a connection broke counts again. Later versions may add members at the end.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -59,14 +59,15 @@ impl From<RailStatistics> for flexring_rail_statistics {
     }
 }
 
-/// Writes what the rails of this rank have carried to `rails`, in the order of the rails, and their number to `count`. The number is
-/// 0 if this rank sends nothing over RDMA devices. If it is greater than `capacity`, only the first `capacity` rails are written; `rails` may
-/// be NULL if that is 0. `struct_size` is sizeof(flexring_rail_statistics) in the program; members that the library does not have are set
-/// to 0. May be called from any thread, also during a call.
+/// Writes what the rails of this rank have carried to `rails`, in the order of the rails, and their number to
+/// `count`. The number is 0 if this rank sends nothing over RDMA devices. If it is greater than `capacity`,
+/// only the first `capacity` rails are written; `rails` may be NULL if that is 0. `struct_size` is
+/// sizeof(flexring_rail_statistics) in the program; members that the library does not have are set to 0. May
+/// be called from any thread, also during a call.
 ///
 /// # Safety
-/// `comm` is NULL or a live handle; `rails` points to `capacity` structs of `struct_size` bytes, and may be NULL if there are none;
-/// `count` is NULL or points to a size_t that may be written.
+/// `comm` is NULL or a live handle; `rails` points to `capacity` structs of `struct_size` bytes, and may be
+/// NULL if there are none; `count` is NULL or points to a size_t that may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flexring_comm_rail_statistics(
     comm: *const flexring_comm,
@@ -96,7 +97,8 @@ pub unsafe extern "C" fn flexring_comm_rail_statistics(
 /// Writes the first `capacity` rails to structs of `struct_size` bytes each.
 ///
 /// # Safety
-/// `to` is aligned and points to `capacity` structs of `struct_size` bytes that may be written, unless there are none.
+/// `to` is aligned and points to `capacity` structs of `struct_size` bytes that may be written, unless there
+/// are none.
 unsafe fn write_rails(
     rails: &[RailStatistics],
     struct_size: usize,
@@ -114,8 +116,8 @@ unsafe fn write_rails(
     for (index, rail) in rails.iter().take(capacity).enumerate() {
         // SAFETY: there are more structs than `index`, of `struct_size` bytes each.
         let place = unsafe { to.cast::<u8>().add(index * struct_size) };
-        // SAFETY: the struct has `struct_size` bytes from here, of which `size` are known. It is aligned, because the first one is, and
-        // the size of each is a multiple of the alignment.
+        // SAFETY: the struct has `struct_size` bytes from here, of which `size` are known. It is aligned,
+        // because the first one is, and the size of each is a multiple of the alignment.
         unsafe {
             place.cast::<flexring_rail_statistics>().write(rail.clone().into());
             place.add(size).write_bytes(0, struct_size - size);

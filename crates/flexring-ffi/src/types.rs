@@ -10,8 +10,9 @@ use std::hint::black_box;
 /// The type of one element: FLEXRING_INT8 and so on. The numbers below 12 are those of ncclDataType_t.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub type flexring_dtype = c_int;
-/// How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum. Floats of 16 and 8 bits are added
-/// as 32-bit floats, and each partial sum that travels is rounded: docs/schedules.md, "How sums are rounded".
+/// How elements are combined: FLEXRING_SUM and so on, or an operation of flexring_op_create_premul_sum.
+/// Floats of 16 and 8 bits are added as 32-bit floats, and each partial sum that travels is rounded:
+/// docs/schedules.md, "How sums are rounded".
 #[allow(non_camel_case_types, reason = "named as C names types")]
 pub type flexring_op = u64;
 
@@ -43,8 +44,8 @@ pub const FLEXRING_FLOAT8E5M2: flexring_dtype = 11;
 pub const FLEXRING_INT16: flexring_dtype = 12;
 /// Unsigned 16-bit integers.
 pub const FLEXRING_UINT16: flexring_dtype = 13;
-/// Bytes that are true if they are not 0. A sum, a maximum and FLEXRING_BOR are true if any element is, a product, a minimum and
-/// FLEXRING_BAND if all are; results are 0 or 1.
+/// Bytes that are true if they are not 0. A sum, a maximum and FLEXRING_BOR are true if any element is, a
+/// product, a minimum and FLEXRING_BAND if all are; results are 0 or 1.
 pub const FLEXRING_BOOL: flexring_dtype = 14;
 
 /// The sum over all ranks.
@@ -55,8 +56,8 @@ pub const FLEXRING_PROD: flexring_op = 1;
 pub const FLEXRING_MAX: flexring_op = 2;
 /// The smallest element; NaN if any is NaN.
 pub const FLEXRING_MIN: flexring_op = 3;
-/// The sum divided by the number of ranks. For floats only: the sum of integers may wrap around, and the quotient would be wrong. Sum
-/// them in a type with room for it, and divide.
+/// The sum divided by the number of ranks. For floats only: the sum of integers may wrap around, and the
+/// quotient would be wrong. Sum them in a type with room for it, and divide.
 pub const FLEXRING_AVG: flexring_op = 4;
 /// The bits that all elements have; for integers and FLEXRING_BOOL, as the following two.
 pub const FLEXRING_BAND: flexring_op = 6;
@@ -64,7 +65,8 @@ pub const FLEXRING_BAND: flexring_op = 6;
 pub const FLEXRING_BOR: flexring_op = 7;
 /// The bits that an odd number of elements have.
 pub const FLEXRING_BXOR: flexring_op = 8;
-/// The sum, which wraps around, divided by the number of ranks, toward zero: what ncclAvg is for integers. For integers only.
+/// The sum, which wraps around, divided by the number of ranks, toward zero: what ncclAvg is for integers.
+/// For integers only.
 pub const FLEXRING_WRAPPING_AVG: flexring_op = 9;
 
 #[inline]
@@ -107,8 +109,8 @@ fn factor_of(code: flexring_op) -> Option<f64> {
 }
 
 /// Makes an operation that sums each rank's elements times that rank's own `factor`. Ranks may give different
-/// factors. For integer types the factor must be a whole number that the type can represent. The operation need
-/// not be freed.
+/// factors. For integer types the factor must be a whole number that the type can represent. The operation
+/// need not be freed.
 ///
 /// # Safety
 /// `out` is NULL or points to a flexring_op that may be written.

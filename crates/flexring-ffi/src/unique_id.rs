@@ -9,8 +9,8 @@ use flexring_core::error::Error;
 pub const FLEXRING_UNIQUE_ID_BYTES: usize = 128;
 const _: () = assert!(FLEXRING_UNIQUE_ID_BYTES == UniqueId::SIZE, "the C ABI gives the size");
 
-/// Identifies a world that is about to be created. Plain bytes: pass it to the other ranks by any means that keeps it
-/// secret, because every process that has it can join.
+/// Identifies a world that is about to be created. Plain bytes: pass it to the other ranks by any means that
+/// keeps it secret, because every process that has it can join.
 #[allow(non_camel_case_types, reason = "named as C names types")]
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -32,7 +32,8 @@ pub unsafe extern "C" fn flexring_get_unique_id(out: *mut flexring_unique_id) ->
             return Err(Error::invalid_argument("flexring_get_unique_id: out is NULL"));
         }
         let id = create_unique_id(&Config::from_env()?)?;
-        // SAFETY: `out` is not NULL, and the caller guarantees that it may be written; bytes have no alignment.
+        // SAFETY: `out` is not NULL, and the caller guarantees that it may be written; bytes have no
+        // alignment.
         unsafe { out.write(flexring_unique_id { internal: *id.as_bytes() }) };
         Ok(())
     })

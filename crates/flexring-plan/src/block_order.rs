@@ -1,9 +1,10 @@
 //! The order in which the blocks of an all-to-all form one vector, if they travel by node.
 //!
-//! Owns the place of each block, and which rank of a node exchanges messages with another node. Must not know steps or lengths.
+//! Owns the place of each block, and which rank of a node exchanges messages with another node. Must not know
+//! steps or lengths.
 //!
-//! The blocks from one node to another lie together, so that they are one message: first by the node of their source, then by that of
-//! their destination, by source and by destination.
+//! The blocks from one node to another lie together, so that they are one message: first by the node of their
+//! source, then by that of their destination, by source and by destination.
 
 use super::Rank;
 use super::fraction::Span;
@@ -56,8 +57,8 @@ impl BlockOrder {
         self.place[rank].0
     }
 
-    /// The rank of a node that exchanges one message in each direction with the other node. The other nodes are divided equally among
-    /// the ranks.
+    /// The rank of a node that exchanges one message in each direction with the other node. The other nodes
+    /// are divided equally among the ranks.
     #[must_use]
     pub fn leader(&self, node: usize, other: usize) -> Rank {
         let nodes = self.nodes.len();
@@ -101,8 +102,8 @@ impl BlockOrder {
         (sources[rest / destinations.len()], destinations[rest % destinations.len()])
     }
 
-    /// Whether the blocks of a span lie together, in this order, in the vector that their source provides, or if `received`, in the one
-    /// that their destination gets.
+    /// Whether the blocks of a span lie together, in this order, in the vector that their source provides, or
+    /// if `received`, in the one that their destination gets.
     #[must_use]
     pub fn is_one_piece(&self, span: Span, received: bool) -> bool {
         let blocks = span.elements((self.world() * self.world()) as u64, 1);
@@ -114,8 +115,8 @@ impl BlockOrder {
         })
     }
 
-    /// The place of an element of the whole vector in the one that its source provides, or if `received`, in the one that its
-    /// destination gets. Blocks have `length` elements, more than 0.
+    /// The place of an element of the whole vector in the one that its source provides, or if `received`, in
+    /// the one that its destination gets. Blocks have `length` elements, more than 0.
     #[must_use]
     pub fn place_of(&self, element: u64, length: u64, received: bool) -> u64 {
         let (from, to) = self.ranks_at((element / length) as usize);

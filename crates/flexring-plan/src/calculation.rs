@@ -1,12 +1,15 @@
 //! The time of an all-reduce by a plan, calculated from what the plan sends.
 //!
-//! Owns the formula and its constants. Must not know which plans there are. It is a pure function of plan and topology, in additions, multiplications,
-//! divisions and comparisons of floating-point numbers only, which are equal on all machines: ranks choose by it.
+//! Owns the formula and its constants. Must not know which plans there are. It is a pure function of plan and
+//! topology, in additions, multiplications, divisions and comparisons of floating-point numbers only, which
+//! are equal on all machines: ranks choose by it.
 //!
-//! A level of the plan takes the latencies of its messages in a row, and the time of its busiest link or rank for its bytes. A vector that is
-//! shorter than a wave, which is a sub-chunk of each shard, passes the levels one after the other. A longer one is divided into waves, which overlap: all but the
-//! first take as long as the busiest link or rank is busy with them in all levels together. The [simulator](../../flexring_simulator/simulator/index.html)
-//! times the same costs event by event, which takes a thousand times as long.
+//! A level of the plan takes the latencies of its messages in a row, and the time of its busiest link or rank
+//! for its bytes. A vector that is shorter than a wave, which is a sub-chunk of each shard, passes the levels
+//! one after the other. A longer one is divided into waves, which overlap: all but the first take as long as
+//! the busiest link or rank is busy with them in all levels together. The
+//! [simulator](../../flexring_simulator/simulator/index.html) times the same costs event by event, which
+//! takes a thousand times as long.
 
 use super::Rank;
 use super::lowering::{ExchangePattern, Plan, chain_len, chain_rank};
@@ -14,14 +17,16 @@ use super::physical_links::{PhysicalLink, PhysicalLinks};
 use super::schedule::{Group, Level};
 use super::topology::{Topology, VertexId};
 
-/// Bytes per second that additions and copies of a rank read and write together: a core that adds two vectors of 128 KiB in 20 us. The simulator's default.
+/// Bytes per second that additions and copies of a rank read and write together: a core that adds two vectors
+/// of 128 KiB in 20 us. The simulator's default.
 pub const MEMORY_BANDWIDTH: u64 = 20_000_000_000;
 
 /// Nanoseconds that an addition or a copy takes besides. The simulator's default.
 pub const JOB_NANOSECONDS: u64 = 1_000;
 
-/// Sub-chunks that links with several levels of messages between nodes idle for at the ends of a call in waves, because each level lags behind the one before.
-/// By the simulator, 64 MiB in sub-chunks of 128 KiB take as long as 5 to 15 MB more with two or three such levels, and 0.3 to 1.5 MB more with one.
+/// Sub-chunks that links with several levels of messages between nodes idle for at the ends of a call in
+/// waves, because each level lags behind the one before. By the simulator, 64 MiB in sub-chunks of 128 KiB
+/// take as long as 5 to 15 MB more with two or three such levels, and 0.3 to 1.5 MB more with one.
 const IDLE_SUBCHUNKS: f64 = 96.0;
 
 /// The part of these for which they idle at least.
@@ -45,7 +50,8 @@ pub struct CalculatedTime {
 }
 
 impl CalculatedTime {
-    /// Seconds for a vector of `bytes` in sub-chunks of `subchunk` bytes, if no level begins before the one before has ended on all ranks.
+    /// Seconds for a vector of `bytes` in sub-chunks of `subchunk` bytes, if no level begins before the one
+    /// before has ended on all ranks.
     #[must_use]
     pub fn seconds(&self, bytes: u64, subchunk: usize) -> f64 {
         let (bytes, subchunk) = (bytes as f64, subchunk as f64);
@@ -57,8 +63,8 @@ impl CalculatedTime {
         self.latency + self.in_turn * wave + busiest * (bytes - wave + self.idle(bytes, subchunk))
     }
 
-    /// The least seconds for a vector of `bytes`, if levels overlap as much as the links allow. Where links differ much, those of one level are busy while
-    /// others still are with the level before.
+    /// The least seconds for a vector of `bytes`, if levels overlap as much as the links allow. Where links
+    /// differ much, those of one level are busy while others still are with the level before.
     #[must_use]
     pub fn least_seconds(&self, bytes: u64, subchunk: usize) -> f64 {
         let (bytes, subchunk) = (bytes as f64, subchunk as f64);
@@ -66,7 +72,8 @@ impl CalculatedTime {
         self.latency + self.in_waves(subchunk).min(self.in_turn) * (bytes + idle)
     }
 
-    /// Whether a vector of `bytes` moves in several waves with one level of messages between nodes, so that the time of its busiest link is the calculated one.
+    /// Whether a vector of `bytes` moves in several waves with one level of messages between nodes, so that
+    /// the time of its busiest link is the calculated one.
     #[must_use]
     pub fn is_exact(&self, bytes: u64, subchunk: usize) -> bool {
         self.levels <= 1 && bytes as f64 > 4.0 * subchunk as f64 / self.longest_shard

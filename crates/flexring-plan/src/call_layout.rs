@@ -1,6 +1,8 @@
-//! How a call is laid out: the length and alignment of its sub-chunks, which memory is staged, and where slots are.
+//! How a call is laid out: the length and alignment of its sub-chunks, which memory is staged, and where
+//! slots are.
 //!
-//! Owns these rules, as pure functions of facts that the executor collects. Must not know pieces, transports or devices.
+//! Owns these rules, as pure functions of facts that the executor collects. Must not know pieces, transports
+//! or devices.
 
 use super::block_order::BlockOrder;
 use super::pipeline::{Binding, BlockLayout, LinkProfile, Staging};
@@ -55,23 +57,23 @@ pub struct CallFacts {
 /// How a program's elements are laid out in one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallLayout {
-    /// What the pipeline is bound to. A call without elements moves one dummy element, so that a mismatch between
-    /// ranks reaches every peer.
+    /// What the pipeline is bound to. A call without elements moves one dummy element, so that a mismatch
+    /// between ranks reaches every peer.
     pub binding: Binding,
     /// The elements of the whole vector that the caller's input holds.
     pub input: Range<u64>,
     /// The elements of the whole vector that the caller's output holds.
     pub output: Range<u64>,
-    /// Whether the input must be copied to other memory first: it shares memory with the output, and peers may read it
-    /// until the output is complete.
+    /// Whether the input must be copied to other memory first: it shares memory with the output, and peers
+    /// may read it until the output is complete.
     pub copies_input: bool,
     /// Whether sums are written with non-temporal stores.
     pub streaming: bool,
 }
 
 impl CallLayout {
-    /// The layout of an all-to-all of `rank`, whose blocks are `counts`, one after the other in the order of ranks in
-    /// each vector. Writes the place of each block to `blocks`.
+    /// The layout of an all-to-all of `rank`, whose blocks are `counts`, one after the other in the order of
+    /// ranks in each vector. Writes the place of each block to `blocks`.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -129,7 +131,8 @@ impl CallLayout {
         })
     }
 
-    /// The place of an element in one of the caller's vectors; `None` if it is in scratch memory. `blocks` is the program's.
+    /// The place of an element in one of the caller's vectors; `None` if it is in scratch memory. `blocks` is
+    /// the program's.
     #[must_use]
     #[inline]
     pub fn place_of(&self, buffer: BufferKind, element: u64, blocks: Option<&BlockOrder>) -> Option<u64> {
@@ -206,13 +209,14 @@ fn check_subchunks(count: u64, subchunk: u64, element_bytes: usize, setting: &st
     )))
 }
 
-/// Bytes of a sub-chunk: a slot of the pool. On a GPU, where each sub-chunk costs more, it is doubled while it fits a GPU slot and is not longer than it
-/// should be.
+/// Bytes of a sub-chunk: a slot of the pool. On a GPU, where each sub-chunk costs more, it is doubled while
+/// it fits a GPU slot and is not longer than it should be.
 ///
-/// A share of `s` bytes in `n` sub-chunks takes `2 (w - 1) n + k` times the time of a sub-chunk, which is `s / n + l` in bytes, with `k` for
+/// A share of `s` bytes in `n` sub-chunks takes `2 (w - 1) n + k` times the time of a sub-chunk, which is `s
+/// / n + l` in bytes, with `k` for
 /// [`Overlap::stages`] and `l` for [`Overlap::launch_bytes`]: it passes `w - 1` hops in each direction, and the last sub-chunk passes all stages alone. That is least for
-/// `s / n = sqrt(2 s (w - 1) l / k)`, so sub-chunks grow with the number of ranks, as the pipeline is filled only once. Fewer
-/// than `k` of them for each rail would leave stages or rails idle in each step.
+/// `s / n = sqrt(2 s (w - 1) l / k)`, so sub-chunks grow with the number of ranks, as the pipeline is filled
+/// only once. Fewer than `k` of them for each rail would leave stages or rails idle in each step.
 fn subchunk_bytes(facts: &CallFacts) -> usize {
     if !facts.on_gpu {
         return facts.slot_bytes;
@@ -231,8 +235,8 @@ fn subchunk_bytes(facts: &CallFacts) -> usize {
     bytes
 }
 
-/// Spans of long vectors begin on a cache line, so that no line is written by two ranks. They are not aligned if that would move the
-/// ends of the parts that the ranks' own vectors hold.
+/// Spans of long vectors begin on a cache line, so that no line is written by two ranks. They are not aligned
+/// if that would move the ends of the parts that the ranks' own vectors hold.
 fn alignment(collective: Collective, count: u64, element_bytes: usize, world: usize) -> u64 {
     let line = (CACHE_LINE / element_bytes) as u64;
     let world = world as u64;
@@ -249,8 +253,8 @@ pub struct VectorAccess {
     pub can_recv_into: bool,
 }
 
-/// What a link stages. `input` is its access to the input; `output` and `scratch` are that to the memory that sums are
-/// written to. `None` for a vector that this rank does not have.
+/// What a link stages. `input` is its access to the input; `output` and `scratch` are that to the memory that
+/// sums are written to. `None` for a vector that this rank does not have.
 #[must_use]
 pub fn staging(
     input: Option<VectorAccess>,
@@ -276,21 +280,22 @@ pub enum SlotMemory {
     Gpu,
 }
 
-/// The memory of a slot for one message: the GPU's where every link of the message reaches it, as it is nearer to the
-/// vectors.
+/// The memory of a slot for one message: the GPU's where every link of the message reaches it, as it is
+/// nearer to the vectors.
 #[must_use]
 pub fn slot_memory(on_gpu: bool, links_reach_gpu: impl FnOnce() -> bool) -> SlotMemory {
     if on_gpu && links_reach_gpu() { SlotMemory::Gpu } else { SlotMemory::Host }
 }
 
-/// Slots of the pool that each link may hold, if there is at least one. `slots` are those of the pool, `links` those of
-/// the program.
+/// Slots of the pool that each link may hold, if there is at least one. `slots` are those of the pool,
+/// `links` those of the program.
 #[must_use]
 pub fn slots_per_link(slots: usize, links: usize) -> Option<usize> {
     Some(slots / links.max(1)).filter(|slots| *slots > 0)
 }
 
-/// Most messages in flight between two ranks of a node, in each direction: those that fit in a queue of shared memory.
+/// Most messages in flight between two ranks of a node, in each direction: those that fit in a queue of
+/// shared memory.
 pub const IN_PLACE_WINDOW: usize = 62;
 
 /// How messages arrive on a link.
@@ -305,9 +310,9 @@ pub enum LinkDelivery {
     },
 }
 
-/// Divides a link's slots between the two directions. Messages that are read in place need slots only where they are
-/// sent; those that are sent directly need them only where they are received. `slots` is at least 2 where both
-/// directions need some.
+/// Divides a link's slots between the two directions. Messages that are read in place need slots only where
+/// they are sent; those that are sent directly need them only where they are received. `slots` is at least 2
+/// where both directions need some.
 #[must_use]
 pub fn link_profile(delivery: LinkDelivery, window: usize, slots: usize) -> LinkProfile {
     let (reads_in_place, send_slots) = match delivery {

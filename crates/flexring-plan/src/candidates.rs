@@ -1,11 +1,12 @@
 //! The plans among which flexring chooses for a topology.
 //!
-//! Owns the list: every planner on the tree as it is, on the tree without some levels of its switches, and on the tree with wide branches divided
-//! into groups. Must not know how long plans take.
+//! Owns the list: every planner on the tree as it is, on the tree without some levels of its switches, and on
+//! the tree with wide branches divided into groups. Must not know how long plans take.
 //!
-//! FlexReduce on another tree of the same nodes is another hierarchy: without a level it sends more over the links of that level and passes one level less;
-//! with groups of g nodes it passes one level more, in each of which a rank has g partners instead of all nodes. On uniform nodes these are the
-//! hierarchies of Ueno and Yokota (CCGrid 2019), which extend one layer to two; on others they are as uneven as the tree.
+//! FlexReduce on another tree of the same nodes is another hierarchy: without a level it sends more over the
+//! links of that level and passes one level less; with groups of g nodes it passes one level more, in each of
+//! which a rank has g partners instead of all nodes. On uniform nodes these are the hierarchies of Ueno and
+//! Yokota (CCGrid 2019), which extend one layer to two; on others they are as uneven as the tree.
 
 use super::lowering::Plan;
 use super::planner::{flexreduce, hierarchical, local_master, rabenseifner, ring, tree, weighted};
@@ -57,8 +58,8 @@ pub fn candidates(topology: &Topology) -> Vec<CandidatePlan> {
     let divides_nics = topology.node_vertices().into_iter().any(|node| topology.uplink_parts(node) > 1);
     let is_uneven = uneven_links(topology).is_some() || divides_nics;
     for (variant, tree) in trees(topology) {
-        // On symmetric trees FlexReduce is the hierarchical ring, whose groups are simpler. A tree that is so irregular that its fractions cannot be
-        // expressed has no plan.
+        // On symmetric trees FlexReduce is the hierarchical ring, whose groups are simpler. A tree that is so
+        // irregular that its fractions cannot be expressed has no plan.
         match tree.dimensions() {
             Ok(dimensions) => {
                 // With one dimension it is the ring.

@@ -1,15 +1,16 @@
 //! Exact points of a vector as fractions, and the spans between two of them.
 //!
-//! Owns the arithmetic, and the only conversion to elements. Schedules use fractions, so one serves every count. The
-//! conversion is monotone and equal fractions give equal elements, so spans that are adjacent in the schedule are
-//! adjacent in memory, and rounding neither duplicates nor drops an element. Must not know schedules.
+//! Owns the arithmetic, and the only conversion to elements. Schedules use fractions, so one serves every
+//! count. The conversion is monotone and equal fractions give equal elements, so spans that are adjacent in
+//! the schedule are adjacent in memory, and rounding neither duplicates nor drops an element. Must not know
+//! schedules.
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
 
-// Not `num_rational::Ratio<u128>`: for 100,000 fractions as FlexReduce makes them, its sums take 2.0 times and its sorting
-// takes 3.7 times as long. Planning for large clusters consists of these two.
+// Not `num_rational::Ratio<u128>`: for 100,000 fractions as FlexReduce makes them, its sums take 2.0 times
+// and its sorting takes 3.7 times as long. Planning for large clusters consists of these two.
 /// A number from 0 to 1, in lowest terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fraction {
@@ -69,8 +70,8 @@ impl Fraction {
         Self::reduced(numerator, denominator)
     }
 
-    /// Number of elements before this point in a vector of `count` elements, rounded down to a multiple of `align`.
-    /// For [`Fraction::ONE`] always `count`.
+    /// Number of elements before this point in a vector of `count` elements, rounded down to a multiple of
+    /// `align`. For [`Fraction::ONE`] always `count`.
     #[must_use]
     pub fn element(self, count: u64, align: u64) -> u64 {
         if self == Self::ONE {
@@ -109,7 +110,8 @@ impl Fraction {
         self.numerator as f64 / self.denominator as f64
     }
 
-    /// Parses what [`Display`](fmt::Display) writes, such as `0`, `1` or `2/3`; `None` if it is not a number from 0 to 1.
+    /// Parses what [`Display`](fmt::Display) writes, such as `0`, `1` or `2/3`; `None` if it is not a number
+    /// from 0 to 1.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (numerator, denominator) = text.split_once('/').unwrap_or((text, "1"));
@@ -136,8 +138,8 @@ impl Ord for Fraction {
     fn cmp(&self, other: &Self) -> Ordering {
         let (mut a, mut b, mut c, mut d) =
             (self.numerator, self.denominator, other.numerator, other.denominator);
-        // Compares a/b with c/d: by cross products where they fit 128 bits, else by integer parts and then by the
-        // reciprocals of the remainders.
+        // Compares a/b with c/d: by cross products where they fit 128 bits, else by integer parts and then by
+        // the reciprocals of the remainders.
         loop {
             if let (Some(left), Some(right)) = (a.checked_mul(d), c.checked_mul(b)) {
                 return left.cmp(&right);

@@ -1,8 +1,8 @@
 //! Planning: which part of the vector is sent to which rank, in which order, and which rank adds it.
 //!
-//! topology ──planner──> schedule ──lowering──> program ──> pipeline. Owns every decision about data movement. Must not
-//! know I/O, clocks, pointers or threads: all of it is pure, so tests run the same pipeline as the executor, with
-//! random orders of completion.
+//! topology ──planner──> schedule ──lowering──> program ──> pipeline. Owns every decision about data
+//! movement. Must not know I/O, clocks, pointers or threads: all of it is pure, so tests run the same
+//! pipeline as the executor, with random orders of completion.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]

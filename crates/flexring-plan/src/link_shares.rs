@@ -1,10 +1,12 @@
-//! How many bytes the links of a node's ranks have in flight, and with that how they share the node's network interface.
+//! How many bytes the links of a node's ranks have in flight, and with that how they share the node's network
+//! interface.
 //!
 //! Owns the calculation. Must not know how a transport limits what is in flight.
 //!
-//! Links that share an interface get equal rates, but plans for uneven nodes send unequal numbers of bytes over them: with nodes of 5, 2 and 1
-//! ranks, FlexReduce sends half of the vector over each of the 2 links between the last two nodes, and a fifth or a tenth over each of
-//! the 5 links between the first two. Links with many bytes would fall behind, and the interface of the smallest node would idle.
+//! Links that share an interface get equal rates, but plans for uneven nodes send unequal numbers of bytes
+//! over them: with nodes of 5, 2 and 1 ranks, FlexReduce sends half of the vector over each of the 2 links
+//! between the last two nodes, and a fifth or a tenth over each of the 5 links between the first two. Links
+//! with many bytes would fall behind, and the interface of the smallest node would idle.
 
 use super::Rank;
 use super::program::{Body, Program};
@@ -14,9 +16,10 @@ use std::collections::BTreeMap;
 /// The fewest bytes that a link has in flight: a few packets, so that the sender is not woken for each.
 const LEAST_IN_FLIGHT: f64 = 16.0 * 1024.0;
 
-/// From this rate on, in bytes per second, the mean holds; slower links have less in flight in proportion, because what is in flight waits in
-/// queues, and sums are late by that time. On 1+1+2 with links of 100 Mbit/s and 16, 32, 64 and 128 KiB, 4 MiB take 1.01, 1.08, 1.17 and 1.2 times as
-/// long as the links need; with one node of 500 Mbit/s less than 64 KiB gain nothing.
+/// From this rate on, in bytes per second, the mean holds; slower links have less in flight in proportion,
+/// because what is in flight waits in queues, and sums are late by that time. On 1+1+2 with links of 100
+/// Mbit/s and 16, 32, 64 and 128 KiB, 4 MiB take 1.01, 1.08, 1.17 and 1.2 times as long as the links need;
+/// with one node of 500 Mbit/s less than 64 KiB gain nothing.
 const FULL_RATE: f64 = 31.25e6;
 
 /// What a rank sends to each of its peers.
@@ -40,10 +43,11 @@ pub fn sent_to_peers(program: &Program) -> BTreeMap<Rank, f64> {
     sent
 }
 
-/// By rank of a node and by its peer, the bytes that the link to it may have in flight: `mean` by the link's share of the node's interface, which makes all links of
-/// the node's ranks end at the same time. At least half of the mean, as a network may need that many, and less on links that the topology knows to be slow.
-/// Where the interface is the bottleneck, the rates of links are in proportion to these bytes. `node` are all ranks that share the interface; which links stay
-/// within a node is what the topology says.
+/// By rank of a node and by its peer, the bytes that the link to it may have in flight: `mean` by the link's
+/// share of the node's interface, which makes all links of the node's ranks end at the same time. At least
+/// half of the mean, as a network may need that many, and less on links that the topology knows to be slow.
+/// Where the interface is the bottleneck, the rates of links are in proportion to these bytes. `node` are all
+/// ranks that share the interface; which links stay within a node is what the topology says.
 #[must_use]
 pub fn bytes_in_flight(mean: usize, topology: &Topology, node: &[SentByRank]) -> Vec<Vec<usize>> {
     let bytes = |(rate, share): (f64, f64)| {
@@ -76,10 +80,11 @@ fn links_of(topology: &Topology, node: &[SentByRank]) -> Vec<Vec<NodeLink>> {
     node.iter().map(|sent| sent.to.iter().map(|peer| link(sent.rank, *peer)).collect()).collect()
 }
 
-/// By rank and peer, the share of the link that makes all links of the node's ranks end at the same time: the time that the bytes which the plan of
-/// long vectors sends over it need on the slowest link of their path, divided by the mean over the node's links to other nodes. 1 where the
-/// plan sends nothing, and for ranks of this node. Shares by bytes alone made 1+1+1 with a node of half the rate 1 to 5 % slower, as
-/// links to that node need as much time for half the bytes.
+/// By rank and peer, the share of the link that makes all links of the node's ranks end at the same time: the
+/// time that the bytes which the plan of long vectors sends over it need on the slowest link of their path,
+/// divided by the mean over the node's links to other nodes. 1 where the plan sends nothing, and for ranks of
+/// this node. Shares by bytes alone made 1+1+1 with a node of half the rate 1 to 5 % slower, as links to that
+/// node need as much time for half the bytes.
 fn link_shares(links: &[Vec<NodeLink>]) -> Vec<Vec<f64>> {
     let time = |link: &NodeLink| link.sent / link.rate;
     let all: Vec<f64> = links.iter().flatten().map(time).filter(|time| *time > 0.0).collect();
@@ -123,7 +128,8 @@ mod tests {
         parse_short(cluster).expect("short form").expect("valid")
     }
 
-    /// What the ranks of the node of `rank` send to all ranks of the cluster, and the place of `rank` among them.
+    /// What the ranks of the node of `rank` send to all ranks of the cluster, and the place of `rank` among
+    /// them.
     fn sent_on_node(topology: &Topology, rank: Rank) -> (Vec<SentByRank>, usize) {
         let plan = Plan::on(weighted::plan(topology).expect("a plan"), topology, Lowering::Auto);
         let mine = &topology.ranks_of_nodes()[topology.node_of(rank)];
@@ -152,7 +158,8 @@ mod tests {
 
     #[test]
     fn links_that_carry_more_have_greater_shares() {
-        // The node of ranks 5 and 6 uses 7 links. Over 2 of them, to rank 7, it sends as much as over 5 to the node of ranks 0 to 4.
+        // The node of ranks 5 and 6 uses 7 links. Over 2 of them, to rank 7, it sends as much as over 5 to
+        // the node of ranks 0 to 4.
         let to_single: f64 = [5, 6].iter().map(|rank| shares("5@1G+2@1G+1@1G", *rank)[7]).sum();
         assert!((to_single - 3.5).abs() < 1e-6, "{to_single}");
         // What a rank of another node does not get leaves no share.

@@ -5,7 +5,8 @@
 /// Two nodes by number, the lower one first.
 pub type NodePair = (usize, usize);
 
-/// At most `most` rounds of pairs so that each node is in at most one pair of a round, and each pair in one of all rounds (the circle method).
+/// At most `most` rounds of pairs so that each node is in at most one pair of a round, and each pair in one
+/// of all rounds (the circle method).
 #[must_use]
 pub fn rounds(nodes: usize, most: usize) -> Vec<Vec<NodePair>> {
     let seats = nodes.next_multiple_of(2);

@@ -1,9 +1,10 @@
-//! The links of a topology that carry messages: one for each uplink, or several for a node whose ranks divide its NICs.
+//! The links of a topology that carry messages: one for each uplink, or several for a node whose ranks divide
+//! its NICs.
 //!
 //! Owns their numbers, and which of them are between two ranks. Must not know what is sent.
 //!
-//! A rank with several NICs sends each message over the one with the fewest bytes in flight, so its NICs are one link that is as wide as they are
-//! together. The NICs of different ranks are different links.
+//! A rank with several NICs sends each message over the one with the fewest bytes in flight, so its NICs are
+//! one link that is as wide as they are together. The NICs of different ranks are different links.
 
 use super::Rank;
 use super::topology::{Topology, TopologyLink, VertexId};
@@ -12,7 +13,8 @@ use std::ops::Range;
 /// Number of a link, from 0.
 pub type PhysicalLink = usize;
 
-/// A link, and whether it is crossed from a vertex to its parent, or from the first end of a link of a fabric.
+/// A link, and whether it is crossed from a vertex to its parent, or from the first end of a link of a
+/// fabric.
 pub type DirectedLink = (PhysicalLink, bool);
 
 /// The links of a topology.

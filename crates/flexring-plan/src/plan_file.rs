@@ -1,7 +1,7 @@
 //! The plan file: a schedule as JSON, written and parsed.
 //!
-//! Owns the format. Must not know where the text comes from, or whether the schedule is correct, which the verifier
-//! checks.
+//! Owns the format. Must not know where the text comes from, or whether the schedule is correct, which the
+//! verifier checks.
 //!
 //! ```json
 //! { "name": "flexreduce", "world": 5,
@@ -20,8 +20,8 @@ use std::collections::BTreeSet;
 
 /// Limits what a file can make the parser allocate; far above the size of any cluster.
 const MOST_RANKS: usize = 1 << 20;
-/// Largest number of levels times ranks, because each level has tables with an entry for each rank. It allows 32 levels for a
-/// million ranks.
+/// Largest number of levels times ranks, because each level has tables with an entry for each rank. It allows
+/// 32 levels for a million ranks.
 const MOST_TABLE_ENTRIES: usize = 1 << 25;
 /// Bytes of these tables, at most.
 #[cfg(test)]

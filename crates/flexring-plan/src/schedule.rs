@@ -1,6 +1,6 @@
-//! The schedule, in which every all-reduce algorithm is a table: levels of groups, each of which says *this span, held
-//! by these participants, is reduced onto this root*. Read from the first level to the last it is a reduce-scatter;
-//! read backwards, with broadcast for reduce, it is the all-gather.
+//! The schedule, in which every all-reduce algorithm is a table: levels of groups, each of which says *this
+//! span, held by these participants, is reduced onto this root*. Read from the first level to the last it is
+//! a reduce-scatter; read backwards, with broadcast for reduce, it is the all-gather.
 //!
 //! Owns the table and what is derived from it once for all ranks. Must not know how groups become transfers.
 
@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
-/// The ranks that take part in a group. Many groups share one set, so the size of a schedule grows with the number of
-/// groups and not with the number of their participants.
+/// The ranks that take part in a group. Many groups share one set, so the size of a schedule grows with the
+/// number of groups and not with the number of their participants.
 #[derive(Debug)]
 pub struct ParticipantSet {
     members: Membership,
@@ -24,8 +24,8 @@ pub struct ParticipantSet {
 enum Membership {
     /// All ranks take part in each group.
     All(Vec<Rank>),
-    /// One rank of each list takes part in a group: the one that holds the group's span. Each list covers the vector in
-    /// order.
+    /// One rank of each list takes part in a group: the one that holds the group's span. Each list covers the
+    /// vector in order.
     Holders(Vec<Vec<HeldSpan>>),
 }
 
@@ -46,8 +46,8 @@ impl ParticipantSet {
         Self::sorted(Membership::All(ranks), places)
     }
 
-    /// The set in which one rank of each list takes part in a group: the one that holds the group's span. Each list
-    /// must cover the vector in order.
+    /// The set in which one rank of each list takes part in a group: the one that holds the group's span.
+    /// Each list must cover the vector in order.
     #[must_use]
     pub fn holders(lists: Vec<Vec<HeldSpan>>) -> Arc<Self> {
         let places =
@@ -110,8 +110,8 @@ impl ParticipantSet {
     }
 }
 
-/// A span of the vector that is reduced from its participants onto the root. Contributions are added in the order of
-/// the participants.
+/// A span of the vector that is reduced from its participants onto the root. Contributions are added in the
+/// order of the participants.
 #[derive(Clone, Debug)]
 pub struct Group {
     /// The part of the vector.
@@ -242,8 +242,8 @@ impl Level {
         self.blocks.iter().map(block)
     }
 
-    /// The groups with data movement in which `rank` is a participant or the root, by index. The cost depends on their
-    /// number, not on the size of the level.
+    /// The groups with data movement in which `rank` is a participant or the root, by index. The cost depends
+    /// on their number, not on the size of the level.
     #[must_use]
     pub fn groups_of(&self, rank: Rank) -> Vec<usize> {
         let mut found: Vec<usize> = self.root_of.of(rank).iter().map(|group| *group as usize).collect();
@@ -291,8 +291,9 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of the planner `name` for `world` ranks, with `levels` from the first reduction to the last. The
-    /// all-gather uses them in reverse order. Groups that share a set of holders must be in the order of their spans.
+    /// The schedule of the planner `name` for `world` ranks, with `levels` from the first reduction to the
+    /// last. The all-gather uses them in reverse order. Groups that share a set of holders must be in the
+    /// order of their spans.
     ///
     /// # Panics
     /// If a group contains a rank that is not in the world.
@@ -372,8 +373,8 @@ fn hash_span(hash: &mut XxHash3_64, span: Span) {
     }
 }
 
-/// Assigns every point of the vector to the root of the last group that moves it. Goes through the levels from the last
-/// to the first; `open` is what no later level has moved.
+/// Assigns every point of the vector to the root of the last group that moves it. Goes through the levels
+/// from the last to the first; `open` is what no later level has moved.
 fn shards(levels: &[Level]) -> Vec<Shard> {
     let mut shards: Vec<Shard> = Vec::new();
     let mut open = vec![Span::WHOLE];

@@ -14,7 +14,8 @@ fn elements_of(scratch: &ScratchSpan, program: &Program, binding: &Binding) -> (
 /// Where the elements that a program keeps in scratch memory are, in one call.
 #[derive(Debug, Default)]
 pub struct ScratchLayout {
-    /// The elements of each of the program's spans there, in rising order, with the place of the first and the length of the ring.
+    /// The elements of each of the program's spans there, in rising order, with the place of the first and
+    /// the length of the ring.
     spans: Vec<(Range<u64>, u64, u64)>,
     /// Number of elements for which there is memory.
     count: u64,

@@ -82,10 +82,11 @@ pub enum ShortPlan {
     Star,
     /// Up a binary tree and down again: 2 log p messages in a row, and 2 (p - 1) in all.
     Tree,
-    /// Recursive halving and doubling: 2 log p messages in a row, and 2 log p of each rank. They carry as few bytes as any
-    /// algorithm's.
+    /// Recursive halving and doubling: 2 log p messages in a row, and 2 log p of each rank. They carry as few
+    /// bytes as any algorithm's.
     Halving,
-    /// Up one tree of links that the forest uses and down again: as few messages in a row as such a tree allows, and 2 (p - 1) in all.
+    /// Up one tree of links that the forest uses and down again: as few messages in a row as such a tree
+    /// allows, and 2 (p - 1) in all.
     OneTree,
 }
 
@@ -115,20 +116,23 @@ impl ShortPlan {
     }
 }
 
-/// Whether ranks reduce short vectors onto one of them: over TCP within a node a message takes processor time at both ends, and a hop little else,
-/// so few messages count more than few hops. On 2 cores, medians in us by a direct exchange, a binary tree and a star: 4 KiB with 3 ranks 24, 21, 21; with 4
-/// ranks 48, 28, 28; 8 ranks 152, 75, 60; 16 ranks 690, 210, 147; 32 KiB with 16 ranks 1,300, 270, 230. With 64 ranks a star takes 1.1 ms for 4 KiB and 1.6
-/// for 32, a tree 1.6, and recursive halving 5.4 for 32. Ranks that have a core each were not measured; they can share memory.
+/// Whether ranks reduce short vectors onto one of them: over TCP within a node a message takes processor time
+/// at both ends, and a hop little else, so few messages count more than few hops. On 2 cores, medians in us
+/// by a direct exchange, a binary tree and a star: 4 KiB with 3 ranks 24, 21, 21; with 4 ranks 48, 28, 28; 8
+/// ranks 152, 75, 60; 16 ranks 690, 210, 147; 32 KiB with 16 ranks 1,300, 270, 230. With 64 ranks a star
+/// takes 1.1 ms for 4 KiB and 1.6 for 32, a tree 1.6, and recursive halving 5.4 for 32. Ranks that have a
+/// core each were not measured; they can share memory.
 fn uses_star(config: &Config, topology: &Topology) -> bool {
     topology.nodes() == 1 && config.transport == TransportChoice::Tcp && topology.world() > 2
 }
 
-/// The plans that vectors use instead of the selected one, each with the longest vector in bytes that uses it, in ascending order. There are
-/// some where algorithm, lowering and plan are left to flexring, and no two ranks share memory. Where nodes have several
-/// ranks, the levels of the selected plan are direct exchanges too, cross between nodes as often, and send fewer
-/// messages: an all-reduce of 8 B to 2 KiB takes 51 to 89 us with FlexReduce and 66 to 111 us with a direct exchange on
-/// 2+3, and 119 to 256 us and 203 to 416 us on 3+3+4 (network namespaces on 2 cores). On many nodes those levels are chains,
-/// so short vectors have plans of their own again.
+/// The plans that vectors use instead of the selected one, each with the longest vector in bytes that uses
+/// it, in ascending order. There are some where algorithm, lowering and plan are left to flexring, and no two
+/// ranks share memory. Where nodes have several ranks, the levels of the selected plan are direct exchanges
+/// too, cross between nodes as often, and send fewer messages: an all-reduce of 8 B to 2 KiB takes 51 to 89
+/// us with FlexReduce and 66 to 111 us with a direct exchange on 2+3, and 119 to 256 us and 203 to 416 us on
+/// 3+3+4 (network namespaces on 2 cores). On many nodes those levels are chains, so short vectors have plans
+/// of their own again.
 #[must_use]
 pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usize)> {
     let no_shared_memory = topology.nodes() == topology.world() || !config.transport.shares_memory();
@@ -142,7 +146,8 @@ pub fn short_plans(config: &Config, topology: &Topology) -> Vec<(ShortPlan, usiz
         return if tiny > 0 { vec![(ShortPlan::OneTree, tiny)] } else { Vec::new() };
     }
     if !no_shared_memory {
-        // One rank adds all contributions of a reproducible sum, so halving would send a message for each pair of ranks.
+        // One rank adds all contributions of a reproducible sum, so halving would send a message for each
+        // pair of ranks.
         let halves = topology.nodes() > MOST_DIRECT && !config.reproducible.0;
         return if halves { vec![(ShortPlan::Halving, longest)] } else { Vec::new() };
     }

@@ -1,6 +1,7 @@
 //! The plans of a communicator by the length of vectors.
 //!
-//! Owns which plan a length uses, without and with the choices of a tuning profile. Must not know how programs are run or simulated.
+//! Owns which plan a length uses, without and with the choices of a tuning profile. Must not know how
+//! programs are run or simulated.
 
 use super::calculation::{CalculatedTime, Calculator};
 use super::candidates::candidates;
@@ -17,10 +18,11 @@ use std::sync::Arc;
 /// The plan of vectors up to a length.
 #[derive(Clone, Debug)]
 pub struct SizedPlan {
-    /// For short vectors, whose time depends on the number of messages; `None` if it depends on bandwidth, or for a choice of a
-    /// tuning profile.
+    /// For short vectors, whose time depends on the number of messages; `None` if it depends on bandwidth, or
+    /// for a choice of a tuning profile.
     pub short: Option<ShortPlan>,
-    /// What the plan has instead of the tree of the topology, as words; empty if it was not chosen by calculation.
+    /// What the plan has instead of the tree of the topology, as words; empty if it was not chosen by
+    /// calculation.
     pub variant: String,
     /// Longest vector in bytes.
     pub longest: usize,
@@ -38,8 +40,8 @@ impl SizedPlan {
     }
 }
 
-/// The plans without the choices of a profile, in ascending order of the longest vectors: those for short vectors, then `main`, which has no
-/// limit.
+/// The plans without the choices of a profile, in ascending order of the longest vectors: those for short
+/// vectors, then `main`, which has no limit.
 #[must_use]
 pub fn untuned(config: &Config, topology: &Topology, main: Arc<Plan>) -> Vec<SizedPlan> {
     let subchunk = config.subchunk.0;
@@ -56,8 +58,8 @@ pub fn untuned(config: &Config, topology: &Topology, main: Arc<Plan>) -> Vec<Siz
     plans
 }
 
-/// The plans that the settings select without a plan file and without the choices of a profile, in ascending order of the longest vectors, and the
-/// reason for the last one.
+/// The plans that the settings select without a plan file and without the choices of a profile, in ascending
+/// order of the longest vectors, and the reason for the last one.
 ///
 /// # Errors
 /// `InvalidSetting` if the algorithm that was set does not support the topology.
@@ -67,7 +69,8 @@ pub fn selected(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>,
     let schedule = planner::plan(selection.algorithm, topology, &details)?;
     let main = Arc::new(Plan::on(schedule, topology, config.lowering));
     let untuned = untuned(config, topology, main);
-    // Ranks of one node read each other's memory, which takes as long as they share caches and cores. Where links form no tree, the plan is the best for them.
+    // Ranks of one node read each other's memory, which takes as long as they share caches and cores. Where
+    // links form no tree, the plan is the best for them.
     let calculates = is_automatic(config)
         && topology.fabric().is_none()
         && topology.nodes() > 1
@@ -76,8 +79,8 @@ pub fn selected(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>,
     Ok(if calculates { calculated(config, topology, untuned, selection) } else { (untuned, selection) })
 }
 
-/// A plan replaces the one for the shape of the topology if its calculated time is less than this part of the least time of the other at some length. It is then
-/// used for all lengths at which it is faster.
+/// A plan replaces the one for the shape of the topology if its calculated time is less than this part of the
+/// least time of the other at some length. It is then used for all lengths at which it is faster.
 const CLEARLY_FASTER: f64 = 0.85;
 
 /// As [`CLEARLY_FASTER`], for a plan whose calculated time [is exact](CalculatedTime::is_exact).
@@ -94,7 +97,8 @@ struct TimedPlan {
     is_candidate: bool,
 }
 
-/// Replaces plans of `untuned` where others are clearly faster by calculation. Those for messages that are so short that only their number counts stay.
+/// Replaces plans of `untuned` where others are clearly faster by calculation. Those for messages that are so
+/// short that only their number counts stay.
 fn calculated(
     config: &Config,
     topology: &Topology,
@@ -181,7 +185,8 @@ fn calculated(
     (plans, selection)
 }
 
-/// About the longest length from `low` on, a power of two, for which `holds`, less than `high`, for which it need not.
+/// About the longest length from `low` on, a power of two, for which `holds`, less than `high`, for which it
+/// need not.
 fn crossing(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> u64 {
     // A number that is easy to read, at most 2 % less.
     let grain = (low / 64).max(1);
@@ -192,8 +197,8 @@ fn crossing(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> u64 {
     low / grain * grain
 }
 
-/// The plans with these choices for vectors longer than `FLEXRING_SMALL`, or than those that are exchanged in one hop. Shorter ones, and those
-/// whose choice is so, keep their `untuned` plans.
+/// The plans with these choices for vectors longer than `FLEXRING_SMALL`, or than those that are exchanged in
+/// one hop. Shorter ones, and those whose choice is so, keep their `untuned` plans.
 #[must_use]
 pub fn tuned(untuned: &[SizedPlan], choices: Vec<TunedPlan>, config: &Config) -> Vec<SizedPlan> {
     let direct = untuned.first().filter(|sized| sized.is_direct());

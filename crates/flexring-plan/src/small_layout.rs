@@ -7,8 +7,8 @@ use super::lowering::HeldPart;
 use flexring_core::call::Collective;
 use std::ops::Range;
 
-/// Where the ranks' contributions and results lie in the whole vector of a small call, which runs no program. In an all-to-all no
-/// mailbox holds the vector of all ranks: each holds the blocks of its rank.
+/// Where the ranks' contributions and results lie in the whole vector of a small call, which runs no program.
+/// In an all-to-all no mailbox holds the vector of all ranks: each holds the blocks of its rank.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallLayout {
     collective: Collective,
@@ -24,14 +24,15 @@ impl SmallLayout {
         Self { collective, root, world, bytes }
     }
 
-    /// Whether a call can be small: all ranks can decide it alike, and find the vectors of all others, from their own arguments.
-    /// Blocks that differ in length are known to two ranks each.
+    /// Whether a call can be small: all ranks can decide it alike, and find the vectors of all others, from
+    /// their own arguments. Blocks that differ in length are known to two ranks each.
     #[must_use]
     pub fn exists_for(collective: Collective) -> bool {
         !matches!(collective, Collective::AllToAllV | Collective::SendRecv)
     }
 
-    /// Whether the contributions are reduced, each as long as the whole vector. Otherwise they do not overlap.
+    /// Whether the contributions are reduced, each as long as the whole vector. Otherwise they do not
+    /// overlap.
     #[must_use]
     pub fn reduces(&self) -> bool {
         self.collective.reduces()

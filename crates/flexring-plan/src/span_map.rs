@@ -5,7 +5,8 @@
 use super::fraction::{Fraction, Span};
 use std::collections::BTreeMap;
 
-/// A value for each point of the vector. Starts as one segment, which is split at the ends of spans that are accessed.
+/// A value for each point of the vector. Starts as one segment, which is split at the ends of spans that are
+/// accessed.
 #[derive(Clone, Debug)]
 pub struct SpanMap<V> {
     /// Each segment ends at the next key; the last one ends at 1.

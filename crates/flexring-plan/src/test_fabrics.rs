@@ -126,7 +126,8 @@ pub fn hypercube(dimensions: usize) -> String {
     text.0
 }
 
-/// 3 groups of 2 routers with 2 nodes each. All routers of a group are linked, and each pair of groups is by one link.
+/// 3 groups of 2 routers with 2 nodes each. All routers of a group are linked, and each pair of groups is by
+/// one link.
 #[must_use]
 pub fn dragonfly() -> String {
     let mut text = FabricText::default();

@@ -15,8 +15,8 @@ use flexring_core::call::Collective;
 use flexring_core::config::{Algorithm, Lowering};
 use std::ops::Range;
 
-/// A tree of 1 to `leaves` ranks in random order, and at most `depth` levels of switches and nodes, with random
-/// bandwidths.
+/// A tree of 1 to `leaves` ranks in random order, and at most `depth` levels of switches and nodes, with
+/// random bandwidths.
 pub fn tree(random: &mut Rng, leaves: usize, depth: usize) -> Topology {
     let wanted = 1 + random.usize(..leaves);
     let mut ranks: Vec<usize> = (0..wanted).collect();
@@ -95,8 +95,8 @@ pub fn algorithms() -> impl Iterator<Item = Algorithm> {
     Algorithm::ALL.iter().copied().filter(|algorithm| *algorithm != Algorithm::Auto)
 }
 
-/// The schedule of `algorithm`, with random dimensions or servers that fit the topology; `None` if the algorithm does not
-/// support the topology and its error says so.
+/// The schedule of `algorithm`, with random dimensions or servers that fit the topology; `None` if the
+/// algorithm does not support the topology and its error says so.
 pub fn plan(random: &mut Rng, algorithm: Algorithm, topology: &Topology) -> Option<Schedule> {
     let world = topology.world();
     let mut details = Details::default();
@@ -181,8 +181,9 @@ pub fn proven_in_parallel(seeds: &[u64]) -> Vec<(u64, Algorithm, VerifiedPlan)> 
     })
 }
 
-/// The contribution of `rank` to element `at`: a digit for each rank in base 4, so that a wrong sum shows which rank is
-/// missing or counted twice, and above them the element's number, so that it shows what was misplaced.
+/// The contribution of `rank` to element `at`: a digit for each rank in base 4, so that a wrong sum shows
+/// which rank is missing or counted twice, and above them the element's number, so that it shows what was
+/// misplaced.
 #[must_use]
 pub fn contribution(rank: Rank, at: u64) -> u64 {
     (1 << (2 * rank)) + (at << 32)
@@ -277,8 +278,8 @@ impl ListedCall {
     }
 }
 
-/// The lists of all ranks for a call of random length, of at most `longest` elements in a sub-chunk; `None` if there can be none.
-/// With a `lag`, of calls so long that scratch memory is used again.
+/// The lists of all ranks for a call of random length, of at most `longest` elements in a sub-chunk; `None`
+/// if there can be none. With a `lag`, of calls so long that scratch memory is used again.
 ///
 /// # Panics
 /// If a list would wait for a later item.

@@ -1,7 +1,8 @@
-//! The lengths and numbers of ranks at which a call takes another way, with what was measured around each of them.
+//! The lengths and numbers of ranks at which a call takes another way, with what was measured around each of
+//! them.
 //!
-//! Owns every such threshold. The settings FLEXRING_DIRECT, FLEXRING_SMALL and FLEXRING_MAILBOX are upper bounds, whose
-//! defaults `flexring_core::config` has. Must not know what runs on each way.
+//! Owns every such threshold. The settings FLEXRING_DIRECT, FLEXRING_SMALL and FLEXRING_MAILBOX are upper
+//! bounds, whose defaults `flexring_core::config` has. Must not know what runs on each way.
 
 use crate::topology::Topology;
 use flexring_core::config::Config;
@@ -11,28 +12,32 @@ use flexring_core::config::Config;
 /// From this number of ranks on, a leader adds for all of them if they have to share cores.
 const LEADER_RANKS: usize = 8;
 
-/// Longest vector, in bytes, if a leader adds for all. On 2 cores 64 KiB take 0.73 ms with 64 ranks (9.2 by a ring), 0.10 with 16 (0.32) and 0.044 with 8
-/// (0.063).
+/// Longest vector, in bytes, if a leader adds for all. On 2 cores 64 KiB take 0.73 ms with 64 ranks (9.2 by a
+/// ring), 0.10 with 16 (0.32) and 0.044 with 8 (0.063).
 const LONGEST_BY_LEADER: usize = 64 << 10;
 
 /// Longest vector, in bytes, of three ranks that share cores. On 2 cores 64 KiB take 27 us (57 by a ring).
 const LONGEST_OF_THREE: usize = 64 << 10;
 
-/// Longest vector, in bytes, of four to seven ranks that share cores. On 2 cores 16 KiB take 14 us with 4 ranks (17 by a ring) and 22 with 6 (38);
-/// 32 KiB 19 to 22 with 4 (27) and 31 to 37 with 7 (50 to 53); 64 KiB 38 with 4 (28 to 35) and 63 with 7 (62 to 66).
+/// Longest vector, in bytes, of four to seven ranks that share cores. On 2 cores 16 KiB take 14 us with 4
+/// ranks (17 by a ring) and 22 with 6 (38); 32 KiB 19 to 22 with 4 (27) and 31 to 37 with 7 (50 to 53); 64
+/// KiB 38 with 4 (28 to 35) and 63 with 7 (62 to 66).
 const LONGEST_ON_SHARED_CORES: usize = 32 << 10;
 
-/// Longest vector, in bytes, if there are two ranks or each has a core. Two ranks on 2 cores, 8 KiB: 2.1 us (3.5 by a ring); 16 KiB 4.5 (5.1); 32 KiB 5.7 (5.4); 64 KiB
-/// 12 to 13 (9). On cores of their own (Xeon, 300 MiB of L3) 8 KiB take 5 us with 3 ranks (7), 6 with 4 (10), 10 with 8 (18); 16 KiB 8 (9), 11 (11), 16 to 20 (17 to 21); 32 KiB 14
-/// (9 to 13), 18 to 20 (12 to 15), 31 to 35 (20 to 23).
+/// Longest vector, in bytes, if there are two ranks or each has a core. Two ranks on 2 cores, 8 KiB: 2.1 us
+/// (3.5 by a ring); 16 KiB 4.5 (5.1); 32 KiB 5.7 (5.4); 64 KiB 12 to 13 (9). On cores of their own (Xeon, 300
+/// MiB of L3) 8 KiB take 5 us with 3 ranks (7), 6 with 4 (10), 10 with 8 (18); 16 KiB 8 (9), 11 (11), 16 to
+/// 20 (17 to 21); 32 KiB 14 (9 to 13), 18 to 20 (12 to 15), 31 to 35 (20 to 23).
 const LONGEST_ON_OWN_CORES: usize = 16 << 10;
 
-/// Length in bytes of the vectors of all ranks together there: each rank reads them all. 16 ranks with a core each (Xeon) take 8.7 to 12.9 us for 4 KiB (41 by a ring) and 14 us
-/// for 8 KiB (40).
+/// Length in bytes of the vectors of all ranks together there: each rank reads them all. 16 ranks with a core
+/// each (Xeon) take 8.7 to 12.9 us for 4 KiB (41 by a ring) and 14 us for 8 KiB (40).
 const ALL_VECTORS: usize = 128 << 10;
 
-/// Length in bytes of the vectors of all ranks together on GPUs, where the steps of a ring take longer. Two processes on an H200 with MPS, until the result is there: 8 KiB 29 us
-/// (61 by a ring), 32 KiB 36 (63); enqueued one after another 32 KiB 41 with 4 ranks (71) and 69 with 8 (89). 64 KiB were not measured with more than two ranks.
+/// Length in bytes of the vectors of all ranks together on GPUs, where the steps of a ring take longer. Two
+/// processes on an H200 with MPS, until the result is there: 8 KiB 29 us (61 by a ring), 32 KiB 36 (63);
+/// enqueued one after another 32 KiB 41 with 4 ranks (71) and 69 with 8 (89). 64 KiB were not measured with
+/// more than two ranks.
 const ALL_VECTORS_ON_GPU: usize = 256 << 10;
 
 /// Longest vector, in bytes, on GPUs.
@@ -41,8 +46,8 @@ const LONGEST_ON_GPU: usize = 64 << 10;
 /// The limit is not less than this for any number of ranks.
 const LEAST_LIMIT: usize = 4 << 10;
 
-/// Longest vector, in bytes, that goes through the mailboxes of a node of this many ranks, if settings
-/// allow `most` bytes. `ranks_per_core` is the number of ranks of this node for each of its cores, rounded up.
+/// Longest vector, in bytes, that goes through the mailboxes of a node of this many ranks, if settings allow
+/// `most` bytes. `ranks_per_core` is the number of ranks of this node for each of its cores, rounded up.
 fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
     let longest = if goes_through_leader(ranks, ranks_per_core) {
         LONGEST_BY_LEADER
@@ -67,7 +72,8 @@ pub fn goes_through_leader(ranks: usize, ranks_per_core: usize) -> bool {
     ranks_per_core > 1 && ranks >= LEADER_RANKS
 }
 
-/// Longest vectors, in bytes, that take the path for small messages on a node with all ranks: on the host, and on GPUs.
+/// Longest vectors, in bytes, that take the path for small messages on a node with all ranks: on the host,
+/// and on GPUs.
 #[must_use]
 pub fn small_limits(config: &Config, world: usize, ranks_per_core: usize) -> [usize; 2] {
     let most = config.mailbox.0;
@@ -76,34 +82,39 @@ pub fn small_limits(config: &Config, world: usize, ranks_per_core: usize) -> [us
 
 // Short vectors between ranks that share no memory.
 
-/// Most ranks that exchange short vectors directly, and most nodes between which a level of the selected plan is short enough
-/// for them. A direct exchange of 4 KiB between ranks on 2 cores over TCP takes 10 ms with 32 ranks and 61 ms with 64.
+/// Most ranks that exchange short vectors directly, and most nodes between which a level of the selected plan
+/// is short enough for them. A direct exchange of 4 KiB between ranks on 2 cores over TCP takes 10 ms with 32
+/// ranks and 61 ms with 64.
 pub const MOST_DIRECT: usize = 16;
 
-/// Between nodes, at most this many participants send to one root directly. More are chained, because each of them
-/// would get only that fraction of the root's link.
+/// Between nodes, at most this many participants send to one root directly. More are chained, because each of
+/// them would get only that fraction of the root's link.
 pub(crate) const DIRECT_BETWEEN_NODES: usize = 16;
 
-/// Most ranks for which plans are chosen by calculation: 1,024 ranks take 0.2 s on one core, and four times as many about five times as long.
+/// Most ranks for which plans are chosen by calculation: 1,024 ranks take 0.2 s on one core, and four times
+/// as many about five times as long.
 pub(crate) const MOST_CALCULATED: usize = 2048;
 
-/// Longest vector in bytes that ranks exchange in one hop by a direct plan, where each adds all contributions itself. Two ranks send as many
-/// bytes as with any other algorithm, and half of the messages: over TCP on loopback 8 KiB take 7 us instead of 12, 16 KiB 8.3 instead of 12.6, and
-/// 64 KiB 19 us both ways. More ranks send (p - 1) (p - 2) / p of the vector more, so they do it for shorter ones.
+/// Longest vector in bytes that ranks exchange in one hop by a direct plan, where each adds all contributions
+/// itself. Two ranks send as many bytes as with any other algorithm, and half of the messages: over TCP on
+/// loopback 8 KiB take 7 us instead of 12, 16 KiB 8.3 instead of 12.6, and 64 KiB 19 us both ways. More ranks
+/// send (p - 1) (p - 2) / p of the vector more, so they do it for shorter ones.
 #[must_use]
 pub fn longest_one_shot(config: &Config, world: usize) -> usize {
     let (small, direct) = (config.small.0, config.direct.0);
     if world == 2 { small.max(direct) } else { small.min(direct / world.saturating_sub(1).max(1)) }
 }
 
-/// Longest block of an all-to-all, in bytes, that goes by node. Time of a call with straight blocks, divided by that by node, and the
-/// same of processor time, over TCP on one busy machine with 2 cores (medians of 3): 64 B blocks 1.4 and 1.8 on 2+3, 3.4 and 3.7 on
-/// 4+4, 3.2 and 3.2 on 3+3+3+3; 16 KiB 1.3 and 1.4, 2.4 and 1.9, 1.7 and 1.5; 64 KiB 2.0 and 1.3, 1.6 and 1.6, 1.6 and 1.1;
-/// 256 KiB 0.5 and 0.8, 0.7 and 0.7. Long blocks are copied twice more, by one rank for several.
+/// Longest block of an all-to-all, in bytes, that goes by node. Time of a call with straight blocks, divided
+/// by that by node, and the same of processor time, over TCP on one busy machine with 2 cores (medians of 3):
+/// 64 B blocks 1.4 and 1.8 on 2+3, 3.4 and 3.7 on 4+4, 3.2 and 3.2 on 3+3+3+3; 16 KiB 1.3 and 1.4, 2.4 and
+/// 1.9, 1.7 and 1.5; 64 KiB 2.0 and 1.3, 1.6 and 1.6, 1.6 and 1.1; 256 KiB 0.5 and 0.8, 0.7 and 0.7. Long
+/// blocks are copied twice more, by one rank for several.
 const LONGEST_BY_NODE: usize = 16 << 10;
 
-/// The longest block of an all-to-all, in bytes, that goes by node, in one message for each pair of nodes; 0 where all go straight. It
-/// takes two more hops within nodes, so these must be cheaper than messages between nodes.
+/// The longest block of an all-to-all, in bytes, that goes by node, in one message for each pair of nodes; 0
+/// where all go straight. It takes two more hops within nodes, so these must be cheaper than messages between
+/// nodes.
 #[must_use]
 pub fn longest_block_by_node(config: &Config, topology: &Topology) -> usize {
     let shares_memory = topology.nodes() < topology.world() && config.transport.shares_memory();
@@ -112,8 +123,9 @@ pub fn longest_block_by_node(config: &Config, topology: &Topology) -> usize {
 
 // Long vectors.
 
-/// How sub-chunks overlap in calls on a GPU, and what each costs. The kernel takes about 9 us for a descriptor besides its bytes: on an H200, two ranks with
-/// 16 CTAs each sum 64 MiB in 1,281 us in sub-chunks of 512 KiB, 844 of 1 MiB, 562 of 2 MiB, 415 of 4 MiB and 345 of 8 MiB.
+/// How sub-chunks overlap in calls on a GPU, and what each costs. The kernel takes about 9 us for a
+/// descriptor besides its bytes: on an H200, two ranks with 16 CTAs each sum 64 MiB in 1,281 us in sub-chunks
+/// of 512 KiB, 844 of 1 MiB, 562 of 2 MiB, 415 of 4 MiB and 345 of 8 MiB.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overlap {
     /// Minimum number of sub-chunks in a rank's share of the vector for each rail.
@@ -123,17 +135,19 @@ pub(crate) struct Overlap {
 }
 
 impl Overlap {
-    /// Between ranks of one node, most of which read each other's GPU memory: 9 us at 244 GB/s of a rank's 16 CTAs. Two sub-chunks: 4 MiB take 92 us in four, 70 in two and 68
-    /// in one, and through pinned slots (`FLEXRING_GPU_IPC=0`) 312, 320 and 375.
+    /// Between ranks of one node, most of which read each other's GPU memory: 9 us at 244 GB/s of a rank's 16
+    /// CTAs. Two sub-chunks: 4 MiB take 92 us in four, 70 in two and 68 in one, and through pinned slots
+    /// (`FLEXRING_GPU_IPC=0`) 312, 320 and 375.
     pub(crate) const IN_A_NODE: Self = Self { stages: 2, launch_bytes: 2 << 20 };
 
-    /// Between nodes: while one sub-chunk is copied to the host, others are sent, received and added. 9 us at 50 GB/s, of 400 Gbit/s. Not measured with an RDMA
-    /// device; 16 to 256 MiB through pinned slots take equally long within 10 % in sub-chunks of 256 KiB to 2 MiB.
+    /// Between nodes: while one sub-chunk is copied to the host, others are sent, received and added. 9 us at
+    /// 50 GB/s, of 400 Gbit/s. Not measured with an RDMA device; 16 to 256 MiB through pinned slots take
+    /// equally long within 10 % in sub-chunks of 256 KiB to 2 MiB.
     pub(crate) const BETWEEN_NODES: Self = Self { stages: 4, launch_bytes: 512 << 10 };
 }
 
-/// Outputs of more bytes than this are written with non-temporal stores. Half of a last-level cache of a few dozen MiB: a
-/// shorter result is still in the cache when it is read next.
+/// Outputs of more bytes than this are written with non-temporal stores. Half of a last-level cache of a few
+/// dozen MiB: a shorter result is still in the cache when it is read next.
 pub(crate) const STREAMING_BYTES: usize = 16 << 20;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The topology of a cluster: a tree of switches and nodes with ranks as leaves. Each vertex has a link to its parent
-//! with a bandwidth and a latency. Where links form no tree, the tree says only which ranks are on which nodes, and a
-//! [`Fabric`] has the links.
+//! The topology of a cluster: a tree of switches and nodes with ranks as leaves. Each vertex has a link to
+//! its parent with a bandwidth and a latency. Where links form no tree, the tree says only which ranks are on
+//! which nodes, and a [`Fabric`] has the links.
 //!
 //! Owns the tree and queries on it. Must not know the formats that describe it (see
 //! [`topology_file`](super::topology_file)) or the planners.
@@ -13,7 +13,8 @@ use std::sync::Arc;
 /// Index of a vertex. The root is 0, and parents have smaller indices than their children.
 pub type VertexId = usize;
 
-/// Number of a link in output, from 1: the vertex whose uplink it is, or its place in the fabric and one more.
+/// Number of a link in output, from 1: the vertex whose uplink it is, or its place in the fabric and one
+/// more.
 pub type TopologyLink = usize;
 
 /// Most bytes that pass over a link at once: 2^40.
@@ -26,7 +27,8 @@ pub struct Uplink {
     pub bandwidth: u64,
     /// Nanoseconds in one direction.
     pub latency: u64,
-    /// Bytes that pass at once after a pause, in each direction, as a shaper with a token bucket lets them. Used by simulations only.
+    /// Bytes that pass at once after a pause, in each direction, as a shaper with a token bucket lets them.
+    /// Used by simulations only.
     pub burst: u64,
 }
 
@@ -191,8 +193,8 @@ impl TopologyBuilder {
     /// Checks and returns the tree. Switches and nodes without ranks below them are removed.
     ///
     /// # Errors
-    /// `InvalidSetting` if a rank is on two nodes, if there are no ranks, if the ranks are not 0 to n - 1 without a gap,
-    /// or if a link has a bandwidth of zero.
+    /// `InvalidSetting` if a rank is on two nodes, if there are no ranks, if the ranks are not 0 to n - 1
+    /// without a gap, or if a link has a bandwidth of zero.
     pub fn finish(self) -> Result<Topology> {
         let refuse = |message: String| Err(Error::invalid_setting(message));
         if let Some(vertex) = self.vertices.iter().find(|vertex| vertex.uplink.bandwidth == 0) {
@@ -202,7 +204,8 @@ impl TopologyBuilder {
         let mut leaf_of: Vec<Option<VertexId>> = Vec::new();
         for (id, vertex) in self.vertices.iter().enumerate() {
             let VertexKind::Rank(rank) = vertex.kind else { continue };
-            // A rank above the number of leaves implies a gap, which is reported below without allocating for it.
+            // A rank above the number of leaves implies a gap, which is reported below without allocating for
+            // it.
             let place = rank.min(self.vertices.len());
             if leaf_of.len() <= place {
                 leaf_of.resize(place + 1, None);
@@ -235,8 +238,8 @@ impl TopologyBuilder {
 }
 
 impl Topology {
-    /// Nodes at one switch. `names` are the ranks' node names by rank: ranks with equal names share a node. Nodes are in
-    /// the order of their first rank.
+    /// Nodes at one switch. `names` are the ranks' node names by rank: ranks with equal names share a node.
+    /// Nodes are in the order of their first rank.
     #[must_use]
     pub fn from_names<S: AsRef<str>>(names: &[S]) -> Self {
         let mut builder = TopologyBuilder::new("switch");
@@ -322,8 +325,8 @@ impl Topology {
         topology
     }
 
-    /// The tree of some of the ranks, in this order: the rank at position i gets number i. Switches and nodes without ranks
-    /// are removed.
+    /// The tree of some of the ranks, in this order: the rank at position i gets number i. Switches and nodes
+    /// without ranks are removed.
     ///
     /// # Panics
     /// If `ranks` is empty, or names a rank twice or one that does not exist.
@@ -393,7 +396,8 @@ impl Topology {
         }
     }
 
-    /// Bits per second of a part of a link, in each direction: up and down, or from its first end and back. The links of a fabric have one part.
+    /// Bits per second of a part of a link, in each direction: up and down, or from its first end and back.
+    /// The links of a fabric have one part.
     #[must_use]
     pub fn part_bandwidths(&self, link: TopologyLink, part: usize) -> [u64; 2] {
         match &self.fabric {
@@ -402,7 +406,8 @@ impl Topology {
         }
     }
 
-    /// This tree without the switches at these depths below the root, which has depth 0. What is below them is below what is above them.
+    /// This tree without the switches at these depths below the root, which has depth 0. What is below them
+    /// is below what is above them.
     #[must_use]
     pub fn without_switches(&self, depths: &[usize]) -> Self {
         let mut depth = vec![0; self.vertices.len()];
@@ -416,7 +421,8 @@ impl Topology {
                 vertices[id].parent = vertices[parent].parent;
             }
         }
-        // The children of a switch that is left out take its place. Those with large numbers are lower in the tree.
+        // The children of a switch that is left out take its place. Those with large numbers are lower in the
+        // tree.
         for id in (1..vertices.len()).rev().filter(|id| !kept[*id]) {
             let children = std::mem::take(&mut vertices[id].children);
             let above = &mut vertices[self.vertices[id].parent.unwrap_or(0)].children;
@@ -427,8 +433,9 @@ impl Topology {
         Self::of(vertices, &kept, self.leaves.clone())
     }
 
-    /// This tree with more switches: the children of a switch with more than `width` of them are divided into groups of at most so many, and so are
-    /// these groups. The links of the new switches take as much as those below them together.
+    /// This tree with more switches: the children of a switch with more than `width` of them are divided into
+    /// groups of at most so many, and so are these groups. The links of the new switches take as much as
+    /// those below them together.
     ///
     /// # Panics
     /// If `width` is less than 2.
@@ -527,8 +534,8 @@ impl Topology {
         if nics.striped { 1 } else { children.len().clamp(1, nics.count.max(1) as usize) }
     }
 
-    /// Bits per second of a part of the uplink of a vertex, in each direction. The ranks of a node take its NICs in turn until none is
-    /// left; if there are fewer NICs than ranks, the others share them.
+    /// Bits per second of a part of the uplink of a vertex, in each direction. The ranks of a node take its
+    /// NICs in turn until none is left; if there are fewer NICs than ranks, the others share them.
     #[must_use]
     pub fn part_bandwidth(&self, vertex: VertexId, part: usize) -> u64 {
         let (parts, Vertex { nics, uplink, .. }) = (self.uplink_parts(vertex), &self.vertices[vertex]);
@@ -539,7 +546,8 @@ impl Topology {
         (u128::from(uplink.bandwidth) * (count - part).div_ceil(parts) as u128 / count as u128).max(1) as u64
     }
 
-    /// Bytes that pass over a part of the uplink of a vertex at once after a pause: as large a part of the burst as of the bandwidth.
+    /// Bytes that pass over a part of the uplink of a vertex at once after a pause: as large a part of the
+    /// burst as of the bandwidth.
     #[must_use]
     pub fn part_burst(&self, vertex: VertexId, part: usize) -> u64 {
         let Uplink { bandwidth, burst, .. } = self.vertices[vertex].uplink;
@@ -571,8 +579,8 @@ impl Topology {
         one
     }
 
-    /// The vertices whose uplinks lead from one vertex to the other: those that are climbed, and those that are descended, each from
-    /// the lowest.
+    /// The vertices whose uplinks lead from one vertex to the other: those that are climbed, and those that
+    /// are descended, each from the lowest.
     #[must_use]
     pub fn uplinks_between(&self, from: VertexId, to: VertexId) -> [Vec<VertexId>; 2] {
         let top = self.lowest_common_ancestor(from, to);
@@ -612,7 +620,8 @@ impl Topology {
     /// The fan-outs of a symmetric tree, from the ranks of a node up to the root. Fan-outs of 1 are left out.
     ///
     /// # Errors
-    /// `InvalidSetting` if the tree is not symmetric, naming two vertices of one level with different fan-outs.
+    /// `InvalidSetting` if the tree is not symmetric, naming two vertices of one level with different
+    /// fan-outs.
     pub fn dimensions(&self) -> Result<Vec<usize>> {
         let mut dimensions = Vec::new();
         for level in self.levels().iter().rev() {

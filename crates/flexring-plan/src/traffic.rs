@@ -1,7 +1,7 @@
 //! The bytes that a plan sends over each link of the topology, and its messages in a row.
 //!
-//! Owns the count, which uses the programs of all ranks and not a planner's model. Must not know latencies: it is for
-//! vectors whose time depends on bandwidth.
+//! Owns the count, which uses the programs of all ranks and not a planner's model. Must not know latencies:
+//! it is for vectors whose time depends on bandwidth.
 
 use super::lowering::{Plan, ProgramSpec};
 use super::physical_links::PhysicalLinks;
@@ -72,8 +72,8 @@ impl Traffic {
         self.hops
     }
 
-    /// Seconds that a link takes for each byte of the vector, with the bandwidths of a topology. With several NICs, the
-    /// slowest of them counts.
+    /// Seconds that a link takes for each byte of the vector, with the bandwidths of a topology. With several
+    /// NICs, the slowest of them counts.
     #[must_use]
     pub fn seconds_per_byte(&self, topology: &Topology, vertex: TopologyLink) -> f64 {
         let parts = self.loads[vertex].iter().enumerate();
@@ -179,8 +179,8 @@ mod tests {
         }
     }
 
-    /// Eq. 6 of the FlexReduce paper, for any depth: besides what a vertex and its siblings exchange, its link carries its share of what that of its
-    /// parent carries.
+    /// Eq. 6 of the FlexReduce paper, for any depth: besides what a vertex and its siblings exchange, its
+    /// link carries its share of what that of its parent carries.
     #[test]
     fn a_link_carries_its_share_of_the_links_above_it() {
         for seed in 0..100 {

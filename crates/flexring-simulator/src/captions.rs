@@ -1,7 +1,7 @@
 //! Captions: a clause for each level of a schedule that says what it does, for tables and drawings.
 //!
-//! Owns the texts. They are derived from the groups and the topology, so they also fit plans from files. Must not know
-//! which planner made the schedule, or where the texts are shown.
+//! Owns the texts. They are derived from the groups and the topology, so they also fit plans from files. Must
+//! not know which planner made the schedule, or where the texts are shown.
 
 use flexring_plan::Rank;
 use flexring_plan::fraction::Span;

@@ -30,7 +30,8 @@ pub struct Candidate {
     pub variant: String,
     /// Predicted time.
     pub seconds: f64,
-    /// The time by which `auto` chooses ([`calculation`](flexring_plan::calculation)); `None` if the links form no tree.
+    /// The time by which `auto` chooses ([`calculation`](flexring_plan::calculation)); `None` if the links
+    /// form no tree.
     pub calculated: Option<f64>,
     /// The link that takes longest for its bytes; `None` if nothing is sent.
     pub busiest: Option<BusiestLink>,
@@ -60,8 +61,8 @@ pub struct Comparison {
     pub not_simulated: Vec<(Algorithm, String)>,
     /// What limits every schedule; `None` with one rank.
     pub bound: Option<LowerBound>,
-    /// Whether times were simulated. Else they are those of the busiest link and of the latencies of all messages in a row,
-    /// because there are too many ranks.
+    /// Whether times were simulated. Else they are those of the busiest link and of the latencies of all
+    /// messages in a row, because there are too many ranks.
     pub simulated: bool,
 }
 
@@ -79,7 +80,8 @@ impl Candidate {
 }
 
 impl Comparison {
-    /// Predicts the time of all algorithms for an all-reduce of `bytes`, and if the lowering is left to flexring, of those on other trees of the same nodes.
+    /// Predicts the time of all algorithms for an all-reduce of `bytes`, and if the lowering is left to
+    /// flexring, of those on other trees of the same nodes.
     #[must_use]
     pub fn new(
         topology: &Topology,
@@ -155,7 +157,8 @@ impl Comparison {
         Self { candidates, refused, not_simulated, bound: lower_bound(topology), simulated }
     }
 
-    /// Why the first candidate is the fastest, as a sentence without a full stop; `None` if there are not two.
+    /// Why the first candidate is the fastest, as a sentence without a full stop; `None` if there are not
+    /// two.
     #[must_use]
     pub fn reason(&self, topology: &Topology) -> Option<String> {
         let [first, second, ..] = &self.candidates[..] else { return None };

@@ -1,7 +1,7 @@
 //! Predictions about plans, and what users see of them: for the command and for tests, not for running calls.
 //!
-//! Owns virtual time, the closed forms of the papers, the order of all plans for one topology, and drawings. Must not know
-//! I/O: all of it is a pure function of topologies, plans and profiles.
+//! Owns virtual time, the closed forms of the papers, the order of all plans for one topology, and drawings.
+//! Must not know I/O: all of it is a pure function of topologies, plans and profiles.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]

@@ -2,7 +2,8 @@
 //!
 //! Owns forking and the exit status.
 
-/// Runs `body` in a forked child, and returns its exit status, or -1 if a signal has ended it. The child ends without running exit handlers.
+/// Runs `body` in a forked child, and returns its exit status, or -1 if a signal has ended it. The child ends
+/// without running exit handlers.
 pub fn in_forked_child(body: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child runs `body` and ends; `body` takes no lock that another thread may hold.
     let child = unsafe { libc::fork() };

@@ -1,6 +1,7 @@
 //! Ports for tests that start a server at a number which clients know before.
 //!
-//! Owns the range of this process: below the ephemeral ports, from which the kernel would give a port to another socket.
+//! Owns the range of this process: below the ephemeral ports, from which the kernel would give a port to
+//! another socket.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::linux::net::SocketAddrExt;

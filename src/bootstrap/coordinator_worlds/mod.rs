@@ -1,8 +1,9 @@
-//! The worlds of one coordinator: the one that its ranks joined, and those that they have opened over its connections.
+//! The worlds of one coordinator: the one that its ranks joined, and those that they have opened over its
+//! connections.
 //!
-//! Owns which world a frame concerns, and when a rank's connection is closed: once the rank has left all its worlds, or is
-//! lost. A rank that is lost is lost in all its worlds, and in no other one; apart from that, worlds do not affect each other.
-//! Does no I/O: it returns [`WorldsAction`]s.
+//! Owns which world a frame concerns, and when a rank's connection is closed: once the rank has left all its
+//! worlds, or is lost. A rank that is lost is lost in all its worlds, and in no other one; apart from that,
+//! worlds do not affect each other. Does no I/O: it returns [`WorldsAction`]s.
 
 use super::failure_detector::{DetectorAction, FailureDetector};
 use super::process::Process;

@@ -60,7 +60,8 @@ impl Coordinator {
         self.worlds.on_tick(self.now);
     }
 
-    /// The messages of this world among the actions so far, with the ranks that get them. Drops all other actions.
+    /// The messages of this world among the actions so far, with the ranks that get them. Drops all other
+    /// actions.
     fn messages_in(&mut self, world: WorldId) -> Vec<(Vec<Rank>, ToRank)> {
         let of_world = |action| match action {
             WorldsAction::Send(to, ToRank::InWorld { world: of, message }) if of == world => {

@@ -31,7 +31,8 @@ impl PendingGather {
         Self { number, label, parts: BTreeMap::new(), deadline: now + timeout, timeout, report }
     }
 
-    /// What ranks are to log because they have waited for long, if they have: one of each node that has given its part.
+    /// What ranks are to log because they have waited for long, if they have: one of each node that has given
+    /// its part.
     pub(super) fn report(&mut self, members: &[Member], now: Instant) -> Option<(Vec<Rank>, String)> {
         let (at, since) = self.report;
         if now < at {

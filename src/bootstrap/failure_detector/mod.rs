@@ -300,8 +300,9 @@ impl FailureDetector {
         self.actions.push(DetectorAction::Broadcast(ToRank::RootCause(error)));
     }
 
-    /// Settles on the root cause, unless there is one already: that of a rank whose process ends, or may end because it has left. It
-    /// ends before those of its machine that fail with it, so that a launcher sees which process failed first.
+    /// Settles on the root cause, unless there is one already: that of a rank whose process ends, or may end
+    /// because it has left. It ends before those of its machine that fail with it, so that a launcher sees
+    /// which process failed first.
     fn fail_after_exit(&mut self, rank: Rank, error: Error) {
         if self.root_cause.is_none() {
             self.actions.push(self.await_exit(rank));

@@ -11,8 +11,9 @@
 //!
 //! `FLEXRING_RANK`, `FLEXRING_WORLD_SIZE`, `FLEXRING_MASTER_ADDR` and `FLEXRING_MASTER_PORT` each take
 //! precedence over the launcher's value; no launcher is needed if they are complete. `FLEXRING_UNIQUE_ID`
-//! replaces address and port. If no port is given, it is derived from the job's name. `cross_check` decides if the variables of several
-//! launchers are set. `MASTER_ADDR` is the rendezvous point if the launcher gives none.
+//! replaces address and port. If no port is given, it is derived from the job's name. `cross_check` decides
+//! if the variables of several launchers are set. `MASTER_ADDR` is the rendezvous point if the launcher gives
+//! none.
 
 mod cross_check;
 mod variables;
@@ -62,11 +63,12 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity that the environment describes, as [`Communicator::from_env`](crate::Communicator::from_env) finds it.
+    /// The identity that the environment describes, as
+    /// [`Communicator::from_env`](crate::Communicator::from_env) finds it.
     ///
     /// # Errors
-    /// `InvalidSetting`, quoting the variables, if they are incomplete or contradict each other; `Rendezvous`,
-    /// with what to set, if there are none or if the rendezvous point is unknown.
+    /// `InvalidSetting`, quoting the variables, if they are incomplete or contradict each other;
+    /// `Rendezvous`, with what to set, if there are none or if the rendezvous point is unknown.
     pub fn from_env(config: &Config) -> Result<Self> {
         identity(config, environment)
     }
@@ -116,8 +118,9 @@ impl RendezvousPoint {
         Self::Address { host, port, further_ports: Vec::new() }
     }
 
-    /// Rank 0 of the job with this token listens at ports that follow from it, from 20000 to 30000, below Linux's range of ephemeral
-    /// ports. Jobs recognize each other by their tokens; one without a name has a single port.
+    /// Rank 0 of the job with this token listens at ports that follow from it, from 20000 to 30000, below
+    /// Linux's range of ephemeral ports. Jobs recognize each other by their tokens; one without a name has a
+    /// single port.
     pub(super) fn derived(host: String, token: u128) -> Self {
         let port = |shift: u32| 20_000 + ((token >> shift) % 10_001) as u16;
         let mut further_ports = if token == 0 { Vec::new() } else { vec![port(40), port(80)] };
@@ -178,7 +181,8 @@ pub fn identity(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Res
     Ok(Identity { rank, world, rendezvous, token, one_node, launcher })
 }
 
-/// The launcher whose values are needed beside the settings. `None` if there is no launcher, or if the settings are complete.
+/// The launcher whose values are needed beside the settings. `None` if there is no launcher, or if the
+/// settings are complete.
 ///
 /// # Errors
 /// As [`complete_launchers`] and, if rank or world size are needed, [`detect_launcher`].

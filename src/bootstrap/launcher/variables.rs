@@ -147,7 +147,8 @@ pub(super) fn open_mpi(environment: &Environment<'_>) -> Result<Option<LauncherI
 
 pub(super) fn mpich(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     let numbers = environment.pair("MPICH", &["PMI_RANK", "PMI_ID"], &["PMI_SIZE"])?;
-    // `srun --mpi=pmi2` sets them, too, also for the daemons of mpirun, which replace all but PMI_JOBID for their ranks.
+    // `srun --mpi=pmi2` sets them, too, also for the daemons of mpirun, which replace all but PMI_JOBID for
+    // their ranks.
     let step =
         [&["SLURM_JOB_ID"][..], &["SLURM_STEP_ID", "SLURM_STEPID"]].map(|names| environment.first(names));
     let is_step = match (step, environment.text("PMI_JOBID")) {

@@ -1,6 +1,7 @@
 //! What travels on a connection between two ranks that shrink.
 //!
-//! Owns the frames, their longest length, and the numbers by which a process finds the rank that a connection is for.
+//! Owns the frames, their longest length, and the numbers by which a process finds the rank that a connection
+//! is for.
 
 use crate::error::{Error, Result};
 use crate::rank::Rank;
@@ -14,8 +15,8 @@ pub(super) const SHRINK_VERSION: u32 = 4;
 /// A random number that an end draws for one connection.
 pub(super) type SessionNonce = [u8; 16];
 
-/// Names one rank of one communicator in the world. It is public: it is derived from the key of the communicator, and reveals
-/// nothing about it.
+/// Names one rank of one communicator in the world. It is public: it is derived from the key of the
+/// communicator, and reveals nothing about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct ServiceNumber([u8; 16]);
 
@@ -58,8 +59,8 @@ pub(super) enum ShrinkFrame {
     },
 }
 
-/// The longest frame between ranks of such a world, in bytes: three lists of ranks with at most five bytes each, and an error
-/// message.
+/// The longest frame between ranks of such a world, in bytes: three lists of ranks with at most five bytes
+/// each, and an error message.
 pub(super) fn frame_limit(world: usize) -> usize {
     16 * world + (64 << 10)
 }

@@ -9,18 +9,21 @@ use crate::error::Result;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-/// The addresses at which a rank can be asked whether it is there. They exist before the ranks exchange addresses. The ranks of one
-/// process share the sockets; a rank that others ask for before its `ShrinkService` takes the handle over answers late.
+/// The addresses at which a rank can be asked whether it is there. They exist before the ranks exchange
+/// addresses. The ranks of one process share the sockets; a rank that others ask for before its
+/// `ShrinkService` takes the handle over answers late.
 #[derive(Debug)]
 pub struct ShrinkListener {
     ports: Arc<ShrinkPorts>,
 }
 
 impl ShrinkListener {
-    /// Listens on each of `addresses`, on a port of `range` or one that the kernel chooses, or shares the ports of this process there.
+    /// Listens on each of `addresses`, on a port of `range` or one that the kernel chooses, or shares the
+    /// ports of this process there.
     ///
     /// # Errors
-    /// `System`, naming the address, if one cannot be listened on; also if no descriptor or thread is available.
+    /// `System`, naming the address, if one cannot be listened on; also if no descriptor or thread is
+    /// available.
     pub fn bind(addresses: &[IpAddr], range: Option<ListeningPorts>) -> Result<Self> {
         let ports = ShrinkPorts::at(addresses, range)?;
         ports.begin_join();

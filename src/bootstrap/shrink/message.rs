@@ -5,8 +5,8 @@
 use crate::error::Error;
 use crate::rank::{Rank, RankList};
 
-/// How many calls of the communicator a rank has finished when it shrinks it. Calls of shrink between the same two calls belong
-/// together.
+/// How many calls of the communicator a rank has finished when it shrinks it. Calls of shrink between the
+/// same two calls belong together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallsMade {
     /// Number of calls that have succeeded.
@@ -38,7 +38,8 @@ pub fn excluded_by(ranks: &[Rank], rank: Rank) -> Error {
 pub(super) enum Stance {
     /// The program has not called shrink.
     NotCalled,
-    /// The program has called shrink after `finished` calls. `waiting_for` are the ranks without which this rank does not decide.
+    /// The program has called shrink after `finished` calls. `waiting_for` are the ranks without which this
+    /// rank does not decide.
     Called { exclude: Vec<Rank>, waiting_for: Vec<Rank>, finished: u64 },
     /// The rank joins a new world.
     Joining,
@@ -59,16 +60,18 @@ pub(super) struct NewWorld {
 /// A message from one rank to another.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) enum ShrinkMessage {
-    /// What the sender is doing, and its generation: the number of worlds that it has joined from this communicator.
+    /// What the sender is doing, and its generation: the number of worlds that it has joined from this
+    /// communicator.
     State { generation: u64, stance: Stance },
     /// From the leader to the members.
     NewWorld(NewWorld),
-    /// From the leader to the members, or from a member to the leader: the world with this id cannot come about.
+    /// From the leader to the members, or from a member to the leader: the world with this id cannot come
+    /// about.
     Cancelled { id: Vec<u8>, error: Error },
     /// The agreement failed on all ranks that have called shrink.
     Failed(Error),
-    /// The sender's program has called shrink with a list that contains the receiver. It concerns calls of shrink after at most
-    /// `until` calls.
+    /// The sender's program has called shrink with a list that contains the receiver. It concerns calls of
+    /// shrink after at most `until` calls.
     Excluded { until: u64 },
 }
 

@@ -1,7 +1,8 @@
 //! Notices that travel on connections of their own.
 //!
-//! Owns these connections until their notices are sent. A rank may be stopped while the encryption of its connection begins: what is
-//! sent there waits for its answer. The kernel of its host accepts a new connection all the same, and keeps the notice.
+//! Owns these connections until their notices are sent. A rank may be stopped while the encryption of its
+//! connection begins: what is sent there waits for its answer. The kernel of its host accepts a new
+//! connection all the same, and keeps the notice.
 
 use super::message::ShrinkNotice;
 use super::session::Session;
@@ -69,8 +70,8 @@ impl Notices {
         self.unsent.iter().map(|unsent| unsent.until).min()
     }
 
-    /// Continues to send. `ready` says, in the order of [`poll_fds`](Self::poll_fds), which connections are ready. `open` makes a
-    /// session of a connection to a rank.
+    /// Continues to send. `ready` says, in the order of [`poll_fds`](Self::poll_fds), which connections are
+    /// ready. `open` makes a session of a connection to a rank.
     pub(super) fn advance(
         &mut self,
         ready: &[bool],

@@ -17,7 +17,8 @@ pub struct AgreedWorld {
     pub members: Vec<Rank>,
     /// Identifies the new world.
     pub id: UniqueId,
-    /// Raised if the world cannot come about, until [`ShrinkService::shrink`](super::ShrinkService::shrink) returns.
+    /// Raised if the world cannot come about, until [`ShrinkService::shrink`](super::ShrinkService::shrink)
+    /// returns.
     pub fault: Arc<Fault>,
 }
 
@@ -45,8 +46,8 @@ impl ServiceState {
     }
 }
 
-/// What the program's thread asks of the service's thread. Calls are numbered, so that the outcome of one that was given
-/// up is not taken for that of the next.
+/// What the program's thread asks of the service's thread. Calls are numbered, so that the outcome of one
+/// that was given up is not taken for that of the next.
 #[derive(Debug)]
 pub(super) enum ServiceRequest {
     Call { number: u64, exclude: Vec<Rank>, calls: CallsMade, deadline: Instant },

@@ -1,7 +1,8 @@
 //! One rank of one communicator, which the thread serves.
 //!
-//! Owns all connections between this rank and others that shrink, and the coordinator of a new world until it is joined.
-//! [`Agreement`] decides. Must not block on any connection, and must not know which other ranks the thread serves.
+//! Owns all connections between this rank and others that shrink, and the coordinator of a new world until it
+//! is joined. [`Agreement`] decides. Must not block on any connection, and must not know which other ranks
+//! the thread serves.
 
 use super::agreement::{Agreement, AgreementAction};
 use super::frame::ServiceNumber;
@@ -24,7 +25,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Errors of a connection that say nothing about the rank at its other end: this process or host lacks something.
+/// Errors of a connection that say nothing about the rank at its other end: this process or host lacks
+/// something.
 const LACKS: [Errno; 5] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL];
 
 /// What a rank is served with.
@@ -53,7 +55,8 @@ struct PendingConnection {
 #[derive(Debug)]
 struct ServedSession {
     session: Session,
-    /// Whether what its other end says about the rank's process counts: not at an address that may be that of another machine.
+    /// Whether what its other end says about the rank's process counts: not at an address that may be that of
+    /// another machine.
     is_best: bool,
     opened: Instant,
     /// Closes once everything is sent.
@@ -74,14 +77,15 @@ pub(super) struct ServedRank {
     reached: Vec<usize>,
     /// Notices that travel on connections of their own.
     notices: Notices,
-    /// The coordinator of the new world that this rank leads, until the world is joined. Dropping it cancels an incomplete
-    /// rendezvous.
+    /// The coordinator of the new world that this rank leads, until the world is joined. Dropping it cancels
+    /// an incomplete rendezvous.
     coordinator: Option<Coordinator>,
     /// The fault of the new world, until it is joined.
     fault: Option<Arc<Fault>>,
     /// The number of the last call.
     call: u64,
-    /// Whether something has happened since the last [`advance`](Self::advance), and when the next one is due otherwise.
+    /// Whether something has happened since the last [`advance`](Self::advance), and when the next one is due
+    /// otherwise.
     has_events: bool,
     due: Option<Instant>,
     has_left: bool,
@@ -158,8 +162,8 @@ impl ServedRank {
         self.advance_notices(notices, now);
     }
 
-    /// Does what is due, and what the program has asked for if `was_woken`. Costs next to nothing if there is neither, so that many
-    /// ranks do not delay each other.
+    /// Does what is due, and what the program has asked for if `was_woken`. Costs next to nothing if there is
+    /// neither, so that many ranks do not delay each other.
     pub(super) fn advance(&mut self, was_woken: bool, now: Instant) {
         let leaving = was_woken && self.take_requests(now);
         if !self.has_events && self.due.is_none_or(|at| now < at) {
@@ -288,8 +292,8 @@ impl ServedRank {
                 }
             }
             AgreementAction::Cancel(error) => {
-                // Ends the rendezvous, or the joins of ranks that have not reached it. A world that is complete has lost a
-                // rank all the same, and its next call says so.
+                // Ends the rendezvous, or the joins of ranks that have not reached it. A world that is
+                // complete has lost a rank all the same, and its next call says so.
                 self.coordinator = None;
                 if let Some(fault) = &self.fault {
                     fault.raise(error);
@@ -496,8 +500,8 @@ impl ServedRank {
     }
 }
 
-/// How long a rank may be silent before it counts as stopped or unreachable: 1.5 s, or as long as each of the ranks that
-/// share a core runs for 50 ms in turn.
+/// How long a rank may be silent before it counts as stopped or unreachable: 1.5 s, or as long as each of the
+/// ranks that share a core runs for 50 ms in turn.
 fn silence(ranks_per_core: usize) -> Duration {
     Duration::from_millis(1500)
         .max(Duration::from_millis(50) * u32::try_from(ranks_per_core).unwrap_or(u32::MAX))

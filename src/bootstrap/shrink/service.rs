@@ -27,21 +27,22 @@ const SYSTEM_ERRORS: u32 = 3;
 pub struct ShrinkServiceParams {
     /// This process's rank.
     pub me: Rank,
-    /// By rank, the endpoints of its [`ShrinkListener`] by which this rank may reach it, in the order in which they are tried. What the first
-    /// one says decides whether the rank is gone.
+    /// By rank, the endpoints of its [`ShrinkListener`] by which this rank may reach it, in the order in
+    /// which they are tried. What the first one says decides whether the rank is gone.
     pub endpoints: Vec<Vec<SocketAddr>>,
     /// Authenticates the ranks of this communicator. No other communicator has it.
     pub key: SecretKey,
     /// The handle by which other ranks have found this one so far.
     pub listener: ShrinkListener,
-    /// Ranks of a node for each of its cores, rounded up: where many ranks share a core, they may answer later.
+    /// Ranks of a node for each of its cores, rounded up: where many ranks share a core, they may answer
+    /// later.
     pub ranks_per_core: usize,
     /// For the coordinator of a new world.
     pub config: Config,
 }
 
-/// The handle to a rank's service. All services of a process share a thread and its sockets. Dropping the handle ends the service: other
-/// ranks then count this one as gone.
+/// The handle to a rank's service. All services of a process share a thread and its sockets. Dropping the
+/// handle ends the service: other ranks then count this one as gone.
 #[derive(Debug)]
 pub struct ShrinkService {
     shared: Arc<ServiceShared>,
@@ -65,13 +66,15 @@ impl ShrinkService {
         Ok(Self { shared, calls: Mutex::default(), ports })
     }
 
-    /// Agrees with the other ranks that shrink after these `calls` on who is left without `exclude`, and calls `join` to join their new world. If that
-    /// fails because further ranks are lost, agrees again until `deadline`. An interrupt by the program ends it at once.
+    /// Agrees with the other ranks that shrink after these `calls` on who is left without `exclude`, and
+    /// calls `join` to join their new world. If that fails because further ranks are lost, agrees again until
+    /// `deadline`. An interrupt by the program ends it at once.
     ///
     /// # Errors
-    /// `Rendezvous` if the others went on without this rank or exclude it, or if ranks that cannot be reached may have gone on without
-    /// this one; `Timeout`, naming them, if ranks that are alive do not shrink until `deadline`; `Disagreement` if ranks
-    /// exclude different ranks; `Aborted` if the program interrupts it; the error of `join`.
+    /// `Rendezvous` if the others went on without this rank or exclude it, or if ranks that cannot be reached
+    /// may have gone on without this one; `Timeout`, naming them, if ranks that are alive do not shrink until
+    /// `deadline`; `Disagreement` if ranks exclude different ranks; `Aborted` if the program interrupts it;
+    /// the error of `join`.
     pub fn shrink<T>(
         &self,
         exclude: Vec<Rank>,
@@ -120,8 +123,8 @@ impl ShrinkService {
         self.ports.wake();
     }
 
-    /// Waits for the outcome of the call with this number. The outcome of an earlier call, which ended before its caller
-    /// received it, is discarded.
+    /// Waits for the outcome of the call with this number. The outcome of an earlier call, which ended before
+    /// its caller received it, is discarded.
     fn outcome(&self, number: u64, deadline: Instant) -> Result<AgreedWorld> {
         let until = deadline + GRACE;
         loop {
@@ -144,8 +147,8 @@ impl ShrinkService {
     }
 }
 
-/// Whether joining may succeed with the ranks that are left then. The system reports the death of a rank, too, for example by
-/// refusing a connection; but lack of memory does not pass.
+/// Whether joining may succeed with the ranks that are left then. The system reports the death of a rank,
+/// too, for example by refusing a connection; but lack of memory does not pass.
 fn may_pass(error: &Error, system_errors: &mut u32) -> bool {
     match error.kind() {
         ErrorKind::PeerLost | ErrorKind::Rendezvous | ErrorKind::Timeout | ErrorKind::Aborted => true,
@@ -165,7 +168,8 @@ impl Drop for ShrinkService {
         }
         self.shared.lock().leaving = true;
         self.ports.wake();
-        // When this returns, the connections are closed, and other ranks that ask learn that this one is gone.
+        // When this returns, the connections are closed, and other ranks that ask learn that this one is
+        // gone.
         let state = self.shared.changed.wait_while(self.shared.lock(), |state| state.served);
         drop(state.unwrap_or_else(PoisonError::into_inner));
     }

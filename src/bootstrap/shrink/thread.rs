@@ -1,7 +1,8 @@
 //! The thread that answers ranks that shrink, for all communicators of this process.
 //!
-//! Owns the listening sockets, the accepted connections until their rank is known, and the ranks that it serves, each with
-//! connections and an agreement of its own. Must not block, and must not know how ranks agree.
+//! Owns the listening sockets, the accepted connections until their rank is known, and the ranks that it
+//! serves, each with connections and an agreement of its own. Must not block, and must not know how ranks
+//! agree.
 
 use super::frame::{ServiceNumber, frame_limit};
 use super::ports_shared::{PortsShared, ShrinkSocket};
@@ -20,11 +21,11 @@ use std::time::{Duration, Instant};
 const ACCEPT_BATCH: usize = 64;
 /// How long the listeners are ignored after the system ran out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Accepted connections that may be unauthenticated, in addition to one for each rank of each communicator. All together have at
-/// most a quarter of the descriptors of the process.
+/// Accepted connections that may be unauthenticated, in addition to one for each rank of each communicator.
+/// All together have at most a quarter of the descriptors of the process.
 const UNAUTHENTICATED: usize = 64;
-/// How many ranks that have left are remembered: others learn at once that they are gone, even while this process joins a
-/// communicator.
+/// How many ranks that have left are remembered: others learn at once that they are gone, even while this
+/// process joins a communicator.
 const REMEMBERED: usize = 1024;
 
 /// The thread of some ports.

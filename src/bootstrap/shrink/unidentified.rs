@@ -1,7 +1,7 @@
 //! Connections whose rank is not known yet.
 //!
-//! Owns each of them from its beginning to its opening, which names the rank that the other end looks for; those whose rank is
-//! not there yet; and those that were answered that it is gone.
+//! Owns each of them from its beginning to its opening, which names the rank that the other end looks for;
+//! those whose rank is not there yet; and those that were answered that it is gone.
 
 use super::frame::{SHRINK_MAGIC, SHRINK_VERSION, ServiceNumber, SessionNonce, ShrinkFrame};
 use crate::bootstrap::framed_stream::FramedStream;
@@ -12,8 +12,8 @@ use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// How long an accepted connection may take to send its opening, how long a rank that takes it over waits for proof, and how long one
-/// that was refused may stay.
+/// How long an accepted connection may take to send its opening, how long a rank that takes it over waits for
+/// proof, and how long one that was refused may stay.
 pub(super) const OPENING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the end that connected has sent first.
@@ -48,10 +48,12 @@ pub(super) enum Routing {
 enum UnidentifiedState {
     /// The opening has not arrived.
     Unopened,
-    /// The rank is not there yet. Nothing more is read, so that it waits in the kernel. There is no time limit: the other end takes a
-    /// rank that does not answer for a stopped one, and one whose connections end for one that may come back.
+    /// The rank is not there yet. Nothing more is read, so that it waits in the kernel. There is no time
+    /// limit: the other end takes a rank that does not answer for a stopped one, and one whose connections
+    /// end for one that may come back.
     Waiting(SessionOpening),
-    /// The answer is being sent. The other end closes the connection when it has it: closing it here could destroy the answer.
+    /// The answer is being sent. The other end closes the connection when it has it: closing it here could
+    /// destroy the answer.
     Refused,
 }
 
@@ -121,15 +123,16 @@ impl UnidentifiedConnections {
         })
     }
 
-    /// Reads the connections that are ready, given in the order of [`poll_fds`](Self::poll_fds). Frames have at most `limit` bytes.
+    /// Reads the connections that are ready, given in the order of [`poll_fds`](Self::poll_fds). Frames have
+    /// at most `limit` bytes.
     pub(super) fn receive(&mut self, ready: &[bool], limit: usize) {
         let mut ready = ready.iter();
         self.connections
             .retain_mut(|connection| !ready.next().is_some_and(|ready| *ready) || connection.receive(limit));
     }
 
-    /// Has `route` say what is done about each connection whose opening has arrived, and returns those that a rank takes over, with
-    /// its position.
+    /// Has `route` say what is done about each connection whose opening has arrived, and returns those that a
+    /// rank takes over, with its position.
     pub(super) fn route(
         &mut self,
         now: Instant,

@@ -1,17 +1,20 @@
 //! The subworlds that ranks open over the control connections of their first one.
 //!
-//! Owns, for each of them, who must still open it, then its [`FailureDetector`], and which rank of the first world is which of
-//! its ranks. Does no I/O: callers report messages, lost ranks and the time, and carry [`SubworldAction`]s out. All ranks in its
-//! interface are those of the first world; those in messages of a subworld are that world's own.
+//! Owns, for each of them, who must still open it, then its [`FailureDetector`], and which rank of the first
+//! world is which of its ranks. Does no I/O: callers report messages, lost ranks and the time, and carry
+//! [`SubworldAction`]s out. All ranks in its interface are those of the first world; those in messages of a
+//! subworld are that world's own.
 //!
-//! **Signs of life.** A connection is alive or not for all its worlds together. A rank sends the call state of a subworld
-//! only after it has changed, so a world in which nothing happens costs no message. Everything that rests on heartbeats holds
-//! nevertheless:
-//! - Silence. Any frame of a rank counts for all its worlds: [`heard`](ConnectedRank::heard) is passed to each failure detector
-//!   before its next tick. The rank sends at least one frame per heartbeat interval, that of the first world or
-//!   [`ToCoordinator::Alive`]. All worlds of a rank have the heartbeat interval that it joined with.
-//! - Call states. The last one that was sent is the current one, or at most one interval old, as with periodic heartbeats. A
-//!   failure detector that needs states newer than a report requests them, and a rank answers each request.
+//! **Signs of life.** A connection is alive or not for all its worlds together. A rank sends the call state
+//! of a subworld only after it has changed, so a world in which nothing happens costs no message. Everything
+//! that rests on heartbeats holds nevertheless:
+//! - Silence. Any frame of a rank counts for all its worlds: [`heard`](ConnectedRank::heard) is passed to
+//!   each failure detector before its next tick. The rank sends at least one frame per heartbeat interval,
+//!   that of the first world or [`ToCoordinator::Alive`]. All worlds of a rank have the heartbeat interval
+//!   that it joined with.
+//! - Call states. The last one that was sent is the current one, or at most one interval old, as with
+//!   periodic heartbeats. A failure detector that needs states newer than a report requests them, and a rank
+//!   answers each request.
 //! - Departures. After [`ToRank::Left`] a rank answers at once, and then sends changed states every 250 ms.
 
 mod subworld_opening;
@@ -31,7 +34,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use subworld_opening::SubworldOpening;
 
-/// Members of all worlds at most that one rank has opened and that wait for others, so that it cannot fill the coordinator's memory.
+/// Members of all worlds at most that one rank has opened and that wait for others, so that it cannot fill
+/// the coordinator's memory.
 const MAX_PENDING_MEMBERS: usize = 1 << 20;
 /// Bytes at most that a rank has given to exchanges that wait for others.
 const MAX_HELD: usize = 4 * FRAME_LIMIT;
@@ -81,9 +85,11 @@ struct ConnectedRank {
     heartbeat: Duration,
     /// When its last frame came.
     heard: Instant,
-    /// The worlds that it has opened and not left, and those that could not be opened and are not forgotten yet.
+    /// The worlds that it has opened and not left, and those that could not be opened and are not forgotten
+    /// yet.
     worlds: BTreeSet<WorldId>,
-    /// Members of the worlds that this rank was the first to open, and that the others have not opened yet or could not.
+    /// Members of the worlds that this rank was the first to open, and that the others have not opened yet or
+    /// could not.
     pending: usize,
 }
 
@@ -123,7 +129,8 @@ pub(super) struct Subworlds {
     ranks: Vec<ConnectedRank>,
     host_process: Process,
     worlds: BTreeMap<WorldId, Subworld>,
-    /// When the worlds have their next tick. All at once, so that many worlds do not wake the coordinator one by one.
+    /// When the worlds have their next tick. All at once, so that many worlds do not wake the coordinator one
+    /// by one.
     next_tick: Option<Instant>,
     /// The time of the last event.
     now: Instant,
@@ -131,7 +138,8 @@ pub(super) struct Subworlds {
 }
 
 impl Subworlds {
-    /// No subworld yet over the connections of `peers`, given in rank order. `host_process` runs the coordinator.
+    /// No subworld yet over the connections of `peers`, given in rank order. `host_process` runs the
+    /// coordinator.
     pub(super) fn new(peers: &[JoinedPeer], host_process: Process, now: Instant) -> Self {
         let connected = |peer: &JoinedPeer| ConnectedRank {
             process: peer.process.clone(),
@@ -188,8 +196,8 @@ impl Subworlds {
         }
     }
 
-    /// Handles that a rank opens a world with these `members`, of which `connected` must contain all. The rank waits for the
-    /// others for `timeout`.
+    /// Handles that a rank opens a world with these `members`, of which `connected` must contain all. The
+    /// rank waits for the others for `timeout`.
     pub(super) fn on_open(
         &mut self,
         rank: Rank,
@@ -309,8 +317,8 @@ impl Subworlds {
         self.schedule(world);
     }
 
-    /// Handles an encoded message of a rank in a world. Whether it is one. A rank that has left the world, or is no rank of it,
-    /// changes nothing: the world may have ended while the message was on its way.
+    /// Handles an encoded message of a rank in a world. Whether it is one. A rank that has left the world, or
+    /// is no rank of it, changes nothing: the world may have ended while the message was on its way.
     pub(super) fn on_message(&mut self, rank: Rank, world: WorldId, message: &[u8], now: Instant) -> bool {
         self.now = now;
         let message = match decode::<ToCoordinator>(message) {
@@ -400,8 +408,8 @@ impl Subworlds {
         }
     }
 
-    /// Handles that ranks have been silent for so long, and since the same moment, that they count as dead. Each of them is then
-    /// [lost](Self::on_lost).
+    /// Handles that ranks have been silent for so long, and since the same moment, that they count as dead.
+    /// Each of them is then [lost](Self::on_lost).
     pub(super) fn on_silent(&mut self, silent: &[(Rank, Duration)]) {
         for Subworld { members, phase, .. } in self.worlds.values_mut() {
             if let SubworldPhase::Supervised(detector) = phase {

@@ -68,7 +68,8 @@ impl SubworldOpening {
         ))
     }
 
-    /// The error for a rank that is gone before all have opened the world. `how` is a verb phrase whose subject is the rank.
+    /// The error for a rank that is gone before all have opened the world. `how` is a verb phrase whose
+    /// subject is the rank.
     pub(super) fn lost(own: Rank, process: &Process, how: &str) -> Error {
         Error::peer_lost(format!("rank {own} ({process}) {how} before all ranks had opened the communicator"))
     }

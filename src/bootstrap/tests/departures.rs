@@ -7,7 +7,8 @@ use super::failures::{member_of_fake_coordinator, send_all};
 use super::*;
 use std::process::{Command, Stdio};
 
-/// A heartbeat interval that is too long for any test: what it finds out in time does not depend on heartbeats.
+/// A heartbeat interval that is too long for any test: what it finds out in time does not depend on
+/// heartbeats.
 fn rare_heartbeats() -> Config {
     Config { heartbeat: Duration::from_secs(60), ..config() }
 }

@@ -162,7 +162,8 @@ fn framed(frame: &[u8]) -> Arc<[u8]> {
     frame_of([[0; 4].as_slice(), frame].concat()).expect("short")
 }
 
-/// Forwards the frames of one connection, with the encryption of each end removed and made again, until one end closes.
+/// Forwards the frames of one connection, with the encryption of each end removed and made again, until one
+/// end closes.
 fn intercept(near: TcpStream, far: TcpStream) {
     let mut near = FramedStream::new(near, true).expect("a socket");
     let mut far = FramedStream::new(far, false).expect("a socket");

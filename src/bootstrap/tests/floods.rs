@@ -9,8 +9,8 @@ use super::failures::member_of_fake_coordinator;
 use super::*;
 use flexring_testkit::fuzzing::AllocationLimit;
 
-/// Sends a frame over and over, without reading, until the other end closes the connection. Returns the bytes that it has taken, which
-/// are no more than `most`.
+/// Sends a frame over and over, without reading, until the other end closes the connection. Returns the bytes
+/// that it has taken, which are no more than `most`.
 fn flood(stream: &mut FramedStream, frame: &Bytes, most: usize) -> usize {
     // Few system calls: the other end counts frames.
     let frame: Bytes = frame.repeat((16 << 10) / frame.len() + 1).into();
@@ -29,7 +29,8 @@ fn flood(stream: &mut FramedStream, frame: &Bytes, most: usize) -> usize {
     sent
 }
 
-/// Counter-example: what a rank sent to itself was queued without limit, 1 GB in 7.5 s; and 37 MB of `Open` became 604 MB.
+/// Counter-example: what a rank sent to itself was queued without limit, 1 GB in 7.5 s; and 37 MB of `Open`
+/// became 604 MB.
 #[test]
 fn a_rank_that_does_not_read_what_it_causes_is_named_and_dropped() {
     let messages = vec![(2, vec![0; PEER_MESSAGE_LIMIT]); 16];

@@ -81,7 +81,8 @@ fn ranks_rendezvous_by_a_unique_id() {
 #[test]
 fn exchanges_are_bounded() {
     watched(|| {
-        // Encoding the longest exchange without the optimiser takes longer than the heartbeats of other tests allow.
+        // Encoding the longest exchange without the optimiser takes longer than the heartbeats of other tests
+        // allow.
         let config = Config { heartbeat: Duration::from_millis(500), ..config() };
         let members = join_ranks(0..1, 1, &address_of(free_port()), &config);
         let control = &members[0].control;
@@ -353,8 +354,8 @@ fn raising_the_fault_ends_a_waiting_join() {
     });
 }
 
-/// A rank that a program stops, and one that learned of a failure elsewhere: the coordinator passes on what they say, and does not
-/// call them dead.
+/// A rank that a program stops, and one that learned of a failure elsewhere: the coordinator passes on what
+/// they say, and does not call them dead.
 #[test]
 fn a_rank_that_gives_up_the_rendezvous_tells_the_others_why() {
     watched(|| {

@@ -1,4 +1,5 @@
-//! What a lost rank, a lost coordinator and a hostile rank do to the worlds of one connection, and worlds that do not come about.
+//! What a lost rank, a lost coordinator and a hostile rank do to the worlds of one connection, and worlds
+//! that do not come about.
 
 use super::super::CallState;
 use super::super::call_state::example_call;
@@ -50,7 +51,8 @@ fn a_rank_that_dies_fails_exactly_its_worlds() {
             let state = CallState::InCall(example_call(17));
             let in_call = ToCoordinator::Heartbeat(state).in_world(1).expect("short");
             send(&mut fake_peer, &in_call);
-            // The coordinator handles rank 0's messages in order: after the exchange it knows that rank 0 waits.
+            // The coordinator handles rank 0's messages in order: after the exchange it knows that rank 0
+            // waits.
             eventually(|| first[0].control.shared.connection.has_further(3));
             exchange(&without);
             drop(fake_peer);
@@ -107,7 +109,8 @@ fn a_missing_member_is_named_at_the_deadline() {
             error.message().starts_with("rank 1 of 3 did not open the communicator within 1.5 s"),
             "{error}"
         );
-        // A member that comes later gets the same error, and the id of a failed attempt can be used again after a while.
+        // A member that comes later gets the same error, and the id of a failed attempt can be used again
+        // after a while.
         let late = open_on(&first[1].control, 1, &[0, 1, 2], &config()).map(drop).expect_err("failed");
         assert_eq!(late, *error);
         exchange(&first);

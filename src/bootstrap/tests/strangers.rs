@@ -83,7 +83,8 @@ pub(super) fn refusal(answer: Option<ToRank>) -> Error {
     }
 }
 
-/// Runs `attack` while ranks 0 and 1 of 3 wait, then lets rank 2 join, and checks that the world is as it should be.
+/// Runs `attack` while ranks 0 and 1 of 3 wait, then lets rank 2 join, and checks that the world is as it
+/// should be.
 pub(super) fn world_under(attack: impl FnOnce(u16), config: &Config) {
     let port = free_port();
     let rendezvous = address_of(port);

@@ -22,27 +22,31 @@ use std::time::Duration;
 pub(in crate::communicator) use crate::cuda_driver::forbid_calls;
 pub(in crate::communicator) use cuda::{PreparedCollective, PreparedLaunch, ResidentCall};
 
-/// How long the slots wait for calls of this process before they are registered with RDMA devices. A call may be one that ends only when the
-/// communicator which is being created is used, such as a receive in another one; then data is staged in host memory.
+/// How long the slots wait for calls of this process before they are registered with RDMA devices. A call may
+/// be one that ends only when the communicator which is being created is used, such as a receive in another
+/// one; then data is staged in host memory.
 const REGISTRATION_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes of a slot where kernels run collectives. 65 of them take 14.2 MiB on the GPU, and as much in pinned memory.
+/// Bytes of a slot where kernels run collectives. 65 of them take 14.2 MiB on the GPU, and as much in pinned
+/// memory.
 const SLOT_BESIDE_KERNELS: usize = 224 << 10;
 
-/// The GPU that this rank works with as far as it is known when the communicator is created: the one that `FLEXRING_GPU`
-/// requests, else this thread's current one.
+/// The GPU that this rank works with as far as it is known when the communicator is created: the one that
+/// `FLEXRING_GPU` requests, else this thread's current one.
 pub(in crate::communicator) fn known(requested: Option<usize>) -> Option<u32> {
     requested.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX)).or_else(Gpu::current)
 }
 
-/// The memory for collectives that the settings and the number of ranks call for, if all ranks are on one node.
+/// The memory for collectives that the settings and the number of ranks call for, if all ranks are on one
+/// node.
 fn collectives(config: &Config, ranks_of_node: usize) -> Option<CollectiveLayout> {
     let are_run = config.gpu_engine == GpuProgram::Device && config.gpu_ipc.0;
     if are_run { CollectiveLayout::new(ranks_of_node) } else { None }
 }
 
-/// Bytes of a slot for vectors on GPUs; `ranks_of_node` is 0 unless all ranks are on one node. Equal on all ranks. Short where kernels
-/// run collectives, because only the few other calls need slots: long ones do if the user has chosen a plan.
+/// Bytes of a slot for vectors on GPUs; `ranks_of_node` is 0 unless all ranks are on one node. Equal on all
+/// ranks. Short where kernels run collectives, because only the few other calls need slots: long ones do if
+/// the user has chosen a plan.
 pub(in crate::communicator) fn slot_bytes(config: &Config, ranks_of_node: usize) -> usize {
     let bytes = config.gpu_slot_bytes();
     match collectives(config, ranks_of_node).filter(|_| config.chooses_no_plan()) {
@@ -67,8 +71,8 @@ pub(in crate::communicator) fn address(requested: Option<usize>) -> Option<Strin
     Gpu::address(known(requested)?)
 }
 
-/// The GPU that a communicator works with. It is opened at most once: when the communicator is created, or by the first
-/// thread that uses its memory.
+/// The GPU that a communicator works with. It is opened at most once: when the communicator is created, or by
+/// the first thread that uses its memory.
 pub(in crate::communicator) struct GpuState {
     requested: Option<usize>,
     /// Whether neighbours read the slots on the GPU by CUDA IPC.
@@ -145,7 +149,8 @@ impl GpuState {
         crate::cuda_driver::driver().err()
     }
 
-    /// Opens the GPU that is known when the communicator is created, and shares its memory with the neighbours.
+    /// Opens the GPU that is known when the communicator is created, and shares its memory with the
+    /// neighbours.
     pub(in crate::communicator) fn open_known(&self, executor: &mut Executor) -> Result<()> {
         let Some(gpu) = known(self.requested) else { return Ok(()) };
         let opened = self.open(gpu, self.ipc, executor);
@@ -176,7 +181,8 @@ impl GpuState {
         Err(Error::invalid_argument(message))
     }
 
-    /// Opens the GPU of this memory, if it is not open yet, without sharing its memory: the neighbours do not take part.
+    /// Opens the GPU of this memory, if it is not open yet, without sharing its memory: the neighbours do not
+    /// take part.
     pub(in crate::communicator) fn open_late(
         &self,
         memory: MemorySpace,
@@ -266,8 +272,8 @@ impl GpuState {
         Ok(())
     }
 
-    /// Scratch memory on the GPU. Must be called before the call is launched, by the caller's thread: allocating may wait
-    /// for earlier calls.
+    /// Scratch memory on the GPU. Must be called before the call is launched, by the caller's thread:
+    /// allocating may wait for earlier calls.
     pub(in crate::communicator) fn scratch(&self, bytes: usize) -> Result<Piece> {
         if bytes == 0 {
             return Ok(Piece::EMPTY);
@@ -292,8 +298,8 @@ impl GpuState {
         self.opened.get().ok_or_else(|| Error::internal("no GPU is open"))
     }
 
-    /// Prepares the kernel of a call at the current end of `stream`, and of `other` if it is given. A `small` call is run on
-    /// [`staging`](Self::staging).
+    /// Prepares the kernel of a call at the current end of `stream`, and of `other` if it is given. A `small`
+    /// call is run on [`staging`](Self::staging).
     pub(in crate::communicator) fn prepare_launch(
         &self,
         call: &CheckedCall,
@@ -326,8 +332,8 @@ impl GpuState {
         self.opened.get().map_or(Ok(()), |opened| opened.launcher.check_health())
     }
 
-    /// Waits until no kernel of the communicator accesses memory. If one still may after a while, its memory is never freed,
-    /// and `false` is returned.
+    /// Waits until no kernel of the communicator accesses memory. If one still may after a while, its memory
+    /// is never freed, and `false` is returned.
     pub(in crate::communicator) fn end(&self, fault: &Fault) -> bool {
         let Some(opened) = self.opened.get() else { return true };
         let collectives_ended =

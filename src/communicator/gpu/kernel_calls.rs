@@ -42,7 +42,8 @@ impl KernelCalls {
         self.watch.get()
     }
 
-    /// Connects the memory of all ranks: by rank, that of the others as this process has it open. Kernels are watched from now on.
+    /// Connects the memory of all ranks: by rank, that of the others as this process has it open. Kernels are
+    /// watched from now on.
     ///
     /// # Errors
     /// `System` if the GPU fails, or the process can start no thread.
@@ -65,7 +66,8 @@ impl KernelCalls {
         self.captures.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Ends the use of `piece`, which was registered, by kernels. Those that were launched or replayed before end first.
+    /// Ends the use of `piece`, which was registered, by kernels. Those that were launched or replayed before
+    /// end first.
     ///
     /// # Errors
     /// `Timeout` if they do not within `limit`: then it stays registered.
@@ -90,7 +92,8 @@ impl KernelCalls {
         })
     }
 
-    /// Waits until all kernels that were launched have ended, or the communicator has failed. `check` is called meanwhile.
+    /// Waits until all kernels that were launched have ended, or the communicator has failed. `check` is
+    /// called meanwhile.
     pub(in crate::communicator) fn await_kernels(
         &self,
         launcher: &Launcher,
@@ -110,8 +113,8 @@ impl KernelCalls {
         }
     }
 
-    /// Waits until the kernels that were launched have ended, and closes the memory. `false` if one may still run: then no memory
-    /// that it names is freed.
+    /// Waits until the kernels that were launched have ended, and closes the memory. `false` if one may still
+    /// run: then no memory that it names is freed.
     pub(super) fn end(&self, launcher: &Launcher, fault: &Fault) -> bool {
         let ended = self.await_end(launcher, fault);
         if let Some(watch) = self.watch.get() {

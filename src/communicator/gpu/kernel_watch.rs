@@ -1,7 +1,8 @@
 //! The thread that watches the kernels of collectives, of all communicators of a process.
 //!
-//! Owns what it looks for: failures that kernels report, waits that last too long, ends that callers wait for, and communicators
-//! that have failed, whose kernels it ends. It calls no function of the driver, which may wait for a kernel.
+//! Owns what it looks for: failures that kernels report, waits that last too long, ends that callers wait
+//! for, and communicators that have failed, whose kernels it ends. It calls no function of the driver, which
+//! may wait for a kernel.
 
 use crate::call::Call;
 use crate::communicator::request::CallOutcome;
@@ -130,7 +131,8 @@ impl KernelWatch {
         THREAD.get().changed.notify_all();
     }
 
-    /// Ends the communicator at once if a kernel has failed. The thread would notice it a few milliseconds later.
+    /// Ends the communicator at once if a kernel has failed. The thread would notice it a few milliseconds
+    /// later.
     pub(in crate::communicator) fn notice_failure(&self) {
         if self.memory.failure().is_none() {
             return;
@@ -152,7 +154,8 @@ impl KernelWatch {
         {
             state.failed = true;
             drop(state);
-            // Tells the other ranks, which may take a while. If the communicator is gone already, no caller asks.
+            // Tells the other ranks, which may take a while. If the communicator is gone already, no caller
+            // asks.
             if let Some(owner) = self.owner.upgrade() {
                 owner.fail(error);
             }
@@ -250,7 +253,8 @@ impl KernelWatch {
     }
 }
 
-/// How two ranks' calls differ, as far as their words say. `number`: that of the call among those that kernels run.
+/// How two ranks' calls differ, as far as their words say. `number`: that of the call among those that
+/// kernels run.
 pub(in crate::communicator) fn difference(
     me: Rank,
     mine: [u64; CALL_WORDS],

@@ -1,7 +1,7 @@
 //! The GPU that a communicator works with.
 //!
-//! Owns which GPU that is, and what a communicator keeps on it. Builds without the feature `cuda` use `absent.rs`, which has the interface of `cuda.rs` and refuses
-//! all memory of GPUs.
+//! Owns which GPU that is, and what a communicator keeps on it. Builds without the feature `cuda` use
+//! `absent.rs`, which has the interface of `cuda.rs` and refuses all memory of GPUs.
 
 #[cfg(not(feature = "cuda"))]
 mod absent;

@@ -1,8 +1,8 @@
 //! Memory on GPUs that users have registered, which the kernels of all ranks of the node access.
 //!
-//! A rank names an allocation to its neighbours in shared memory; each opens it when it makes its next call, and says so there. A
-//! call names an allocation only if all have it open, so a call costs no exchange between hosts. Owns what is registered, named and
-//! open. Must not know calls.
+//! A rank names an allocation to its neighbours in shared memory; each opens it when it makes its next call,
+//! and says so there. A call names an allocation only if all have it open, so a call costs no exchange
+//! between hosts. Owns what is registered, named and open. Must not know calls.
 
 use crate::cuda_driver::Address;
 use crate::device::cuda::collective::{CollectiveMemory, Place};
@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a rank that ends the use of its memory waits for neighbours to close it. They do so in their next call.
+/// How long a rank that ends the use of its memory waits for neighbours to close it. They do so in their next
+/// call.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 const NAP: Duration = Duration::from_micros(100);
 
@@ -71,7 +72,8 @@ impl OfferedMemory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers memory, which the neighbours open in their next calls. If it cannot be exported, calls on it go through stages.
+    /// Registers memory, which the neighbours open in their next calls. If it cannot be exported, calls on it
+    /// go through stages.
     ///
     /// # Errors
     /// `System` if the GPU fails.
@@ -111,8 +113,9 @@ impl OfferedMemory {
         Ok(())
     }
 
-    /// Undoes one [`add`](Self::add) of exactly this memory. If it was the last one of its allocation, no kernel that begins later
-    /// uses it, replays included; `await_kernels` waits for those that have begun, and returns `false` if they take too long.
+    /// Undoes one [`add`](Self::add) of exactly this memory. If it was the last one of its allocation, no
+    /// kernel that begins later uses it, replays included; `await_kernels` waits for those that have begun,
+    /// and returns `false` if they take too long.
     ///
     /// # Errors
     /// `Timeout` if they do: then it stays registered. `System` if the GPU fails.
@@ -144,7 +147,8 @@ impl OfferedMemory {
         Ok(())
     }
 
-    /// Waits for a moment until the neighbours have closed these allocations, and closes meanwhile what they have withdrawn.
+    /// Waits for a moment until the neighbours have closed these allocations, and closes meanwhile what they
+    /// have withdrawn.
     fn await_closed(&self, numbers: &[usize]) {
         let begun = Instant::now();
         while !numbers.iter().all(|number| self.notices.is_open(*number, 0)) {
@@ -169,7 +173,8 @@ impl OfferedMemory {
         self.notices.changes() != self.lock().followed
     }
 
-    /// Opens the memory that neighbours have named, and closes what they have withdrawn. May wait for the GPU: see docs/gpu.md.
+    /// Opens the memory that neighbours have named, and closes what they have withdrawn. May wait for the
+    /// GPU: see docs/gpu.md.
     pub(in crate::communicator) fn follow(&self) {
         let state = &mut *self.lock();
         let changes = self.notices.changes();
@@ -216,8 +221,9 @@ impl OfferedMemory {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Has kernels, those of replays too, use what all neighbours have opened since the last call. Not before: a graph may name a
-    /// number that has got another allocation, which a neighbour has not opened yet.
+    /// Has kernels, those of replays too, use what all neighbours have opened since the last call. Not
+    /// before: a graph may name a number that has got another allocation, which a neighbour has not opened
+    /// yet.
     ///
     /// # Errors
     /// `System` if the GPU fails.
@@ -275,7 +281,8 @@ impl OfferedMemory {
         });
     }
 
-    /// Closes the neighbours' memory, and waits a moment until they have closed this rank's. No kernel runs any more.
+    /// Closes the neighbours' memory, and waits a moment until they have closed this rank's. No kernel runs
+    /// any more.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         for ((neighbour, number), (_, start)) in std::mem::take(&mut state.open) {

@@ -34,7 +34,8 @@ impl Cores {
         self.mask.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Number of these processes, the ranks of one node, for each core that they may use together, rounded up.
+    /// Number of these processes, the ranks of one node, for each core that they may use together, rounded
+    /// up.
     pub(super) fn ranks_per_core<'a>(ranks: impl Iterator<Item = &'a Self>) -> usize {
         let (count, cores) = Self::shared_by(ranks);
         count.div_ceil(cores.max(1))

@@ -2,9 +2,10 @@
 //!
 //! Owns which addresses it listens on, and in which order a peer tries them.
 //!
-//! The address over which a rank reaches the coordinator is known to work, and so is the coordinator's. A peer tries another one first only if it is on a faster
-//! network by what the drivers of both ends say: management networks are slow. Bridges of container engines have the same address on
-//! many nodes. A peer that has such an address itself tries it last, and tunnels, such as those of a VPN, before these.
+//! The address over which a rank reaches the coordinator is known to work, and so is the coordinator's. A
+//! peer tries another one first only if it is on a faster network by what the drivers of both ends say:
+//! management networks are slow. Bridges of container engines have the same address on many nodes. A peer
+//! that has such an address itself tries it last, and tunnels, such as those of a VPN, before these.
 
 use crate::bootstrap::{self, ControlRoute, Interface};
 use crate::config::{Config, TransportChoice};
@@ -22,8 +23,8 @@ pub(super) struct LinkEndpoint {
     is_known: bool,
 }
 
-/// The addresses that this rank listens on for TCP links: those that other nodes may reach, the best one first, and loopback
-/// for its own node. `route` is that of its control connection.
+/// The addresses that this rank listens on for TCP links: those that other nodes may reach, the best one
+/// first, and loopback for its own node. `route` is that of its control connection.
 pub(super) fn listen_addresses(config: &Config, route: Option<ControlRoute>) -> Result<Vec<IpAddr>> {
     let (ifname, family) = (config.socket_ifname.as_deref(), config.socket_family);
     let mut chosen = bootstrap::choose_addresses(ifname, family, route.map(|route| route.own))?;
@@ -101,8 +102,8 @@ impl PeerAddresses {
         in_order(paths.collect())
     }
 
-    /// Those at which this rank asks a peer whether it shrinks. Which one is faster does not matter, and every rank needs those of all
-    /// others, so this asks the kernel for no route.
+    /// Those at which this rank asks a peer whether it shrinks. Which one is faster does not matter, and
+    /// every rank needs those of all others, so this asks the kernel for no route.
     pub(super) fn for_shrink(&self, endpoints: &[LinkEndpoint], same_node: bool) -> Vec<SocketAddr> {
         let mut usable = self.usable(endpoints, same_node);
         usable.sort_by_key(|endpoint| !self.is_known(endpoint));
@@ -113,7 +114,8 @@ impl PeerAddresses {
         addresses.filter(leads_there).map(|(_, address)| address).collect()
     }
 
-    /// Loopback within a node, and else the others, if there are any: on other nodes the loopback leads to unrelated processes.
+    /// Loopback within a node, and else the others, if there are any: on other nodes the loopback leads to
+    /// unrelated processes.
     fn usable<'a>(&self, endpoints: &'a [LinkEndpoint], same_node: bool) -> Vec<&'a LinkEndpoint> {
         let is_inside = same_node && !self.is_named;
         let matching: Vec<&LinkEndpoint> =

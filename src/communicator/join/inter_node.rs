@@ -1,5 +1,5 @@
-//! Links to ranks whose memory this rank does not share: over RDMA devices if all ranks can use them, over TCP if none can or
-//! the settings allow it.
+//! Links to ranks whose memory this rank does not share: over RDMA devices if all ranks can use them, over
+//! TCP if none can or the settings allow it.
 //!
 //! Owns that choice, and the steps that all ranks take together to make the links.
 
@@ -27,8 +27,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How long a rank tries to reach its peers by RDMA. Less than devices need to declare a peer unreachable, which is half a
-/// minute: a peer that answers does so at once.
+/// How long a rank tries to reach its peers by RDMA. Less than devices need to declare a peer unreachable,
+/// which is half a minute: a peer that answers does so at once.
 #[cfg(feature = "verbs")]
 const HANDSHAKE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(15);
 
@@ -121,8 +121,8 @@ impl InterNodeSetup<'_> {
     /// Makes the links. `pool` holds the slots through which messages are staged.
     ///
     /// # Errors
-    /// Those of the transport; with `FLEXRING_TRANSPORT=auto` those of RDMA only if a rank offers ports, and the same on all
-    /// ranks.
+    /// Those of the transport; with `FLEXRING_TRANSPORT=auto` those of RDMA only if a rank offers ports, and
+    /// the same on all ranks.
     pub(super) fn link(&self, listener: Option<Listener>, pool: Piece) -> Result<InterNodeTransport> {
         if self.config.transport.admits_rdma() {
             match self.verbs(pool)? {
@@ -190,7 +190,8 @@ impl InterNodeSetup<'_> {
         rails_of_world(&offers, &nodes, self.config.transport.shares_memory())
     }
 
-    /// Why some ranks cannot be linked over RDMA devices with these rails; `None` if all can. All ranks find the same obstacle.
+    /// Why some ranks cannot be linked over RDMA devices with these rails; `None` if all can. All ranks find
+    /// the same obstacle.
     fn rdma_obstacle(&self, rails: &[Vec<Rail>]) -> Option<Error> {
         let infos = self.infos;
         if let Some((rank, error)) =
@@ -210,8 +211,9 @@ impl InterNodeSetup<'_> {
         Ok(Err(self.rdma_obstacle(&self.rails()).unwrap_or_else(without)))
     }
 
-    /// Makes the RDMA links. All ranks take each step together and exchange its outcome. A rail that does not work on some rank is left out
-    /// by all, and they begin again. Returns the same reason on all ranks if RDMA cannot be used.
+    /// Makes the RDMA links. All ranks take each step together and exchange its outcome. A rail that does not
+    /// work on some rank is left out by all, and they begin again. Returns the same reason on all ranks if
+    /// RDMA cannot be used.
     ///
     /// # Errors
     /// Those of the exchange.
@@ -330,8 +332,8 @@ impl InterNodeSetup<'_> {
         }))
     }
 
-    /// Exchanges the outcome of a step in which rails may prove unusable. The inner result has the values of all ranks, or what all of
-    /// them make of the failures.
+    /// Exchanges the outcome of a step in which rails may prove unusable. The inner result has the values of
+    /// all ranks, or what all of them make of the failures.
     ///
     /// # Errors
     /// Those of the exchange itself.
@@ -361,8 +363,8 @@ impl InterNodeSetup<'_> {
         Ok(Err(LinkAttempt::Faults(faults.collect())))
     }
 
-    /// Exchanges the outcome of a step. The inner result has the values of all ranks, or the error of the first rank that failed,
-    /// which is the same on all of them.
+    /// Exchanges the outcome of a step. The inner result has the values of all ranks, or the error of the
+    /// first rank that failed, which is the same on all of them.
     ///
     /// # Errors
     /// Those of the exchange itself.
@@ -424,10 +426,12 @@ impl OutOfBand for PeerMessages {
     }
 }
 
-/// How TCP in place of RDMA is logged, for this reason. `offering` is the first rank that offers RDMA ports, with its host.
+/// How TCP in place of RDMA is logged, for this reason. `offering` is the first rank that offers RDMA ports,
+/// with its host.
 ///
 /// # Errors
-/// `why_not`, with the fix, if TCP may not be used: 400 Gbit/s would become the speed of a management network.
+/// `why_not`, with the fix, if TCP may not be used: 400 Gbit/s would become the speed of a management
+/// network.
 fn fall_back(choice: TransportChoice, offering: Option<(Rank, &str)>, why_not: &Error) -> Result<log::Level> {
     match (choice, offering) {
         (TransportChoice::Verbs, _) => Err(why_not.clone()),

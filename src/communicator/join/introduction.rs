@@ -108,8 +108,8 @@ impl Introduction {
         (0..self.infos.len()).filter(|rank| self.infos[*rank].shares_node(&self.infos[me])).collect()
     }
 
-    /// The control connection that the communicator uses, with the key of its rendezvous: `connection`, over which the ranks have
-    /// met, or a world of an earlier one.
+    /// The control connection that the communicator uses, with the key of its rendezvous: `connection`, over
+    /// which the ranks have met, or a world of an earlier one.
     pub(super) fn choose_connection(
         &mut self,
         connection: ControlConnection,
@@ -117,7 +117,8 @@ impl Introduction {
         config: &Config,
         fault: &Arc<Fault>,
     ) -> Result<(ResourceKey, Arc<ControlConnection>)> {
-        // Connections that are not chosen must not live until joining ends: their other ranks wait for this one to leave.
+        // Connections that are not chosen must not live until joining ends: their other ranks wait for this
+        // one to leave.
         let connections = std::mem::take(&mut self.connections);
         let offers: Vec<&OfferedResources> = self.infos.iter().map(|info| &info.connections).collect();
         let (key, connection) = match (origin, connections.common(&offers)) {
@@ -136,8 +137,8 @@ impl Introduction {
     }
 }
 
-/// How many bytes this process can share with other ranks of its node, if there is a limit. `None` if it cannot share memory: the ranks then use
-/// TCP if the settings allow it.
+/// How many bytes this process can share with other ranks of its node, if there is a limit. `None` if it
+/// cannot share memory: the ranks then use TCP if the settings allow it.
 fn room(choice: TransportChoice) -> Result<Option<Option<u64>>> {
     match shared_memory_room() {
         Ok(room) => Ok(Some(room)),
@@ -150,7 +151,8 @@ fn room(choice: TransportChoice) -> Result<Option<Option<u64>>> {
     }
 }
 
-/// Whether there is room for the memory of all ranks of `node`, which take `bytes` each. All of them get the same result.
+/// Whether there is room for the memory of all ranks of `node`, which take `bytes` each. All of them get the
+/// same result.
 ///
 /// # Errors
 /// `System` if there is not, and the ranks must share memory.

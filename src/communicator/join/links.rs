@@ -103,7 +103,8 @@ impl RankLinks {
         Ok(links)
     }
 
-    /// Adds links through the memory of `ranks`, and what needs the memory of all ranks if they are the world.
+    /// Adds links through the memory of `ranks`, and what needs the memory of all ranks if they are the
+    /// world.
     fn share_memory(
         &mut self,
         name: &'static str,

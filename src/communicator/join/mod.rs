@@ -1,4 +1,5 @@
-//! How a communicator is created: the ranks find each other, exchange their addresses, agree on plans, share memory and make links.
+//! How a communicator is created: the ranks find each other, exchange their addresses, agree on plans, share
+//! memory and make links.
 //!
 //! Owns the order of these steps.
 
@@ -68,7 +69,8 @@ impl Communicator {
         Self::join(WorldSpec::new(config), identity, Arc::new(Fault::new()))
     }
 
-    /// Joins the world that `identity` names. `fault` is raised when it fails, and ends joining if it is raised meanwhile.
+    /// Joins the world that `identity` names. `fault` is raised when it fails, and ends joining if it is
+    /// raised meanwhile.
     pub(super) fn join(spec: WorldSpec, identity: &Identity, fault: Arc<Fault>) -> Result<Self> {
         let config = &spec.config;
         inter_node::check_encryption(config)
@@ -96,8 +98,8 @@ impl Communicator {
             .map_err(|error| connection.1.report(error))
     }
 
-    /// Makes a communicator of ranks that know each other: they agree on plans, share the memory of their nodes, make links, and
-    /// wait for each other.
+    /// Makes a communicator of ranks that know each other: they agree on plans, share the memory of their
+    /// nodes, make links, and wait for each other.
     fn join_introduced(
         spec: WorldSpec,
         mut introduction: Introduction,
@@ -217,7 +219,8 @@ impl Communicator {
         };
         let runners: Vec<CallRunner> =
             memories.into_iter().zip(regions).enumerate().map(rank).collect::<Result<_>>()?;
-        // Each rank has published its GPU memory; each opens that of the others; then all know who has opened whose.
+        // Each rank has published its GPU memory; each opens that of the others; then all know who has opened
+        // whose.
         runners.iter().for_each(|runner| runner.lock_state().executor.open_neighbours());
         runners.iter().for_each(|runner| runner.lock_state().executor.settle_sharing());
         let connectable = runners.iter().all(CallRunner::can_connect_kernels);
@@ -252,7 +255,8 @@ fn shrink_service(
     ShrinkService::start(params).map(|service| Some(Arc::new(service)))
 }
 
-/// Waits until all ranks have all links: before, none may make a call. The ranks of a node open each other's GPU memory.
+/// Waits until all ranks have all links: before, none may make a call. The ranks of a node open each other's
+/// GPU memory.
 fn await_links(runner: &CallRunner, connection: &ControlConnection, infos: &[PeerInfo]) -> Result<()> {
     if infos.iter().any(|info| info.has_gpu) {
         // Opening memory may wait for a GPU, so it is done before the first call.
@@ -266,8 +270,8 @@ fn await_links(runner: &CallRunner, connection: &ControlConnection, infos: &[Pee
     Ok(())
 }
 
-/// Warns, once in a process, of variables that are probably misspelt settings: on rank 0, and on the first rank of each node that a launcher
-/// numbers.
+/// Warns, once in a process, of variables that are probably misspelt settings: on rank 0, and on the first
+/// rank of each node that a launcher numbers.
 fn warn_of_unknown_variables(rank: Rank) {
     static WARNED: Once = Once::new();
     let is_first = rank == 0 || matches!(local_rank(environment), Ok(Some(0)));

@@ -1,6 +1,7 @@
 //! The memory that communicators of this process share.
 //!
-//! Owns the list of what this process has exchanged with processes of its node, and which of it a new communicator uses.
+//! Owns the list of what this process has exchanged with processes of its node, and which of it a new
+//! communicator uses.
 
 use crate::communicator::resource_offers::{OfferedResources, common};
 use crate::process::PerProcess;
@@ -25,8 +26,8 @@ pub(super) fn keep(memory: &Arc<NodeMemory>) {
 pub(super) struct MemoryOffer(Vec<Arc<NodeMemory>>);
 
 impl MemoryOffer {
-    /// All memories of this process, but for those in which it has several places, because it has several ranks: a new rank could
-    /// not tell which is its own.
+    /// All memories of this process, but for those in which it has several places, because it has several
+    /// ranks: a new rank could not tell which is its own.
     pub(super) fn of_this_process() -> Self {
         let memories = MEMORIES.get().lock().unwrap_or_else(PoisonError::into_inner);
         let alive = |memory: &Weak<NodeMemory>| memory.upgrade().filter(|memory| !memory.is_retired());
@@ -42,8 +43,9 @@ impl MemoryOffer {
         self.0.iter().map(|memory| (memory.key(), memory.place())).collect()
     }
 
-    /// The memory that `ranks`, of which this process is one, all have, and the place of each; `None` if they have to exchange
-    /// theirs. `offers` lists the offers of all ranks of the world. All `ranks` find the same.
+    /// The memory that `ranks`, of which this process is one, all have, and the place of each; `None` if they
+    /// have to exchange theirs. `offers` lists the offers of all ranks of the world. All `ranks` find the
+    /// same.
     pub(super) fn common(
         &self,
         ranks: &[Rank],

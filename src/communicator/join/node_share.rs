@@ -33,7 +33,8 @@ impl NodeShare {
     /// Shares memory with the ranks of the node of `me`, if all of them can.
     ///
     /// # Errors
-    /// `InvalidSetting` if all ranks have to share memory, but are on several nodes; `System` if there is too little memory.
+    /// `InvalidSetting` if all ranks have to share memory, but are on several nodes; `System` if there is too
+    /// little memory.
     pub(super) fn new(
         config: &Config,
         introduction: &mut Introduction,

@@ -7,8 +7,9 @@ use crate::config::Config;
 use crate::plan::thresholds::small_limits;
 use crate::transport::shm::ArenaLayout;
 
-/// The layout of a rank's region. `local_ranks` is the number of ranks that share memory, this rank included, and `has_gpus` whether one of
-/// them may use a GPU. `ranks_per_core` is as in [`ExecutorParts`](crate::executor::ExecutorParts).
+/// The layout of a rank's region. `local_ranks` is the number of ranks that share memory, this rank included,
+/// and `has_gpus` whether one of them may use a GPU. `ranks_per_core` is as in
+/// [`ExecutorParts`](crate::executor::ExecutorParts).
 pub(super) fn region_layout(
     config: &Config,
     local_ranks: usize,

@@ -36,13 +36,14 @@ pub(in crate::communicator) struct CallRunnerBuilder<'a> {
     pub ranks_per_core: usize,
     /// The ranks of this process, if there are others than this one.
     pub launch_group: Option<Arc<LaunchGroup>>,
-    /// Whether the GPU that this thread uses is opened at once; otherwise that of the first vector on a GPU is.
+    /// Whether the GPU that this thread uses is opened at once; otherwise that of the first vector on a GPU
+    /// is.
     pub opens_gpu: bool,
     /// The timeline of this rank, if the settings ask for one.
     pub trace: Trace,
     pub fault: Arc<Fault>,
-    /// The process's memory, and the part of it that is for this communicator. The last fields: transports use it until they are
-    /// dropped.
+    /// The process's memory, and the part of it that is for this communicator. The last fields: transports
+    /// use it until they are dropped.
     pub memory: Arc<NodeMemory>,
     pub region: Region,
 }

@@ -7,8 +7,8 @@ use crate::description;
 use crate::error::{Error, Result};
 use crate::plan::tuning::{self, ClusterIdentity, TuningProfile};
 
-/// The profile in the file at `path` on the node of rank 0, equal on all ranks. All ranks have equal settings, so all of them call
-/// this.
+/// The profile in the file at `path` on the node of rank 0, equal on all ranks. All ranks have equal
+/// settings, so all of them call this.
 pub(super) fn agree(path: &str, connection: &ControlConnection) -> Result<TuningProfile> {
     let label = "tuning profile";
     let text = (connection.rank() == 0).then(|| description::tuning_profile(path));

@@ -34,7 +34,8 @@ pub(in crate::communicator) struct WorldPlan {
 }
 
 impl WorldPlan {
-    /// The plan for `topology`, whose ranks have these names of hosts. `read_profile` reads the tuning profile at a path.
+    /// The plan for `topology`, whose ranks have these names of hosts. `read_profile` reads the tuning
+    /// profile at a path.
     ///
     /// # Errors
     /// Those of `read_profile`; `InvalidSetting` if the profile is of another cluster.
@@ -60,7 +61,8 @@ impl WorldPlan {
         self.spec.topology.is_some() || self.spec.config.topology.is_some() || self.profile.is_some()
     }
 
-    /// The plans of rank `me`. If an algorithm that the user named cannot be used on what is left of a world, selects one.
+    /// The plans of rank `me`. If an algorithm that the user named cannot be used on what is left of a world,
+    /// selects one.
     ///
     /// # Errors
     /// `InvalidSetting` if the settings fit no plan.
@@ -148,8 +150,8 @@ pub(super) fn topology_of_threads(spec: &WorldSpec, world: usize) -> Result<Topo
     }
 }
 
-/// By rank, how messages name its node: as users do, with a number where several nodes have one name, such as containers of a host. `nodes` are
-/// names of users and identifiers of nodes.
+/// By rank, how messages name its node: as users do, with a number where several nodes have one name, such as
+/// containers of a host. `nodes` are names of users and identifiers of nodes.
 fn node_labels(nodes: &[[&str; 2]]) -> Vec<String> {
     let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for [name, node] in nodes {

@@ -98,8 +98,9 @@ impl CallRunner {
         calls.forget(piece, &opened.launcher, &self.fault, self.timeout)
     }
 
-    /// Opens the memory that other ranks have registered, once the kernels that were launched have ended. Opening would wait for
-    /// them, too, but with a lock of the driver. They end, because they depend on no later call of this rank.
+    /// Opens the memory that other ranks have registered, once the kernels that were launched have ended.
+    /// Opening would wait for them, too, but with a lock of the driver. They end, because they depend on no
+    /// later call of this rank.
     fn follow_registrations(&self, launcher: &Launcher, calls: &KernelCalls) {
         if let Some(registered) = calls.registered.as_ref().filter(|registered| registered.has_changed()) {
             calls.await_kernels(launcher, &self.fault, || self.check_waiting());
@@ -160,11 +161,13 @@ impl Communicator {
         Some(DescribedCall { opened, calls, watch, call, words, blocks })
     }
 
-    /// Launches a call in a stream, or has the stream's capture take it in, if it is one that kernels run. `awaited`: the caller waits
-    /// for the outcome, which otherwise is that of the launch. `None` if the host runs the call.
+    /// Launches a call in a stream, or has the stream's capture take it in, if it is one that kernels run.
+    /// `awaited`: the caller waits for the outcome, which otherwise is that of the launch. `None` if the host
+    /// runs the call.
     ///
     /// # Errors
-    /// As for [`submit_in_stream`](Self::submit_in_stream); `Disagreement` if the ranks capture different calls.
+    /// As for [`submit_in_stream`](Self::submit_in_stream); `Disagreement` if the ranks capture different
+    /// calls.
     pub(in crate::communicator) fn run_by_kernel(
         &self,
         checked: &CheckedCall,
@@ -227,7 +230,8 @@ impl Communicator {
         Ok(Some(outcome))
     }
 
-    /// Checks that all ranks capture the same call now. Whether one has named memory; `named`: how often this one has.
+    /// Checks that all ranks capture the same call now. Whether one has named memory; `named`: how often this
+    /// one has.
     fn agree_on_capture(&self, mine: [u64; CALL_WORDS], named: u64) -> Result<bool> {
         let mut words = [named; CALL_WORDS + 1];
         words[..CALL_WORDS].copy_from_slice(&mine);

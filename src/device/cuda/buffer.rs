@@ -10,8 +10,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A vector on a GPU. It has its own stream, which orders all operations on it. Other processes of the node can read its
-/// memory by CUDA IPC.
+/// A vector on a GPU. It has its own stream, which orders all operations on it. Other processes of the node
+/// can read its memory by CUDA IPC.
 pub struct GpuBuffer<T: Element> {
     shared: Arc<StreamMemory>,
     /// Its bytes of the shared memory.
@@ -20,10 +20,12 @@ pub struct GpuBuffer<T: Element> {
 }
 
 impl<T: Element> GpuBuffer<T> {
-    /// An uninitialized vector of `len` elements on a GPU, given by its index among the GPUs that the process sees.
+    /// An uninitialized vector of `len` elements on a GPU, given by its index among the GPUs that the process
+    /// sees.
     ///
     /// # Errors
-    /// `Unsupported` without a driver; `InvalidArgument` if there is no such GPU; `System` if it has too little memory.
+    /// `Unsupported` without a driver; `InvalidArgument` if there is no such GPU; `System` if it has too
+    /// little memory.
     pub fn new(gpu: usize, len: usize) -> Result<Self> {
         let gpu = Gpu::open(u32::try_from(gpu).unwrap_or(u32::MAX))?;
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
@@ -34,8 +36,8 @@ impl<T: Element> GpuBuffer<T> {
         Ok(Self { shared: Arc::new(shared), bytes: 0..bytes, elements: PhantomData })
     }
 
-    /// Splits off the elements from `at` on. Both vectors keep the stream, so calls on both can be captured in
-    /// one graph. The memory is freed after both.
+    /// Splits off the elements from `at` on. Both vectors keep the stream, so calls on both can be captured
+    /// in one graph. The memory is freed after both.
     ///
     /// # Panics
     /// If `at` is more than the length.

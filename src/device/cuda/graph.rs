@@ -96,9 +96,9 @@ impl GpuGraph {
     pub fn launch(&self) -> Result<()> {
         let gpu = self.shared.memory.gpu();
         let _entered = gpu.enter()?;
-        // SAFETY: both are live, and this object is not shared between threads. Of vectors, the graph accesses
-        // those of its stream, whose memory `shared` keeps; it retains what calls of communicators access.
-        // Copies from and to the host wait for the stream, which invalidates a capture.
+        // SAFETY: both are live, and this object is not shared between threads. Of vectors, the graph
+        // accesses those of its stream, whose memory `shared` keeps; it retains what calls of communicators
+        // access. Copies from and to the host wait for the stream, which invalidates a capture.
         unsafe { Ok(gpu.driver().graph_launch(self.raw, self.shared.stream.raw())?) }
     }
 }

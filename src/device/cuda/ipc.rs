@@ -1,6 +1,7 @@
 //! GPU memory shared between the processes of a node, by CUDA IPC.
 //!
-//! Owns the exported allocation and the opened ones. Must not know what they hold, nor which ranks the others are.
+//! Owns the exported allocation and the opened ones. Must not know what they hold, nor which ranks the others
+//! are.
 
 use super::objects::{Gpu, GpuMemory, address};
 use super::{peer_memory, pointer};
@@ -93,7 +94,8 @@ impl Sharing for Ipc {
         let Some(start) = NonNull::new(start as *mut u8) else {
             return refuse("the driver returned a null address".to_owned());
         };
-        // SAFETY: the driver confirmed the length, and the owner keeps the memory until this rank has closed it.
+        // SAFETY: the driver confirmed the length, and the owner keeps the memory until this rank has closed
+        // it.
         let memory = unsafe { Piece::on_gpu(start, len, self.gpu.ordinal) };
         if self.reads(memory, export.pattern)? {
             return Ok(memory);

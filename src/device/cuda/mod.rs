@@ -1,6 +1,7 @@
 //! NVIDIA GPUs: reductions by flexring's own kernels, copies, and calls that are ordered in CUDA streams.
 //!
-//! Owns all work on a GPU. Must not know ranks, links or schedules, nor how the driver is opened: that is `cuda_driver`.
+//! Owns all work on a GPU. Must not know ranks, links or schedules, nor how the driver is opened: that is
+//! `cuda_driver`.
 //!
 //! | file | owns |
 //! |---|---|

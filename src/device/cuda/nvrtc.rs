@@ -1,7 +1,7 @@
 //! NVRTC, CUDA's compiler as a library.
 //!
-//! Owns the library, opened when it is first needed; without it, compiling fails with an explanation. Must not know what is
-//! compiled. `build.rs` uses this file too, so it imports nothing of the crate.
+//! Owns the library, opened when it is first needed; without it, compiling fails with an explanation. Must
+//! not know what is compiled. `build.rs` uses this file too, so it imports nothing of the crate.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -92,8 +92,8 @@ fn folders() -> Vec<PathBuf> {
 }
 
 impl Nvrtc {
-    /// The first NVRTC of at most this major version: in `folder` if it is given, then on the loader's path, then in toolkits.
-    /// A driver loads the machine code of toolkits up to its own major version.
+    /// The first NVRTC of at most this major version: in `folder` if it is given, then on the loader's path,
+    /// then in toolkits. A driver loads the machine code of toolkits up to its own major version.
     pub(super) fn find(folder: Option<&Path>, most: c_int) -> Result<Self, String> {
         let on_path = NAMES.into_iter().filter_map(|name| open(OsStr::new(name).as_ref()).map(Self::of));
         let in_toolkits = folders().into_iter().filter_map(|folder| Self::in_folder(&folder));
@@ -165,8 +165,8 @@ impl Nvrtc {
         &self.architectures
     }
 
-    /// Compiles the first of `files` to machine code for `sm_…`, or to PTX for `compute_…`. A file is a name and a text; the
-    /// first one includes the others. The error contains the compiler's log.
+    /// Compiles the first of `files` to machine code for `sm_…`, or to PTX for `compute_…`. A file is a name
+    /// and a text; the first one includes the others. The error contains the compiler's log.
     pub(super) fn compile(
         &self,
         files: &[(&str, &str)],
@@ -184,7 +184,8 @@ impl Nvrtc {
         let pointers = |strings: &[CString]| strings.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let (names, texts) = (pointers(names), pointers(texts));
         let mut program = NvrtcProgram { handle: null_mut(), functions: &self.functions };
-        // SAFETY: all texts are NUL-terminated and outlive the call, which copies them; both arrays have the same length.
+        // SAFETY: all texts are NUL-terminated and outlive the call, which copies them; both arrays have the
+        // same length.
         let code = unsafe {
             (self.functions.create)(
                 &raw mut program.handle,

@@ -1,7 +1,7 @@
 //! RAII types for the driver's handles: GPU, stream, event, memory.
 //!
-//! Owns the order of destruction: each object holds its GPU, whose context outlives it. Drop logs errors and never panics.
-//! Must not know what is computed or moved.
+//! Owns the order of destruction: each object holds its GPU, whose context outlives it. Drop logs errors and
+//! never panics. Must not know what is computed or moved.
 
 use super::inventory::{GpuInfo, gpu_info};
 use crate::cuda_driver::{
@@ -31,7 +31,8 @@ pub(crate) struct Gpu {
     pub ordinal: u32,
     device: c_int,
     context: DriverHandle,
-    /// A number that, unlike the handle, no later context gets; `None` if the driver has none (before CUDA 12.0).
+    /// A number that, unlike the handle, no later context gets; `None` if the driver has none (before CUDA
+    /// 12.0).
     context_id: Option<u64>,
     pub name: String,
     /// Compute capability: major and minor.
@@ -47,7 +48,8 @@ impl Gpu {
     /// The GPU with this index.
     ///
     /// # Errors
-    /// `InvalidArgument` if there is no such GPU; `System` if it cannot be used; `Unsupported` without a driver.
+    /// `InvalidArgument` if there is no such GPU; `System` if it cannot be used; `Unsupported` without a
+    /// driver.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>> {
         let _standard = StandardHeld::hold();
         let GpuInfo { name, capability, .. } = gpu_info(ordinal as usize)?;
@@ -62,8 +64,8 @@ impl Gpu {
         Ok(Arc::new(Self { driver, ordinal, device, context, context_id, name, capability }))
     }
 
-    /// Whether its context still exists. `cudaDeviceReset` destroys it and everything in it, and the next context of the GPU
-    /// gets the same handle.
+    /// Whether its context still exists. `cudaDeviceReset` destroys it and everything in it, and the next
+    /// context of the GPU gets the same handle.
     pub(crate) fn is_alive(&self) -> bool {
         !matches!(self.check_alive(), Err(DriverError { code: Some(CONTEXT_IS_DESTROYED), .. }))
     }
@@ -103,11 +105,12 @@ impl Gpu {
         if id == self.context_id { Ok(()) } else { Err(destroyed) }
     }
 
-    /// Makes its context current on this thread until the guard is dropped. Until then this thread's calls of the driver do
-    /// not break the capture of a stream by another thread.
+    /// Makes its context current on this thread until the guard is dropped. Until then this thread's calls of
+    /// the driver do not break the capture of a stream by another thread.
     ///
     /// # Errors
-    /// `System` if the context no longer exists: then neither do the objects in it, and there is nothing to release.
+    /// `System` if the context no longer exists: then neither do the objects in it, and there is nothing to
+    /// release.
     pub(crate) fn enter(&self) -> std::result::Result<CurrentContext<'_>, DriverError> {
         self.check_alive()?;
         // SAFETY: the context lives as long as `self`.
@@ -159,10 +162,12 @@ impl std::fmt::Debug for Gpu {
     }
 }
 
-/// The number of a context; `None` if the driver does not number contexts. Fails if the context has been destroyed.
+/// The number of a context; `None` if the driver does not number contexts. Fails if the context has been
+/// destroyed.
 fn context_id(driver: &Driver, context: DriverHandle) -> std::result::Result<Option<u64>, DriverError> {
     let mut id: c_ulonglong = 0;
-    // SAFETY: the handle is that of a primary context, which the driver never frees; the out-parameter is writable.
+    // SAFETY: the handle is that of a primary context, which the driver never frees; the out-parameter is
+    // writable.
     match unsafe { driver.context_id(context, &raw mut id) } {
         Ok(()) => Ok(Some(id)),
         Err(DriverError { code: None, .. }) => Ok(None),
@@ -359,8 +364,8 @@ impl Drop for GpuMemory {
     }
 }
 
-/// The address of a piece of GPU memory, or of host memory for a copy. Kernels need other addresses of host memory: see
-/// `pinned`.
+/// The address of a piece of GPU memory, or of host memory for a copy. Kernels need other addresses of host
+/// memory: see `pinned`.
 pub(crate) fn address(piece: Piece) -> Address {
     piece.as_ptr() as Address
 }

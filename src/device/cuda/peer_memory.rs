@@ -48,7 +48,8 @@ impl Allocation {
     /// The name by which other processes open it.
     ///
     /// # Errors
-    /// `System` if the driver does not export it, as memory that was mapped piece by piece or that is of a pool.
+    /// `System` if the driver does not export it, as memory that was mapped piece by piece or that is of a
+    /// pool.
     pub(crate) fn export(&self, gpu: &Gpu) -> Result<[u64; 8]> {
         export(gpu, self.start)
     }
@@ -82,10 +83,11 @@ pub(crate) fn open(gpu: &Gpu, name: &[u64; 8]) -> Result<Address> {
     Ok(start)
 }
 
-/// Closes an allocation that was opened, as often as it was, when no kernel accesses it any more. May wait for the GPU. `false` if the
-/// driver refuses, as it does in a broken context.
+/// Closes an allocation that was opened, as often as it was, when no kernel accesses it any more. May wait
+/// for the GPU. `false` if the driver refuses, as it does in a broken context.
 pub(crate) fn close(gpu: &Gpu, start: Address) -> bool {
-    // SAFETY: the host has no reference to the memory. A kernel that accesses it would break the GPU's context, and nothing else.
+    // SAFETY: the host has no reference to the memory. A kernel that accesses it would break the GPU's
+    // context, and nothing else.
     let closed = gpu.enter().and_then(|_entered| unsafe { gpu.driver().ipc_close(start) });
     let is_closed = closed.is_ok();
     log_failure(closed);

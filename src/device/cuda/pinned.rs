@@ -1,7 +1,7 @@
 //! Host memory that kernels access: allocated to be page-locked, or page-locked where it is.
 //!
-//! Owns both, their addresses on the GPU, and the list of ranges that this process has page-locked. Must not know what the
-//! memory holds.
+//! Owns both, their addresses on the GPU, and the list of ranges that this process has page-locked. Must not
+//! know what the memory holds.
 
 use super::objects::{Gpu, log_failure};
 use crate::cuda_driver::Address;
@@ -15,8 +15,9 @@ use memmap2::MmapRaw;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Page-locked host memory. It is mapped by this process and not allocated by the driver (`cuMemHostAlloc`), so that it exists
-/// until it is dropped: `cudaDeviceReset` would free what the driver allocated, while threads poll it.
+/// Page-locked host memory. It is mapped by this process and not allocated by the driver (`cuMemHostAlloc`),
+/// so that it exists until it is dropped: `cudaDeviceReset` would free what the driver allocated, while
+/// threads poll it.
 pub(crate) struct PinnedMemory {
     /// Dropped before the mapping.
     registration: HostRegistration,
@@ -153,7 +154,8 @@ impl Drop for PinnedRange {
 unsafe fn register(gpu: &Gpu, piece: Piece, read_only: bool) -> Result<()> {
     let driver = gpu.driver();
     let mut flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-    // Without the attribute the driver refuses the flag. A GPU that uses the host's page tables does not need it.
+    // Without the attribute the driver refuses the flag. A GPU that uses the host's page tables does not need
+    // it.
     let supported = Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
     if read_only && driver.attribute(gpu.ordinal as usize, supported).is_ok_and(|supported| supported != 0) {
         flags |= CU_MEMHOSTREGISTER_READ_ONLY;

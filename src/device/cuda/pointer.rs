@@ -8,12 +8,12 @@ use crate::memory::MemorySpace;
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute as Attribute};
 use std::ffi::{c_int, c_uint};
 
-/// Where the `len` bytes at `start` are, according to the driver; `None` if it does not know the address, which is then host
-/// memory or not mapped.
+/// Where the `len` bytes at `start` are, according to the driver; `None` if it does not know the address,
+/// which is then host memory or not mapped.
 ///
 /// # Errors
-/// `InvalidArgument` for managed memory, and for a range that reaches beyond its allocation; `System` if the driver
-/// fails.
+/// `InvalidArgument` for managed memory, and for a range that reaches beyond its allocation; `System` if the
+/// driver fails.
 pub(crate) fn locate(start: *const u8, len: usize) -> Result<Option<MemorySpace>> {
     let Some(driver) = in_use() else { return Ok(None) };
     let at = start as Address;

@@ -1,7 +1,7 @@
 //! The device by itself, without ranks.
 //!
-//! Owns a device that reduces vectors of one GPU, so that `bench/gpu_reduce` measures the code that calls run. Must not know
-//! what is measured.
+//! Owns a device that reduces vectors of one GPU, so that `bench/gpu_reduce` measures the code that calls
+//! run. Must not know what is measured.
 
 use super::engine::{Cuda, EngineParts, GpuEngine, HostSide, KernelKind, Launcher, ResidentCall};
 use super::{GpuBuffer, objects::Gpu};
@@ -35,7 +35,8 @@ struct StandaloneSum {
 }
 
 impl StandaloneDevice {
-    /// The device of the GPU with the index `gpu`, which keeps as many of `ctas` thread blocks on the GPU as fit.
+    /// The device of the GPU with the index `gpu`, which keeps as many of `ctas` thread blocks on the GPU as
+    /// fit.
     ///
     /// # Errors
     /// As for [`GpuBuffer::new`]; `Unsupported` if the GPU cannot run the kernels.

@@ -1,7 +1,7 @@
 //! The vector types on a GPU that calls accept.
 //!
-//! Owns how each type lends its memory and its stream. A call is ordered in that stream and may still run when it has
-//! returned. If a type does not free its memory in stream order, calls on it wait for completion.
+//! Owns how each type lends its memory and its stream. A call is ordered in that stream and may still run
+//! when it has returned. If a type does not free its memory in stream order, calls on it wait for completion.
 
 use super::buffer::{GpuBuffer, GpuSlice};
 use crate::device::CallerStream;
@@ -15,8 +15,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A vector on a GPU: flexring's own [`GpuBuffer`] and [`GpuSlice`], cudarc's `CudaSlice` and `CudaViewMut`, and, with the
-/// feature `cust`, cust's `DeviceBuffer`.
+/// A vector on a GPU: flexring's own [`GpuBuffer`] and [`GpuSlice`], cudarc's `CudaSlice` and `CudaViewMut`,
+/// and, with the feature `cust`, cust's `DeviceBuffer`.
 pub trait GpuVector: sealed::Sealed {
     /// The element type.
     type Item: Element;
@@ -80,9 +80,11 @@ macro_rules! cudarc_vector {
 
             fn lend<R>(&mut self, call: impl FnOnce(Piece, CallerStream) -> Result<R>) -> Result<R> {
                 let (bytes, stream) = (self.num_bytes(), std::sync::Arc::clone(DeviceSlice::stream(self)));
-                // The guard makes the stream wait for other users of the memory, and, when dropped, makes others wait for it.
+                // The guard makes the stream wait for other users of the memory, and, when dropped, makes
+                // others wait for it.
                 let (start, _order) = self.device_ptr_mut(&stream);
-                // SAFETY: the memory is freed in stream order, and the stream is destroyed after its work completes.
+                // SAFETY: the memory is freed in stream order, and the stream is destroyed after its work
+                // completes.
                 unsafe {
                     let vector = piece(start, bytes, stream.context().ordinal());
                     call(vector, CallerStream::new(stream.cu_stream().cast()))
@@ -104,8 +106,8 @@ macro_rules! cudarc_vector {
 
 cudarc_vector!(CudaSlice<T>, CudaViewMut<'_, T>);
 
-/// cust's buffers, which are freed without stream order while a call may still run. So calls on them wait for completion. They
-/// are ordered in the default stream, with which all streams of cust synchronize.
+/// cust's buffers, which are freed without stream order while a call may still run. So calls on them wait for
+/// completion. They are ordered in the default stream, with which all streams of cust synchronize.
 #[cfg(feature = "cust")]
 mod of_cust {
     use super::{CallerStream, Element, GpuVector, NonNull, Piece, Result, piece, sealed};

@@ -2,14 +2,14 @@
 //!
 //! Owns the size of a group and the conversions that need no instruction set. Must not know any arithmetic.
 
-/// The number of elements that are read, combined and written at a time, whatever their type. Sixteen f32 fill one register of
-/// the widest instruction set, and leave most registers free.
+/// The number of elements that are read, combined and written at a time, whatever their type. Sixteen f32
+/// fill one register of the widest instruction set, and leave most registers free.
 pub(super) const GROUP: usize = 16;
 
-// 16-bit elements are handled in pairs, each in a 32-bit word, so that every value has the width of an f32: the compiler
-// vectorizes such loops, but not conversions between vectors of 16 and 32 bits. (Measured with bf16, k=2, in the cache:
-// 7 GB/s as sixteen numbers, 31 GB/s as eight pairs.) This reorders the elements of a group, which does not matter to
-// elementwise arithmetic; `narrow_pairs` restores the order.
+// 16-bit elements are handled in pairs, each in a 32-bit word, so that every value has the width of an f32:
+// the compiler vectorizes such loops, but not conversions between vectors of 16 and 32 bits. (Measured with
+// bf16, k=2, in the cache: 7 GB/s as sixteen numbers, 31 GB/s as eight pairs.) This reorders the elements of
+// a group, which does not matter to elementwise arithmetic; `narrow_pairs` restores the order.
 
 /// Splits pairs: the values of all low halves, then those of all high halves.
 #[inline(always)]
@@ -30,7 +30,8 @@ pub(super) fn narrow_pairs<T: Copy>(values: [T; GROUP], join: impl Fn(T, T) -> u
 /// The difference between the exponent biases of f32 and f16, in place.
 const REBIAS: u32 = (127 - 15) << 23;
 
-/// The value of an f16, given by its bits. (The conversion of the `half` crate branches, so it is not vectorized.)
+/// The value of an f16, given by its bits. (The conversion of the `half` crate branches, so it is not
+/// vectorized.)
 #[inline(always)]
 pub(super) fn f16_to_f32(bits: u32) -> f32 {
     const ONE: u32 = 1 << 23;

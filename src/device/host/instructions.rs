@@ -1,7 +1,7 @@
 //! The instruction sets.
 //!
-//! Owns the intrinsics that the compiler does not generate by itself: conversions of f16, and non-temporal stores. Must not
-//! know what is computed.
+//! Owns the intrinsics that the compiler does not generate by itself: conversions of f16, and non-temporal
+//! stores. Must not know what is computed.
 
 use super::conversion::{GROUP, f16_to_f32, f32_to_f16, narrow_pairs, widen_pairs};
 use half::f16;
@@ -33,8 +33,8 @@ pub(super) trait Instructions {
         unsafe { std::mem::transmute(pairs) }
     }
 
-    /// Writes a group with non-temporal stores if the instruction set has them. [`fence`](Self::fence) orders them before
-    /// later stores.
+    /// Writes a group with non-temporal stores if the instruction set has them. [`fence`](Self::fence) orders
+    /// them before later stores.
     ///
     /// # Safety
     /// `into` is valid for writes of a group, and aligned to a group or a [`LINE`], whichever is less. The
@@ -64,7 +64,8 @@ pub(super) mod baseline {
             use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
             const { assert!(size_of::<[T; GROUP]>().is_multiple_of(size_of::<__m128i>())) }
             for at in 0..size_of::<[T; GROUP]>() / size_of::<__m128i>() {
-                // SAFETY: within the group, which the caller guarantees to be writable; SSE2 is in the baseline.
+                // SAFETY: within the group, which the caller guarantees to be writable; SSE2 is in the
+                // baseline.
                 unsafe {
                     let part = _mm_loadu_si128(group.as_ptr().cast::<__m128i>().add(at));
                     _mm_stream_si128(into.cast::<__m128i>().add(at), part);
@@ -83,7 +84,8 @@ pub(super) mod baseline {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2 {
-    //! AVX2 with F16C. Without FMA, because contracted sums would differ from those of other instruction sets.
+    //! AVX2 with F16C. Without FMA, because contracted sums would differ from those of other instruction
+    //! sets.
 
     use super::*;
     use std::arch::x86_64::*;
@@ -125,7 +127,8 @@ pub(super) mod avx2 {
                 return unsafe { baseline::Baseline::store_non_temporal(into, group) };
             }
             for at in 0..size_of::<[T; GROUP]>() / size_of::<__m256i>() {
-                // SAFETY: within the group, which the caller guarantees to be writable, as it does the instructions.
+                // SAFETY: within the group, which the caller guarantees to be writable, as it does the
+                // instructions.
                 unsafe {
                     let part = _mm256_loadu_si256(group.as_ptr().cast::<__m256i>().add(at));
                     _mm256_stream_si256(into.cast::<__m256i>().add(at), part);
@@ -179,7 +182,8 @@ pub(super) mod avx512 {
                 return unsafe { avx2::Avx2::store_non_temporal(into, group) };
             }
             for at in 0..size_of::<[T; GROUP]>() / size_of::<__m512i>() {
-                // SAFETY: within the group, which the caller guarantees to be writable, as it does the instructions.
+                // SAFETY: within the group, which the caller guarantees to be writable, as it does the
+                // instructions.
                 unsafe {
                     let part = _mm512_loadu_si512(group.as_ptr().cast::<__m512i>().add(at));
                     _mm512_stream_si512(into.cast::<__m512i>().add(at), part);

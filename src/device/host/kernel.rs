@@ -1,9 +1,9 @@
 //! The reduction itself, written once for all types, operations and instruction sets.
 //!
-//! Owns the order of memory accesses: one pass, a group of elements at a time, each group read from all operands, combined
-//! in registers, and written. With this order the destination may be one of the operands. Groups are arrays of a fixed
-//! length; the compiler unrolls and vectorizes all loops over them. Must not know which instruction set it is compiled
-//! for.
+//! Owns the order of memory accesses: one pass, a group of elements at a time, each group read from all
+//! operands, combined in registers, and written. With this order the destination may be one of the operands.
+//! Groups are arrays of a fixed length; the compiler unrolls and vectorizes all loops over them. Must not
+//! know which instruction set it is compiled for.
 
 use super::conversion::GROUP;
 use super::instructions::{Instructions, LINE};
@@ -18,8 +18,9 @@ use std::sync::atomic::{Ordering, compiler_fence};
 /// Runs a job.
 ///
 /// # Safety
-/// The job's pieces are valid, all of one length, which is a multiple of the size of `L`, and aligned to that size. There is at
-/// least one operand. The destination is one of the operands or overlaps none. The processor has the instructions `I`.
+/// The job's pieces are valid, all of one length, which is a multiple of the size of `L`, and aligned to that
+/// size. There is at least one operand. The destination is one of the operands or overlaps none. The
+/// processor has the instructions `I`.
 #[inline(always)]
 pub(super) unsafe fn reduce<I: Instructions, L: Lane, C: Combine<L::Acc>>(job: &Job<'_>) {
     let reduction = Reduction::<L> {
@@ -33,7 +34,8 @@ pub(super) unsafe fn reduce<I: Instructions, L: Lane, C: Combine<L::Acc>>(job: &
     };
     let plain = reduction.divisor.is_none() && job.operands.iter().all(|operand| operand.factor.is_none());
     // In place, the lines of the destination are in the cache already, so non-temporal stores only cost time.
-    // Measured in place with k=2, f32, 64 MiB each, Cascade Lake: 14 GB/s, and 11 GB/s with non-temporal stores.
+    // Measured in place with k=2, f32, 64 MiB each, Cascade Lake: 14 GB/s, and 11 GB/s with non-temporal
+    // stores.
     let streaming = job.streaming && !job.operands.iter().any(|operand| operand.piece == job.into);
     // SAFETY: the caller has the same obligations; the constant is the number of operands.
     unsafe {
@@ -49,10 +51,12 @@ pub(super) unsafe fn reduce<I: Instructions, L: Lane, C: Combine<L::Acc>>(job: &
 
 /// Copies bytes, with non-temporal stores if `streaming`.
 ///
-/// Vectors shorter than [`LONG_COPY`] are left to memcpy, which is as fast. From about 2 KiB on, glibc's memcpy uses `rep movsb` on processors that report it as fast. On AMD's Zen 3 and Zen 4 that takes up
-/// to 20 times as long if the destination is not aligned to 32 bytes and lies a few bytes after the source in their pages
-/// ([glibc bug 30994](https://sourceware.org/bugzilla/show_bug.cgi?id=30994)), as a vector of malloc does, 16 bytes into its page,
-/// and a slot, at the start of one. Measured for 128 KiB in the cache, AMD EPYC, glibc 2.36: 43 us, and 2.8 us by a loop.
+/// Vectors shorter than [`LONG_COPY`] are left to memcpy, which is as fast. From about 2 KiB on, glibc's
+/// memcpy uses `rep movsb` on processors that report it as fast. On AMD's Zen 3 and Zen 4 that takes up to 20
+/// times as long if the destination is not aligned to 32 bytes and lies a few bytes after the source in their
+/// pages ([glibc bug 30994](https://sourceware.org/bugzilla/show_bug.cgi?id=30994)), as a vector of malloc
+/// does, 16 bytes into its page, and a slot, at the start of one. Measured for 128 KiB in the cache, AMD
+/// EPYC, glibc 2.36: 43 us, and 2.8 us by a loop.
 ///
 /// # Safety
 /// `from` is valid for reads of `len` bytes, `into` for writes; they do not overlap. The processor has the
@@ -66,7 +70,8 @@ pub(super) unsafe fn copy<I: Instructions>(into: *mut u8, from: *const u8, len: 
     }
     let head = to_line(into.addr());
     let tail = head + (len - head) / STEP * STEP;
-    // SAFETY: 0 <= head <= tail <= len, which the caller guarantees; every group in between starts a cache line.
+    // SAFETY: 0 <= head <= tail <= len, which the caller guarantees; every group in between starts a cache
+    // line.
     unsafe {
         copy_nonoverlapping(from, into, head);
         for at in (head..tail).step_by(STEP) {
@@ -101,9 +106,9 @@ struct Reduction<'a, L: Lane> {
 
 // The safety requirements of these methods are those of `reduce`.
 impl<L: Lane> Reduction<'_, L> {
-    /// `K` operands without factors, and no division: the case of a step in a chain and of the root of a small group. A
-    /// constant number lets the compiler unroll the loop. (Measured with k=4, f16, in the cache: 26 GB/s, and 19 GB/s in
-    /// `general`.)
+    /// `K` operands without factors, and no division: the case of a step in a chain and of the root of a
+    /// small group. A constant number lets the compiler unroll the loop. (Measured with k=4, f16, in the
+    /// cache: 26 GB/s, and 19 GB/s in `general`.)
     #[inline(always)]
     unsafe fn fixed<I: Instructions, C: Combine<L::Acc>, const K: usize>(&self, streaming: bool) {
         let from: [*const L; K] = std::array::from_fn(|nth| elements(&self.operands[nth]));
@@ -155,8 +160,8 @@ impl<L: Lane> Reduction<'_, L> {
         unsafe { self.walk::<I>(streaming, group, |range| self.one_by_one::<C>(range)) }
     }
 
-    /// Writes whole groups, which `group` computes from the position of their first element, and has `rest` write the elements at both
-    /// ends.
+    /// Writes whole groups, which `group` computes from the position of their first element, and has `rest`
+    /// write the elements at both ends.
     #[inline(always)]
     unsafe fn walk<I: Instructions>(
         &self,
@@ -169,11 +174,11 @@ impl<L: Lane> Reduction<'_, L> {
         let tail = head + (self.count - head) / GROUP * GROUP;
         for at in (head..tail).step_by(GROUP) {
             let values = group(at);
-            // Keeps the compiler from vectorizing across groups, which takes many shuffles. (Measured with k=2, f32,
-            // 64 MiB each: 3.4 GB/s without this, 10.5 GB/s with it.)
+            // Keeps the compiler from vectorizing across groups, which takes many shuffles. (Measured with
+            // k=2, f32, 64 MiB each: 3.4 GB/s without this, 10.5 GB/s with it.)
             compiler_fence(Ordering::SeqCst);
-            // SAFETY: at + GROUP <= tail <= count, which the caller guarantees. When streaming, the first group
-            // starts a cache line, so all are aligned to their size or to a line.
+            // SAFETY: at + GROUP <= tail <= count, which the caller guarantees. When streaming, the first
+            // group starts a cache line, so all are aligned to their size or to a line.
             unsafe {
                 let into = self.into.add(at);
                 if streaming {
@@ -194,8 +199,9 @@ impl<L: Lane> Reduction<'_, L> {
         }
     }
 
-    /// Computes and writes the elements in `range` of `K` operands without factors. Compiled once for all instruction sets, because it handles only
-    /// the few elements outside of whole groups; in a call of fewer than [`GROUP`] elements these are all.
+    /// Computes and writes the elements in `range` of `K` operands without factors. Compiled once for all
+    /// instruction sets, because it handles only the few elements outside of whole groups; in a call of fewer
+    /// than [`GROUP`] elements these are all.
     #[inline(never)]
     unsafe fn one_by_one_of<C: Combine<L::Acc>, const K: usize>(
         &self,

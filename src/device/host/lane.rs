@@ -108,7 +108,8 @@ impl Lane for bf16 {
 #[inline(always)]
 fn bf16_in_upper_half(value: f32) -> u32 {
     let bits = value.to_bits();
-    // Carries into the upper half if the lower half is above the middle, or at the middle with an odd upper half.
+    // Carries into the upper half if the lower half is above the middle, or at the middle with an odd upper
+    // half.
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     // Truncation could turn a NaN into an infinity.
     let quiet = bits | 0x0040_0000;

@@ -1,7 +1,7 @@
 //! The host device: reductions and copies by the calling thread, and threads that help it.
 //!
-//! Owns the choice of the instruction set at run time, and the checks that make a job safe to run. `submit` runs the job to
-//! completion. Must not know how the loops work.
+//! Owns the choice of the instruction set at run time, and the checks that make a job safe to run. `submit`
+//! runs the job to completion. Must not know how the loops work.
 //!
 //! | file | owns |
 //! |---|---|
@@ -237,7 +237,8 @@ fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
     if !job.dtype.divides(len) {
         return refuse(job, format_args!("ends within an element, after {len} bytes"));
     }
-    // The bitwise or of addresses is a multiple of a power of two, such as the size of an element, only if each of them is.
+    // The bitwise or of addresses is a multiple of a power of two, such as the size of an element, only if
+    // each of them is.
     let mut addresses = into;
     for operand in job.operands {
         let (from, given) = (operand.piece.as_ptr().addr(), operand.piece.len());
@@ -258,7 +259,8 @@ fn check(job: &Job<'_>, only_copied: bool) -> Result<()> {
     Ok(())
 }
 
-/// The error for a job that is wrong. A function of its own, so that [`check`] is short, of which short calls make two.
+/// The error for a job that is wrong. A function of its own, so that [`check`] is short, of which short calls
+/// make two.
 #[cold]
 fn refuse(job: &Job<'_>, why: fmt::Arguments<'_>) -> Result<()> {
     Err(Error::internal(format!("the host device received a job of {} that {why}", job.dtype.name())))

@@ -1,7 +1,8 @@
 //! The arithmetic of one accumulator.
 //!
-//! Owns addition, multiplication, maximum, minimum, factors and division for each accumulator type. All of it is free of
-//! branches, so that the compiler can vectorize loops over it. Must not know how or where values are stored.
+//! Owns addition, multiplication, maximum, minimum, factors and division for each accumulator type. All of it
+//! is free of branches, so that the compiler can vectorize loops over it. Must not know how or where values
+//! are stored.
 
 /// An accumulator type.
 pub(super) trait Number: Copy {
@@ -172,7 +173,8 @@ macro_rules! integer {
 // Processors have no vector division of integers, so these multiply by a reciprocal or divide as floats.
 integer! {
     i8: i32, reciprocal_8, |a: i8, n: i32| {
-        // The product is slightly too large in magnitude, so for negative numbers the shift gives the quotient minus 1.
+        // The product is slightly too large in magnitude, so for negative numbers the shift gives the
+        // quotient minus 1.
         let a = i32::from(a);
         (((a * n) >> 16) - (a >> 31)) as i8
     };
@@ -186,8 +188,8 @@ integer! {
         // SAFETY: n >= 2, so the quotient is finite and fits.
         unsafe { (f32::from(a) / n).to_int_unchecked::<i32>() as u16 }
     };
-    // A quotient a / n of 32-bit numbers that is not an integer differs from every integer by at least 1/n, which is more
-    // than the rounding error of an f64. So truncating the float gives the truncated quotient.
+    // A quotient a / n of 32-bit numbers that is not an integer differs from every integer by at least 1/n,
+    // which is more than the rounding error of an f64. So truncating the float gives the truncated quotient.
     i32: f64, f64::from, |a: i32, n: f64| {
         // SAFETY: n >= 2, so the quotient is finite and fits.
         unsafe { (f64::from(a) / n).to_int_unchecked::<i32>() }
@@ -283,8 +285,9 @@ fn reciprocal_8(ranks: u32) -> i32 {
 
 /// 2^128 / n, rounded up, for an n from 2 to 2^32.
 ///
-/// It exceeds the true reciprocal by less than 2^-128, so the product with a 64-bit a is too large by less than 2^-64, which
-/// is less than the 1/n that would reach the next integer. Two multiplications replace a division of 40 to 90 cycles.
+/// It exceeds the true reciprocal by less than 2^-128, so the product with a 64-bit a is too large by less
+/// than 2^-64, which is less than the 1/n that would reach the next integer. Two multiplications replace a
+/// division of 40 to 90 cycles.
 #[derive(Clone, Copy)]
 pub(super) struct Reciprocal {
     high: u64,

@@ -1,10 +1,12 @@
 //! Threads that share the host's jobs with the thread that submits them.
 //!
-//! Owns the split of a job into parts by elements, and how threads claim parts and sleep. A part is a job of its own over the same
-//! operands in the same order, so results have the same bits for any number of threads. Must not know arithmetic.
+//! Owns the split of a job into parts by elements, and how threads claim parts and sleep. A part is a job of
+//! its own over the same operands in the same order, so results have the same bits for any number of threads.
+//! Must not know arithmetic.
 //!
-//! One word has the number of the shared job and of its parts that are not claimed. Any thread that is free claims the next part,
-//! the submitting one included: a helper that the kernel does not run delays only the part that it has claimed.
+//! One word has the number of the shared job and of its parts that are not claimed. Any thread that is free
+//! claims the next part, the submitting one included: a helper that the kernel does not run delays only the
+//! part that it has claimed.
 
 use crate::device::{Job, Operand};
 use crate::error::{Error, Result};
@@ -18,11 +20,12 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle, park, yield_now};
 use std::time::{Duration, Instant};
 
-/// Bytes of a part. Its destination begins at a multiple of it, but for the first one. Estimated, not measured: adding 16 KiB takes
-/// a core about 1 us, ten times as long as claiming it.
+/// Bytes of a part. Its destination begins at a multiple of it, but for the first one. Estimated, not
+/// measured: adding 16 KiB takes a core about 1 us, ten times as long as claiming it.
 const PART_BYTES: usize = 16 << 10;
 
-/// How long a helper spins for the next job before it sleeps. At 50 Gbit/s sub-chunks of 128 KiB arrive every 20 us.
+/// How long a helper spins for the next job before it sleeps. At 50 Gbit/s sub-chunks of 128 KiB arrive every
+/// 20 us.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// Spins between two looks at the clock, or between two yields.
@@ -36,8 +39,8 @@ pub(super) trait RunJob: Copy + Send + Sync + 'static {
     /// Runs a job.
     ///
     /// # Safety
-    /// The job was checked as a whole: its pieces are valid, of one length and aligned to its type, and the destination is one of the
-    /// operands or overlaps none.
+    /// The job was checked as a whole: its pieces are valid, of one length and aligned to its type, and the
+    /// destination is one of the operands or overlaps none.
     unsafe fn run(self, job: &Job<'_>);
 }
 
@@ -106,11 +109,13 @@ impl<R: RunJob> ReductionThreads<R> {
             // SAFETY: the caller has the same obligations.
             return unsafe { shared.runner.run(job) };
         }
-        // No part of an earlier job is claimed or can be claimed: all were done when the call before returned.
+        // No part of an earlier job is claimed or can be claimed: all were done when the call before
+        // returned.
         shared.job.store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Relaxed);
         shared.unfinished.store(parts, Ordering::Relaxed);
         let number = (shared.claims.load(Ordering::Relaxed) >> 32).wrapping_add(1);
-        // Sequentially consistent, as in `sleep`: either this thread sees that a helper is about to sleep, or the helper sees the job.
+        // Sequentially consistent, as in `sleep`: either this thread sees that a helper is about to sleep, or
+        // the helper sees the job.
         shared.claims.store(number << 32 | u64::from(parts), Ordering::SeqCst);
         if shared.sleeping.load(Ordering::SeqCst) != 0 {
             // This thread takes a part, too.
@@ -156,7 +161,8 @@ impl<R: RunJob> SharedJob<R> {
         let mut spins = 0;
         while !self.stops.load(Ordering::Relaxed) {
             if let Some(part) = self.claim() {
-                // SAFETY: the part is claimed, and the submitting thread has the obligations of `RunJob::run` until it is done.
+                // SAFETY: the part is claimed, and the submitting thread has the obligations of `RunJob::run`
+                // until it is done.
                 unsafe { self.run_part(part, &mut operands) };
                 (idle_since, spins) = (Instant::now(), 0);
                 continue;
@@ -200,8 +206,9 @@ impl<R: RunJob> SharedJob<R> {
         operands.extend(job.operands.iter().map(|operand| narrow(operand, start, end - start)));
         let part = Job { into: job.into.narrow(start, end - start), operands, ..*job };
         let guard = AbortOnUnwind;
-        // SAFETY: the part has pieces of one length within those of the job, whose destinations no other part has. It starts
-        // at an element, as destinations are aligned to elements and parts to `PART_BYTES`; a copy has no elements.
+        // SAFETY: the part has pieces of one length within those of the job, whose destinations no other part
+        // has. It starts at an element, as destinations are aligned to elements and parts to `PART_BYTES`; a
+        // copy has no elements.
         unsafe { self.runner.run(&part) };
         std::mem::forget(guard);
         // Releases what was written to the submitting thread, which may end the job now.
@@ -209,7 +216,8 @@ impl<R: RunJob> SharedJob<R> {
     }
 }
 
-/// Ends the process if a part panics: other threads use the job, and the submitting one would wait for the part without end.
+/// Ends the process if a part panics: other threads use the job, and the submitting one would wait for the
+/// part without end.
 struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {

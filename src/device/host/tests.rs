@@ -1,4 +1,5 @@
-//! The kernels against a reference that computes one element at a time, with every instruction set of this processor.
+//! The kernels against a reference that computes one element at a time, with every instruction set of this
+//! processor.
 
 use super::*;
 

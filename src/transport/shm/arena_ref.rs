@@ -25,8 +25,8 @@ unsafe impl<T: Sync> Send for ArenaRef<T> {}
 unsafe impl<T: Sync> Sync for ArenaRef<T> {}
 
 impl<T> ArenaRef<T> {
-    /// The `T` at the start of `piece`. `T` must consist of atomics, and `piece` must lie in the arena that `owner`
-    /// keeps mapped.
+    /// The `T` at the start of `piece`. `T` must consist of atomics, and `piece` must lie in the arena that
+    /// `owner` keeps mapped.
     ///
     /// # Errors
     /// `Internal` if `piece` is `None`, too short or not aligned.
@@ -43,8 +43,8 @@ impl<T> ArenaRef<T> {
 impl<T> Deref for ArenaRef<T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: the memory holds a T for as long as `_owner` lives: zeros are a valid T, since it consists of
-        // atomic integers, and arenas start as zeros; `new` checked alignment and size.
+        // SAFETY: the memory holds a T for as long as `_owner` lives: zeros are a valid T, since it consists
+        // of atomic integers, and arenas start as zeros; `new` checked alignment and size.
         unsafe { self.target.as_ref() }
     }
 }

@@ -1,4 +1,5 @@
-//! The control page: what a rank publishes to its neighbours besides messages, at the start of a communicator's region.
+//! The control page: what a rank publishes to its neighbours besides messages, at the start of a
+//! communicator's region.
 //!
 //! Owns the layout of these records and the memory ordering of their fields.
 
@@ -10,8 +11,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// The largest number of ranks on a node that share GPU memory with each other.
 pub(super) const GPU_NEIGHBOURS: usize = 256;
 
-/// Flags and records of one rank, written by the rank itself and read by its neighbours. All zeros at first. Each field
-/// has cache lines of its own.
+/// Flags and records of one rank, written by the rank itself and read by its neighbours. All zeros at first.
+/// Each field has cache lines of its own.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub(super) struct ControlPage {
@@ -20,7 +21,8 @@ pub(super) struct ControlPage {
     pub aborted: CachePadded<AtomicU32>,
     /// 1 once the rank has left: it sends and releases nothing any more.
     pub left: CachePadded<AtomicU32>,
-    /// The leader of small calls: the local rank whose post it sleeps for, or 0, its own, if it does not sleep.
+    /// The leader of small calls: the local rank whose post it sleeps for, or 0, its own, if it does not
+    /// sleep.
     pub awaited: CachePadded<AtomicU32>,
     pub gpu: CachePadded<GpuNotice>,
 }

@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const SMALL: usize = 256;
-/// Offsets in a queue: the count of written entries, that of consumed ones, and the entries, each with padding of 128 bytes.
+/// Offsets in a queue: the count of written entries, that of consumed ones, and the entries, each with
+/// padding of 128 bytes.
 const LINE: usize = 128;
 
 /// Two ranks of a node: this one, and a neighbour whose memory the fuzzer writes.
@@ -46,7 +47,8 @@ impl Node {
         self.neighbours.layout
     }
 
-    /// Bytes of the neighbour's arena that this rank reads as words, from its start: the node page and the front of a region.
+    /// Bytes of the neighbour's arena that this rank reads as words, from its start: the node page and the
+    /// front of a region.
     fn words(&self) -> usize {
         self.layout().pool().offset()
     }
@@ -72,7 +74,8 @@ impl Node {
 fn touch(view: Piece) {
     for at in [0, view.len() / 2, view.len().saturating_sub(1)] {
         if at < view.len() {
-            // SAFETY: the range lies in the neighbour's mapped arena; if it does not, the test fails as it should.
+            // SAFETY: the range lies in the neighbour's mapped arena; if it does not, the test fails as it
+            // should.
             unsafe { view.as_ptr().add(at).read_volatile() };
         }
     }

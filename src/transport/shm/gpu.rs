@@ -1,9 +1,10 @@
 //! GPU memory that the ranks of a node share.
 //!
-//! Owns the handshake over the control pages, in three steps that all ranks take before the first call, with a barrier
-//! between them: each rank publishes its memory, opens the neighbours' memory, and checks whether all of them have opened its
-//! own. If so it sends from GPU memory; otherwise messages are staged in host memory. Calls open nothing, because opening may
-//! wait for the GPU. Must not know how GPU memory is exported and opened: [`Sharing`] does that.
+//! Owns the handshake over the control pages, in three steps that all ranks take before the first call, with
+//! a barrier between them: each rank publishes its memory, opens the neighbours' memory, and checks whether
+//! all of them have opened its own. If so it sends from GPU memory; otherwise messages are staged in host
+//! memory. Calls open nothing, because opening may wait for the GPU. Must not know how GPU memory is exported
+//! and opened: [`Sharing`] does that.
 
 use super::control_page::{ControlPage, GPU_NEIGHBOURS};
 use super::link::Link;
@@ -54,7 +55,8 @@ impl GpuSharing {
         }
     }
 
-    /// Checks whether all neighbours have opened this rank's memory. `local_rank` is this rank's index on the node.
+    /// Checks whether all neighbours have opened this rank's memory. `local_rank` is this rank's index on the
+    /// node.
     pub(super) fn settle(&mut self, local_rank: usize, links: &[Link]) {
         self.opened_by_all = links.iter().all(|link| link.control.gpu.has_open(local_rank));
     }

@@ -1,5 +1,5 @@
-//! The layout of a region of an arena, which one communicator uses: the offsets of the control page, the queues, the
-//! mailboxes, the notices of GPU memory and the pools.
+//! The layout of a region of an arena, which one communicator uses: the offsets of the control page, the
+//! queues, the mailboxes, the notices of GPU memory and the pools.
 //!
 //! Owns every offset.
 
@@ -9,15 +9,16 @@ use super::spsc_queue::SpscQueue;
 use crate::error::Result;
 use crate::memory::{Arena, Piece};
 
-/// On nodes of at most this many ranks, pages and page tables exist before the first call, for every part that a call may
-/// use. On larger ones that would take most of the start's time and, as it grows with the square of the ranks, of the node's memory.
+/// On nodes of at most this many ranks, pages and page tables exist before the first call, for every part
+/// that a call may use. On larger ones that would take most of the start's time and, as it grows with the
+/// square of the ranks, of the node's memory.
 pub(super) const PREFAULTED_RANKS: usize = 16;
 
 /// Bytes of the first part of a mailbox slot: a cache line, for the header and the shortest messages.
 pub(super) const MAILBOX_LINE: usize = 64;
 
-/// The offset in the arena of each part of a region, computed from the region's start, the number of ranks on the node and the
-/// sizes of small messages and slots.
+/// The offset in the arena of each part of a region, computed from the region's start, the number of ranks on
+/// the node and the sizes of small messages and slots.
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaLayout {
     start: usize,
@@ -74,9 +75,9 @@ impl PoolLayout {
 }
 
 impl ArenaLayout {
-    /// The layout for a node of `neighbours` ranks, whose small messages have up to `small` bytes, with `slots`
-    /// slots of `slot_bytes` in the pool, and of `gpu_slot_bytes` in the pool for vectors on GPUs. It starts at 0. Equal on all
-    /// ranks of the node, except for the start and the pools, which come last.
+    /// The layout for a node of `neighbours` ranks, whose small messages have up to `small` bytes, with
+    /// `slots` slots of `slot_bytes` in the pool, and of `gpu_slot_bytes` in the pool for vectors on GPUs. It
+    /// starts at 0. Equal on all ranks of the node, except for the start and the pools, which come last.
     #[must_use]
     pub const fn new(
         neighbours: usize,
@@ -136,7 +137,8 @@ impl ArenaLayout {
         PoolLayout { offset, slots: self.slots, slot_bytes: self.slot_bytes }
     }
 
-    /// The pool for vectors on GPUs, which has no slots on a node without GPUs. It takes no memory until a GPU is opened.
+    /// The pool for vectors on GPUs, which has no slots on a node without GPUs. It takes no memory until a
+    /// GPU is opened.
     #[must_use]
     pub fn gpu_pool(self) -> PoolLayout {
         let before = self.pool();
@@ -159,7 +161,8 @@ impl ArenaLayout {
         self.gpu_pool().offset - self.start
     }
 
-    /// Bytes at the start of the region whose pages exist before the first call, if the region is the first of its arena.
+    /// Bytes at the start of the region whose pages exist before the first call, if the region is the first
+    /// of its arena.
     #[must_use]
     pub fn populated(self) -> usize {
         if self.is_prefaulted() { self.on_host() } else { self.front() }

@@ -22,14 +22,16 @@ pub(super) const WINDOW: usize = ENTRIES - 2;
 // Otherwise simulations have another window than calls.
 const _: () = assert!(cfg!(loom) || WINDOW == IN_PLACE_WINDOW);
 
-/// First words of an entry. `CALL` is followed by a call's words, the others by offset and length of a message.
+/// First words of an entry. `CALL` is followed by a call's words, the others by offset and length of a
+/// message.
 const CALL: u64 = 1;
 /// A message in the sender's arena.
 const MESSAGE: u64 = 2;
 /// A message in the GPU memory that its sender shares.
 const GPU_MESSAGE: u64 = 3;
 
-/// A range of a neighbour's GPU memory, if it lies within. The offset and length come from the peer and are checked here.
+/// A range of a neighbour's GPU memory, if it lies within. The offset and length come from the peer and are
+/// checked here.
 fn gpu_view(all: Option<Piece>, offset: u64, len: u64) -> Option<Piece> {
     let (all, offset, len) = (all?, usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
     (offset.checked_add(len)? <= all.len()).then(|| all.narrow(offset, len))
@@ -127,8 +129,9 @@ impl Link {
         self.control.need_wakeup.wake(&self.wakes);
     }
 
-    /// Whether the peer's call must wait until this rank begins it too. Not so if this rank's call uses the link and the
-    /// peer is in a later one: the peer will never send what this rank expects, so the later call is reported.
+    /// Whether the peer's call must wait until this rank begins it too. Not so if this rank's call uses the
+    /// link and the peer is in a later one: the peer will never send what this rank expects, so the later
+    /// call is reported.
     fn is_ahead(&self, call: &Entry) -> bool {
         self.peer_entered || (!self.announced && call[1] > self.sequence)
     }

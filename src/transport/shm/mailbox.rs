@@ -1,17 +1,19 @@
-//! Mailboxes: the path of small messages within a node. Every rank writes its whole vector to its own mailbox, and either every
-//! rank reads all mailboxes, or the leader, the rank at place 0, reads them and the others read the leader's. There is no
-//! hand-off and no acknowledgement. A message of up to 16 bytes lies behind the header of its mailbox, in the same cache line, and a
-//! longer one in the lines after it. Each rank looks where its own call says, so a message is used only after the calls were compared.
+//! Mailboxes: the path of small messages within a node. Every rank writes its whole vector to its own
+//! mailbox, and either every rank reads all mailboxes, or the leader, the rank at place 0, reads them and the
+//! others read the leader's. There is no hand-off and no acknowledgement. A message of up to 16 bytes lies
+//! behind the header of its mailbox, in the same cache line, and a longer one in the lines after it. Each
+//! rank looks where its own call says, so a message is used only after the calls were compared.
 //!
-//! A mailbox has two slots, which alternate from call to call. A rank that fills a slot for its n-th small call has read
-//! every rank's slot of call n-1, and a rank fills that one only after it has read all slots of call n-2. So all ranks have
-//! read the slot that is overwritten. With a leader: a member that fills a slot for call n has the leader's result of call n-2,
-//! which the leader posts after it has read the slot; the leader has every member's slot of call n-1, which a member posts
-//! after it has read the leader's of call n-2. So members may read each other's slots of call n after the leader's post of call n,
-//! too: each is overwritten after the leader's post of call n+1, for which every member has posted.
+//! A mailbox has two slots, which alternate from call to call. A rank that fills a slot for its n-th small
+//! call has read every rank's slot of call n-1, and a rank fills that one only after it has read all slots of
+//! call n-2. So all ranks have read the slot that is overwritten. With a leader: a member that fills a slot
+//! for call n has the leader's result of call n-2, which the leader posts after it has read the slot; the
+//! leader has every member's slot of call n-1, which a member posts after it has read the leader's of call
+//! n-2. So members may read each other's slots of call n after the leader's post of call n, too: each is
+//! overwritten after the leader's post of call n+1, for which every member has posted.
 //!
-//! Sleepers on the way through the leader wait for the word that they wait to change (a futex), in memory that they only
-//! read: one system call wakes all, and takes the place of a notification for each.
+//! Sleepers on the way through the leader wait for the word that they wait to change (a futex), in memory
+//! that they only read: one system call wakes all, and takes the place of a notification for each.
 
 use super::arena_ref::{ArenaOwner, ArenaRef};
 use super::control_page::ControlPage;
@@ -37,9 +39,9 @@ struct Header {
     call: [AtomicU64; 5],
 }
 
-/// Length in bytes of the longest message that lies inline, in the cache line of its header. Then one transfer between cores brings both: with 2
-/// ranks, 8 B take 0.34 us instead of 0.37 (AMD EPYC). If longer ones began there, too, and not in a line of their own, 4 KiB would
-/// take 10 % longer.
+/// Length in bytes of the longest message that lies inline, in the cache line of its header. Then one
+/// transfer between cores brings both: with 2 ranks, 8 B take 0.34 us instead of 0.37 (AMD EPYC). If longer
+/// ones began there, too, and not in a line of their own, 4 KiB would take 10 % longer.
 const INLINE_BYTES: usize = 16;
 
 const _: () = assert!(size_of::<Header>() + INLINE_BYTES == MAILBOX_LINE);
@@ -161,13 +163,15 @@ impl Mailbox {
         self.ranks[local_rank]
     }
 
-    /// Begins a small call with messages of `len` bytes. This rank's own [`message`](Self::message) is to be written before it is posted.
+    /// Begins a small call with messages of `len` bytes. This rank's own [`message`](Self::message) is to be
+    /// written before it is posted.
     pub fn begin(&mut self, call: CallWords, len: usize) {
         self.number = self.number.wrapping_add(1);
         (self.call, self.len) = (call, len);
     }
 
-    /// The place of the message of the rank with this local rank. Those of others may be read once they have posted the same call.
+    /// The place of the message of the rank with this local rank. Those of others may be read once they have
+    /// posted the same call.
     #[must_use]
     pub fn message(&self, local_rank: usize) -> Piece {
         self.slots_of(local_rank).message(self.slot(), self.len)
@@ -183,18 +187,21 @@ impl Mailbox {
         header.number.store(self.number, Ordering::Release);
     }
 
-    /// Wakes every neighbour that sleeps until one of its descriptors is notified, after [`post`](Self::post). The fence in here waits until the
-    /// post has reached the cache; what can be done meanwhile comes before it.
+    /// Wakes every neighbour that sleeps until one of its descriptors is notified, after
+    /// [`post`](Self::post). The fence in here waits until the post has reached the cache; what can be done
+    /// meanwhile comes before it.
     pub fn wake_neighbours(&self) {
         for other in self.others.iter().flatten() {
             other.control.need_wakeup.wake(&other.wakes);
         }
     }
 
-    /// Publishes the slot to the leader, and wakes it if it [awaits](Self::await_post) this rank. Called by members.
+    /// Publishes the slot to the leader, and wakes it if it [awaits](Self::await_post) this rank. Called by
+    /// members.
     pub fn post_to_leader(&self) {
         self.post();
-        // Pairs with the fence in `await_post`: either this rank sees that it is awaited, or the leader sees the post.
+        // Pairs with the fence in `await_post`: either this rank sees that it is awaited, or the leader sees
+        // the post.
         fence(Ordering::SeqCst);
         let awaited = self.others.first().and_then(Option::as_ref).map(|leader| &leader.control.awaited);
         if awaited.is_some_and(|awaited| awaited.load(Ordering::Relaxed) as usize == self.local_rank) {
@@ -214,8 +221,9 @@ impl Mailbox {
         let _ = futex::wake(&self.mine.headers[self.slot()].number, futex::Flags::empty(), i32::MAX as u32);
     }
 
-    /// Sleeps until the rank with this local rank has posted for this call, or `longest` is over. May return earlier. For the way
-    /// through the leader: members await the leader, and the leader one member after another.
+    /// Sleeps until the rank with this local rank has posted for this call, or `longest` is over. May return
+    /// earlier. For the way through the leader: members await the leader, and the leader one member after
+    /// another.
     pub fn await_post(&self, local_rank: usize, longest: Duration) {
         let word = &self.slots_of(local_rank).headers[self.slot()].number;
         // Only the leader's word is read; a member's has no effect.
@@ -225,7 +233,8 @@ impl Mailbox {
         if posted != self.number {
             let longest =
                 Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
-            // Returns at once if the word has changed meanwhile. The caller checks again, whatever ended the sleep.
+            // Returns at once if the word has changed meanwhile. The caller checks again, whatever ended the
+            // sleep.
             let _ = futex::wait(word, futex::Flags::empty(), posted, Some(&longest));
         }
         self.control.awaited.store(0, Ordering::Relaxed);
@@ -248,8 +257,8 @@ impl Mailbox {
         if differences == 0 { Posted::SameCall } else { Posted::OtherCall(words) }
     }
 
-    /// Begins to load the cache line that the next post writes: all have read what it holds, and the post need not wait until other cores have
-    /// given it up.
+    /// Begins to load the cache line that the next post writes: all have read what it holds, and the post
+    /// need not wait until other cores have given it up.
     pub fn prefetch_next(&self) {
         prefetch_to_write(&*self.mine.headers[1 - self.slot()]);
     }
@@ -261,15 +270,15 @@ impl Mailbox {
     }
 }
 
-/// Has this core fetch the cache line of `target` to write it, without waiting. In assembly, because `_mm_prefetch` fetches lines to read them
-/// unless the build is for processors that have this instruction.
+/// Has this core fetch the cache line of `target` to write it, without waiting. In assembly, because
+/// `_mm_prefetch` fetches lines to read them unless the build is for processors that have this instruction.
 fn prefetch_to_write<T>(target: &T) {
     let address = std::ptr::from_ref(target);
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = address;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing that the program can see, and 64-bit processors without this one do nothing (the manuals of AMD and Intel
-    // list no exception for it).
+    // SAFETY: a prefetch changes nothing that the program can see, and 64-bit processors without this one do
+    // nothing (the manuals of AMD and Intel list no exception for it).
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }

@@ -1,7 +1,7 @@
 //! Allocations on GPUs that the ranks of a node name to each other while their communicator works.
 //!
-//! Owns the page where a rank names its own, and says which of the others' it has open. Must not know how memory is exported and
-//! opened, nor who accesses it.
+//! Owns the page where a rank names its own, and says which of the others' it has open. Must not know how
+//! memory is exported and opened, nor who accesses it.
 
 use super::arena_ref::{ArenaOwner, ArenaRef};
 use super::neighbours::Neighbours;
@@ -99,7 +99,8 @@ impl MemoryNotices {
         self.others.iter().map(|(rank, _, _)| *rank)
     }
 
-    /// The allocation that a neighbour has named with this number. If it names another one just now, `None`: that is one more change.
+    /// The allocation that a neighbour has named with this number. If it names another one just now, `None`:
+    /// that is one more change.
     #[must_use]
     pub fn of_neighbour(&self, neighbour: usize, number: usize) -> Option<NamedMemory> {
         let notice = &self.others[neighbour].2.named[number];

@@ -1,10 +1,11 @@
 //! The shared-memory transport: ranks of one node read messages in place, in the sender's memory.
 //!
-//! Owns the links of a rank to the other ranks of its node. A message is a queue entry that says where in the sender's
-//! arena its bytes are; the receiver reads them there and gives the entry back. Memory outside the arena is staged in a
-//! slot of it beforehand.
+//! Owns the links of a rank to the other ranks of its node. A message is a queue entry that says where in the
+//! sender's arena its bytes are; the receiver reads them there and gives the entry back. Memory outside the
+//! arena is staged in a slot of it beforehand.
 //!
-//! A rank writes to its own arena only. Neighbours map it for reading, so no peer can corrupt another's memory.
+//! A rank writes to its own arena only. Neighbours map it for reading, so no peer can corrupt another's
+//! memory.
 //!
 //! | file | owns |
 //! |---|---|
@@ -201,9 +202,9 @@ impl Transport for Shm {
 
     fn abort(&mut self) {
         self.control.aborted.store(1, Ordering::Relaxed);
-        // Pairs with the fence in `check_reads`: a peer that reads what this rank writes from now on, by any kind of store, also sees
-        // that it has aborted. A wait for peers that are reading would last as long as one of them is stopped, or is not known
-        // to be dead.
+        // Pairs with the fence in `check_reads`: a peer that reads what this rank writes from now on, by any
+        // kind of store, also sees that it has aborted. A wait for peers that are reading would last as long
+        // as one of them is stopped, or is not known to be dead.
         fence(Ordering::SeqCst);
     }
 }

@@ -1,4 +1,5 @@
-//! The word that saves wake-ups: a rank sets it before it sleeps, and neighbours notify it only while it is set.
+//! The word that saves wake-ups: a rank sets it before it sleeps, and neighbours notify it only while it is
+//! set.
 //!
 //! Owns the memory ordering between the sleeper and its wakers.
 
@@ -7,9 +8,9 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Whether a rank must be woken, and by which of its process's eventfds: 0, or the index of the eventfd plus 1. The sleeper
-/// sets the word and then polls its queues once more; a waker publishes and then reads the word. The two fences ensure that
-/// at least one of them sees the other's store.
+/// Whether a rank must be woken, and by which of its process's eventfds: 0, or the index of the eventfd plus
+/// 1. The sleeper sets the word and then polls its queues once more; a waker publishes and then reads the
+/// word. The two fences ensure that at least one of them sees the other's store.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct NeedWakeup(AtomicU32);
@@ -20,8 +21,8 @@ impl NeedWakeup {
         Self(AtomicU32::new(0))
     }
 
-    /// Called by the owner before it sleeps on the eventfd with this index. It must poll its queues once more between this
-    /// and the sleep.
+    /// Called by the owner before it sleeps on the eventfd with this index. It must poll its queues once more
+    /// between this and the sleep.
     pub(super) fn set(&self, eventfd: usize) {
         self.0.store(eventfd as u32 + 1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -32,14 +33,15 @@ impl NeedWakeup {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// The index of the eventfd by which the caller must wake the owner for what the caller has published before; `None` if
-    /// the owner is awake.
+    /// The index of the eventfd by which the caller must wake the owner for what the caller has published
+    /// before; `None` if the owner is awake.
     pub(super) fn eventfd(&self) -> Option<usize> {
         fence(Ordering::SeqCst);
         (self.0.load(Ordering::Relaxed) as usize).checked_sub(1)
     }
 
-    /// Wakes the owner, whose eventfds these are, for what the caller has published before, unless it is awake.
+    /// Wakes the owner, whose eventfds these are, for what the caller has published before, unless it is
+    /// awake.
     #[cfg(not(loom))]
     pub(super) fn wake(&self, eventfds: &[crate::wake::WakeFd]) {
         if let Some(eventfd) = self.eventfd().and_then(|index| eventfds.get(index)) {

@@ -20,8 +20,8 @@ pub struct Neighbour {
     pub arena: Arc<PeerArena>,
     /// The layout of its region there.
     pub layout: ArenaLayout,
-    /// Wake its executor. The only descriptors that neighbours write to: a forged notification costs its owner one look at
-    /// its queues.
+    /// Wake its executor. The only descriptors that neighbours write to: a forged notification costs its
+    /// owner one look at its queues.
     pub wakes: Arc<[WakeFd]>,
 }
 

@@ -1,10 +1,10 @@
 //! The shared memory of a process and of its neighbours, which all communicators of the process use.
 //!
-//! The first communicator that the processes of a node make exchanges descriptors; later ones among the same processes need no
-//! descriptor, because each of them only takes a further region of every arena. Owns which region is free. A process reads its
-//! neighbours' regions until its communicator is gone, so a region is free when the communicators of all neighbours that know it
-//! are gone, which each process publishes on its node page. The regions of a process that died stay until the arena is
-//! freed.
+//! The first communicator that the processes of a node make exchanges descriptors; later ones among the same
+//! processes need no descriptor, because each of them only takes a further region of every arena. Owns which
+//! region is free. A process reads its neighbours' regions until its communicator is gone, so a region is
+//! free when the communicators of all neighbours that know it are gone, which each process publishes on its
+//! node page. The regions of a process that died stay until the arena is freed.
 
 use super::arena_ref::{ArenaOwner, ArenaRef};
 use super::layout::{ArenaLayout, PREFAULTED_RANKS};
@@ -112,12 +112,13 @@ impl OwnMemory {
         self.prefault.as_ref()
     }
 
-    /// A free region of zeros for a communicator, laid out by `layout`, from this NUMA node as far as it has free memory. The
-    /// pages of the first one exist; of later ones only those that every communicator uses, so that many communicators that
-    /// are seldom used take little memory.
+    /// A free region of zeros for a communicator, laid out by `layout`, from this NUMA node as far as it has
+    /// free memory. The pages of the first one exist; of later ones only those that every communicator uses,
+    /// so that many communicators that are seldom used take little memory.
     ///
     /// # Errors
-    /// `System` if there is too little memory; `Unsupported` if the process has too many communicators at once.
+    /// `System` if there is too little memory; `Unsupported` if the process has too many communicators at
+    /// once.
     pub fn region(self: &Arc<Self>, layout: ArenaLayout, numa_node: Option<u32>) -> Result<Region> {
         let mut table = self.table();
         table.reclaim(&self.arena);
@@ -167,7 +168,8 @@ impl RegionTable {
     }
 }
 
-/// The part of an arena that one communicator uses. Dropped when the communicator does not read its neighbours' regions any more.
+/// The part of an arena that one communicator uses. Dropped when the communicator does not read its
+/// neighbours' regions any more.
 #[derive(Debug)]
 pub struct Region {
     memory: Arc<OwnMemory>,
@@ -348,11 +350,12 @@ impl NodeMemory {
         }
     }
 
-    /// The neighbours of this rank in a communicator. `ranks` lists its ranks on this node, this one included, in the same
-    /// order on all of them. From now on the others may read `region`, this rank's.
+    /// The neighbours of this rank in a communicator. `ranks` lists its ranks on this node, this one
+    /// included, in the same order on all of them. From now on the others may read `region`, this rank's.
     ///
     /// # Errors
-    /// `Disagreement` if a rank's place is not that of a neighbour, or its region not in the memory of that neighbour; `Internal` if this process is not among them.
+    /// `Disagreement` if a rank's place is not that of a neighbour, or its region not in the memory of that
+    /// neighbour; `Internal` if this process is not among them.
     pub fn neighbours(&self, region: &mut Region, ranks: &[RegionOfRank]) -> Result<Neighbours> {
         let local_rank = ranks.iter().position(|one| one.place == self.place);
         let local_rank = local_rank.ok_or_else(|| Error::internal("this rank is not on its node"))?;

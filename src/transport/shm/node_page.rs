@@ -1,12 +1,13 @@
-//! The node page: what a process publishes to its neighbours for all communicators, at the start of its arena.
+//! The node page: what a process publishes to its neighbours for all communicators, at the start of its
+//! arena.
 //!
 //! Owns the layout of these records and the memory ordering of their fields.
 
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Ranges that [`Prefault`] remembers. A reader that is further behind misses the older ones, which costs page faults
-/// only.
+/// Ranges that [`Prefault`] remembers. A reader that is further behind misses the older ones, which costs
+/// page faults only.
 const RANGES: usize = 16;
 
 /// The largest number of regions that an arena has at once.
@@ -29,15 +30,16 @@ impl NodePage {
         }
     }
 
-    /// The communicator of the region with this number is gone: its process reads no neighbour's region any more. Called by the
-    /// owning process only.
+    /// The communicator of the region with this number is gone: its process reads no neighbour's region any
+    /// more. Called by the owning process only.
     pub(super) fn close_region(&self, slot: usize, number: u64) {
         if let Some(word) = self.regions.get(slot) {
             word.store(number << 1 | 1, Ordering::Release);
         }
     }
 
-    /// Whether the communicator of the region with this number is gone. A later region takes its slot only then.
+    /// Whether the communicator of the region with this number is gone. A later region takes its slot only
+    /// then.
     pub(super) fn is_region_closed(&self, slot: usize, number: u64) -> bool {
         let word = self.regions.get(slot).map(|word| word.load(Ordering::Acquire));
         word.is_none_or(|word| word != number << 1)
@@ -64,8 +66,8 @@ impl Prefault {
         self.count.store(count + 1, Ordering::Release);
     }
 
-    /// The ranges published since `seen`, a count that this call updates. A range that is overwritten while it is read
-    /// is wrong; the arena checks its bounds, so this is harmless.
+    /// The ranges published since `seen`, a count that this call updates. A range that is overwritten while
+    /// it is read is wrong; the arena checks its bounds, so this is harmless.
     pub(super) fn since(&self, seen: &mut u64) -> impl Iterator<Item = (usize, usize)> {
         let count = self.count.load(Ordering::Acquire);
         let from = (*seen).clamp(count.saturating_sub(RANGES as u64), count);

@@ -17,7 +17,8 @@ pub(super) struct NoticePage {
     /// How often `named` has changed.
     pub changes: CachePadded<AtomicU64>,
     pub named: [Notice; MEMORIES],
-    /// By index on the node and number: which allocation of a neighbour this rank has open, as its owner counts them.
+    /// By index on the node and number: which allocation of a neighbour this rank has open, as its owner
+    /// counts them.
     pub open: [[AtomicU64; MEMORIES]; READERS],
 }
 

@@ -1,5 +1,6 @@
-//! Prefaulting of neighbours' buffers: when a rank allocates a buffer in its arena, its neighbours map the pages for
-//! reading at once, in a thread of their own, so that the first call that reads the buffer is as fast as later ones.
+//! Prefaulting of neighbours' buffers: when a rank allocates a buffer in its arena, its neighbours map the
+//! pages for reading at once, in a thread of their own, so that the first call that reads the buffer is as
+//! fast as later ones.
 //!
 //! Owns that thread and its wake-ups. A prefault may be late or missed: a page
 //! that is not mapped yet is faulted in when it is read.
@@ -18,7 +19,8 @@ use std::thread::JoinHandle;
 /// Smaller buffers are faulted in about as fast as they are announced.
 const MIN_BYTES: usize = 256 << 10;
 
-/// A process's side of prefaulting: it announces its own allocations, and its thread prefaults the neighbours'.
+/// A process's side of prefaulting: it announces its own allocations, and its thread prefaults the
+/// neighbours'.
 pub(super) struct RemotePrefault {
     page: Arc<ArenaRef<NodePage>>,
     announcing: Mutex<()>,
@@ -37,7 +39,8 @@ pub(super) struct Prefaulted {
 }
 
 impl RemotePrefault {
-    /// Starts the thread that prefaults what the neighbours announce. It sleeps on `wake`; this process announces on `page`.
+    /// Starts the thread that prefaults what the neighbours announce. It sleeps on `wake`; this process
+    /// announces on `page`.
     ///
     /// # Errors
     /// `System` if no thread can be started.

@@ -1,8 +1,8 @@
 //! The single-producer, single-consumer queue between two ranks that share memory.
 //!
-//! Each rank writes to its own memory only and reads its peer's, so a connection takes two [`SpscQueue`]s, one in each
-//! arena. In its own, a rank writes the entries that it sends and how many of the peer's entries it has consumed.
-//! Owns the memory ordering between the two ranks.
+//! Each rank writes to its own memory only and reads its peer's, so a connection takes two [`SpscQueue`]s,
+//! one in each arena. In its own, a rank writes the entries that it sends and how many of the peer's entries
+//! it has consumed. Owns the memory ordering between the two ranks.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -80,7 +80,8 @@ impl<Q: Deref<Target = SpscQueue>> Duplex<Q> {
         self.mine.written.store(self.written, Ordering::Release);
     }
 
-    /// The peer's next entry, if it has written one. It stays the next entry until [`advance`](Self::advance).
+    /// The peer's next entry, if it has written one. It stays the next entry until
+    /// [`advance`](Self::advance).
     pub(super) fn peek(&self) -> Result<Option<Entry>, InvalidCounter> {
         let written = self.theirs.written.load(Ordering::Acquire);
         if written == self.read {

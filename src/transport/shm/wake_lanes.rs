@@ -1,15 +1,15 @@
 //! The eventfds of a process by which neighbours wake its executors.
 //!
-//! Owns which executor sleeps on which of them. All communicators of the process share them, so a further communicator needs
-//! no descriptor.
+//! Owns which executor sleeps on which of them. All communicators of the process share them, so a further
+//! communicator needs no descriptor.
 
 use crate::error::Result;
 use crate::wake::WakeFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many executors of a process can sleep at once until they are woken, on nodes of few ranks. Further ones sleep briefly and
-/// check again.
+/// How many executors of a process can sleep at once until they are woken, on nodes of few ranks. Further
+/// ones sleep briefly and check again.
 const LANES: usize = 4;
 
 /// The eventfds, and which of them are in use.
@@ -36,8 +36,8 @@ impl WakeLanes {
         &self.eventfds
     }
 
-    /// Takes an eventfd that no other executor sleeps on, if there is one. A late notification of its last user may wake the
-    /// caller too early.
+    /// Takes an eventfd that no other executor sleeps on, if there is one. A late notification of its last
+    /// user may wake the caller too early.
     pub(super) fn take(self: &Arc<Self>) -> Option<WakeLane> {
         for index in 0..self.eventfds.len() {
             if self.taken.fetch_or(1 << index, Ordering::Acquire) & 1 << index == 0 {

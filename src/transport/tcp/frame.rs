@@ -2,10 +2,11 @@
 //!
 //! Owns the layout of frames, their checksums, and how many bytes of each have been sent or received.
 //!
-//! A header is `kind: u32, index: u32, sequence: u64, length: u64, content: u64, parity: u64`, little-endian. A receiver only compares it
-//! with the header that it expects: nothing in it decides where bytes go or how many they are. `content` is the XXH3 of what follows. It protects
-//! it from end to end: TCP's own checksum has 16 bits, and devices on the way recompute it. `parity` tells a header that was changed on the way from one that
-//! its sender meant.
+//! A header is `kind: u32, index: u32, sequence: u64, length: u64, content: u64, parity: u64`, little-endian.
+//! A receiver only compares it with the header that it expects: nothing in it decides where bytes go or how
+//! many they are. `content` is the XXH3 of what follows. It protects it from end to end: TCP's own checksum
+//! has 16 bits, and devices on the way recompute it. `parity` tells a header that was changed on the way from
+//! one that its sender meant.
 
 use crate::call::{Call, CallWords};
 use crate::memory::Piece;
@@ -130,7 +131,8 @@ pub(super) enum FrameError {
 /// An outgoing frame, or an expected one that is being received. Both progress from front to back.
 #[derive(Debug)]
 pub(super) struct Frame {
-    /// The header that is sent or expected. Of an expected call the sequence number is unknown and not compared.
+    /// The header that is sent or expected. Of an expected call the sequence number is unknown and not
+    /// compared.
     header: FrameHeader,
     /// The bytes that are sent, or received so far.
     prefix: Prefix,
@@ -177,8 +179,9 @@ impl Frame {
         if !self.is_data() {
             return self.prefix.call.as_bytes();
         }
-        // SAFETY: the caller of `send` or `post_recv` promised that the piece stays readable, and that nothing but this frame writes it, until the
-        // operation is over, and this frame does not outlive that: it is dropped when sent or received, or by `abort`.
+        // SAFETY: the caller of `send` or `post_recv` promised that the piece stays readable, and that
+        // nothing but this frame writes it, until the operation is over, and this frame does not outlive
+        // that: it is dropped when sent or received, or by `abort`.
         unsafe { slice::from_raw_parts(self.piece.as_ptr(), self.piece.len()) }
     }
 
@@ -218,8 +221,8 @@ impl Frame {
     /// The bytes that are still to be sent.
     pub fn unsent(&self) -> [IoSlice<'_>; 2] {
         let rest = self.rest();
-        // SAFETY: the caller of `send` promised that the piece stays readable and unwritten until the operation is
-        // over, and this frame does not outlive that: it is dropped when sent, or by `abort`.
+        // SAFETY: the caller of `send` promised that the piece stays readable and unwritten until the
+        // operation is over, and this frame does not outlive that: it is dropped when sent, or by `abort`.
         let message = unsafe { slice::from_raw_parts(rest.as_ptr(), rest.len()) };
         let prefix = &self.prefix.as_bytes()[self.done.min(self.size)..self.size];
         [IoSlice::new(prefix), IoSlice::new(message)]
@@ -228,8 +231,9 @@ impl Frame {
     /// Where the bytes that are still missing go, with at most `limit` bytes of the message.
     pub fn unfilled(&mut self, limit: usize) -> [IoSliceMut<'_>; 2] {
         let rest = self.rest();
-        // SAFETY: the caller of `post_recv` promised that the piece stays writable, and that nothing else accesses it,
-        // until the operation is over, and this frame does not outlive that: it is dropped when filled, or by `abort`.
+        // SAFETY: the caller of `post_recv` promised that the piece stays writable, and that nothing else
+        // accesses it, until the operation is over, and this frame does not outlive that: it is dropped when
+        // filled, or by `abort`.
         let message = unsafe { slice::from_raw_parts_mut(rest.as_ptr(), rest.len().min(limit)) };
         let prefix = &mut self.prefix.as_mut_bytes()[self.done.min(self.size)..self.size];
         [IoSliceMut::new(prefix), IoSliceMut::new(message)]

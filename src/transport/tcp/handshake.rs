@@ -2,13 +2,14 @@
 //!
 //! Owns the layout of its four messages, little-endian but for one mark, and what their codes authenticate.
 //!
-//! The initiator sends a hello; the acceptor a challenge with a nonce and a code over both; the initiator a code over both; the acceptor
-//! a byte, so that the initiator connects again if the acceptor gave the connection up before it received the code. The keys
-//! are derived from the job's secret and from random numbers of both ranks, so they are new for each communicator, and the
-//! nonces are new for each connection: recorded messages are of no use later.
+//! The initiator sends a hello; the acceptor a challenge with a nonce and a code over both; the initiator a
+//! code over both; the acceptor a byte, so that the initiator connects again if the acceptor gave the
+//! connection up before it received the code. The keys are derived from the job's secret and from random
+//! numbers of both ranks, so they are new for each communicator, and the nonces are new for each connection:
+//! recorded messages are of no use later.
 //!
-//! If the job is encrypted, all but the hello is, and the codes also cover the binding of the encryption: a process in the middle
-//! has another binding with each end.
+//! If the job is encrypted, all but the hello is, and the codes also cover the binding of the encryption: a
+//! process in the middle has another binding with each end.
 
 use crate::secret::{AuthenticationCode, MAC_BYTES, SecretKey};
 use crate::transport::Rank;
@@ -113,8 +114,8 @@ impl LinkHello {
     }
 }
 
-/// The acceptor's answer to a hello, as it travels. Its code proves that the acceptor knows the key. `binding` is that of the
-/// encryption, or empty.
+/// The acceptor's answer to a hello, as it travels. Its code proves that the acceptor knows the key.
+/// `binding` is that of the encryption, or empty.
 pub(super) fn challenge(
     key: &SecretKey,
     hello: &[u8; HELLO],

@@ -14,14 +14,17 @@ use std::net::SocketAddr;
 
 /// Bytes to read from one socket before the other sockets are driven and events are reported.
 ///
-/// Not tuned yet. Over loopback on a busy machine with two cores (512 KiB messages, one direction), 256 KiB was faster than
-/// 1 MiB in three of three rounds (1.4, 1.6, 1.4 against 1.0, 1.0, 0.9 GB/s), but not when repeated under more load
-/// (0.7, 0.8 against 0.7, 1.1). To be measured with `bench/tcp_link.rs` on an idle machine.
+/// Not tuned yet. Over loopback on a busy machine with two cores (512 KiB messages, one direction), 256 KiB
+/// was faster than 1 MiB in three of three rounds (1.4, 1.6, 1.4 against 1.0, 1.0, 0.9 GB/s), but not when
+/// repeated under more load (0.7, 0.8 against 0.7, 1.1). To be measured with `bench/tcp_link.rs` on an idle
+/// machine.
 const READ_BUDGET: usize = 256 << 10;
 
-/// The link to one peer. Calls travel on socket 0, message `i` of a call on socket `i` modulo the number of sockets.
+/// The link to one peer. Calls travel on socket 0, message `i` of a call on socket `i` modulo the number of
+/// sockets.
 ///
-/// Each socket keeps the order of its messages, so a count per socket is enough to find the oldest incomplete message.
+/// Each socket keeps the order of its messages, so a count per socket is enough to find the oldest incomplete
+/// message.
 #[derive(Debug)]
 pub(super) struct Link {
     pub peer: Rank,
@@ -76,7 +79,8 @@ impl Link {
         for stream in &mut self.streams {
             (stream.sent, stream.received) = (0, 0);
         }
-        // Detects a peer that left after the last call before anything is sent to it, if epoll was asked before.
+        // Detects a peer that left after the last call before anything is sent to it, if epoll was asked
+        // before.
         if self.streams[0].is_ending() && self.broken.is_none() {
             let _ = self.receive(0);
         }
@@ -121,8 +125,8 @@ impl Link {
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// Queues a call, which the first message of this call takes along, or the next [`drive`](Self::drive): one system call and one
-    /// packet less. The index of the socket that it takes.
+    /// Queues a call, which the first message of this call takes along, or the next [`drive`](Self::drive):
+    /// one system call and one packet less. The index of the socket that it takes.
     pub fn announce(&mut self, call: &Call) -> Result<usize> {
         self.announce_with_message(call)?;
         self.queue_announcement();
@@ -193,7 +197,8 @@ impl Link {
         self.streams[at].flush().map_err(|cause| self.lose(Self::broken_by(&cause)))
     }
 
-    /// Reads from a socket. A connection that the peer has closed is an error only if this call still needs it.
+    /// Reads from a socket. A connection that the peer has closed is an error only if this call still needs
+    /// it.
     fn receive(&mut self, at: usize) -> Result<ReadOutcome> {
         let loss = match self.streams[at].fill(READ_BUDGET) {
             Ok(ReadOutcome::Closed) => "closed its connection".to_owned(),
@@ -219,8 +224,9 @@ impl Link {
                     return Err(self.disagree("made a call that this version of flexring does not support"));
                 }
                 FrameProgress::Call(Some(call)) => {
-                    // A call that is ahead of this rank's stays queued until this rank begins it. But if this call
-                    // still expects a message, the peer will never send it, so the later call is reported.
+                    // A call that is ahead of this rank's stays queued until this rank begins it. But if this
+                    // call still expects a message, the peer will never send it, so the later call is
+                    // reported.
                     if call.sequence > self.sequence && self.recvs_posted == self.received {
                         break;
                     }

@@ -52,41 +52,45 @@ use std::time::Instant;
 
 /// Messages that may be in flight on one socket in one direction.
 ///
-/// Not tuned yet. Over loopback on a busy machine with two cores, 4 was faster than 16 in most rounds (512 KiB messages, one
-/// direction), by no more than the difference between rounds. To be measured with `bench/tcp_link.rs` on an idle machine.
+/// Not tuned yet. Over loopback on a busy machine with two cores, 4 was faster than 16 in most rounds (512
+/// KiB messages, one direction), by no more than the difference between rounds. To be measured with
+/// `bench/tcp_link.rs` on an idle machine.
 const WINDOW: usize = 16;
 
 /// Epoll events that one system call returns at most; further events wait for the next call.
 const EPOLL_EVENTS: usize = 64;
 
-/// Most posted receives with which polls probe. More are a sign of long vectors, whose time depends on bandwidth, so the rest of the call
-/// does without.
+/// Most posted receives with which polls probe. More are a sign of long vectors, whose time depends on
+/// bandwidth, so the rest of the call does without.
 const MOST_PROBED_RECEIVES: usize = 8;
 
 /// Most links with which polls probe, so that it takes little time to see that none has anything to send.
 const MOST_PROBED_LINKS: usize = 16;
 
-/// Polls in a row that find nothing, after which a poll announces what was to be announced with a message, and asks epoll even if polls probe:
-/// a rank that may spin for long, or waits for a peer that is gone, would not tell its other peers what it runs, nor hear from them. These are
-/// about 0.3 ms, so an all-reduce that waits for less does not pay for it.
+/// Polls in a row that find nothing, after which a poll announces what was to be announced with a message,
+/// and asks epoll even if polls probe: a rank that may spin for long, or waits for a peer that is gone, would
+/// not tell its other peers what it runs, nor hear from them. These are about 0.3 ms, so an all-reduce that
+/// waits for less does not pay for it.
 const MOST_IDLE_POLLS: u32 = 1024;
 
-/// The least send buffer of a connection within this machine, in bytes. The packets of the loopback device have up to 64 KiB: with a buffer for
-/// fewer than two of them, a sender waits for acknowledgements that the receiver delays (all-reduces of 64 KiB take 44 ms with 32 KiB, and 0.02 ms with 64).
+/// The least send buffer of a connection within this machine, in bytes. The packets of the loopback device
+/// have up to 64 KiB: with a buffer for fewer than two of them, a sender waits for acknowledgements that the
+/// receiver delays (all-reduces of 64 KiB take 44 ms with 32 KiB, and 0.02 ms with 64).
 const LOCAL_SEND_BUFFER: usize = 128 << 10;
 
 const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// A rank's TCP links.
 ///
-/// Epoll is edge-triggered: it reports once when a socket becomes ready, and the socket counts as ready until a system call
-/// would block. So an idle socket costs nothing, and the epoll descriptor does not wake this rank for readiness that was
-/// reported before.
+/// Epoll is edge-triggered: it reports once when a socket becomes ready, and the socket counts as ready until
+/// a system call would block. So an idle socket costs nothing, and the epoll descriptor does not wake this
+/// rank for readiness that was reported before.
 ///
-/// While a rank waits for few messages, and has nothing to send, polls **probe**: they read the message that was posted first without asking
-/// epoll, and ask it only if there is none, and messages of other peers are awaited. Waiting for a message is one system call less then: an
-/// all-reduce of 8 bytes between two ranks on loopback takes 4.3 us instead of 4.9. Before the rank sleeps it asks epoll again, whose
-/// descriptor it sleeps on.
+/// While a rank waits for few messages, and has nothing to send, polls **probe**: they read the message that
+/// was posted first without asking epoll, and ask it only if there is none, and messages of other peers are
+/// awaited. Waiting for a message is one system call less then: an all-reduce of 8 bytes between two ranks on
+/// loopback takes 4.3 us instead of 4.9. Before the rank sleeps it asks epoll again, whose descriptor it
+/// sleeps on.
 #[derive(Debug)]
 pub struct Tcp {
     links: Vec<Link>,
@@ -96,7 +100,8 @@ pub struct Tcp {
     epoll: OwnedFd,
     /// The streams that the next poll drives, by link and socket.
     ready: VecDeque<(usize, usize)>,
-    /// The posted receives of this call that may be incomplete, by link and number on the link, oldest first; none if there were too many.
+    /// The posted receives of this call that may be incomplete, by link and number on the link, oldest first;
+    /// none if there were too many.
     posted: VecDeque<(usize, u64)>,
     /// Whether there were too many posted receives in this call.
     posted_many: bool,
@@ -110,14 +115,15 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Connects to `peers`, each given with the addresses that it listens on, which are tried in this order. The higher of two ranks connects to the lower
-    /// one, as often as the options say; all links are established concurrently. `key` gives the key of the link to a peer: only
-    /// the two ranks may know it, and no two communicators may use one.
+    /// Connects to `peers`, each given with the addresses that it listens on, which are tried in this order.
+    /// The higher of two ranks connects to the lower one, as often as the options say; all links are
+    /// established concurrently. `key` gives the key of the link to a peer: only the two ranks may know it,
+    /// and no two communicators may use one.
     ///
     /// # Errors
-    /// `Rendezvous`, naming peer, addresses and cause, if a link is not established by `deadline`, or if no address leads to the peer; `Disagreement` if a
-    /// peer has another number of sockets per link; `System` if the process has no descriptor left; or the error
-    /// of `fault` if it is raised meanwhile.
+    /// `Rendezvous`, naming peer, addresses and cause, if a link is not established by `deadline`, or if no
+    /// address leads to the peer; `Disagreement` if a peer has another number of sockets per link; `System`
+    /// if the process has no descriptor left; or the error of `fault` if it is raised meanwhile.
     pub fn connect(
         listener: Listener,
         me: Rank,
@@ -162,8 +168,8 @@ impl Tcp {
         })
     }
 
-    /// Limits the bytes per socket that the peer has not acknowledged to about `bytes_to(peer)`; within this machine to at least
-    /// 128 KiB.
+    /// Limits the bytes per socket that the peer has not acknowledged to about `bytes_to(peer)`; within this
+    /// machine to at least 128 KiB.
     ///
     /// # Errors
     /// `System` if the kernel refuses.
@@ -231,7 +237,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// Has the next drive read the message that was posted first, if polls probe. Whether only messages of that peer are awaited.
+    /// Has the next drive read the message that was posted first, if polls probe. Whether only messages of
+    /// that peer are awaited.
     fn probe(&mut self) -> Option<bool> {
         while let Some((link, number)) = self.posted.front() {
             if !self.links[*link].has_received(*number) {
@@ -311,14 +318,14 @@ impl Transport for Tcp {
     }
 
     fn begin(&mut self, sequence: u64) {
-        // Finds peers that have left. Their last messages must be read before anything is sent to them, or they are lost. An error here occurs again
-        // in the next poll, which can return it.
+        // Finds peers that have left. Their last messages must be read before anything is sent to them, or
+        // they are lost. An error here occurs again in the next poll, which can return it.
         let _ = self.poll_readiness();
         self.begin_together(sequence);
     }
 
-    /// Does without epoll, a system call of 0.4 to 0.8 us: an all-reduce of 8 bytes between two ranks on loopback takes 7.8 us instead of 8.8 (AMD
-    /// EPYC).
+    /// Does without epoll, a system call of 0.4 to 0.8 us: an all-reduce of 8 bytes between two ranks on
+    /// loopback takes 7.8 us instead of 8.8 (AMD EPYC).
     fn begin_together(&mut self, sequence: u64) {
         if self.links.iter().any(Link::is_busy) {
             log::error!("tcp: call {sequence} begins while messages of the last one are in flight");

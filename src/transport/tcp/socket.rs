@@ -1,6 +1,7 @@
 //! A connected socket of a link, plain or encrypted.
 //!
-//! Owns which bytes travel encrypted: all behind the initiator's hello, if at all; and which connections are within a machine.
+//! Owns which bytes travel encrypted: all behind the initiator's hello, if at all; and which connections are
+//! within a machine.
 
 use crate::error::Result;
 use crate::tls::{SessionBinding, TlsRole, TlsSession};
@@ -36,8 +37,8 @@ pub(super) struct SendProgress {
     pub writable: bool,
 }
 
-/// Whether a connection between these addresses stays within this machine, as far as they tell: network namespaces of one machine
-/// have different ones.
+/// Whether a connection between these addresses stays within this machine, as far as they tell: network
+/// namespaces of one machine have different ones.
 pub(super) fn is_within_machine(own: IpAddr, peer: IpAddr) -> bool {
     own == peer || own.is_loopback()
 }
@@ -87,8 +88,8 @@ impl LinkSocket {
         }
     }
 
-    /// Advances the handshake of the encryption as far as the socket allows. Whether it is complete, as it always is without
-    /// encryption.
+    /// Advances the handshake of the encryption as far as the socket allows. Whether it is complete, as it
+    /// always is without encryption.
     pub fn advance(&mut self) -> io::Result<bool> {
         let Some(encryption) = &mut self.encryption else { return Ok(true) };
         if encryption.binding.is_none() && encryption.session.advance_handshake(&self.socket)? {
@@ -97,8 +98,8 @@ impl LinkSocket {
         Ok(encryption.binding.is_some())
     }
 
-    /// What the codes of both ends must cover besides their messages: the binding of the encryption, if there is one. Only once
-    /// [`advance`](Self::advance) is complete.
+    /// What the codes of both ends must cover besides their messages: the binding of the encryption, if there
+    /// is one. Only once [`advance`](Self::advance) is complete.
     pub fn binding(&self) -> &[u8] {
         let binding = self.encryption.as_ref().and_then(|encryption| encryption.binding.as_ref());
         binding.map_or(&[], SessionBinding::as_slice)
@@ -135,8 +136,8 @@ impl LinkSocket {
         self.encryption.as_ref().is_some_and(|encryption| encryption.session.wants_send())
     }
 
-    /// Sends bytes from the beginning of `parts`, `length` in all. Encrypted bytes count as sent once the kernel has their record:
-    /// until then, each call must begin with the same bytes.
+    /// Sends bytes from the beginning of `parts`, `length` in all. Encrypted bytes count as sent once the
+    /// kernel has their record: until then, each call must begin with the same bytes.
     ///
     /// # Errors
     /// Any error of the socket but that it is not ready.
@@ -146,7 +147,8 @@ impl LinkSocket {
             let mut no_descriptors = SendAncillaryBuffer::default();
             let outcome = rustix::net::sendmsg(&self.socket, parts, &mut no_descriptors, SendFlags::NOSIGNAL);
             return match outcome {
-                // The kernel takes fewer bytes only if its buffer is full, and then reports when there is room again.
+                // The kernel takes fewer bytes only if its buffer is full, and then reports when there is
+                // room again.
                 Ok(sent) => Ok(SendProgress { sent, writable: sent == length }),
                 Err(Errno::AGAIN) => Ok(SendProgress { sent: 0, writable: false }),
                 Err(Errno::INTR) => Ok(SendProgress { sent: 0, writable: true }),
@@ -161,11 +163,12 @@ impl LinkSocket {
         Ok(SendProgress { sent, writable: !encryption.session.wants_send() })
     }
 
-    /// Reads to `parts`, `length` bytes at most. The number of bytes, 0 if the other end has closed the connection, and whether
-    /// there may be more now.
+    /// Reads to `parts`, `length` bytes at most. The number of bytes, 0 if the other end has closed the
+    /// connection, and whether there may be more now.
     ///
     /// # Errors
-    /// Any error of the socket, also `WouldBlock`; `InvalidData` if encrypted bytes are not what the other end has sent.
+    /// Any error of the socket, also `WouldBlock`; `InvalidData` if encrypted bytes are not what the other
+    /// end has sent.
     pub fn receive_parts(
         &mut self,
         parts: &mut [IoSliceMut<'_>],

@@ -25,9 +25,9 @@ pub(super) enum ReadOutcome {
     Closed,
 }
 
-/// One socket. Expected frames form a queue like the frames to be sent, so that one system call reads headers and messages
-/// directly to their destinations. Nothing else is read: what the peer sends ahead of this rank waits in the kernel, but for one
-/// read of an encrypted socket.
+/// One socket. Expected frames form a queue like the frames to be sent, so that one system call reads headers
+/// and messages directly to their destinations. Nothing else is read: what the peer sends ahead of this rank
+/// waits in the kernel, but for one read of an encrypted socket.
 #[derive(Debug)]
 pub(super) struct FrameStream {
     _closed_in_child: ClosedInChild,

@@ -11,7 +11,8 @@ pub(super) fn tcp_info(socket: impl AsFd) -> Option<libc::tcp_info> {
     // SAFETY: the structure consists of integers, for which zeros are a value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and the kernel writes at most `len` bytes of the structure, which outlives the call.
+    // SAFETY: the descriptor is open, and the kernel writes at most `len` bytes of the structure, which
+    // outlives the call.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -24,8 +25,9 @@ pub(super) fn tcp_info(socket: impl AsFd) -> Option<libc::tcp_info> {
     (result == 0).then_some(info)
 }
 
-/// Describes a connection to `peer` whose packets or their acknowledgements do not arrive: the kernel repeats a packet again and again. A
-/// peer that reads nothing acknowledges what it receives, so its connection is no such one.
+/// Describes a connection to `peer` whose packets or their acknowledgements do not arrive: the kernel repeats
+/// a packet again and again. A peer that reads nothing acknowledges what it receives, so its connection is no
+/// such one.
 pub(super) fn stalled(socket: impl AsFd, peer: SocketAddr) -> Option<String> {
     let info = tcp_info(&socket).filter(|info| info.tcpi_unacked > 0 && info.tcpi_retransmits > 1)?;
     let own = SocketAddr::try_from(rustix::net::getsockname(&socket).ok()?).ok()?;

@@ -1,11 +1,12 @@
 //! Setting up the links of a rank: opening devices, creating queue pairs, exchanging addresses, connecting.
 //!
-//! Owns the steps up to the first message. Must not know how ranks exchange [`ConnectInfo`], nor which links plans use.
+//! Owns the steps up to the first message. Must not know how ranks exchange [`ConnectInfo`], nor which links
+//! plans use.
 //!
 //! All ranks take each step together and compare the outcomes before the next: [`UnconnectedVerbs::open`] and
-//! [`UnconnectedVerbs::connect_info`]; then [`UnconnectedVerbs::send_links`], [`UnconnectedVerbs::receive_links`] and
-//! [`UnconnectedVerbs::connect`]; then [`Verbs::handshake`]. Within `connect` ranks wait for lower ones, if their devices have options to
-//! agree on (`ece_agreement`).
+//! [`UnconnectedVerbs::connect_info`]; then [`UnconnectedVerbs::send_links`],
+//! [`UnconnectedVerbs::receive_links`] and [`UnconnectedVerbs::connect`]; then [`Verbs::handshake`]. Within
+//! `connect` ranks wait for lower ones, if their devices have options to agree on (`ece_agreement`).
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo, LinkMessage};
 use super::ece_agreement::{self, QpEce};
@@ -47,8 +48,8 @@ impl UnconnectedVerbs {
     /// Opens the devices of this rank's rails, and creates the queue pairs of links to these peers.
     ///
     /// # Errors
-    /// The rails whose devices cannot be opened or whose ports are down; `System` if libibverbs cannot be opened, or, naming verb, device
-    /// and cause, if a device refuses anything else.
+    /// The rails whose devices cannot be opened or whose ports are down; `System` if libibverbs cannot be
+    /// opened, or, naming verb, device and cause, if a device refuses anything else.
     pub(crate) fn open(
         directory: LinkDirectory,
         peers: &[Rank],
@@ -133,8 +134,8 @@ impl UnconnectedVerbs {
     /// Waits for the ends of the peers.
     ///
     /// # Errors
-    /// `Timeout`, naming the missing ranks, at the deadline; `Disagreement` if a rank sends something else; `PeerLost` if a peer
-    /// leaves; the fault that is raised meanwhile.
+    /// `Timeout`, naming the missing ranks, at the deadline; `Disagreement` if a rank sends something else;
+    /// `PeerLost` if a peer leaves; the fault that is raised meanwhile.
     pub(crate) fn receive_links(&self, deadline: Instant, fault: &Arc<Fault>) -> Result<ReceivedLinks> {
         let mut received = ReceivedLinks::default();
         let peers: Vec<Rank> = self.links.iter().map(|link| link.peer).collect();
@@ -144,11 +145,12 @@ impl UnconnectedVerbs {
         outcome.inspect_err(|_| accept_nothing(&self.directory, &peers)).map(|()| received)
     }
 
-    /// Connects to all peers. `connect_info` is what the ranks published, by rank; `received` what the peers sent.
+    /// Connects to all peers. `connect_info` is what the ranks published, by rank; `received` what the peers
+    /// sent.
     ///
     /// # Errors
-    /// The rails that cannot be connected; `Disagreement` if what a peer published does not fit this rank's links; those of
-    /// [`receive_links`](Self::receive_links).
+    /// The rails that cannot be connected; `Disagreement` if what a peer published does not fit this rank's
+    /// links; those of [`receive_links`](Self::receive_links).
     pub(crate) fn connect(
         self,
         connect_info: &[ConnectInfo],

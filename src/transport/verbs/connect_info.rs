@@ -1,7 +1,8 @@
 //! What ranks send each other to connect their queue pairs.
 //!
-//! Owns the messages, and the interface over which ranks send them outside of links. What a rank needs to say once
-//! is in [`ConnectInfo`]; what concerns one peer only is in [`LinkConnectInfo`], and is sent to that peer only.
+//! Owns the messages, and the interface over which ranks send them outside of links. What a rank needs to say
+//! once is in [`ConnectInfo`]; what concerns one peer only is in [`LinkConnectInfo`], and is sent to that
+//! peer only.
 
 use super::ece_agreement::QpEce;
 use super::objects::Endpoint;
@@ -26,7 +27,8 @@ pub(crate) struct ConnectInfo {
 pub(crate) struct LinkConnectInfo {
     /// By queue pair: this rank's end.
     pub(super) endpoints: Vec<Endpoint>,
-    /// Where the remote side of the link's control buffer begins, in bytes from the address in [`ConnectInfo`].
+    /// Where the remote side of the link's control buffer begins, in bytes from the address in
+    /// [`ConnectInfo`].
     pub(super) offset: u64,
     /// By queue pair: the ECE options that this rank's device supports. Empty if there are none.
     pub(super) ece: QpEce,
@@ -37,12 +39,14 @@ pub(crate) struct LinkConnectInfo {
 pub(super) enum LinkMessage {
     /// This rank's end of a link that is made when the communicator is created.
     Planned(LinkConnectInfo),
-    /// By queue pair of a planned link: the ECE options that this rank has accepted. It has connected its end, or has failed.
+    /// By queue pair of a planned link: the ECE options that this rank has accepted. It has connected its
+    /// end, or has failed.
     Accepted(QpEce),
     /// This rank's end of a link that is made because a call needs it.
     /// Also the queue pairs of rails that may have failed, by bit.
     OnDemand(ConnectInfo, LinkConnectInfo, u64),
-    /// The queue pairs of a link that a call needs are connected at this end, so that they accept writes. They use these ECE options.
+    /// The queue pairs of a link that a call needs are connected at this end, so that they accept writes.
+    /// They use these ECE options.
     Ready(QpEce),
     /// About a queue pair that is connected again.
     Rail(RailMessage),
@@ -87,8 +91,8 @@ impl LinkMessage {
 
 /// Messages between ranks that have no link.
 pub(crate) trait OutOfBand: Send {
-    /// Sends messages. Those from one rank to another arrive in their order. Does not block. If the other rank has left, or leaves
-    /// later, an empty message from it arrives.
+    /// Sends messages. Those from one rank to another arrive in their order. Does not block. If the other
+    /// rank has left, or leaves later, an empty message from it arrives.
     ///
     /// # Errors
     /// `PeerLost` if no message can be sent any more.

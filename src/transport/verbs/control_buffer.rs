@@ -1,5 +1,5 @@
-//! The control buffer of a link: entries that the peer writes for this rank, and entries that this rank prepares
-//! to write for the peer.
+//! The control buffer of a link: entries that the peer writes for this rank, and entries that this rank
+//! prepares to write for the peer.
 //!
 //! Owns the copying in and out. The peer's device may write to the remote
 //! side at any time; an entry is read only after its completion, and its reader validates it.
@@ -43,8 +43,9 @@ impl ControlBuffer {
     fn write_entry(&mut self, offset: usize, entry: &(impl IntoBytes + Immutable)) {
         let bytes = entry.as_bytes();
         let to = self.local.narrow(offset, bytes.len());
-        // SAFETY: `to` lies within the local side, which only this rank writes, and is as long as `bytes`. No request
-        // that still reads it is in flight: entries are reused when the peer has entered a later epoch.
+        // SAFETY: `to` lies within the local side, which only this rank writes, and is as long as `bytes`. No
+        // request that still reads it is in flight: entries are reused when the peer has entered a later
+        // epoch.
         unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -52,9 +53,9 @@ impl ControlBuffer {
         let mut entry = T::new_zeroed();
         let bytes = entry.as_mut_bytes();
         let from = self.remote.narrow(offset, bytes.len());
-        // SAFETY: `from` lies within the remote side and is as long as `bytes`. The completion of the write was
-        // polled, so the peer's device is done with it. A peer that violates the protocol only changes numbers,
-        // which are validated.
+        // SAFETY: `from` lies within the remote side and is as long as `bytes`. The completion of the write
+        // was polled, so the peer's device is done with it. A peer that violates the protocol only changes
+        // numbers, which are validated.
         unsafe { from.as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         entry
     }
@@ -85,8 +86,8 @@ impl ControlBuffer {
     /// Copies an eager message into the local side.
     pub(super) fn write_eager(&mut self, epoch: u64, message: u64, piece: Piece) {
         let to = self.local.narrow(self.layout.eager_bytes(epoch, message), piece.len());
-        // SAFETY: both have the same length, the message is valid for the operation that it belongs to, and only
-        // this rank accesses the local side.
+        // SAFETY: both have the same length, the message is valid for the operation that it belongs to, and
+        // only this rank accesses the local side.
         unsafe { to.as_ptr().copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
     }
 

@@ -2,9 +2,10 @@
 //!
 //! Owns which end accepts.
 //!
-//! The ends send each other the options that their queue pairs support. The lower rank **accepts**: it sets those of the peer and
-//! connects, and its device reduces them to what both support. The result goes back, and the other end sets it before it connects. (So
-//! NCCL does it, and librdmacm.) A queue pair that is connected again has the options of the one before it, so nothing is sent then.
+//! The ends send each other the options that their queue pairs support. The lower rank **accepts**: it sets
+//! those of the peer and connects, and its device reduces them to what both support. The result goes back,
+//! and the other end sets it before it connects. (So NCCL does it, and librdmacm.) A queue pair that is
+//! connected again has the options of the one before it, so nothing is sent then.
 
 use super::objects::{EceOptions, Endpoint, PathAttributes};
 use crate::rank::Rank;
@@ -23,8 +24,9 @@ pub(super) fn accepts(me: Rank, peer: Rank) -> bool {
     me < peer
 }
 
-/// The options that the end with these queue pairs sets if it accepts: the peer's, and none where one end has no ECE or the vendors
-/// differ. `None` if there are none at all, so that the ends have nothing to agree on; both ends find that out equally.
+/// The options that the end with these queue pairs sets if it accepts: the peer's, and none where one end has
+/// no ECE or the vendors differ. `None` if there are none at all, so that the ends have nothing to agree on;
+/// both ends find that out equally.
 pub(super) fn proposals(mine: &[Option<EceOptions>], theirs: &[Option<EceOptions>]) -> Option<QpEce> {
     let proposal = |(mine, theirs): (&Option<EceOptions>, &Option<EceOptions>)| {
         theirs.filter(|theirs| mine.is_some_and(|mine| mine.vendor_id == theirs.vendor_id))

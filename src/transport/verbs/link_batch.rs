@@ -131,7 +131,8 @@ impl LinkBatch {
         let side_len = room.control_bytes.max(4096);
         let mut memory = map_unforked(2 * side_len)?;
         let start = NonNull::from(&mut memory[..]).cast();
-        // SAFETY: `ControlMemory` keeps the mapping until every link is gone, and only control buffers access it.
+        // SAFETY: `ControlMemory` keeps the mapping until every link is gone, and only control buffers access
+        // it.
         let whole = unsafe { Piece::new(start, 2 * side_len) };
         let (remote, local) = (whole.narrow(0, side_len), whole.narrow(side_len, side_len));
         let controls = Arc::new(ControlMemory {
@@ -163,8 +164,9 @@ impl LinkBatch {
         })
     }
 
-    /// Makes the queue pairs of a link over these pairs of rails. There must be room. Those of rails whose devices have failed, by `failures`, are
-    /// made at another device, and are destroyed instead of being connected ([`Peer::connect`](super::peer::Peer::connect)): peers number the queue pairs.
+    /// Makes the queue pairs of a link over these pairs of rails. There must be room. Those of rails whose
+    /// devices have failed, by `failures`, are made at another device, and are destroyed instead of being
+    /// connected ([`Peer::connect`](super::peer::Peer::connect)): peers number the queue pairs.
     ///
     /// # Errors
     /// `System` if a device refuses.
@@ -200,14 +202,16 @@ impl LinkBatch {
     }
 }
 
-/// The rail at whose device objects of this rail are made: itself, or one that works if its device has failed.
+/// The rail at whose device objects of this rail are made: itself, or one that works if its device has
+/// failed.
 fn stand_in(rail: usize, failures: &[Option<Error>]) -> usize {
     let has_failed = failures.get(rail).is_some_and(Option::is_some);
     let other = failures.iter().position(Option::is_none);
     if has_failed { other.unwrap_or(rail) } else { rail }
 }
 
-/// Adds a descriptor whose events wake the thread that sleeps on `epoll`, unless that was done: two ports of a device share its events.
+/// Adds a descriptor whose events wake the thread that sleeps on `epoll`, unless that was done: two ports of
+/// a device share its events.
 pub(super) fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
     match epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN) {
         Err(Errno::EXIST) => Ok(()),

@@ -23,8 +23,8 @@ pub(crate) struct LinkDirectory {
 }
 
 impl LinkDirectory {
-    /// Which rails of this rank are connected with which of the peer's, as (this rank's, the peer's). Empty if the peer cannot be
-    /// reached.
+    /// Which rails of this rank are connected with which of the peer's, as (this rank's, the peer's). Empty
+    /// if the peer cannot be reached.
     pub(super) fn pairs(&self, peer: Rank) -> Vec<(usize, usize)> {
         let (low, high) = (self.me.min(peer), self.me.max(peer));
         let (Some(of_low), Some(of_high)) = (self.rails.get(low), self.rails.get(high)) else {
@@ -45,10 +45,12 @@ impl LinkDirectory {
         self.rails.iter().map(Vec::len).max().unwrap_or(1).max(1)
     }
 
-    /// The path of each queue pair of a link, and its end at the peer, which has published `info` and `link_info`.
+    /// The path of each queue pair of a link, and its end at the peer, which has published `info` and
+    /// `link_info`.
     ///
     /// # Errors
-    /// `Disagreement` if what the peer published does not fit this rank's queue pairs, which are on these rails.
+    /// `Disagreement` if what the peer published does not fit this rank's queue pairs, which are on these
+    /// rails.
     pub(super) fn paths(
         &self,
         peer: Rank,

@@ -1,8 +1,8 @@
 //! The verbs transport: RDMA devices, which of their ports a rank uses, and the links to peers over them.
 //!
-//! libibverbs is opened when a device is first used. The modules without it are always compiled, so that `flexring doctor`
-//! reports in a build without the feature `verbs`, too.
-//!  Dependencies point from the bottom of this table upwards.
+//! libibverbs is opened when a device is first used. The modules without it are always compiled, so that
+//! `flexring doctor` reports in a build without the feature `verbs`, too. Dependencies point from the bottom
+//! of this table upwards.
 //!
 //! | file | owns |
 //! |---|---|

@@ -9,14 +9,16 @@ use super::wire::LinkShape;
 use crate::config::{AdaptiveRouting, Config, GdrLevel, GpuDirect, Registration};
 use std::time::Duration;
 
-/// The acknowledgement timeout that NCCL and others use: 4.3 s. Adapters lose no packets to speak of, and a shorter one fails
-/// jobs when a switch changes its routes.
+/// The acknowledgement timeout that NCCL and others use: 4.3 s. Adapters lose no packets to speak of, and a
+/// shorter one fails jobs when a switch changes its routes.
 const TIMEOUT: u8 = 20;
 
-/// The timeout of software devices, 67 ms. They lose packets when a queue of the kernel is full, and repeat only then.
+/// The timeout of software devices, 67 ms. They lose packets when a queue of the kernel is full, and repeat
+/// only then.
 const SOFTWARE_TIMEOUT: u8 = 14;
 
-/// The most retransmissions of software devices: Soft-RoCE takes 7 as "without end", which would hide the loss of a peer.
+/// The most retransmissions of software devices: Soft-RoCE takes 7 as "without end", which would hide the
+/// loss of a peer.
 const SOFTWARE_RETRIES: u8 = 6;
 
 /// How queue pairs are connected and how memory is registered.
@@ -28,7 +30,8 @@ pub(crate) struct VerbsOptions {
     pub service_level: u8,
     /// Traffic class byte of the global route header.
     pub traffic_class: u8,
-    /// Acknowledgement timeout as verbs encode it: 4.096 us times 2 to this power. `None` for the usual one of the device.
+    /// Acknowledgement timeout as verbs encode it: 4.096 us times 2 to this power. `None` for the usual one
+    /// of the device.
     pub timeout: Option<u8>,
     /// Retransmissions before a queue pair breaks, 0 to 7.
     pub retries: u8,
@@ -76,8 +79,8 @@ impl VerbsOptions {
         }
     }
 
-    /// These options for a rank whose GPU is this far from its rails. Without direct access to GPU memory if that is farther than
-    /// `FLEXRING_GDR_LEVEL`, unless `FLEXRING_GPU_DIRECT` names a way.
+    /// These options for a rank whose GPU is this far from its rails. Without direct access to GPU memory if
+    /// that is farther than `FLEXRING_GDR_LEVEL`, unless `FLEXRING_GPU_DIRECT` names a way.
     pub(crate) fn at_distance(mut self, rails: &[Rail], level: GdrLevel) -> Self {
         let far =
             rails.iter().filter(|rail| !reaches_gpu(rail.distance, level)).max_by_key(|rail| rail.distance);
@@ -94,8 +97,8 @@ impl VerbsOptions {
         self
     }
 
-    /// Attributes of the path from a rail of this rank, whose port has these attributes, to one of the peer, with packets of
-    /// `mtu` (as verbs number MTUs: 1 is 256 bytes, 5 is 4096).
+    /// Attributes of the path from a rail of this rank, whose port has these attributes, to one of the peer,
+    /// with packets of `mtu` (as verbs number MTUs: 1 is 256 bytes, 5 is 4096).
     pub(super) fn path_attributes(
         &self,
         (mine, port): (&Rail, &PortAttributes),
@@ -121,8 +124,8 @@ impl VerbsOptions {
         }
     }
 
-    /// Whether long messages over ports of this layer are written apart from their immediate data. As NCCL, by default not on RoCE: few of
-    /// its networks route packets of one connection over several paths.
+    /// Whether long messages over ports of this layer are written apart from their immediate data. As NCCL,
+    /// by default not on RoCE: few of its networks route packets of one connection over several paths.
     fn splits_over(&self, layer: LinkLayer) -> bool {
         match self.adaptive_routing {
             AdaptiveRouting::Auto => layer == LinkLayer::InfiniBand,

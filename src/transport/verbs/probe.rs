@@ -1,7 +1,7 @@
 //! Properties of libibverbs, and of an RDMA device that are known only once it is open.
 //!
-//! Owns the queries of `flexring doctor`, and whether the library can be used at all; a communicator queries devices itself.
-//! Must not judge the results.
+//! Owns the queries of `flexring doctor`, and whether the library can be used at all; a communicator queries
+//! devices itself. Must not judge the results.
 
 use super::gpu::gdr_mode::{GdrUnavailable, dmabuf_support};
 use super::objects::{Context, Library, ProtectionDomain, Shim};

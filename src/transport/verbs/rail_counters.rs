@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a rail has carried since the communicator was created. A rail is a port of an RDMA device.
 ///
-/// A message is an RDMA write of the library, so the short ones count that announce calls and grant permission to write. What is
-/// written again because a connection broke counts again.
+/// A message is an RDMA write of the library, so the short ones count that announce calls and grant
+/// permission to write. What is written again because a connection broke counts again.
 ///
 /// ```no_run
 /// # fn main() -> flexring::Result<()> {
@@ -36,7 +36,8 @@ pub struct RailStatistics {
     pub messages_sent: u64,
     /// Messages that have arrived.
     pub messages_received: u64,
-    /// How often the port has sent something again, for any program; `None` if its driver does not count that.
+    /// How often the port has sent something again, for any program; `None` if its driver does not count
+    /// that.
     pub retransmissions: Option<u64>,
     /// How often a connection over this rail was made again after it had broken.
     pub reconnections: u64,

@@ -15,7 +15,8 @@ type RailOfRank = (Rank, usize);
 pub(crate) struct RailFault {
     /// Position of the rail in the reporting rank's list.
     pub rail: usize,
-    /// The rail that it was to be connected to, with its rank; `None` if the device or port itself does not work.
+    /// The rail that it was to be connected to, with its rank; `None` if the device or port itself does not
+    /// work.
     pub other_end: Option<RailOfRank>,
     pub cause: Error,
 }
@@ -59,8 +60,9 @@ pub(crate) struct DroppedRail {
     pub cause: Error,
 }
 
-/// The rails to leave out, from what each rank found, by rank: as few as possible. If a connection of two rails failed, one of them is left
-/// out: the one with more failed connections, so that one bad port costs only itself. All ranks compute the same.
+/// The rails to leave out, from what each rank found, by rank: as few as possible. If a connection of two
+/// rails failed, one of them is left out: the one with more failed connections, so that one bad port costs
+/// only itself. All ranks compute the same.
 pub(crate) fn rails_to_drop(faults: &[Vec<RailFault>]) -> Vec<DroppedRail> {
     let mut open: Vec<(Vec<RailOfRank>, &RailFault)> = Vec::new();
     for (rank, faults) in faults.iter().enumerate() {

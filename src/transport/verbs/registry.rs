@@ -1,7 +1,7 @@
 //! The memory that the devices of this rank may access.
 //!
-//! Owns registrations: until the user deregisters, or while a sub-chunk is in flight. Keeps none longer, so no
-//! registration outlives its memory unless the caller violates `register`'s contract.
+//! Owns registrations: until the user deregisters, or while a sub-chunk is in flight. Keeps none longer, so
+//! no registration outlives its memory unless the caller violates `register`'s contract.
 
 use super::gpu::gdr_mode::GdrMode;
 use super::gpu::{AddressRange, GpuRegistrar, LandingMemory};
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 enum RegisteredRange {
     Host(Piece),
-    /// Memory of a GPU, registered at all rails when it is added. The mode is the slowest of all rails. The host never
-    /// accesses it.
+    /// Memory of a GPU, registered at all rails when it is added. The mode is the slowest of all rails. The
+    /// host never accesses it.
     Gpu(AddressRange, GdrMode),
 }
 
@@ -69,8 +69,8 @@ impl std::fmt::Debug for RegisteredMemory {
 unsafe impl Sync for RegisteredMemory {}
 
 impl RegisteredMemory {
-    /// Memory that is registered when a rail first needs it. Memory of a GPU is not: registering it may wait for the GPU,
-    /// which waits for the call that runs. Its keys cannot be had.
+    /// Memory that is registered when a rail first needs it. Memory of a GPU is not: registering it may wait
+    /// for the GPU, which waits for the call that runs. Its keys cannot be had.
     fn new(pds: &Arc<[Arc<ProtectionDomain>]>, piece: Piece, access: AccessFlags) -> Self {
         let memory = if piece.is_host() {
             RegisteredRange::Host(piece)
@@ -98,13 +98,14 @@ impl RegisteredMemory {
         Ok(slot.get_or_init(|| HeldRegion::Own(region)))
     }
 
-    /// The rails whose devices work. The others refuse every registration, and need none: no queue pair uses them.
+    /// The rails whose devices work. The others refuse every registration, and need none: no queue pair uses
+    /// them.
     fn working_rails(&self) -> impl Iterator<Item = (usize, &Arc<ProtectionDomain>)> {
         self.pds.iter().enumerate().filter(|(_, pd)| !pd.context().has_failed())
     }
 
-    /// Registers host memory at all rails, unless other communicators of this process have. They share it until the last of the results is
-    /// dropped.
+    /// Registers host memory at all rails, unless other communicators of this process have. They share it
+    /// until the last of the results is dropped.
     ///
     /// # Errors
     /// `System` if it cannot be registered at a rail.
@@ -128,7 +129,8 @@ impl RegisteredMemory {
         self.at(rail).map(MemoryRegion::lkey)
     }
 
-    /// The remote keys by rail, for a peer's requests. 0 for an empty range, and for a rail whose device has failed.
+    /// The remote keys by rail, for a peer's requests. 0 for an empty range, and for a rail whose device has
+    /// failed.
     ///
     /// # Errors
     /// `System` if the memory cannot be registered at a rail.
@@ -191,8 +193,8 @@ pub(super) struct MemoryRegistry {
 const TRANSIENT_LIMIT: usize = 4096;
 
 impl MemoryRegistry {
-    /// An empty registry. With `Registration::Auto`, it measures whether unregistered sub-chunks of this many bytes
-    /// are better registered or staged.
+    /// An empty registry. With `Registration::Auto`, it measures whether unregistered sub-chunks of this many
+    /// bytes are better registered or staged.
     ///
     /// # Errors
     /// `System` if memory cannot be registered.
@@ -237,8 +239,8 @@ impl MemoryRegistry {
         Self { shared_regions, ..self }
     }
 
-    /// Ends the sharing of registrations with other communicators: the one that has declared that this memory stays as it is ends. Buffers of the
-    /// user may keep the registry longer.
+    /// Ends the sharing of registrations with other communicators: the one that has declared that this memory
+    /// stays as it is ends. Buffers of the user may keep the registry longer.
     pub(super) fn end_sharing(&self) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         entries.iter_mut().for_each(|entry| entry.shared.clear());
@@ -254,8 +256,8 @@ impl MemoryRegistry {
         AccessFlags { remote_write: true, remote_read: false, relaxed: self.relaxed }
     }
 
-    /// Registers, at all rails, memory that the caller keeps alive as long as the result, such as control buffers.
-    /// Devices never reorder writes to it.
+    /// Registers, at all rails, memory that the caller keeps alive as long as the result, such as control
+    /// buffers. Devices never reorder writes to it.
     ///
     /// # Errors
     /// `System` if it cannot be registered.
@@ -281,8 +283,8 @@ impl MemoryRegistry {
         self.stages
     }
 
-    /// The registered memory that a piece is sent from. If the user registered none, the registration ends when the
-    /// result is dropped.
+    /// The registered memory that a piece is sent from. If the user registered none, the registration ends
+    /// when the result is dropped.
     ///
     /// # Errors
     /// None at present: unregistered memory is registered when its key is first needed.
@@ -303,17 +305,19 @@ impl MemoryRegistry {
         Ok(region)
     }
 
-    /// The registered memory in which a peer may write a piece. If the user registered none, the registration ends
-    /// when the result is dropped.
+    /// The registered memory in which a peer may write a piece. If the user registered none, the registration
+    /// ends when the result is dropped.
     pub(super) fn for_receiving(&self, piece: Piece) -> Arc<RegisteredMemory> {
         self.find(piece).unwrap_or_else(|| Arc::new(RegisteredMemory::new(&self.pds, piece, self.writable())))
     }
 
-    /// Registers GPU memory, as [`register`](Registrar::register) does for host memory. Returns how devices reach it.
-    /// With [`GdrMode::HostStaging`] they do not: nothing is registered, and nothing must be deregistered.
+    /// Registers GPU memory, as [`register`](Registrar::register) does for host memory. Returns how devices
+    /// reach it. With [`GdrMode::HostStaging`] they do not: nothing is registered, and nothing must be
+    /// deregistered.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is not memory of a GPU; `Unsupported` if the setting names a mode that is unavailable.
+    /// `InvalidArgument` if it is not memory of a GPU; `Unsupported` if the setting names a mode that is
+    /// unavailable.
     pub(super) fn register_gpu(&self, gpus: &GpuRegistrar, span: AddressRange) -> Result<GdrMode> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = entries.iter_mut().find(|entry| entry.region.memory.span() == span) {
@@ -345,8 +349,8 @@ impl MemoryRegistry {
         Ok(mode)
     }
 
-    /// Registers GPU memory at all rails, unless other communicators of this process have. Returns the worst of the modes, and the
-    /// regions by rail; none with [`GdrMode::HostStaging`].
+    /// Registers GPU memory at all rails, unless other communicators of this process have. Returns the worst
+    /// of the modes, and the regions by rail; none with [`GdrMode::HostStaging`].
     ///
     /// # Errors
     /// As for [`register_gpu`](Self::register_gpu).
@@ -471,8 +475,8 @@ impl Registrar for MemoryRegistry {
     }
 }
 
-/// How long registering and deregistering a sub-chunk at all rails takes, and how long copying it: the best of a few
-/// tries each.
+/// How long registering and deregistering a sub-chunk at all rails takes, and how long copying it: the best
+/// of a few tries each.
 fn measure(pds: &[Arc<ProtectionDomain>], subchunk: usize) -> Result<(Duration, Duration)> {
     const TRIES: usize = 4;
     let mut from = map_unforked(subchunk)?;
@@ -570,14 +574,16 @@ mod tests {
         one.deregister(all).expect("registered");
         one.register(all).expect("inert");
         assert_eq!(registered(), 3, "the other communicator still has it registered");
-        // A message in flight holds the region, but no communicator declares any more that the memory is the same.
+        // A message in flight holds the region, but no communicator declares any more that the memory is the
+        // same.
         let in_flight = one.find(all).expect("registered");
         one.deregister(all).expect("registered");
         other.deregister(all).expect("registered");
         one.register(all).expect("inert");
         assert_eq!(registered(), 4);
         drop(in_flight);
-        // A buffer of the user keeps the registry of a communicator that has ended, whose memory may be other memory by now.
+        // A buffer of the user keeps the registry of a communicator that has ended, whose memory may be other
+        // memory by now.
         one.end_sharing();
         other.register(all).expect("inert");
         assert_eq!(registered(), 5);

@@ -1,7 +1,7 @@
 //! The open devices of this process, which all its communicators share.
 //!
-//! Owns which devices are open, their protection domains, and which user has not handled which event yet. A device is open as long as a
-//! communicator uses it.
+//! Owns which devices are open, their protection domains, and which user has not handled which event yet. A
+//! device is open as long as a communicator uses it.
 
 use super::objects::{AsyncEvent, Context, Library, ProtectionDomain, Shim};
 use super::shared_regions::SharedRegions;
@@ -145,8 +145,8 @@ pub(super) struct DeviceEvents {
 impl DeviceEvents {
     /// The next event, if there is one. Never blocks.
     ///
-    /// The descriptor of the device wakes all users that sleep, but one of them may read the event before another has seen
-    /// that. The other finds it after its sleep, which is at most half a second long.
+    /// The descriptor of the device wakes all users that sleep, but one of them may read the event before
+    /// another has seen that. The other finds it after its sleep, which is at most half a second long.
     pub(super) fn next(&self) -> Option<AsyncEvent> {
         self.device.read_events();
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
@@ -255,7 +255,8 @@ mod tests {
     fn a_forked_child_opens_its_own_device() {
         let shim = Shim::none();
         let parents = open(&shim);
-        // SAFETY: the child uses only this thread's objects and the allocator, which the C library makes usable after a fork.
+        // SAFETY: the child uses only this thread's objects and the allocator, which the C library makes
+        // usable after a fork.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_own = !Arc::ptr_eq(&open(&shim), &parents);

@@ -1,6 +1,7 @@
 //! Registrations of memory that several communicators of a process use.
 //!
-//! Owns which memory is registered with a device, as long as a communicator has declared that it stays as it is.
+//! Owns which memory is registered with a device, as long as a communicator has declared that it stays as it
+//! is.
 
 use super::gpu::AddressRange;
 use super::gpu::gdr_mode::GdrMode;
@@ -31,8 +32,9 @@ impl RegionKey {
 #[derive(Default)]
 pub(super) struct SharedRegions(Mutex<HashMap<RegionKey, Weak<SharedRegion>>>);
 
-/// A communicator's right to registered memory that others may use, too. Further communicators find it while any of them has this: as
-/// long as one has declared that the memory stays as it is. The region itself may live longer, for messages in flight.
+/// A communicator's right to registered memory that others may use, too. Further communicators find it while
+/// any of them has this: as long as one has declared that the memory stays as it is. The region itself may
+/// live longer, for messages in flight.
 pub(super) struct SharedRegion {
     region: Arc<MemoryRegion>,
     mode: Option<GdrMode>,
@@ -51,7 +53,8 @@ impl SharedRegion {
 }
 
 impl SharedRegions {
-    /// Registers host memory in `pd`, unless a communicator has registered exactly this memory with the same rights.
+    /// Registers host memory in `pd`, unless a communicator has registered exactly this memory with the same
+    /// rights.
     ///
     /// # Errors
     /// `System` if it cannot be registered.
@@ -65,7 +68,8 @@ impl SharedRegions {
         if let Some(known) = self.find(&key) {
             return Ok(known);
         }
-        // Not locked meanwhile, as pinning much memory takes long. Two threads may register the same memory, which is not wrong.
+        // Not locked meanwhile, as pinning much memory takes long. Two threads may register the same memory,
+        // which is not wrong.
         Ok(self.insert(key, pd.register(piece, access)?, None))
     }
 

@@ -2,20 +2,20 @@
 //!
 //! Pure. Owns the formats; all numbers are little-endian.
 //!
-//! A **control buffer** holds the entries that one rank writes for another without a clear-to-send: calls, clear-to-send
-//! messages (CTS), eager messages, and recovery states. Each end of a link has one with a local and a remote side
-//! of equal layout. A rank fills an entry of its local side and writes it to the same offset of the peer's remote
-//! side.
+//! A **control buffer** holds the entries that one rank writes for another without a clear-to-send: calls,
+//! clear-to-send messages (CTS), eager messages, and recovery states. Each end of a link has one with a local
+//! and a remote side of equal layout. A rank fills an entry of its local side and writes it to the same
+//! offset of the peer's remote side.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Messages in flight on a link in one direction, and receives posted, at most. At 128 KiB per sub-chunk this is
-/// 4 MiB, twice what 200 Gbit/s carry in 80 us. At most 64, the bits of a `u64`.
+/// Messages in flight on a link in one direction, and receives posted, at most. At 128 KiB per sub-chunk this
+/// is 4 MiB, twice what 200 Gbit/s carry in 80 us. At most 64, the bits of a `u64`.
 pub(super) const WINDOW: usize = 32;
 
-/// How many of a call's first messages are eager if they are short: written to the control buffer without waiting
-/// for a CTS. A call of few bytes has one or two messages on a link.
+/// How many of a call's first messages are eager if they are short: written to the control buffer without
+/// waiting for a CTS. A call of few bytes has one or two messages on a link.
 pub(super) const EAGER_MESSAGES: u64 = 4;
 
 pub(super) use super::port_selection::MAX_RAILS;
@@ -53,9 +53,11 @@ pub(super) enum ImmKind {
     Cts(u64),
     /// The message with this number is where its CTS entry says.
     Data(u64),
-    /// The sender's recovery state for this queue pair, whose connection of this number is broken, is in the control buffer.
+    /// The sender's recovery state for this queue pair, whose connection of this number is broken, is in the
+    /// control buffer.
     Recovery(usize, u32),
-    /// The sender can write over this queue pair, and knows the key of the link, from which this tag is derived.
+    /// The sender can write over this queue pair, and knows the key of the link, from which this tag is
+    /// derived.
     Hello(u64),
     /// The sender makes no more calls.
     Goodbye,
@@ -174,8 +176,8 @@ fn contains(number: u64, base: U64, bits: U64) -> bool {
     number < base.get() || (bit < 64 && bits.get() >> bit & 1 == 1)
 }
 
-/// What has arrived at one end of a link: of the current epoch, and of the next, whose first writes may arrive
-/// early.
+/// What has arrived at one end of a link: of the current epoch, and of the next, whose first writes may
+/// arrive early.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct RecoveryState {

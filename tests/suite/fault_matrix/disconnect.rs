@@ -8,7 +8,8 @@ use std::fs;
 use std::net::Shutdown;
 use std::process::Child;
 
-/// Shuts all TCP connections of `child` down at once and continues it, if it is stopped. Returns whether it was.
+/// Shuts all TCP connections of `child` down at once and continues it, if it is stopped. Returns whether it
+/// was.
 pub fn once_stopped(child: &Child) -> bool {
     let folder = format!("/proc/{}", child.id());
     let threads = fs::read_dir(format!("{folder}/task")).into_iter().flatten().flatten();

@@ -1,9 +1,10 @@
 //! The fault matrix: a rank fails at each named point of its life, and every other rank soon names it.
 //!
-//! A run is a world of processes, one of which fails in one way at one point (`flexring_core::fault_point`). Every survivor must
-//! end on its own, never with a wrong sum, and with an error that names the failed rank, unless it had nothing to do with
-//! that rank any more. A selection runs in `make test`; FLEXRING_TEST_EFFORT=10, as in `make test-long`, runs all points with
-//! every action, kind of link and number of ranks. In the virtual machine of `make test-verbs-long` the links are RDMA devices.
+//! A run is a world of processes, one of which fails in one way at one point (`flexring_core::fault_point`).
+//! Every survivor must end on its own, never with a wrong sum, and with an error that names the failed rank,
+//! unless it had nothing to do with that rank any more. A selection runs in `make test`;
+//! FLEXRING_TEST_EFFORT=10, as in `make test-long`, runs all points with every action, kind of link and
+//! number of ranks. In the virtual machine of `make test-verbs-long` the links are RDMA devices.
 
 mod disconnect;
 pub mod network;
@@ -27,13 +28,15 @@ use strum::IntoEnumIterator;
 const RANK: &str = "FLEXRING_RANK";
 /// The variable by which a process knows that it is to make another last call than the others.
 const DISAGREES: &str = "FAULT_MATRIX_DISAGREES";
-/// The variable that names a file for whose creation, at the fault, a process is to wait before its last call.
+/// The variable that names a file for whose creation, at the fault, a process is to wait before its last
+/// call.
 const AWAITS: &str = "FAULT_MATRIX_AWAITS";
 /// Runs of a test at the same time: much of a run is waiting. One on an emulated processor.
 const PARALLEL: usize = 3;
 /// Ranks from which on a leader adds small messages, if there are fewer cores.
 const LEADER_RANKS: usize = 8;
-/// Elements of the vectors that a rank reduces: small messages, and programs with one and with many sub-chunks.
+/// Elements of the vectors that a rank reduces: small messages, and programs with one and with many
+/// sub-chunks.
 const COUNTS: [usize; 4] = [1, 300, 20_000, 150_000];
 
 /// How the ranks of a run are connected.
@@ -97,7 +100,8 @@ fn nanoseconds() -> u128 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos())
 }
 
-/// A value from whose sums it is seen which rank was left out or counted twice: each rank has eight bits of its own.
+/// A value from whose sums it is seen which rank was left out or counted twice: each rank has eight bits of
+/// its own.
 fn value(rank: usize, index: usize) -> i64 {
     (1 + index as i64 % 9) << (8 * rank)
 }
@@ -307,8 +311,8 @@ impl Run {
                 let late = time.saturating_sub(fault);
                 outcome.detection.push(Duration::from_nanos(u64::try_from(late).unwrap_or(u64::MAX)));
                 let is_named = names(message, self.victim);
-                // While ranks join, a rank that has no connection yet learns from the coordinator which one it has lost. The
-                // coordinator cannot know which end cut it off.
+                // While ranks join, a rank that has no connection yet learns from the coordinator which one
+                // it has lost. The coordinator cannot know which end cut it off.
                 let coordinator_lost_one = self.action == FaultAction::Disconnect
                     && self.victim == 0
                     && message.contains("before all ranks joined: its control connection");
@@ -325,7 +329,8 @@ impl Run {
     }
 }
 
-/// Whether a message names this rank: `rank 2 died` or `ranks 0, 1 and 2 of 4 did not join`. Advice does not count.
+/// Whether a message names this rank: `rank 2 died` or `ranks 0, 1 and 2 of 4 did not join`. Advice does not
+/// count.
 fn names(message: &str, rank: usize) -> bool {
     let message = message.replace("look for rank 0 there", "");
     let is_number = |word: &str| word.trim_end_matches([',', ':', ')', ';', '.']).parse() == Ok(rank);

@@ -1,7 +1,7 @@
 //! A network of namespaces, one for each rank, whose links can be set down.
 //!
-//! Owns their creation and removal: they belong to a mount namespace that only the processes of a test are in, so they
-//! vanish with its last process, however that ends.
+//! Owns their creation and removal: they belong to a mount namespace that only the processes of a test are
+//! in, so they vanish with its last process, however that ends.
 
 use crate::programs::program;
 use std::io::Write;
@@ -11,8 +11,8 @@ use std::process::{Command, ExitStatus, Stdio};
 /// The variable by which a process knows that it is in such a mount namespace.
 const INSIDE: &str = "FAULT_MATRIX_NAMESPACES";
 
-/// Runs the test `name` of this binary in namespaces of its own, where a [`Network`] can be made. `None` in the process that
-/// runs there.
+/// Runs the test `name` of this binary in namespaces of its own, where a [`Network`] can be made. `None` in
+/// the process that runs there.
 ///
 /// # Errors
 /// Why there can be no such namespaces.
@@ -113,7 +113,8 @@ impl Network {
         }
     }
 
-    /// Connects the ranks by a second network, of 198.19.0.0/24, over [`DATA_INTERFACE`](Self::DATA_INTERFACE).
+    /// Connects the ranks by a second network, of 198.19.0.0/24, over
+    /// [`DATA_INTERFACE`](Self::DATA_INTERFACE).
     pub fn add_data_network(&self) {
         let interface = Self::DATA_INTERFACE;
         let ports = (0..self.ranks).flat_map(|rank| {

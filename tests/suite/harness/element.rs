@@ -6,8 +6,8 @@ use flexring::{Boolean, Element};
 use flexring_core::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-/// An element type under test. Whole numbers up to 8 are exact in every type, and up to 127 in all types but the 8-bit
-/// floats.
+/// An element type under test. Whole numbers up to 8 are exact in every type, and up to 127 in all types but
+/// the 8-bit floats.
 pub trait TestElement: Element + PartialEq + std::fmt::Debug {
     /// The whole number `value`.
     fn of(value: i64) -> Self;

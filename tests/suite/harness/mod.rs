@@ -1,4 +1,5 @@
-//! The test harness: `spawn(setup, body)` runs `body` on every rank of a world, over any transport, under a watchdog.
+//! The test harness: `spawn(setup, body)` runs `body` on every rank of a world, over any transport, under a
+//! watchdog.
 //!
 //! Owns the kinds of test worlds, their settings, and threads or processes for their ranks.
 
@@ -52,8 +53,8 @@ impl World {
     const VERBS: [Self; 3] = [Self::Verbs, Self::VerbsStaged, Self::VerbsMixed];
     const GPU: [Self; 4] = [Self::Gpu, Self::GpuPinned, Self::GpuTcp, Self::GpuMixed];
 
-    /// The worlds that this run tests: those that need RDMA devices if the variable WORLDS is `verbs`, those that need a GPU
-    /// if it is `gpu`, else those that need neither.
+    /// The worlds that this run tests: those that need RDMA devices if the variable WORLDS is `verbs`, those
+    /// that need a GPU if it is `gpu`, else those that need neither.
     pub fn enabled() -> &'static [Self] {
         match std::env::var("WORLDS").as_deref() {
             Ok("verbs") => &Self::VERBS,
@@ -91,7 +92,8 @@ impl World {
         Self::GPU.contains(&self)
     }
 
-    /// Whether this world usually runs on an emulated processor or a simulated GPU, where everything takes longer.
+    /// Whether this world usually runs on an emulated processor or a simulated GPU, where everything takes
+    /// longer.
     pub fn is_simulated(self) -> bool {
         self.is_verbs() || self.is_gpu()
     }
@@ -169,8 +171,8 @@ impl Setup {
     }
 }
 
-/// Number of random cases of a property test: `usual` scaled by `FLEXRING_TEST_EFFORT`, and a third of it on an emulated
-/// processor or a simulated GPU.
+/// Number of random cases of a property test: `usual` scaled by `FLEXRING_TEST_EFFORT`, and a third of it on
+/// an emulated processor or a simulated GPU.
 pub fn cases(usual: u32) -> u32 {
     let usual = if World::enabled()[0].is_simulated() { usual / 3 } else { usual };
     flexring_testkit::effort::cases(usual.into()).try_into().unwrap_or(u32::MAX)
@@ -189,8 +191,8 @@ pub fn once_unchanged<T: PartialEq>(observe: impl Fn() -> T) -> T {
     last
 }
 
-/// How long the ranks of a world may run. A call that hangs ends sooner, by its timeout; a thousand calls of ranks that
-/// share a busy processor take long.
+/// How long the ranks of a world may run. A call that hangs ends sooner, by its timeout; a thousand calls of
+/// ranks that share a busy processor take long.
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// Runs `body` on every rank of a world, each in its own thread, and returns the results by rank.
@@ -240,8 +242,8 @@ pub fn join(config: &Config, identity: &Identity) -> Result<Communicator> {
     Communicator::with_config(config, identity)
 }
 
-/// Runs `test` and aborts the process if it takes longer than `limit`, because a broken collective hangs. Functions that run
-/// at the exit of a process may hang too: CUDA's wait for the GPU.
+/// Runs `test` and aborts the process if it takes longer than `limit`, because a broken collective hangs.
+/// Functions that run at the exit of a process may hang too: CUDA's wait for the GPU.
 pub fn with_watchdog<R>(limit: Duration, test: impl FnOnce() -> R) -> R {
     let (done, watch) = mpsc::channel::<()>();
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
@@ -264,8 +266,9 @@ pub fn test_name(path: &str, name: &str) -> String {
     }
 }
 
-/// Runs `body` as every rank of a world of processes. Each process runs this test binary with the test whose full name
-/// is `name`, which must do nothing but call this function. Returns the output of each process, by rank.
+/// Runs `body` as every rank of a world of processes. Each process runs this test binary with the test whose
+/// full name is `name`, which must do nothing but call this function. Returns the output of each process, by
+/// rank.
 pub fn spawn_processes(name: &str, setup: &Setup, body: impl FnOnce(Rank)) -> Vec<std::process::Output> {
     spawn_processes_with(name, setup, &[], body)
 }
@@ -316,8 +319,8 @@ pub fn signal_self(signal: rustix::process::Signal) {
     let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
 }
 
-/// A call that a rank makes before it ends itself: when it returns there, all others have finished their earlier calls. It may
-/// fail on the others.
+/// A call that a rank makes before it ends itself: when it returns there, all others have finished their
+/// earlier calls. It may fail on the others.
 pub fn let_others_finish(comm: &Communicator) -> Result<()> {
     comm.all_reduce(&mut [1u64], ReduceOp::Sum)
 }
@@ -331,8 +334,8 @@ pub fn call_until_failure(comm: &Communicator) -> Error {
     }
 }
 
-/// Starts this test binary once per rank of a world of `ranks`, with the test whose full name is `name`, and with `variables`
-/// beside rank and world size. Does not wait.
+/// Starts this test binary once per rank of a world of `ranks`, with the test whose full name is `name`, and
+/// with `variables` beside rank and world size. Does not wait.
 pub fn start_processes(name: &str, ranks: usize, variables: &[(&str, &str)]) -> Vec<std::process::Child> {
     let binary = std::env::current_exe().expect("this binary");
     let start = |rank: usize| {

@@ -9,7 +9,8 @@ use std::ops::Deref;
 /// A communicator of a test world.
 pub struct Rank {
     communicator: Communicator,
-    /// Index of the GPU that vectors are copied to before each call and from after it; `None` in worlds without GPUs.
+    /// Index of the GPU that vectors are copied to before each call and from after it; `None` in worlds
+    /// without GPUs.
     gpu: Option<usize>,
 }
 

@@ -14,8 +14,8 @@ impl Graph {
         self.0.entry(from.to_owned()).or_default().insert(to.to_owned());
     }
 
-    /// For every edge that lies on a cycle, a shortest cycle through it: each begins with its least node, and none is
-    /// returned twice.
+    /// For every edge that lies on a cycle, a shortest cycle through it: each begins with its least node, and
+    /// none is returned twice.
     pub fn cycles(&self) -> BTreeSet<Vec<String>> {
         let edges = self.0.iter().flat_map(|(from, to)| to.iter().map(move |to| (from, to)));
         edges.filter_map(|(from, to)| self.shortest(to, from)).map(rotated).collect()

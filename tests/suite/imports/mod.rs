@@ -1,8 +1,8 @@
-//! Imports under `src/` follow the layers of ARCHITECTURE.md, the modules of each crate form no cycles, and types have
-//! names of their own.
+//! Imports under `src/` follow the layers of ARCHITECTURE.md, the modules of each crate form no cycles, and
+//! types have names of their own.
 //!
-//! The table in ARCHITECTURE.md, section "The layers", is the declaration; this reads it. Set FLEXRING_SOURCE_ROOT to
-//! check another checkout.
+//! The table in ARCHITECTURE.md, section "The layers", is the declaration; this reads it. Set
+//! FLEXRING_SOURCE_ROOT to check another checkout.
 
 mod graph;
 mod source;
@@ -60,8 +60,8 @@ fn place(import: &Import) -> String {
     format!("{}:{}", import.file.display(), import.line)
 }
 
-/// The imports that point to a higher layer, or across a layer where [`WITHIN_LAYER`] forbids it, and the modules without a
-/// layer. Code for tests follows the layers too.
+/// The imports that point to a higher layer, or across a layer where [`WITHIN_LAYER`] forbids it, and the
+/// modules without a layer. Code for tests follows the layers too.
 fn against_the_order(source: &Source, layers: &BTreeMap<String, usize>) -> BTreeSet<String> {
     let forbidden = |import: &Import| {
         // The crate's root only declares and re-exports.
@@ -76,7 +76,8 @@ fn against_the_order(source: &Source, layers: &BTreeMap<String, usize>) -> BTree
     source.imports().iter().filter_map(forbidden).chain(unknown).collect()
 }
 
-/// A file among the files of its folder: the segments of its module's path, and [`FOLDER_FILE`] for the folder's own.
+/// A file among the files of its folder: the segments of its module's path, and [`FOLDER_FILE`] for the
+/// folder's own.
 fn node(source: &Source, path: &ModulePath) -> ModulePath {
     let mut node = path.clone();
     if source.is_folder(path) {
@@ -85,8 +86,9 @@ fn node(source: &Source, path: &ModulePath) -> ModulePath {
     node
 }
 
-/// The cycles among the files and folders of each folder. A folder stands for all files in it, so that a cycle between
-/// files of two folders is one between the folders. A folder's own file may re-export what is in the folder.
+/// The cycles among the files and folders of each folder. A folder stands for all files in it, so that a
+/// cycle between files of two folders is one between the folders. A folder's own file may re-export what is
+/// in the folder.
 fn cycles(source: &Source) -> Vec<String> {
     let mut graphs: BTreeMap<ModulePath, Graph> = BTreeMap::new();
     let mut witnesses: BTreeMap<(String, String), String> = BTreeMap::new();

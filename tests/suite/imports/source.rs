@@ -1,14 +1,16 @@
 //! The module trees of all crates and the paths by which their modules name each other.
 //!
-//! Owns parsing and name resolution: `use` declarations, inline paths such as `crate::device::x()`, paths inside macro
-//! calls, and re-exports, which are followed to the module that defines the item. Types that are only inferred, and methods found through a type, are not imports.
+//! Owns parsing and name resolution: `use` declarations, inline paths such as `crate::device::x()`, paths
+//! inside macro calls, and re-exports, which are followed to the module that defines the item. Types that are
+//! only inferred, and methods found through a type, are not imports.
 
 use proc_macro2::{TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
-/// The segments of a module's path. Those of the library begin with a module of `lib.rs`, others with their crate.
+/// The segments of a module's path. Those of the library begin with a module of `lib.rs`, others with their
+/// crate.
 pub type ModulePath = Vec<String>;
 
 /// The library's crate, as others name it.
@@ -122,7 +124,8 @@ impl Source {
         self.mentions.iter().filter_map(import).collect()
     }
 
-    /// Whether files are declared in this module, so that its own file is a `mod.rs`, or stands beside a folder.
+    /// Whether files are declared in this module, so that its own file is a `mod.rs`, or stands beside a
+    /// folder.
     pub fn is_folder(&self, path: &[String]) -> bool {
         let child = |name: &String| self.modules.get(&[path, std::slice::from_ref(name)].concat());
         let children = self.modules[path].children.iter().filter_map(child);
@@ -151,8 +154,8 @@ impl Source {
         path
     }
 
-    /// The module that a path leads to, and whether all segments were modules. `None` for paths to other crates, local
-    /// names and the prelude.
+    /// The module that a path leads to, and whether all segments were modules. `None` for paths to other
+    /// crates, local names and the prelude.
     fn resolve(&self, scope: &[String], segments: &[String], left: usize) -> Option<(ModulePath, bool)> {
         let module = &self.modules[scope];
         let own = scope.first().filter(|name| self.crates.contains(*name));

@@ -1,5 +1,5 @@
-//! Real launchers: torchrun, Open MPI, MPICH and Slurm start ranks, which find each other, compute exact sums, and name a
-//! killed rank.
+//! Real launchers: torchrun, Open MPI, MPICH and Slurm start ranks, which find each other, compute exact
+//! sums, and name a killed rank.
 //!
 //! Ranks are processes of this test binary. They report by files, because launchers treat output differently.
 
@@ -54,7 +54,8 @@ fn a_rank_of_a_launcher() {
     });
 }
 
-/// Starts ranks with the command that `launcher` returns, for each of `runs`: with or without a rank that is killed.
+/// Starts ranks with the command that `launcher` returns, for each of `runs`: with or without a rank that is
+/// killed.
 fn starts_ranks_that_reduce_and_name_a_killed_rank(runs: &[bool], launcher: impl Fn() -> Command) {
     for &kills in runs {
         let folder = tempfile::tempdir().expect("a folder");

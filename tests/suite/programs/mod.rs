@@ -1,5 +1,5 @@
-//! Programs that tests run: the paths of flexring's libraries, and processes with a time limit that leave no children
-//! behind.
+//! Programs that tests run: the paths of flexring's libraries, and processes with a time limit that leave no
+//! children behind.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsStr;
@@ -35,9 +35,9 @@ pub fn libraries() -> Libraries {
     Libraries { archive: named("libflexring.a"), shared: named("libflexring.so") }
 }
 
-/// The folder of the simulated CUDA driver, for `LD_LIBRARY_PATH`. `None`, with a message that the test is skipped, if it
-/// cannot be built, or if this build has no machine code for GPUs: NVRTC uses undocumented driver functions, which the
-/// simulated driver does not have, and would abort the process.
+/// The folder of the simulated CUDA driver, for `LD_LIBRARY_PATH`. `None`, with a message that the test is
+/// skipped, if it cannot be built, or if this build has no machine code for GPUs: NVRTC uses undocumented
+/// driver functions, which the simulated driver does not have, and would abort the process.
 pub fn simulated_cuda() -> Option<PathBuf> {
     #[cfg(feature = "cuda")]
     let embedded = flexring::internal::device::cuda::image::is_embedded();
@@ -55,9 +55,9 @@ pub fn simulated_cuda() -> Option<PathBuf> {
     Some(folder)
 }
 
-/// Runs the body of the test `name` with a CUDA driver and with `settings` in its environment. With `WORLDS=gpu` that is
-/// CUDA's own driver, in this process if all its settings are already set. Otherwise it is the simulated driver, in a
-/// process of its own.
+/// Runs the body of the test `name` with a CUDA driver and with `settings` in its environment. With
+/// `WORLDS=gpu` that is CUDA's own driver, in this process if all its settings are already set. Otherwise it
+/// is the simulated driver, in a process of its own.
 #[cfg(feature = "cuda")]
 pub fn with_cuda(name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|is| is == value);
@@ -77,7 +77,8 @@ pub fn with_cuda(name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     assert!(text.contains("1 passed"), "{text}");
 }
 
-/// Exit status and output of a program. Standard output and standard error are interleaved in the order of writing.
+/// Exit status and output of a program. Standard output and standard error are interleaved in the order of
+/// writing.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,

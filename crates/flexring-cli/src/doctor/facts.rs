@@ -1,6 +1,7 @@
 //! The facts about a machine and this process, as plain data.
 //!
-//! Owns the keys of the facts in JSON, and gathering them. Must not judge them, nor know how they are printed.
+//! Owns the keys of the facts in JSON, and gathering them. Must not judge them, nor know how they are
+//! printed.
 
 use super::gpu::GpuReport;
 use super::process::{JobRank, MemoryReport, ProcessorReport, SettingsReport, Variables, file_errors};

@@ -1,7 +1,7 @@
 //! GPUs, their driver, and the GDR modes by which RDMA devices access their memory.
 //!
-//! Owns the evidence for each GDR mode: the kernel's files, the answers of the RDMA devices and of CUDA's driver, as far as
-//! they are available. No memory is registered, so the result is an expectation.
+//! Owns the evidence for each GDR mode: the kernel's files, the answers of the RDMA devices and of CUDA's
+//! driver, as far as they are available. No memory is registered, so the result is an expectation.
 
 use super::device_probe::DeviceProbe;
 use flexring::internal::transport::verbs::gpu::gdr_mode::{self, GdrSupport, GdrUnavailable};
@@ -71,8 +71,8 @@ pub struct GdrModeReport {
 }
 
 impl GpuReport {
-    /// The GPUs of the machine below `root`. `software` names the rails' devices if all are software devices; `probes` are
-    /// the answers of the rails' devices that were opened.
+    /// The GPUs of the machine below `root`. `software` names the rails' devices if all are software devices;
+    /// `probes` are the answers of the rails' devices that were opened.
     pub fn read(root: &Path, allowed: GpuDirect, software: &[String], probes: &[DeviceProbe]) -> Self {
         let driver = driver(&text(&root.join("proc/driver/nvidia/version")));
         let mut devices = of_driver(root);

@@ -1,6 +1,8 @@
-//! Descriptions of machines: the files of `/sys`, `/proc` and `/dev` that the report is made from, of another machine.
+//! Descriptions of machines: the files of `/sys`, `/proc` and `/dev` that the report is made from, of another
+//! machine.
 //!
-//! Owns the format. A description is a folder, or a file with one line for each file and each link, below the root:
+//! Owns the format. A description is a folder, or a file with one line for each file and each link, below the
+//! root:
 //!
 //! ```text
 //! # a comment

@@ -1,8 +1,8 @@
 //! `flexring doctor`: what this machine offers flexring, what is wrong, and how to fix it.
 //!
-//! Owns gathering the facts, the conclusions and their text. Needs no privileges, and works without RDMA and GPUs. A build
-//! with verbs opens the RDMA devices to query them; other builds read the kernel's files only. The library selects RDMA
-//! ports, interfaces and GDR modes, as it does for a communicator.
+//! Owns gathering the facts, the conclusions and their text. Needs no privileges, and works without RDMA and
+//! GPUs. A build with verbs opens the RDMA devices to query them; other builds read the kernel's files only.
+//! The library selects RDMA ports, interfaces and GDR modes, as it does for a communicator.
 //!
 //! | file | owns |
 //! |---|---|
@@ -45,8 +45,9 @@ use std::path::{Path, PathBuf};
 
 /// Report what this machine offers flexring, what is wrong and how to fix it
 ///
-/// Shows processors, memory, interfaces, RDMA devices with the ports and addresses that would be used, GPUs, and the
-/// settings that are set. Ends with the findings and commands that fix them. Within a job, every rank can run it.
+/// Shows processors, memory, interfaces, RDMA devices with the ports and addresses that would be used, GPUs,
+/// and the settings that are set. Ends with the findings and commands that fix them. Within a job, every rank
+/// can run it.
 ///
 /// Exits with 1 if flexring cannot run here with these settings.
 #[derive(Args, Debug)]
@@ -54,7 +55,8 @@ pub struct DoctorOptions {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Report on the machine of this description instead: a folder with its sys, proc and dev, or a file that lists them
+    /// Report on the machine of this description instead: a folder with its sys, proc and dev, or a file that
+    /// lists them
     #[arg(long, value_name = "PATH")]
     machine: Option<PathBuf>,
 }

@@ -87,8 +87,8 @@ impl MemoryReport {
     }
 }
 
-/// Whether this process may lock memory without a limit. The root user of a container has the capability too, but mostly
-/// in another user namespace than the first, where it has no effect.
+/// Whether this process may lock memory without a limit. The root user of a container has the capability too,
+/// but mostly in another user namespace than the first, where it has no effect.
 fn exempt(root: &Path) -> bool {
     const CAP_IPC_LOCK: u64 = 1 << 14;
     let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap_or_default();
@@ -141,7 +141,8 @@ impl SettingsReport {
     }
 }
 
-/// What cannot be used of the secret and of the descriptions that settings name. Ranks other than 0 need no tuning profile.
+/// What cannot be used of the secret and of the descriptions that settings name. Ranks other than 0 need no
+/// tuning profile.
 pub fn file_errors(config: &Config, rank: Option<&JobRank>) -> Vec<String> {
     let reads_profile = |path: &&str| rank.is_none_or(|rank| rank.rank == 0) || Path::new(path).exists();
     let errors = [
@@ -164,7 +165,8 @@ pub struct JobRank {
 }
 
 impl JobRank {
-    /// Reads the launcher's variables. Returns the rank, if this process belongs to a job, or the error in the variables.
+    /// Reads the launcher's variables. Returns the rank, if this process belongs to a job, or the error in
+    /// the variables.
     pub fn read(config: &Config, variables: &Variables) -> (Option<Self>, Option<String>) {
         let lookup = |name: &str| variables.get(name).cloned();
         match bootstrap::is_alone(config, lookup) {

@@ -1,7 +1,7 @@
 //! Where GPUs and RDMA devices are in the machine, and which ports the ranks of a job would use.
 //!
-//! Owns the tree and the expectation: one rank for each GPU or, without GPUs, one rank, and one for each NUMA node. The library
-//! divides the ports.
+//! Owns the tree and the expectation: one rank for each GPU or, without GPUs, one rank, and one for each NUMA
+//! node. The library divides the ports.
 
 use flexring::internal::transport::verbs::inventory::{Affinity, Inventory, PciDistance, PciLocation};
 use flexring::internal::transport::verbs::port_selection::{self, Offer, Rail, divide, reaches_gpu};
@@ -47,7 +47,8 @@ pub struct PortOfRank {
 }
 
 impl TopologyReport {
-    /// The report on the machine below `root`, with GPUs at these PCI addresses. `affinity` is that of this process.
+    /// The report on the machine below `root`, with GPUs at these PCI addresses. `affinity` is that of this
+    /// process.
     pub fn read(
         root: &Path,
         config: &Config,

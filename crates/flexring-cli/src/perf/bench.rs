@@ -16,8 +16,8 @@ use std::num::NonZeroUsize;
 use std::ops::DerefMut;
 use std::time::{Duration, Instant};
 
-/// The vectors of one element type and the communicator whose calls use them. For calls on a GPU, the host vectors are the
-/// source and the target of the GPU's copies.
+/// The vectors of one element type and the communicator whose calls use them. For calls on a GPU, the host
+/// vectors are the source and the target of the GPU's copies.
 pub struct Bench<'a, T: ExactElement> {
     comm: &'a Communicator,
     options: &'a PerfOptions,
@@ -238,8 +238,8 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         Ok(Timing::of(&times, warmup, extent.whole * size_of::<T>(), factor))
     }
 
-    /// Makes `count` calls by `calls`, which makes a number of them and returns the time that they took. All ranks make as many. Returns
-    /// the number of calls and their time on this rank.
+    /// Makes `count` calls by `calls`, which makes a number of them and returns the time that they took. All
+    /// ranks make as many. Returns the number of calls and their time on this rank.
     fn repeat(
         &mut self,
         count: CallCount,
@@ -261,8 +261,8 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         }
     }
 
-    /// Times enqueued calls, or launches of a graph of calls, as nccl-tests does: from the first to the completion
-    /// of the last.
+    /// Times enqueued calls, or launches of a graph of calls, as nccl-tests does: from the first to the
+    /// completion of the last.
     fn time_enqueued(
         &mut self,
         op: RedOp,
@@ -373,7 +373,8 @@ impl<'a, T: ExactElement> Bench<'a, T> {
         Ok(finding)
     }
 
-    /// The number of wrong elements on all ranks. Never below that of this rank, even if the all-reduce itself is wrong.
+    /// The number of wrong elements on all ranks. Never below that of this rank, even if the all-reduce
+    /// itself is wrong.
     fn total(&self, wrong: u64) -> Result<u64> {
         let mut total = [wrong];
         self.comm.all_reduce(&mut total, ReduceOp::Sum)?;

@@ -1,7 +1,7 @@
 //! The check of one call: the contents of its vectors before the call, and the expected contents afterwards.
 //!
-//! Owns, for every collective, which rank contributes which range and which range it must receive. Must not know how the
-//! call is made or what a reduction returns: that is `pattern`.
+//! Owns, for every collective, which rank contributes which range and which range it must receive. Must not
+//! know how the call is made or what a reduction returns: that is `pattern`.
 
 use super::collective::Extent;
 use super::exact_element::ExactElement;
@@ -43,8 +43,8 @@ impl<T: ExactElement> CallCheck<T> {
         if self.collective.reduces() { self.pattern.rounds(extent.whole) } else { 1 }
     }
 
-    /// Fills both vectors for check number `round`. What is not input is set to zero, so that stale data does not pass for a
-    /// result.
+    /// Fills both vectors for check number `round`. What is not input is set to zero, so that stale data does
+    /// not pass for a result.
     pub fn fill(
         &self,
         round: usize,
@@ -147,8 +147,8 @@ impl<T: ExactElement> CallCheck<T> {
     }
 }
 
-/// The input of `rank` from element `first` on where it is copied and not reduced: values that differ by rank and position,
-/// never 0. Returns at most `count` elements; longer vectors repeat them.
+/// The input of `rank` from element `first` on where it is copied and not reduced: values that differ by rank
+/// and position, never 0. Returns at most `count` elements; longer vectors repeat them.
 fn tokens<T: ExactElement>(rank: usize, first: usize, count: usize) -> Vec<T> {
     let step = 1 + rank / TOKENS % (TOKENS - 1);
     (first..first + count.clamp(1, TOKENS))

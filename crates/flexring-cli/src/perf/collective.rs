@@ -1,7 +1,7 @@
 //! The collectives as nccl-tests measures them.
 //!
-//! Owns, for each collective, how a size in bytes translates to element counts, the busbw factor, and the columns for
-//! operation and root.
+//! Owns, for each collective, how a size in bytes translates to element counts, the busbw factor, and the
+//! columns for operation and root.
 
 use super::redop::RedOp;
 use flexring_core::call::Collective;
@@ -19,8 +19,8 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// The lengths for a vector of at most `bytes` bytes whose elements have `size` bytes. Collectives with parts round
-    /// each part down to [`PART_ALIGNMENT`]. A barrier has no elements.
+    /// The lengths for a vector of at most `bytes` bytes whose elements have `size` bytes. Collectives with
+    /// parts round each part down to [`PART_ALIGNMENT`]. A barrier has no elements.
     pub fn new(collective: Collective, bytes: usize, size: usize, world: usize) -> Self {
         let whole = bytes / size;
         match collective {
@@ -42,8 +42,8 @@ impl Extent {
     }
 }
 
-/// All that can be measured: the collectives, and groups in which each rank sends to the next one. Blocks of different lengths are
-/// not measured, whose lengths a size does not give.
+/// All that can be measured: the collectives, and groups in which each rank sends to the next one. Blocks of
+/// different lengths are not measured, whose lengths a size does not give.
 pub fn measurable() -> impl Iterator<Item = Collective> {
     let collectives = Collective::ALL.into_iter().filter(|collective| *collective != Collective::AllToAllV);
     collectives.chain([Collective::SendRecv])
@@ -62,7 +62,8 @@ pub fn parse(text: &str) -> Result<Collective, String> {
     })
 }
 
-/// busbw / algbw: the share of the vector that each rank must send over its link at least (as nccl-tests defines it).
+/// busbw / algbw: the share of the vector that each rank must send over its link at least (as nccl-tests
+/// defines it).
 pub fn bus_factor(collective: Collective, world: usize) -> f64 {
     let others = (world - 1) as f64 / world as f64;
     match collective {
@@ -78,7 +79,8 @@ pub fn bus_factor(collective: Collective, world: usize) -> f64 {
     }
 }
 
-/// Whether the collective has a form in place. Where it has none, both halves of a row are measured out of place.
+/// Whether the collective has a form in place. Where it has none, both halves of a row are measured out of
+/// place.
 pub fn has_in_place(collective: Collective) -> bool {
     !collective.is_all_to_all() && collective != Collective::SendRecv
 }

@@ -1,6 +1,7 @@
 //! The arithmetic of the element types for the check of `flexring perf`.
 //!
-//! Owns sums, products and averages of numbers that are exact in each type, independent of the kernels that are checked.
+//! Owns sums, products and averages of numbers that are exact in each type, independent of the kernels that
+//! are checked.
 
 use flexring::{Boolean, Element};
 use flexring_core::float8::{F8E4M3, F8E5M2};
@@ -11,13 +12,16 @@ use std::fmt::Display;
 pub trait ExactElement: Element + PartialEq + PartialOrd + Display {
     /// The number of base-4 digits that a sum holds exactly, for any digits.
     const SUM_DIGITS: usize;
-    /// The number of base-4 digits that an average over `world` ranks distinguishes despite one rounding error.
+    /// The number of base-4 digits that an average over `world` ranks distinguishes despite one rounding
+    /// error.
     fn average_digits(world: usize) -> usize;
     /// The unit of the digits of an average of floats.
     const AVERAGE_UNIT: i64 = 1;
-    /// The number of base-4 digits in the exponent of [`BASE`](Self::BASE) before its powers repeat or overflow.
+    /// The number of base-4 digits in the exponent of [`BASE`](Self::BASE) before its powers repeat or
+    /// overflow.
     const PRODUCT_DIGITS: usize;
-    /// The base of products. Powers of 3 have the longest period among wrapping integers; powers of 2 are exact in floats.
+    /// The base of products. Powers of 3 have the longest period among wrapping integers; powers of 2 are
+    /// exact in floats.
     const BASE: i64;
     /// Whether the type has negative numbers.
     const SIGNED: bool;
@@ -154,8 +158,8 @@ macro_rules! floats {
             const SIGNED: bool = true;
 
             fn average_digits(_world: usize) -> usize {
-                // Three bits less than the mantissa: quotients of adjacent sums are at least four units in the last place
-                // apart.
+                // Three bits less than the mantissa: quotients of adjacent sums are at least four units in
+                // the last place apart.
                 $average_digits
             }
 
@@ -201,7 +205,8 @@ floats! {
     f64: 26, 25, 5, |value| value, |value: f64| value;
 }
 
-// With two digits, one belongs to a rank and one to no rank. A sum has then at most one digit that is not 0, and is exact.
+// With two digits, one belongs to a rank and one to no rank. A sum has then at most one digit that is not 0,
+// and is exact.
 macro_rules! eight_bits {
     ($($ty:ident),*) => {$(
         impl ExactElement for $ty {
@@ -221,7 +226,8 @@ macro_rules! eight_bits {
             }
 
             fn distinct(index: i64) -> Self {
-                // Consecutive bit patterns, because whole numbers above 8 or 16 are not all exact in eight bits.
+                // Consecutive bit patterns, because whole numbers above 8 or 16 are not all exact in eight
+                // bits.
                 Self::from_bits(index.unsigned_abs() as u8 | if index < 0 { 0x80 } else { 0 })
             }
 

@@ -32,8 +32,8 @@ pub struct GpuCall<'a> {
 /// Launches a graph.
 pub type LaunchGraph = Box<dyn Fn() -> Result<()>>;
 
-/// The index of the GPU that holds the vectors of rank `rank`: FLEXRING_GPU if set, else the local rank modulo the number of
-/// GPUs. `None` for vectors on the host.
+/// The index of the GPU that holds the vectors of rank `rank`: FLEXRING_GPU if set, else the local rank
+/// modulo the number of GPUs. `None` for vectors on the host.
 ///
 /// # Errors
 /// `Unsupported` if there is no GPU.
@@ -109,7 +109,8 @@ mod present {
     type Vector<'a, T> = Box<dyn DerefMut<Target = GpuBuffer<T>> + 'a>;
 
     impl<'a, T: Element> Vectors<'a, T> {
-        /// Allocates vectors for up to `count` elements. They are registered with the communicator, if there is one.
+        /// Allocates vectors for up to `count` elements. They are registered with the communicator, if there
+        /// is one.
         ///
         /// # Errors
         /// `System` if there is not enough memory.

@@ -89,8 +89,8 @@ fn ranks(
     }
 }
 
-/// Executes this command again with `settings` in its environment, because a process cannot safely change its own
-/// environment. Returns only on failure.
+/// Executes this command again with `settings` in its environment, because a process cannot safely change its
+/// own environment. Returns only on failure.
 fn exec_again(settings: Vec<(&'static str, String)>) -> CommandError {
     let again = |program| Command::new(program).args(std::env::args_os().skip(1)).envs(settings).exec();
     let cause = std::env::current_exe().map_or_else(|cause| cause, again);

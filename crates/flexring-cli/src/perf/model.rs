@@ -2,10 +2,11 @@
 //!
 //! Owns the lengths of the gradients and their division into buckets.
 //!
-//! Sources: the class `ResNet` of torchvision (`torchvision/models/resnet.py`, `resnet50`: 25,557,032 parameters); OpenAI's GPT-2 with
-//! 124M parameters as in `modeling_gpt2.py` of Hugging Face's transformers (`gpt2`: 12 blocks, width 768, 50,257 tokens, 1,024
-//! positions, the output layer shares the embedding: 124,439,808 parameters); `compute_bucket_assignment_by_size` in
-//! `torch/csrc/distributed/c10d/reducer.cpp` of PyTorch, and its default sizes.
+//! Sources: the class `ResNet` of torchvision (`torchvision/models/resnet.py`, `resnet50`: 25,557,032
+//! parameters); OpenAI's GPT-2 with 124M parameters as in `modeling_gpt2.py` of Hugging Face's transformers
+//! (`gpt2`: 12 blocks, width 768, 50,257 tokens, 1,024 positions, the output layer shares the embedding:
+//! 124,439,808 parameters); `compute_bucket_assignment_by_size` in `torch/csrc/distributed/c10d/reducer.cpp`
+//! of PyTorch, and its default sizes.
 
 /// Bytes from which on the first bucket is complete: it is small, so that communication begins early.
 const FIRST_BUCKET: usize = 1 << 20;
@@ -61,8 +62,9 @@ impl Gradients {
         self.lengths.iter().sum()
     }
 
-    /// The buckets for elements of `size` bytes, in the order in which they are reduced: gradients are ready in the reverse order
-    /// of the parameters. A bucket is complete with the gradient that makes it as long as its limit or longer.
+    /// The buckets for elements of `size` bytes, in the order in which they are reduced: gradients are ready
+    /// in the reverse order of the parameters. A bucket is complete with the gradient that makes it as long
+    /// as its limit or longer.
     pub fn buckets(&self, size: usize) -> Vec<GradientBucket> {
         let (mut buckets, mut bucket) = (Vec::new(), GradientBucket::default());
         for length in self.lengths.iter().rev() {
@@ -152,7 +154,8 @@ mod tests {
             [(2, 8_196_000), (15, 31_502_336), (12, 26_255_360), (51, 26_550_272), (81, 9_724_160)]
         );
         let gpt2 = bytes("gpt2");
-        // Each block is a bucket but for the offset by the first one; the embedding, which is ready last, is in the last one.
+        // Each block is a bucket but for the offset by the first one; the embedding, which is ready last, is
+        // in the last one.
         assert_eq!((gpt2.len(), gpt2[0]), (13, (4, 9_446_400)));
         assert!(gpt2[1..12].iter().all(|bucket| *bucket == (12, 28_351_488)), "{gpt2:?}");
         assert_eq!(gpt2[12], (12, 176_446_464));

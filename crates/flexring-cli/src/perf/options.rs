@@ -17,40 +17,43 @@ use std::time::Duration;
 
 /// Measure collectives and check their results
 ///
-/// Prints the columns of nccl-tests and takes its flags. By default it measures sizes from 8 bytes to 128M in factors
-/// of 16, while nccl-tests measures 32M only.
+/// Prints the columns of nccl-tests and takes its flags. By default it measures sizes from 8 bytes to 128M in
+/// factors of 16, while nccl-tests measures 32M only.
 ///
-/// Times are means over the iterations and over the ranks (see --average). Without -n and -w, each half of a row takes at least 20 ms after at
-/// least 5 ms of warm-up, so that one call that waits for a core does not decide the mean. Calls follow each other without a pause, so that a rank may begin
-/// one while others are still in the one before (see --blocking). Calls on GPUs are enqueued back to back; the time of one call is
-/// the time until the last call of a size completes, divided by their number (see --graph). The report of --json also has the median times of
-/// single calls: how long the caller's thread is in one (caller_us), and until its result is there (waited_us). Sizes are binary (1K is 1024 bytes), GB/s are
-/// decimal.
-/// busbw is algbw * 2 (n - 1) / n for all-reduces of n ranks, algbw * (n - 1) / n for collectives with parts
-/// (reduce-scatters, all-gathers, gathers, scatters and all-to-alls), and algbw itself for broadcasts, reduces and send_recv, in
-/// which each rank sends to the next one and receives from the one before, in one group. The size of
-/// collectives with parts is that of the vector with one part per rank, where the size of a part is rounded down to a multiple
-/// of 16 bytes; their count is the length of one part. An all-to-all and a send_recv have no form in place: both halves of a row are measured
-/// out of place. A barrier has no size, so it has one row.
+/// Times are means over the iterations and over the ranks (see --average). Without -n and -w, each half of a
+/// row takes at least 20 ms after at least 5 ms of warm-up, so that one call that waits for a core does not
+/// decide the mean. Calls follow each other without a pause, so that a rank may begin one while others are
+/// still in the one before (see --blocking). Calls on GPUs are enqueued back to back; the time of one call is
+/// the time until the last call of a size completes, divided by their number (see --graph). The report of
+/// --json also has the median times of single calls: how long the caller's thread is in one (caller_us), and
+/// until its result is there (waited_us). Sizes are binary (1K is 1024 bytes), GB/s are decimal. busbw is
+/// algbw * 2 (n - 1) / n for all-reduces of n ranks, algbw * (n - 1) / n for collectives with parts
+/// (reduce-scatters, all-gathers, gathers, scatters and all-to-alls), and algbw itself for broadcasts,
+/// reduces and send_recv, in which each rank sends to the next one and receives from the one before, in one
+/// group. The size of collectives with parts is that of the vector with one part per rank, where the size of
+/// a part is rounded down to a multiple of 16 bytes; their count is the length of one part. An all-to-all and
+/// a send_recv have no form in place: both halves of a row are measured out of place. A barrier has no size,
+/// so it has one row.
 ///
-/// With --ranks N it starts N ranks on this machine, and with --topology alone as many ranks as the topology has.
-/// Otherwise it joins the job of torchrun, mpirun or srun, or the job described by FLEXRING_RANK, FLEXRING_WORLD_SIZE and
-/// related settings.
+/// With --ranks N it starts N ranks on this machine, and with --topology alone as many ranks as the topology
+/// has. Otherwise it joins the job of torchrun, mpirun or srun, or the job described by FLEXRING_RANK,
+/// FLEXRING_WORLD_SIZE and related settings.
 #[derive(Args, Clone, Debug)]
 pub struct PerfOptions {
     /// Start N ranks on this machine
     #[arg(long, value_name = "N")]
     pub ranks: Option<NonZeroUsize>,
 
-    /// Collective to measure: all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all, barrier or
-    /// send_recv
+    /// Collective to measure: all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter,
+    /// all_to_all, barrier or send_recv
     #[arg(long, value_name = "NAME", default_value = "all_reduce", value_parser = collective::parse)]
     pub collective: Collective,
 
-    /// Measure the all-reduces of a training step instead of single sizes: resnet50, gpt2 (124M parameters), or the number of
-    /// elements of each gradient, separated by commas. Gradients are reduced in buckets as DistributedDataParallel makes them
-    /// (in reverse order, the first bucket of 1M, the others of 25M), by asynchronous calls that start together; the time until all
-    /// are complete is compared with that of one vector of the same size
+    /// Measure the all-reduces of a training step instead of single sizes: resnet50, gpt2 (124M parameters),
+    /// or the number of elements of each gradient, separated by commas. Gradients are reduced in buckets as
+    /// DistributedDataParallel makes them (in reverse order, the first bucket of 1M, the others of 25M), by
+    /// asynchronous calls that start together; the time until all are complete is compared with that of one
+    /// vector of the same size
     #[arg(long, value_name = "NAME", value_parser = Gradients::parse,
         conflicts_with_all = ["collective", "root", "minbytes", "maxbytes", "stepbytes", "stepfactor", "blocking", "average"])]
     pub model: Option<Gradients>,
@@ -79,7 +82,8 @@ pub struct PerfOptions {
     #[arg(short = 'n', long, value_name = "N", value_parser = iterations)]
     pub iters: Option<NonZeroUsize>,
 
-    /// Number of calls per size before the measured ones [default: 5, and without --model more until they have taken 5 ms]
+    /// Number of calls per size before the measured ones [default: 5, and without --model more until they
+    /// have taken 5 ms]
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", value_parser = warm_up)]
     pub warmup_iters: Option<usize>,
 
@@ -87,11 +91,13 @@ pub struct PerfOptions {
     #[arg(short = 'c', long, value_name = "N", default_value = "1")]
     pub check: usize,
 
-    /// Whether all ranks wait for each other after each call (1), so that calls of different ranks do not overlap, or not (0)
+    /// Whether all ranks wait for each other after each call (1), so that calls of different ranks do not
+    /// overlap, or not (0)
     #[arg(short = 'z', long, value_name = "0|1", default_value = "0", value_parser = clap::value_parser!(u8).range(0..=1))]
     pub blocking: u8,
 
-    /// Which time of a call is reported: that of rank 0 (0), the mean of all ranks (1), the shortest (2) or the longest (3)
+    /// Which time of a call is reported: that of rank 0 (0), the mean of all ranks (1), the shortest (2) or
+    /// the longest (3)
     #[arg(short = 'a', long, value_name = "0-3", default_value = "1", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub average: u8,
 
@@ -129,14 +135,14 @@ pub struct PerfOptions {
     #[arg(long, value_name = "DEVICE", default_value = "host")]
     pub device: VectorDevice,
 
-    /// With --device cuda: capture N calls of each length in a CUDA graph, and measure launches of it. -n and -w then count launches; times
-    /// are those of one call. Results are checked from graphs, too
+    /// With --device cuda: capture N calls of each length in a CUDA graph, and measure launches of it. -n and
+    /// -w then count launches; times are those of one call. Results are checked from graphs, too
     #[arg(long, value_name = "N", value_parser = graph_calls)]
     pub graph: Option<NonZeroUsize>,
 
-    /// Allocation of vectors: in the communicator's pool, which peers read directly, on the heap, or on the heap and registered,
-    /// which peers read directly with FLEXRING_REGISTER_SHARED=1 [default: pool]. With --device cuda, `registered` registers
-    /// those on the GPU
+    /// Allocation of vectors: in the communicator's pool, which peers read directly, on the heap, or on the
+    /// heap and registered, which peers read directly with FLEXRING_REGISTER_SHARED=1 [default: pool]. With
+    /// --device cuda, `registered` registers those on the GPU
     #[arg(long, value_name = "WHERE")]
     pub memory: Option<Memory>,
 
@@ -156,7 +162,8 @@ pub struct PerfOptions {
     #[arg(short = 't', long, value_name = "1", hide = true, value_parser = one_per_rank)]
     pub nthreads: Option<usize>,
 
-    /// Flags of nccl-tests for what flexring's command does not do, accepted with the value that asks for nothing
+    /// Flags of nccl-tests for what flexring's command does not do, accepted with the value that asks for
+    /// nothing
     #[arg(short = 'm', long = "agg_iters", value_name = "1", hide = true, value_parser = no_aggregation)]
     pub agg_iters: Option<usize>,
 
@@ -226,8 +233,8 @@ impl fmt::Display for CallCount {
 }
 
 impl CallCount {
-    /// Number of calls to make after `made` calls took `elapsed`: so many that the time is over then, but at most as many as were
-    /// made, because the first calls may have been slow or fast. 0 if there are enough.
+    /// Number of calls to make after `made` calls took `elapsed`: so many that the time is over then, but at
+    /// most as many as were made, because the first calls may have been slow or fast. 0 if there are enough.
     pub fn further(&self, made: usize, elapsed: Duration) -> usize {
         if made < self.least {
             return self.least - made;
@@ -278,7 +285,8 @@ impl PerfOptions {
         }
     }
 
-    /// `ms` milliseconds, or zero where the number of calls is exact. A training step is long enough without a time.
+    /// `ms` milliseconds, or zero where the number of calls is exact. A training step is long enough without
+    /// a time.
     fn least_time(&self, is_given: bool, ms: u64) -> Duration {
         if is_given || self.model.is_some() { Duration::ZERO } else { Duration::from_millis(ms) }
     }

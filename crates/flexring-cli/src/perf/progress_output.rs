@@ -1,7 +1,7 @@
 //! The output of rank 0: the table on standard output, the progress bar and the JSON report.
 //!
-//! Owns the order of writes: a row is printed as soon as it is measured, and the report on disk is written before the row is
-//! printed.
+//! Owns the order of writes: a row is printed as soon as it is measured, and the report on disk is written
+//! before the row is printed.
 
 use super::gpu;
 use super::options::{Memory, PerfOptions, VectorDevice};
@@ -14,7 +14,8 @@ use std::io::Write;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-/// Settings that identify a rank and its GPU. They are left out of the report because they do not affect results.
+/// Settings that identify a rank and its GPU. They are left out of the report because they do not affect
+/// results.
 const IDENTITY: [&str; 5] =
     ["FLEXRING_RANK", "FLEXRING_WORLD_SIZE", "FLEXRING_MASTER_ADDR", "FLEXRING_MASTER_PORT", "FLEXRING_GPU"];
 
@@ -29,8 +30,8 @@ pub struct ProgressOutput {
 }
 
 impl ProgressOutput {
-    /// Output for a world of `world` ranks. Writes an empty report, so that an unwritable path fails before anything is
-    /// measured.
+    /// Output for a world of `world` ranks. Writes an empty report, so that an unwritable path fails before
+    /// anything is measured.
     ///
     /// # Errors
     /// `System` if the report cannot be written.
@@ -136,7 +137,8 @@ impl ProgressOutput {
         self.progress.show(now, message);
     }
 
-    /// Prints a row, with its notes on the lines below it, adds it to the report and advances the progress bar.
+    /// Prints a row, with its notes on the lines below it, adds it to the report and advances the progress
+    /// bar.
     ///
     /// # Errors
     /// `System` if standard output or the report cannot be written.

@@ -24,10 +24,12 @@ use half::{bf16, f16};
 /// Length in bytes of a host or GPU name as ranks exchange it; longer names are cut.
 const NAME_BYTES: usize = 64;
 
-/// Length in bytes of the counters of a rank's ports as ranks exchange them: enough for the most ports that a rank uses.
+/// Length in bytes of the counters of a rank's ports as ranks exchange them: enough for the most ports that a
+/// rank uses.
 const RAILS_BYTES: usize = 4096;
 
-/// Measures as the rank that the environment names, and returns the number of wrong elements that the checks found.
+/// Measures as the rank that the environment names, and returns the number of wrong elements that the checks
+/// found.
 ///
 /// # Errors
 /// Any error of joining or of a call; `System` if rank 0 cannot write its output.
@@ -190,8 +192,8 @@ impl Measurement<'_> {
         Ok(())
     }
 
-    /// Prints what this rank, which is not rank 0, found. The other ranks mostly find the same as rank 0, so they print only
-    /// their first finding.
+    /// Prints what this rank, which is not rank 0, found. The other ranks mostly find the same as rank 0, so
+    /// they print only their first finding.
     fn print_first(&self, notes: &[String], name: impl Fn() -> String) {
         if self.wrong == 0 {
             notes.iter().for_each(|note| eprintln!("{}, {note}", name()));
@@ -199,8 +201,8 @@ impl Measurement<'_> {
     }
 }
 
-/// Gathers process id, host and GPU of every rank with all-reduces: each rank adds its own entry to zeros, so no other
-/// collective is needed.
+/// Gathers process id, host and GPU of every rank with all-reduces: each rank adds its own entry to zeros, so
+/// no other collective is needed.
 fn gather_ranks(comm: &Communicator, gpu: Option<RankGpu>) -> Result<Vec<RankInfo>> {
     let numbers = [std::process::id(), gpu.as_ref().map_or(0, |gpu| gpu.number)];
     let mut all = vec![0u32; 2 * comm.world_size()];

@@ -66,7 +66,8 @@ impl RedOp {
         matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor)
     }
 
-    /// The library's operation for elements of this type; `factor` is used by `PreMulSum` only. Averages of integers wrap, as in nccl-tests.
+    /// The library's operation for elements of this type; `factor` is used by `PreMulSum` only. Averages of
+    /// integers wrap, as in nccl-tests.
     pub fn of(self, dtype: DType, factor: f64) -> ReduceOp {
         match self {
             Self::Sum => ReduceOp::Sum,

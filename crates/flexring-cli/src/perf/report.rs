@@ -115,8 +115,8 @@ pub struct ModelRow {
     pub ratio: f64,
 }
 
-/// Times in microseconds, of the ranks that `--average` names; bandwidths in GB/s. Calls on GPUs are timed together, so their `min`,
-/// `median`, `p95` and `max` are `None`.
+/// Times in microseconds, of the ranks that `--average` names; bandwidths in GB/s. Calls on GPUs are timed
+/// together, so their `min`, `median`, `p95` and `max` are `None`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Timing {
     /// Mean over the iterations.
@@ -131,7 +131,8 @@ pub struct Timing {
     pub p95: Option<f64>,
     /// Longest iteration.
     pub max: Option<f64>,
-    /// Median time from the start of a call on a GPU until its result is there, of calls that are not enqueued behind others.
+    /// Median time from the start of a call on a GPU until its result is there, of calls that are not
+    /// enqueued behind others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waited_us: Option<f64>,
     /// Median time that such a call keeps the caller's thread.
@@ -148,8 +149,8 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// The statistics of calls that took `times` microseconds each, without the first `warmup` ones. `bytes` is the size of
-    /// the vector, and `bus_factor` is busbw / algbw.
+    /// The statistics of calls that took `times` microseconds each, without the first `warmup` ones. `bytes`
+    /// is the size of the vector, and `bus_factor` is busbw / algbw.
     pub fn of(times: &[f64], warmup: usize, bytes: usize, bus_factor: f64) -> Self {
         let mut sorted = times[warmup.min(times.len())..].to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -167,7 +168,8 @@ impl Timing {
         }
     }
 
-    /// The statistics of `iterations` calls that were timed together: `first` and `mean_us` are in microseconds.
+    /// The statistics of `iterations` calls that were timed together: `first` and `mean_us` are in
+    /// microseconds.
     pub fn of_batch(first: f64, mean_us: f64, iterations: usize, bytes: usize, bus_factor: f64) -> Self {
         let algbw = if mean_us > 0.0 { bytes as f64 / mean_us / 1e3 } else { 0.0 };
         Self { mean_us, iterations, first: Some(first), algbw, busbw: algbw * bus_factor, ..Self::default() }
@@ -205,7 +207,8 @@ impl ReportFile {
         Self(OutputFile::new(path))
     }
 
-    /// Writes an unfinished report. Special files, such as /dev/stdout, are written by [`finish`](Self::finish) only.
+    /// Writes an unfinished report. Special files, such as /dev/stdout, are written by
+    /// [`finish`](Self::finish) only.
     ///
     /// # Errors
     /// `System` if it cannot be written.
@@ -224,7 +227,8 @@ impl ReportFile {
         self.0.write(&text)
     }
 
-    /// Adds `error` to the report on disk after rank 0 died before it could. A report that contains an error is not changed.
+    /// Adds `error` to the report on disk after rank 0 died before it could. A report that contains an error
+    /// is not changed.
     ///
     /// # Errors
     /// `System` if it cannot be written.

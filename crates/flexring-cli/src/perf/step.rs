@@ -47,7 +47,8 @@ impl<'a, T: ExactElement, B: Owned<Item = T>> StepBench<'a, B> {
         Ok(Self { comm, options, gradients, buckets, fused: vec![vector(gradients.elements())?] })
     }
 
-    /// Measures the buckets and the fused vector in turn, and checks both. `step` is called with the time after each of them.
+    /// Measures the buckets and the fused vector in turn, and checks both. `step` is called with the time
+    /// after each of them.
     ///
     /// # Errors
     /// Any error of a call.

@@ -1,6 +1,7 @@
 //! The table of `flexring perf`, in the layout of nccl-tests.
 //!
-//! Owns columns, units and rounding. The columns must not change: scripts that read the output of nccl-tests parse them.
+//! Owns columns, units and rounding. The columns must not change: scripts that read the output of nccl-tests
+//! parse them.
 
 use super::report::{ModelRow, PerfRow, Timing};
 use flexring::AdaptationStatistics;

@@ -1,4 +1,5 @@
-//! The output of `flexring plan --explain`: the algorithm, the reason, the load of each link, and all schedules by time.
+//! The output of `flexring plan --explain`: the algorithm, the reason, the load of each link, and all
+//! schedules by time.
 //!
 //! Owns the text.
 

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 
 /// Show the plan of an all-reduce: which ranks reduce which spans onto which root
 ///
-/// Prints a table of levels. Each group is a span of the vector that its participants hold and that is reduced onto its
-/// root. After the last level, one rank has the sum of each span; the all-gather is the same table read backwards.
+/// Prints a table of levels. Each group is a span of the vector that its participants hold and that is
+/// reduced onto its root. After the last level, one rank has the sum of each span; the all-gather is the same
+/// table read backwards.
 ///
 /// Without a topology or an algorithm, those of the settings are used (see flexring env).
 #[derive(Args, Clone, Debug)]
@@ -22,7 +23,8 @@ pub struct PlanOptions {
     #[arg(long, value_name = "N", value_parser = count)]
     pub count: Option<u64>,
 
-    /// Show the algorithm, the reason for its selection, the load of each link, and all schedules by their predicted time
+    /// Show the algorithm, the reason for its selection, the load of each link, and all schedules by their
+    /// predicted time
     #[arg(long)]
     pub explain: bool,
 

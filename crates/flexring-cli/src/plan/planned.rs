@@ -43,8 +43,9 @@ impl Planned {
     /// Makes or reads the plan that flags and settings specify.
     ///
     /// # Errors
-    /// `Usage` if there is no topology or if it does not match the plan file or the tuning profile; `Failed` if a plan file of up to [`MOST_PROVED`] ranks has a plan that does not hold;
-    /// any error of reading or planning.
+    /// `Usage` if there is no topology or if it does not match the plan file or the tuning profile; `Failed`
+    /// if a plan file of up to [`MOST_PROVED`] ranks has a plan that does not hold; any error of reading or
+    /// planning.
     pub fn new(source: &PlanSource) -> Result<Self, CommandError> {
         warn_about_unknown_settings();
         let settings = source.settings();

@@ -12,8 +12,8 @@ pub struct PlanSource {
     #[arg(long, value_name = "TOPOLOGY")]
     pub topology: Option<String>,
 
-    /// Take links, rates, settings and plans from this profile of `flexring tune`, as FLEXRING_TUNING; without --topology the
-    /// cluster, too
+    /// Take links, rates, settings and plans from this profile of `flexring tune`, as FLEXRING_TUNING;
+    /// without --topology the cluster, too
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<String>,
 

@@ -52,8 +52,8 @@ const MOST_ROWS: usize = 300;
 /// Most participants of a group that are listed.
 const MOST_PARTICIPANTS: usize = 1000;
 
-/// The table of `items`, each of which is a `noun`: the line `head` and one for each item. Without the middle if they are
-/// too many.
+/// The table of `items`, each of which is a `noun`: the line `head` and one for each item. Without the middle
+/// if they are too many.
 fn rows<T>(head: Vec<String>, items: &[T], noun: &str, row: impl Fn(&T) -> Vec<String>) -> String {
     let shown = if items.len() > MOST_ROWS { MOST_ROWS / 2 } else { items.len() };
     let last = &items[items.len().saturating_sub(shown).max(shown)..];

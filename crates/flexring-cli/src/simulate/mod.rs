@@ -64,8 +64,9 @@ pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
     output::print(&text)
 }
 
-/// The fastest schedule of the other algorithms for this size, and its time in seconds. `None` if there is no other, or if the simulation of `run`
-/// took more than [`MOST_MESSAGES`], because this one takes several times as long.
+/// The fastest schedule of the other algorithms for this size, and its time in seconds. `None` if there is no
+/// other, or if the simulation of `run` took more than [`MOST_MESSAGES`], because this one takes several
+/// times as long.
 fn best_other(
     planned: &Planned,
     schedule: &str,

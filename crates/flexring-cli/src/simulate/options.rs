@@ -8,14 +8,17 @@ use flexring_core::config::Size;
 use flexring_simulator::simulator::{LONGEST_VECTOR, SimulationParameters};
 use std::path::PathBuf;
 
-/// Simulate an all-reduce on a described cluster: its time, the load of each link, and what determined the time
+/// Simulate an all-reduce on a described cluster: its time, the load of each link, and what determined the
+/// time
 ///
-/// Runs the programs of all ranks in virtual time, sub-chunk by sub-chunk, in the order of a real run. Links have the
-/// bandwidths and latencies of the topology; transfers that share a link share its bandwidth. Equal inputs give equal
-/// results. Calls that would use the mailboxes of a node's shared memory are simulated with the plan instead.
+/// Runs the programs of all ranks in virtual time, sub-chunk by sub-chunk, in the order of a real run. Links
+/// have the bandwidths and latencies of the topology; transfers that share a link share its bandwidth. Equal
+/// inputs give equal results. Calls that would use the mailboxes of a node's shared memory are simulated with
+/// the plan instead.
 ///
-/// Without a topology or an algorithm, those of the settings are used (see flexring env). With --tuning, links, rates and settings
-/// are those that flexring tune has measured, and auto is what a job with this profile uses.
+/// Without a topology or an algorithm, those of the settings are used (see flexring env). With --tuning,
+/// links, rates and settings are those that flexring tune has measured, and auto is what a job with this
+/// profile uses.
 #[derive(Args, Clone, Debug)]
 pub struct SimulateOptions {
     #[command(flatten)]
@@ -25,8 +28,8 @@ pub struct SimulateOptions {
     #[arg(long = "size", value_name = "BYTES", default_value = "64M", value_delimiter = ',', value_parser = bytes)]
     pub sizes: Vec<u64>,
 
-    /// Bytes per second that a rank's additions and copies read and write together, such as 20G (decimal) [default: that of the
-    /// tuning profile, or 20G]
+    /// Bytes per second that a rank's additions and copies read and write together, such as 20G (decimal)
+    /// [default: that of the tuning profile, or 20G]
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub memory_bandwidth: Option<u64>,
 
@@ -58,7 +61,8 @@ pub struct SimulateOptions {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 
-    /// Write the timeline of the ranks as Chrome trace events, as the merged file of a real run with FLEXRING_TRACE
+    /// Write the timeline of the ranks as Chrome trace events, as the merged file of a real run with
+    /// FLEXRING_TRACE
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 

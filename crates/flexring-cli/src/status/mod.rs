@@ -1,6 +1,7 @@
 //! `flexring status`: what the ranks of running jobs do, and which ranks they wait for.
 //!
-//! Owns the flags, and which jobs are meant. The coordinators of the jobs answer; the library makes the tables.
+//! Owns the flags, and which jobs are meant. The coordinators of the jobs answer; the library makes the
+//! tables.
 
 mod process;
 
@@ -17,12 +18,14 @@ use serde::Serialize;
 
 /// Print what the ranks of running jobs do, and which ranks they wait for
 ///
-/// Without flags, shows the jobs of this user that have ranks on this node. Their coordinators, in the processes of rank 0, give host, process, last
-/// call and state of each rank, how long it has been in this state, and the ranks that it waits for. Heartbeats carry the state, so it may be as
-/// old as FLEXRING_HEARTBEAT_MS.
+/// Without flags, shows the jobs of this user that have ranks on this node. Their coordinators, in the
+/// processes of rank 0, give host, process, last call and state of each rank, how long it has been in this
+/// state, and the ranks that it waits for. Heartbeats carry the state, so it may be as old as
+/// FLEXRING_HEARTBEAT_MS.
 ///
-/// A job whose rank 0 is on another node is asked there, if the variables of its ranks say where. If the FLEXRING_ variables of the environment
-/// name a job (FLEXRING_MASTER_ADDR, FLEXRING_UNIQUE_ID), only this one is shown.
+/// A job whose rank 0 is on another node is asked there, if the variables of its ranks say where. If the
+/// FLEXRING_ variables of the environment name a job (FLEXRING_MASTER_ADDR, FLEXRING_UNIQUE_ID), only this
+/// one is shown.
 ///
 /// Exits with 1 if no job is found, or if one does not answer.
 #[derive(Args, Debug)]
@@ -126,7 +129,8 @@ fn on_this_node(pid: Option<u32>) -> Result<StatusReport, CommandError> {
                 let here: Vec<u32> = here.collect();
                 let is_meant = pid.is_none_or(|pid| here.contains(&pid) || coordinator == pid);
                 known.extend(here);
-                // Before its first rank, and after its ranks have moved to another coordinator, it has no rows.
+                // Before its first rank, and after its ranks have moved to another coordinator, it has no
+                // rows.
                 if is_meant && !world.ranks.is_empty() {
                     report.jobs.push(JobStatus { coordinator: Some(coordinator), world });
                 }

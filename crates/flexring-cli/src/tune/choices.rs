@@ -1,7 +1,7 @@
 //! The plans, sub-chunks, slots and sockets with which all-reduces are fastest.
 //!
-//! Owns which of them are compared, and how large a difference counts. Must not know how links and devices are measured: the
-//! profile has the results.
+//! Owns which of them are compared, and how large a difference counts. Must not know how links and devices
+//! are measured: the profile has the results.
 
 use super::session::{TuningSession, median};
 use flexring::{Communicator, ReduceOp, Result};
@@ -30,13 +30,14 @@ const SUBCHUNKS: [Size; 3] = [Size(64 << 10), Size(256 << 10), Size(512 << 10)];
 const SLOTS: [usize; 2] = [32, 128];
 /// Numbers of TCP connections of a link that are measured besides one.
 const SOCKETS: [usize; 2] = [2, 4];
-/// Another setting or plan must be faster than the default by this part, in two measurements. Chosen, not measured.
+/// Another setting or plan must be faster than the default by this part, in two measurements. Chosen, not
+/// measured.
 const GAIN: f64 = 0.03;
 /// Fewest and most calls of a measurement.
 const CALLS: (usize, usize) = (2, 1000);
 
-/// A plan by its algorithm and lowering. The algorithm `auto` is the plan without a profile: planned on the topology of the job, not
-/// on the measured one.
+/// A plan by its algorithm and lowering. The algorithm `auto` is the plan without a profile: planned on the
+/// topology of the job, not on the measured one.
 type PlanName = (Algorithm, Lowering);
 
 /// The plan without a profile.
@@ -135,7 +136,8 @@ pub fn measure(
     Ok(MeasuredChoices { fastest, slots: best.0.slots, sockets_per_link: best.0.sockets_per_link })
 }
 
-/// The settings with the number that is fastest, and their seconds. `best` are those so far; each number is compared with their time.
+/// The settings with the number that is fastest, and their seconds. `best` are those so far; each number is
+/// compared with their time.
 fn fastest_setting(
     session: &mut TuningSession,
     best: (Config, f64),
@@ -209,8 +211,8 @@ fn compared(
     Ok(codes.chunks(2 * MOST_PLANS).map(|codes| codes.chunks(2).map_while(name).collect()).collect())
 }
 
-/// The plan that auto selects for this length with the measured links, then those that the model predicts to be the fastest, without
-/// repetitions and without the plan of the job.
+/// The plan that auto selects for this length with the measured links, then those that the model predicts to
+/// be the fastest, without repetitions and without the plan of the job.
 fn candidates(
     config: &Config,
     profile: &TuningProfile,
@@ -261,7 +263,8 @@ fn plan_of(
     VerifiedPlan::new(Plan::on(schedule, topology, lowering)).map(Some)
 }
 
-/// Measures the plans for one length, first that without a profile. It stays unless another is faster by [`GAIN`].
+/// Measures the plans for one length, first that without a profile. It stays unless another is faster by
+/// [`GAIN`].
 fn fastest_plan(
     session: &mut TuningSession,
     topology: &Topology,
@@ -296,7 +299,8 @@ fn fastest_plan(
     Ok(Some(FastestPlan { algorithm, lowering, seconds: found.untuned_seconds, ..found }))
 }
 
-/// The ranks with some settings. A communicator that has used another plan does not return to its own, so there are up to two.
+/// The ranks with some settings. A communicator that has used another plan does not return to its own, so
+/// there are up to two.
 struct VariantRanks {
     config: Config,
     own_plans: OnceCell<Communicator>,
@@ -330,16 +334,16 @@ impl VariantRanks {
     }
 }
 
-/// Measures both again, and returns the seconds of `after` if it is faster than `before`, too: the first measurement may have been
-/// disturbed by other load.
+/// Measures both again, and returns the seconds of `after` if it is faster than `before`, too: the first
+/// measurement may have been disturbed by other load.
 fn confirmed(session: &TuningSession, before: Variant, after: Variant, bytes: usize) -> Result<Option<f64>> {
     let [before, after] = [before, after].map(|variant| timed(session, variant, bytes));
     let (before, after) = (before?, after?);
     Ok(is_faster(after, before).then_some(after))
 }
 
-/// The median time of an all-reduce of `bytes` until the last rank has the sums, in seconds. Ranks start each call together, as the simulator
-/// assumes: otherwise calls overlap where a plan leaves some ranks idle.
+/// The median time of an all-reduce of `bytes` until the last rank has the sums, in seconds. Ranks start each
+/// call together, as the simulator assumes: otherwise calls overlap where a plan leaves some ranks idle.
 fn timed(session: &TuningSession, Variant { comm, plan }: Variant, bytes: usize) -> Result<f64> {
     if let Some(plan) = plan {
         comm.use_plan(plan)?;

@@ -13,7 +13,8 @@ pub const STEPS: usize = 2;
 /// Elements of each vector: 16 MiB, more than the caches that a rank has for itself.
 const ELEMENTS: usize = 4 << 20;
 
-/// Bytes per second that the slowest rank of each node reads and writes, by node, while all ranks do the same.
+/// Bytes per second that the slowest rank of each node reads and writes, by node, while all ranks do the
+/// same.
 pub struct DeviceRates {
     pub copy: Vec<u64>,
     pub reduce: Vec<u64>,

@@ -1,4 +1,5 @@
-//! Latency and bandwidth of links: within nodes, between nodes, and of each node's and each switch's own link.
+//! Latency and bandwidth of links: within nodes, between nodes, and of each node's and each switch's own
+//! link.
 //!
 //! Owns which ranks exchange messages when.
 
@@ -17,7 +18,8 @@ use std::time::Instant;
 
 /// Elements of a rank's buffer: 16 MiB.
 const ELEMENTS: usize = 4 << 20;
-/// Most nodes of which each pair is measured alone. Pairs of more nodes are measured at the same time, each node in one.
+/// Most nodes of which each pair is measured alone. Pairs of more nodes are measured at the same time, each
+/// node in one.
 const MOST_ALONE: usize = 12;
 /// Most rounds of pairs.
 const MOST_ROUNDS: usize = 128;
@@ -111,7 +113,8 @@ fn rounds(nodes: usize) -> Vec<Vec<NodePair>> {
     rounds.into_iter().flatten().map(|pair| vec![pair]).collect()
 }
 
-/// The two ranks between which the link of a pair is measured: those of two nodes, or of one that is given twice.
+/// The two ranks between which the link of a pair is measured: those of two nodes, or of one that is given
+/// twice.
 fn ranks_of(cluster: &ClusterIdentity, (one, other): NodePair) -> (Rank, Rank) {
     let second = usize::from(one == other);
     (cluster.nodes[one].ranks[0], cluster.nodes[other].ranks[second])
@@ -135,7 +138,8 @@ fn pair_result(
     let times = message_times(comm, peer, leads, latency, session.time, buffer)?;
     let is_node = pair.0 == pair.1;
     let rate = if is_node { best_rate(&times) } else { steady_rate(&times) };
-    // Pairs that are measured at the same time pause at the same time, and would seem to have bursts where they share a link.
+    // Pairs that are measured at the same time pause at the same time, and would seem to have bursts where
+    // they share a link.
     let has_burst = !is_node && cluster.nodes.len() <= MOST_ALONE;
     let burst = if has_burst { burst(comm, peer, leads, rate, buffer)? } else { 0.0 };
     Ok(if leads { PairResult { latency, rate, burst } } else { PairResult::default() })
@@ -175,9 +179,10 @@ fn whole_rate(rate: f64) -> u64 {
 /// Bytes per second that are sent and received.
 type FlowRates = [f64; 2];
 
-/// Measures the links of nodes and of switches: all ranks below them send to other nodes at once, then receive from them. Nodes below a switch
-/// also exchange messages with those at the same switch alone, because the link of the switch may be the slower one; the faster rates count.
-/// The links of switches are in tree order.
+/// Measures the links of nodes and of switches: all ranks below them send to other nodes at once, then
+/// receive from them. Nodes below a switch also exchange messages with those at the same switch alone,
+/// because the link of the switch may be the slower one; the faster rates count. The links of switches are in
+/// tree order.
 fn uplinks(
     session: &mut TuningSession,
     cluster: &ClusterIdentity,
@@ -196,7 +201,8 @@ fn uplinks(
         .map(|(pair, result)| (path(&topology, cluster, &switches, *pair), result.latency))
         .collect();
     let latencies = link_latencies(nodes + switches.len(), &paths);
-    // A pair shows the smallest burst on its path, so the largest of all paths through a link is the best estimate.
+    // A pair shows the smallest burst on its path, so the largest of all paths through a link is the best
+    // estimate.
     let burst_of = |link: usize| {
         let of_link = between().zip(&paths).filter(|(_, (path, _))| path.contains(&link));
         of_link.map(|((_, result), _)| result.burst).fold(0.0, f64::max)
@@ -247,8 +253,9 @@ fn uplinks(
     Ok((of_nodes, measured.collect()))
 }
 
-/// The rates of the links of nodes and after them of switches: planners compare links, so all of them are those of flows, or all are
-/// those of the fastest pairs of nodes, of which switches have none. Empty if a node has neither.
+/// The rates of the links of nodes and after them of switches: planners compare links, so all of them are
+/// those of flows, or all are those of the fastest pairs of nodes, of which switches have none. Empty if a
+/// node has neither.
 fn comparable_rates(fastest_pairs: &[f64], flows: Vec<Option<FlowRates>>) -> Vec<FlowRates> {
     // A node of which no pair was measured has no rate.
     if fastest_pairs.iter().any(|rate| *rate <= 0.0) {
@@ -277,7 +284,8 @@ fn flow_rates(
     Ok(<[f64; 2]>::try_from(rates).ok())
 }
 
-/// The nodes with which a node exchanges messages at once: all others, and those at its switch if these are fewer.
+/// The nodes with which a node exchanges messages at once: all others, and those at its switch if these are
+/// fewer.
 fn peers_of(topology: &Topology, cluster: &ClusterIdentity, node: usize) -> Vec<Vec<usize>> {
     let switch = topology.vertices()[topology.node_vertices()[node]].parent.unwrap_or(0);
     let others: Vec<usize> = (0..cluster.nodes.len()).filter(|other| *other != node).collect();
@@ -316,7 +324,8 @@ fn pairs_of_node(cluster: &ClusterIdentity, node: usize, others: &[usize]) -> Ve
     pairs.collect()
 }
 
-/// The pairs of each rank of the nodes `below` a switch with a rank of one of the other nodes, of which there are some.
+/// The pairs of each rank of the nodes `below` a switch with a rank of one of the other nodes, of which there
+/// are some.
 fn pairs_of_nodes(cluster: &ClusterIdentity, below: &[usize]) -> Vec<(Rank, Rank)> {
     let others: Vec<usize> = (0..cluster.nodes.len()).filter(|node| !below.contains(node)).collect();
     let ranks = below.iter().flat_map(|node| &cluster.nodes[*node].ranks);
@@ -334,8 +343,9 @@ struct NodeFlow {
 }
 
 impl NodeFlow {
-    /// Messages of about `bytes` in all from the first rank of each pair to the other if `sends`, and else back. Their lengths are as the
-    /// `fastest` rates of the slower of the two nodes, so that all end together and slow nodes do not hide how fast the others are.
+    /// Messages of about `bytes` in all from the first rank of each pair to the other if `sends`, and else
+    /// back. Their lengths are as the `fastest` rates of the slower of the two nodes, so that all end
+    /// together and slow nodes do not hide how fast the others are.
     fn new(topology: &Topology, pairs: &[(Rank, Rank)], fastest: &[f64], sends: bool, bytes: f64) -> Self {
         let of = |rank: &Rank| fastest[topology.node_of(*rank)];
         let rate = |(one, other): &(Rank, Rank)| f64::min(of(one), of(other));

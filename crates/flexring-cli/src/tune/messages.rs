@@ -17,9 +17,11 @@ const ROUND_TRIPS: usize = 31;
 /// About how long the messages take by which bursts are measured, and the pause before each.
 const BURST_MESSAGE: Duration = Duration::from_millis(8);
 const BURST_PAUSE: Duration = Duration::from_millis(10);
-/// Longest message by which bursts are measured: on slower links fifteen of them would take too much of the time of `tune`.
+/// Longest message by which bursts are measured: on slower links fifteen of them would take too much of the
+/// time of `tune`.
 const LONGEST_BURST_MESSAGE: Duration = Duration::from_millis(50);
-/// Messages after a pause. The median counts: a delay of the one before looks like a burst, and one of the message itself hides it.
+/// Messages after a pause. The median counts: a delay of the one before looks like a burst, and one of the
+/// message itself hides it.
 const BURST_TRIALS: usize = 5;
 /// Differences up to this part of the time count as noise. Chosen, not measured.
 const NOISE: f64 = 0.05;
@@ -44,7 +46,8 @@ pub fn latency(comm: &Communicator, peer: Rank, leads: bool) -> Result<f64> {
     Ok(median(times))
 }
 
-/// Sends a message from the rank that leads, and one byte back. Returns the seconds that both took on this rank.
+/// Sends a message from the rank that leads, and one byte back. Returns the seconds that both took on this
+/// rank.
 fn message_with_reply(comm: &Communicator, peer: Rank, leads: bool, message: &mut [f32]) -> Result<f64> {
     let mut reply = [0u8];
     let begun = Instant::now();
@@ -61,8 +64,8 @@ fn message_with_reply(comm: &Communicator, peer: Rank, leads: bool, message: &mu
 /// A message's bytes and the seconds that it took.
 pub type MessageTime = (f64, f64);
 
-/// The times of ever longer messages from the rank that leads to the other, each the shorter of two. The messages become longer until one
-/// takes `time`. Empty on the other rank.
+/// The times of ever longer messages from the rank that leads to the other, each the shorter of two. The
+/// messages become longer until one takes `time`. Empty on the other rank.
 pub fn message_times(
     comm: &Communicator,
     peer: Rank,
@@ -98,14 +101,15 @@ pub fn message_times(
     }
 }
 
-/// The time of a message whose reply takes `latency`. The message takes half of the time at least; a latency that is longer than the other half was
-/// measured while other programs ran.
+/// The time of a message whose reply takes `latency`. The message takes half of the time at least; a latency
+/// that is longer than the other half was measured while other programs ran.
 fn time_of_message(with_reply: f64, latency: f64) -> f64 {
     with_reply - latency.min(with_reply / 2.0)
 }
 
-/// The bytes that a link of this `rate` lets pass at once after a pause of 10 ms, as far as messages of 8 ms show them; 0 if the difference may be
-/// noise, if the shortest messages take too long, and on the other rank. The rate counts on the rank that leads.
+/// The bytes that a link of this `rate` lets pass at once after a pause of 10 ms, as far as messages of 8 ms
+/// show them; 0 if the difference may be noise, if the shortest messages take too long, and on the other
+/// rank. The rate counts on the rank that leads.
 pub fn burst(
     comm: &Communicator,
     peer: Rank,
@@ -151,8 +155,9 @@ pub fn best_rate(times: &[MessageTime]) -> f64 {
     times.iter().map(|(bytes, seconds)| bytes / seconds).fold(0.0, f64::max)
 }
 
-/// Bytes per second at which the longest message exceeds the one before; 0 of none. A link that was idle may let some bytes pass at once, such as
-/// one whose rate a token bucket limits, so rates of short messages are those of the machines.
+/// Bytes per second at which the longest message exceeds the one before; 0 of none. A link that was idle may
+/// let some bytes pass at once, such as one whose rate a token bucket limits, so rates of short messages are
+/// those of the machines.
 pub fn steady_rate(times: &[MessageTime]) -> f64 {
     let [.., (short, before), (long, after)] = times else { return best_rate(times) };
     // A short message that was delayed makes the difference small.

@@ -16,12 +16,14 @@ const LONGEST: Size = Size(1 << 30);
 
 /// Measure the links and devices of a job, and write a profile that FLEXRING_TUNING loads
 ///
-/// Measures latency and bandwidth within nodes, between nodes and of each node's own link, the rates at which ranks copy and
-/// add, and the time of all-reduces by the plans that the model predicts to be fast, with several lengths of sub-chunks, numbers
-/// of slots and sockets per link. Measurements end after 100 s: what is left out then keeps its default.
+/// Measures latency and bandwidth within nodes, between nodes and of each node's own link, the rates at which
+/// ranks copy and add, and the time of all-reduces by the plans that the model predicts to be fast, with
+/// several lengths of sub-chunks, numbers of slots and sockets per link. Measurements end after 100 s: what
+/// is left out then keeps its default.
 ///
-/// With --ranks N it starts N ranks on this machine. Otherwise it joins the job of torchrun, mpirun or srun, or the job described
-/// by FLEXRING_RANK, FLEXRING_WORLD_SIZE and related settings, and rank 0 writes the profile.
+/// With --ranks N it starts N ranks on this machine. Otherwise it joins the job of torchrun, mpirun or srun,
+/// or the job described by FLEXRING_RANK, FLEXRING_WORLD_SIZE and related settings, and rank 0 writes the
+/// profile.
 #[derive(Args, Clone, Debug)]
 pub struct TuneOptions {
     /// Start N ranks on this machine

@@ -94,7 +94,8 @@ pub enum Algorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
 pub enum Lowering {
-    /// Direct for groups within one node, and for groups of at most 16 participants on nodes of their own; else a chain.
+    /// Direct for groups within one node, and for groups of at most 16 participants on nodes of their own;
+    /// else a chain.
     Auto,
     /// Each participant adds its own part and sends the sum to the next one.
     Chain,
@@ -106,8 +107,8 @@ pub enum Lowering {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
 pub enum TransportChoice {
-    /// Shared memory within a node. Between nodes RDMA if all ranks can use it, or TCP if none can. An error if only some can, or
-    /// if RDMA fails.
+    /// Shared memory within a node. Between nodes RDMA if all ranks can use it, or TCP if none can. An error
+    /// if only some can, or if RDMA fails.
     Auto,
     /// As auto, but TCP with a warning where auto is an error.
     AutoTcp,

@@ -7,7 +7,8 @@ use super::values::SettingValue;
 use std::borrow::Cow;
 use std::fmt;
 
-/// The level of messages, and other levels for areas of flexring: `info`, `tcp=debug` or `warn,tcp=debug,plan=off`.
+/// The level of messages, and other levels for areas of flexring: `info`, `tcp=debug` or
+/// `warn,tcp=debug,plan=off`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogFilter {
     level: LogLevel,
@@ -16,7 +17,8 @@ pub struct LogFilter {
 }
 
 impl LogFilter {
-    /// Parses a level, or levels of areas, or both, joined by commas. Without a level other areas write warnings and errors.
+    /// Parses a level, or levels of areas, or both, joined by commas. Without a level other areas write
+    /// warnings and errors.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (mut level, mut areas) = (None, Vec::new());

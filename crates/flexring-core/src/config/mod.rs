@@ -70,8 +70,8 @@ macro_rules! settings {
         pub struct Config {
             $(#[doc = $description] pub $field: $ty,)*
             $($(#[doc = $document])* #[doc(hidden)] pub $hidden: $hidden_ty,)*
-            /// Names of the settings that were given, also with their defaults. Filled by [`read`](Self::read). A tuning profile
-            /// changes none of them.
+            /// Names of the settings that were given, also with their defaults. Filled by
+            /// [`read`](Self::read). A tuning profile changes none of them.
             #[doc(hidden)]
             pub given: BTreeSet<&'static str>,
         }
@@ -87,8 +87,8 @@ macro_rules! settings {
             #[doc(hidden)]
             pub const NAMES: &'static [&'static str] = &[$($name),*];
 
-            /// Reads every setting through `lookup`, which gives a variable's text if it is set. An empty text is as good
-            /// as none, because shells and YAML files cannot always unset a variable.
+            /// Reads every setting through `lookup`, which gives a variable's text if it is set. An empty
+            /// text is as good as none, because shells and YAML files cannot always unset a variable.
             ///
             /// # Errors
             /// `InvalidSetting`, quoting the variable and its text, for the first that cannot be parsed.
@@ -97,8 +97,8 @@ macro_rules! settings {
                 failure.map_or(Ok(config), Err)
             }
 
-            /// As [`read`](Self::read), but settings that cannot be parsed have their defaults, and the error for the first of them
-            /// is returned beside the others.
+            /// As [`read`](Self::read), but settings that cannot be parsed have their defaults, and the error
+            /// for the first of them is returned beside the others.
             #[doc(hidden)]
             pub fn read_partly(lookup: impl Fn(&str) -> Option<String>) -> (Self, Option<Error>) {
                 let (mut config, mut failure) = (Self::default(), None);
@@ -114,8 +114,8 @@ macro_rules! settings {
                 (config, failure)
             }
 
-            /// The table of settings. `lookup` decides the origin: a variable that it returns a text for was set, unless
-            /// the text is empty.
+            /// The table of settings. `lookup` decides the origin: a variable that it returns a text for was
+            /// set, unless the text is empty.
             #[doc(hidden)]
             pub fn table(&self, lookup: impl Fn(&str) -> Option<String>) -> Vec<SettingRow> {
                 let default = Self::default();
@@ -129,8 +129,8 @@ macro_rules! settings {
                 }),*]
             }
 
-            /// Names and values of the settings that must be equal on all ranks. With a tuning profile it also matters whether those that
-            /// it may change were given.
+            /// Names and values of the settings that must be equal on all ranks. With a tuning profile it
+            /// also matters whether those that it may change were given.
             #[doc(hidden)]
             #[must_use]
             pub fn shared(&self) -> Vec<(String, String)> {
@@ -219,8 +219,8 @@ settings! {
     #[shared yes]
     subchunk: Size = "FLEXRING_SUBCHUNK", Size(128 << 10), SUBCHUNKS,
         "Length of a sub-chunk, the unit of the pipeline, and of a slot of the pool.";
-    // The slots of a communicator take 65 times as much, twice. Two ranks on an H200 take 3.4 ms for 256 MiB in sub-chunks of 1 MiB, 2.2 of 2 MiB, 1.6 of 4 MiB
-    // and 1.3 of 8 MiB.
+    // The slots of a communicator take 65 times as much, twice. Two ranks on an H200 take 3.4 ms for 256 MiB
+    // in sub-chunks of 1 MiB, 2.2 of 2 MiB, 1.6 of 4 MiB and 1.3 of 8 MiB.
     #[shared yes]
     gpu_subchunk: Size = "FLEXRING_GPU_SUBCHUNK", Size(2 << 20), SUBCHUNKS,
         "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK. At most 224K where kernels run collectives (FLEXRING_GPU_ENGINE).";
@@ -235,9 +235,10 @@ settings! {
     #[shared yes]
     sockets_per_link: usize = "FLEXRING_SOCKETS_PER_LINK", 1, 1..=16,
         "Number of TCP connections per link; sub-chunks are striped over them.";
-    // What is in flight waits in the switch's queues, and sums are late by that time. Times by the links' bound of 1 Gbit/s with 128K and 64K, 64 MiB:
-    // 1+1+2 1.05 and 1.02, 5+2+1 1.08 and 1.05, 3+3+4 1.03 and 1.02, 1+1+1+1+1+1 1.02 and 1.00, 1+4 1.02 and 1.04; 16 MiB: 1.04 and 1.00, 1.07 and 1.04,
-    // 1.06 and 1.04, 1.05 and 1.01, 1.01 and 1.00. 32K: 1.04, 1.06, 1.07 with 64 MiB on the first three.
+    // What is in flight waits in the switch's queues, and sums are late by that time. Times by the links'
+    // bound of 1 Gbit/s with 128K and 64K, 64 MiB: 1+1+2 1.05 and 1.02, 5+2+1 1.08 and 1.05, 3+3+4 1.03 and
+    // 1.02, 1+1+1+1+1+1 1.02 and 1.00, 1+4 1.02 and 1.04; 16 MiB: 1.04 and 1.00, 1.07 and 1.04, 1.06 and
+    // 1.04, 1.05 and 1.01, 1.01 and 1.00. 32K: 1.04, 1.06, 1.07 with 64 MiB on the first three.
     socket_buffer: Size = "FLEXRING_SOCKET_BUFFER", Size(64 << 10), AnyValue,
         "Mean number of bytes that a TCP connection between nodes may have in flight: busy connections get more, slow links less. More than bandwidth times delay only fills queues. 0: the kernel decides. More: docs/tuning.md.";
     socket_ifname: Option<String> = "FLEXRING_SOCKET_IFNAME", None, AnyValue,
@@ -255,9 +256,10 @@ settings! {
     #[shared yes]
     ib_qps_per_rail: usize = "FLEXRING_IB_QPS_PER_RAIL", 1, 1..=8,
         "Number of queue pairs per link and rail. Use more than one if switches select paths by source port.";
-    // Two ranks of one virtual machine with Soft-RoCE, medians of 4 rounds: 8 KiB take 210 us eager and 262 with a CTS, 16 and 32 KiB the same
-    // both ways (396 to 410, 677 to 752), 64 KiB 1,402 and 1,250. Not measured on adapters, where a copy of 8 KiB takes each rank less than
-    // 1 us, and a CTS half a round trip of 2 to 4 us.
+    // Two ranks of one virtual machine with Soft-RoCE, medians of 4 rounds: 8 KiB take 210 us eager and 262
+    // with a CTS, 16 and 32 KiB the same both ways (396 to 410, 677 to 752), 64 KiB 1,402 and 1,250. Not
+    // measured on adapters, where a copy of 8 KiB takes each rank less than 1 us, and a CTS half a round trip
+    // of 2 to 4 us.
     #[shared yes]
     ib_eager: Size = "FLEXRING_IB_EAGER", Size(8 << 10), UP_TO_64K,
         "Longest RDMA message that is written to a buffer of the peer at once, for the first four of a call on a link. Longer ones wait for the address of their destination. More: docs/rdma.md.";
@@ -316,15 +318,16 @@ settings! {
         "Most detailed level of messages that flexring writes to standard error, and other levels for areas of it, as in tcp=debug,bootstrap=trace.";
     // For tests and benchmarks: no user knows a better value.
     => hidden {
-        /// Index into the GID table of an InfiniBand port of the GID by which routers reach the port from other subnets. Used if
-        /// that GID contains a FLID. The default is NCCL's.
+        /// Index into the GID table of an InfiniBand port of the GID by which routers reach the port from
+        /// other subnets. Used if that GID contains a FLID. The default is NCCL's.
         ib_flid_gid_index: usize = 1;
         /// Preferred RoCE version of the GID. The other version is used if a port has no GID of this one.
         ib_roce_version: usize = 2;
-        /// Longest RDMA message that is written together with its immediate data although adaptive routing applies. The default is
-        /// NCCL's.
+        /// Longest RDMA message that is written together with its immediate data although adaptive routing
+        /// applies. The default is NCCL's.
         ib_ar_threshold: Size = Size(8 << 10);
-        /// How RDMA devices reach memory that is not registered: by default as is faster, measured when a communicator is created.
+        /// How RDMA devices reach memory that is not registered: by default as is faster, measured when a
+        /// communicator is created.
         ib_register: Registration = Registration::Auto;
         /// Instruction set of reductions on the host.
         simd: Simd = Simd::Auto;
@@ -334,7 +337,8 @@ settings! {
 /// How the names of all settings begin.
 const PREFIX: &str = "FLEXRING_";
 
-/// The longest time of a setting, 136 years. Rust programs and messages of other ranks can give times that overflow an `Instant`.
+/// The longest time of a setting, 136 years. Rust programs and messages of other ranks can give times that
+/// overflow an `Instant`.
 pub const LONGEST_TIME: Duration = Duration::from_secs(1 << 32);
 
 /// The text of a variable that is set, and not to an empty text.
@@ -381,9 +385,9 @@ impl Config {
         Duration::from_micros(self.spin_us as u64)
     }
 
-    /// Number of slots in a rank's pool: the setting, but at least one per peer if all ranks share memory, and else two: the
-    /// slots are divided equally among the links, and a link that stages messages needs one for each direction. `local_ranks`
-    /// of the `world` ranks share memory, this rank included.
+    /// Number of slots in a rank's pool: the setting, but at least one per peer if all ranks share memory,
+    /// and else two: the slots are divided equally among the links, and a link that stages messages needs one
+    /// for each direction. `local_ranks` of the `world` ranks share memory, this rank included.
     #[must_use]
     pub fn slots_for(&self, local_ranks: usize, world: usize) -> usize {
         let per_peer = if local_ranks >= world { 1 } else { 2 };
@@ -402,8 +406,8 @@ impl Config {
         self.subchunk.0.max(self.gpu_subchunk.0)
     }
 
-    /// The names among `names` that start with `FLEXRING_` but are no settings, which are most likely misspelt, each with the setting that
-    /// has almost this name, if there is one.
+    /// The names among `names` that start with `FLEXRING_` but are no settings, which are most likely
+    /// misspelt, each with the setting that has almost this name, if there is one.
     pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<(String, Option<&'static str>)> {
         let unknown = names.filter(|name| Self::is_unknown(name));
         unknown.map(|name| (name.clone(), Self::closest(&name))).collect()
@@ -426,7 +430,8 @@ impl Config {
         name.starts_with(PREFIX) && !Self::known(name)
     }
 
-    /// The setting with almost this name, if there is one: with up to a third of the letters wrong, or with an end that `name` lacks.
+    /// The setting with almost this name, if there is one: with up to a third of the letters wrong, or with
+    /// an end that `name` lacks.
     fn closest(name: &str) -> Option<&'static str> {
         let own = name.strip_prefix(PREFIX).filter(|own| !own.is_empty())?;
         let distance = |known: &str| strsim::damerau_levenshtein(known, name);

@@ -43,7 +43,8 @@ impl SettingValue for Option<SecretText> {
     fn expected() -> Cow<'static, str> {
         "at least 16 bytes that cannot be guessed".into()
     }
-    // Whether it is long enough is checked where it is used, because the error of a setting that cannot be parsed quotes it.
+    // Whether it is long enough is checked where it is used, because the error of a setting that cannot be
+    // parsed quotes it.
     fn parse(text: &str) -> Option<Self> {
         (!text.trim().is_empty()).then(|| Some(SecretText::new(text)))
     }

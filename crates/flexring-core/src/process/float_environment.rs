@@ -1,11 +1,12 @@
-//! The floating-point environment of a thread: rounding, flushing of subnormal numbers, and exceptions that trap.
+//! The floating-point environment of a thread: rounding, flushing of subnormal numbers, and exceptions that
+//! trap.
 //!
-//! A program may change it for its threads, and a new thread inherits it. Ranks must compute the same bits and the same plans, so the
-//! library computes in the default environment. Owns the registers that hold it, MXCSR or FPCR and FPSR. The control word of x87 has no effect: on
-//! x86-64 Rust computes with SSE.
+//! A program may change it for its threads, and a new thread inherits it. Ranks must compute the same bits
+//! and the same plans, so the library computes in the default environment. Owns the registers that hold it,
+//! MXCSR or FPCR and FPSR. The control word of x87 has no effect: on x86-64 Rust computes with SSE.
 
-/// Keeps this thread in the default floating-point environment. When it is dropped, the environment is what it was before, with its
-/// exception flags.
+/// Keeps this thread in the default floating-point environment. When it is dropped, the environment is what
+/// it was before, with its exception flags.
 #[must_use]
 pub struct DefaultFloatEnvironment {
     before: registers::State,
@@ -59,8 +60,8 @@ mod registers {
         #[cold]
         #[inline(never)]
         pub(super) fn write(self) {
-            // SAFETY: the instruction reads four bytes at the address. They are the default or were read from the register, so no reserved bit
-            // is set.
+            // SAFETY: the instruction reads four bytes at the address. They are the default or were read from
+            // the register, so no reserved bit is set.
             unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const self.0, options(nostack, preserves_flags)) };
         }
 

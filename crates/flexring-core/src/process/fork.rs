@@ -1,12 +1,11 @@
 //! Forked children of this process.
 //!
-//! A forked child has a copy of the memory of its parent, but none of its threads, and it shares the parent's sockets.
-//! So it must not use what the parent created, and must not keep the sockets open: a peer learns that the parent has
-//! died when the last copy of a socket is closed.
+//! A forked child has a copy of the memory of its parent, but none of its threads, and it shares the parent's
+//! sockets. So it must not use what the parent created, and must not keep the sockets open: a peer learns
+//! that the parent has died when the last copy of a socket is closed.
 //!
-//! Owns the detection of such children, by a counter that `pthread_atfork` advances in each of them, and the list of
-//! sockets that they close. A child that `clone` makes without the C library
-//! is not detected.
+//! Owns the detection of such children, by a counter that `pthread_atfork` advances in each of them, and the
+//! list of sockets that they close. A child that `clone` makes without the C library is not detected.
 
 use crate::descriptor;
 use crate::error::{Error, Result};
@@ -32,7 +31,8 @@ impl CreatorProcess {
         Self { generation: GENERATION.load(Ordering::Relaxed), pid: std::process::id() }
     }
 
-    /// Whether this process is the creator, and not a forked child of it. Costs one load, so that every call can ask.
+    /// Whether this process is the creator, and not a forked child of it. Costs one load, so that every call
+    /// can ask.
     pub fn is_current(self) -> bool {
         self.generation == GENERATION.load(Ordering::Relaxed)
     }
@@ -65,7 +65,8 @@ impl Default for CreatorProcess {
 fn watch_forks() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: the handler is a function of this library, and the C library forgets it when this library is unloaded.
+        // SAFETY: the handler is a function of this library, and the C library forgets it when this library
+        // is unloaded.
         let status = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if status != 0 {
             let cause = std::io::Error::from_raw_os_error(status);
@@ -74,8 +75,9 @@ fn watch_forks() {
     });
 }
 
-/// Runs in every forked child, in the thread that forked, before `fork` returns. Other threads may have held locks when
-/// they ceased to exist, so this does only what is allowed in a signal handler: atomic operations and `dup3`.
+/// Runs in every forked child, in the thread that forked, before `fork` returns. Other threads may have held
+/// locks when they ceased to exist, so this does only what is allowed in a signal handler: atomic operations
+/// and `dup3`.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     let replacement = REPLACEMENT.load(Ordering::Acquire);
@@ -84,8 +86,9 @@ extern "C" fn in_child() {
         for slot in &block.slots {
             let descriptor = slot.swap(FREE, Ordering::Relaxed);
             if descriptor != FREE {
-                // The number stays in use, so that a late close in the child cannot close a new descriptor of the child.
-                // SAFETY: dup3 has no memory arguments; the descriptor is a socket of this library.
+                // The number stays in use, so that a late close in the child cannot close a new descriptor of
+                // the child. SAFETY: dup3 has no memory arguments; the descriptor is a socket of this
+                // library.
                 unsafe { libc::dup3(replacement, descriptor, libc::O_CLOEXEC) };
             }
         }
@@ -102,7 +105,8 @@ const FREE: RawFd = -1;
 /// Slots of one block.
 const SLOTS: usize = 128;
 
-/// A block of the list of descriptors. Blocks are never freed, and there are no locks, because a child reads the list.
+/// A block of the list of descriptors. Blocks are never freed, and there are no locks, because a child reads
+/// the list.
 struct DescriptorBlock {
     slots: [AtomicI32; SLOTS],
     next: AtomicPtr<DescriptorBlock>,
@@ -131,7 +135,8 @@ impl DescriptorBlock {
                 // SAFETY: the block was leaked above.
                 Ok(_) => unsafe { &*new },
                 Err(other) => {
-                    // SAFETY: no other thread has seen the new block; the other one was leaked by another thread.
+                    // SAFETY: no other thread has seen the new block; the other one was leaked by another
+                    // thread.
                     unsafe {
                         drop(Box::from_raw(new));
                         &*other
@@ -142,7 +147,8 @@ impl DescriptorBlock {
     }
 }
 
-/// Lets forked children close a socket. Must be dropped before the socket is closed: declare it in front of the socket.
+/// Lets forked children close a socket. Must be dropped before the socket is closed: declare it in front of
+/// the socket.
 #[derive(Debug)]
 pub struct ClosedInChild {
     slot: Option<&'static AtomicI32>,

@@ -1,7 +1,8 @@
-//! What a library must respect in a process that is not its own: forks, signals, and the floating-point environment.
+//! What a library must respect in a process that is not its own: forks, signals, and the floating-point
+//! environment.
 //!
-//! Owns the detection of forked children, the sockets that they must not keep, those that a killed process must lose at once, and how
-//! the library's threads are started and compute, and what runs at the exit.
+//! Owns the detection of forked children, the sockets that they must not keep, those that a killed process
+//! must lose at once, and how the library's threads are started and compute, and what runs at the exit.
 
 mod exit;
 mod float_environment;

@@ -1,7 +1,7 @@
 //! State that each process has of its own, forked children included.
 //!
-//! A static mutex that a thread of the parent holds during a fork is held for ever in the child. Owns a state that is new in each
-//! process.
+//! A static mutex that a thread of the parent holds during a fork is held for ever in the child. Owns a state
+//! that is new in each process.
 
 use super::CreatorProcess;
 use std::ptr::null_mut;
@@ -24,7 +24,8 @@ impl<T: Default + Sync> PerProcess<T> {
     pub fn get(&'static self) -> &'static T {
         loop {
             let found = self.current.load(Ordering::Acquire);
-            // SAFETY: the pointer is null or comes from `Box::into_raw` below, and is freed only if it was never stored.
+            // SAFETY: the pointer is null or comes from `Box::into_raw` below, and is freed only if it was
+            // never stored.
             if let Some((creator, state)) = unsafe { found.as_ref() }
                 && creator.is_current()
             {
@@ -49,8 +50,8 @@ mod tests {
         static STATE: PerProcess<Mutex<u32>> = PerProcess::new();
         let mut held = STATE.get().lock().expect("no panic");
         *held = 7;
-        // SAFETY: the child only calls functions that neither allocate nor lock what the parent may hold, but for the one
-        // allocation of its state; this thread holds no lock of the allocator.
+        // SAFETY: the child only calls functions that neither allocate nor lock what the parent may hold, but
+        // for the one allocation of its state; this thread holds no lock of the allocator.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_new = STATE.get().try_lock().is_ok_and(|state| *state == 0);

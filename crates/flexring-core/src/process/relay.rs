@@ -1,8 +1,8 @@
 //! Sockets whose other end soon learns that this process was killed.
 //!
-//! The kernel closes the descriptors of a killed process when the last of its threads ends, after it has freed the process's memory:
-//! 0.1 s for 400 MB on a busy machine. A thread with a table of descriptors of its own loses them when it ends itself, mostly
-//! before.
+//! The kernel closes the descriptors of a killed process when the last of its threads ends, after it has
+//! freed the process's memory: 0.1 s for 400 MB on a busy machine. A thread with a table of descriptors of
+//! its own loses them when it ends itself, mostly before.
 //!
 //! Owns such a thread for one socket. It runs no code of the program, whose descriptors its table lacks.
 
@@ -20,8 +20,9 @@ use std::thread::{Builder, JoinHandle};
 /// Bytes on their way in one direction.
 const BUFFER: usize = 16 << 10;
 
-/// A thread that holds a socket, and passes on what the process sends and receives over a local socket. Dropping it waits until
-/// the thread has ended, which it does when either socket is closed or shut down and all bytes have been passed on.
+/// A thread that holds a socket, and passes on what the process sends and receives over a local socket.
+/// Dropping it waits until the thread has ended, which it does when either socket is closed or shut down and
+/// all bytes have been passed on.
 #[derive(Debug)]
 pub struct Relay {
     thread: Option<JoinHandle<()>>,
@@ -30,8 +31,8 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Starts a relay for `socket`, which must not block. Returns the relay and its local socket, which does not block either. The
-    /// caller closes `socket` afterwards, so that the relay alone holds it.
+    /// Starts a relay for `socket`, which must not block. Returns the relay and its local socket, which does
+    /// not block either. The caller closes `socket` afterwards, so that the relay alone holds it.
     ///
     /// # Errors
     /// Those of the kernel. Linux before 5.9 lacks a system call that this needs.
@@ -91,8 +92,8 @@ fn keep_only(mut numbers: [RawFd; 2]) -> io::Result<()> {
 }
 
 fn close_range(first: i64, last: i64, flags: i64) -> io::Result<()> {
-    // SAFETY: it has no memory arguments. Descriptors are closed in this thread's own table, after the first call has made it, and
-    // no code that runs in this thread owns any of them.
+    // SAFETY: it has no memory arguments. Descriptors are closed in this thread's own table, after the first
+    // call has made it, and no code that runs in this thread owns any of them.
     match unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -142,8 +143,8 @@ impl Default for ByteFlow {
 }
 
 impl ByteFlow {
-    /// Reads and writes as much as is possible at once. If `source` or `sink` breaks, its function gets the error before the end
-    /// is passed on.
+    /// Reads and writes as much as is possible at once. If `source` or `sink` breaks, its function gets the
+    /// error before the end is passed on.
     fn advance(
         &mut self,
         source: BorrowedFd<'_>,

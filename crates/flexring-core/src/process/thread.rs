@@ -1,18 +1,20 @@
 //! The library's own threads.
 //!
-//! Owns how they are started: with signals blocked, so that the kernel delivers a signal of the process to a thread of
-//! the program, and in the default floating-point environment.
+//! Owns how they are started: with signals blocked, so that the kernel delivers a signal of the process to a
+//! thread of the program, and in the default floating-point environment.
 
 use super::DefaultFloatEnvironment;
 use std::io;
 use std::mem::MaybeUninit;
 use std::thread::{Builder, JoinHandle};
 
-/// Signals that are not blocked: a thread causes them itself, and a program's handler for crashes wants to see them.
+/// Signals that are not blocked: a thread causes them itself, and a program's handler for crashes wants to
+/// see them.
 const SYNCHRONOUS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT];
 
-/// Starts a thread of the library, in which signals are blocked and the floating-point environment is the default one.
+/// Starts a thread of the library, in which signals are blocked and the floating-point environment is the
+/// default one.
 ///
 /// # Errors
 /// Those of [`Builder::spawn`]. If a limit may be the reason, the text says how to raise it.
@@ -47,7 +49,8 @@ impl BlockedSignals {
     fn new() -> Self {
         let mut before = MaybeUninit::uninit();
         let mut blocked = MaybeUninit::uninit();
-        // SAFETY: sigfillset initializes `blocked` before it is read, and pthread_sigmask writes `before` if it succeeds.
+        // SAFETY: sigfillset initializes `blocked` before it is read, and pthread_sigmask writes `before` if
+        // it succeeds.
         unsafe {
             libc::sigfillset(blocked.as_mut_ptr());
             for signal in SYNCHRONOUS {

@@ -1,6 +1,7 @@
 //! The clock of a timeline, and its offset from the clock of rank 0.
 //!
-//! Owns the choice of the clock, how two processes find out whether they have the same one, and the estimate of an offset.
+//! Owns the choice of the clock, how two processes find out whether they have the same one, and the estimate
+//! of an offset.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::path::Path;
@@ -12,8 +13,8 @@ pub fn now() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A name that processes with the same clock have in common, and others do not: the machine's boot and the time namespace.
-/// Empty if the system gives none.
+/// A name that processes with the same clock have in common, and others do not: the machine's boot and the
+/// time namespace. Empty if the system gives none.
 #[must_use]
 pub fn clock_name() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -47,8 +48,8 @@ pub struct ClockSample {
 }
 
 impl ClockAlignment {
-    /// The alignment by the sample with the shortest round trip. The other rank read its clock some time within the round
-    /// trip: the estimate takes its middle, and half of it is the error.
+    /// The alignment by the sample with the shortest round trip. The other rank read its clock some time
+    /// within the round trip: the estimate takes its middle, and half of it is the error.
     #[must_use]
     pub fn of_samples(samples: &[ClockSample]) -> Self {
         let round_trip = |sample: &&ClockSample| sample.received.saturating_sub(sample.sent);

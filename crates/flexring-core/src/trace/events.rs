@@ -1,7 +1,7 @@
 //! Spans as trace events: complete events on tracks, counters, and the names of tracks.
 //!
-//! Owns which track shows a span. Spans of one track follow each other or nest, as the viewers require: messages in flight at the
-//! same time are on lanes of their own.
+//! Owns which track shows a span. Spans of one track follow each other or nest, as the viewers require:
+//! messages in flight at the same time are on lanes of their own.
 
 use super::recording::{MessagePart, RecordedCall, RecordedSpan, Recording, SpanActivity};
 use std::collections::BTreeMap;

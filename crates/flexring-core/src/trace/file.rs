@@ -1,7 +1,7 @@
 //! The JSON file of a rank's timeline, and its name.
 //!
-//! Owns the form of the file: an object with `traceEvents`, as Chrome's trace viewer and Perfetto read it, and what the file is
-//! about in `otherData`.
+//! Owns the form of the file: an object with `traceEvents`, as Chrome's trace viewer and Perfetto read it,
+//! and what the file is about in `otherData`.
 
 use super::clock::ClockAlignment;
 use super::events::{TraceEvent, events_of};
@@ -61,7 +61,8 @@ impl TracedRank {
 pub(super) const TIME_UNIT: &str = "ns";
 
 impl TraceFile {
-    /// The timeline of a rank that made one call and recorded these spans, such as a simulated one. Its clock is that of rank 0.
+    /// The timeline of a rank that made one call and recorded these spans, such as a simulated one. Its clock
+    /// is that of rank 0.
     #[must_use]
     pub fn of_call(origin: TraceOrigin, call: RecordedCall, spans: &[RecordedSpan]) -> Self {
         let mut recording = Recording::new(origin, spans.len());
@@ -131,7 +132,8 @@ pub struct TracePath {
 }
 
 impl TracePath {
-    /// The file of `rank` if the setting is `setting`. `communicator` is empty for the first communicator of a process.
+    /// The file of `rank` if the setting is `setting`. `communicator` is empty for the first communicator of
+    /// a process.
     #[must_use]
     pub fn new(setting: &str, communicator: &str, rank: usize) -> Self {
         let label = if communicator.is_empty() { String::new() } else { format!(".{communicator}") };
@@ -182,7 +184,8 @@ impl TracePath {
     }
 }
 
-/// Communicator and rank in the end of a file's name, such as `1f2e3d4c.rank3.json`. `None` if a rank has not written it.
+/// Communicator and rank in the end of a file's name, such as `1f2e3d4c.rank3.json`. `None` if a rank has not
+/// written it.
 fn order_of(end: &str) -> Option<(String, usize)> {
     let parts: Vec<&str> = end.split('.').collect();
     let (communicator, rank) = match parts[..] {

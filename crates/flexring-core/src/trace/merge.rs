@@ -1,4 +1,5 @@
-//! The files of a job as one timeline, with an arrow from each send to its receive, and what each rank did most.
+//! The files of a job as one timeline, with an arrow from each send to its receive, and what each rank did
+//! most.
 //!
 //! Owns how events of several ranks get along.
 
@@ -30,10 +31,12 @@ pub struct RankTotals {
     pub sent_bytes: u64,
 }
 
-/// Merges the files of ranks. Each rank of each communicator becomes a process of the timeline, which begins at time 0.
+/// Merges the files of ranks. Each rank of each communicator becomes a process of the timeline, which begins
+/// at time 0.
 ///
 /// # Errors
-/// `InvalidArgument` if there are no files, two are of the same rank, or they are of worlds of different sizes.
+/// `InvalidArgument` if there are no files, two are of the same rank, or they are of worlds of different
+/// sizes.
 pub fn merge(files: Vec<TraceFile>) -> Result<TraceFile> {
     let mut ranks: Vec<TracedRank> = Vec::new();
     let mut events = Vec::new();

@@ -1,8 +1,9 @@
 //! The timeline of a rank: what it did when, as a file of Chrome trace events, which Perfetto shows.
 //!
-//! Owns the recording of spans while calls run, the clocks of ranks, and the form of the files. Recording does no I/O and, once
-//! its memory exists, allocates nothing: spans go to a ring of bounded length, and the file is written when the communicator ends
-//! or fails. Must not know programs or transports: steps, sub-chunks and tickets are numbers here. docs/tracing.md is for users.
+//! Owns the recording of spans while calls run, the clocks of ranks, and the form of the files. Recording
+//! does no I/O and, once its memory exists, allocates nothing: spans go to a ring of bounded length, and the
+//! file is written when the communicator ends or fails. Must not know programs or transports: steps,
+//! sub-chunks and tickets are numbers here. docs/tracing.md is for users.
 //!
 //! | file | owns |
 //! |---|---|

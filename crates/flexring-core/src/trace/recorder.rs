@@ -1,7 +1,7 @@
 //! The spans of one rank while it runs its calls.
 //!
-//! Owns what is open (messages in flight, jobs, a wait), and adds what is over to the recording. A thread runs one call at a time, so spans
-//! need no lock.
+//! Owns what is open (messages in flight, jobs, a wait), and adds what is over to the recording. A thread
+//! runs one call at a time, so spans need no lock.
 
 use super::clock::{ClockAlignment, now};
 use super::file::{TraceFile, TracePath};
@@ -64,8 +64,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder of at most `bound` spans, whose file will be at `path`. Creates the file, so that an unusable path is known
-    /// before the first call.
+    /// A recorder of at most `bound` spans, whose file will be at `path`. Creates the file, so that an
+    /// unusable path is known before the first call.
     ///
     /// # Errors
     /// `InvalidSetting` if the file cannot be created.

@@ -1,19 +1,21 @@
 //! When plans are made again because the links of nodes have changed.
 //!
-//! Owns the decision: it is a pure function of measured times that all ranks have agreed on, so all ranks decide alike. Must not know
-//! how times are measured, nor how ranks agree on them.
+//! Owns the decision: it is a pure function of measured times that all ranks have agreed on, so all ranks
+//! decide alike. Must not know how times are measured, nor how ranks agree on them.
 //!
 //! # How it decides
 //!
-//! Calls are counted in windows of [`WINDOW`]. After each window the ranks agree on the time of each of its calls. If the median of a
-//! window differs from what calls of these lengths took after the plan was made, the links are probed: pairs of nodes exchange messages,
-//! each node with one other at a time. The rate of a node is that of its fastest pair, because a pair is as slow as the slower of its
-//! two nodes. Rates are compared with the bandwidths in the topology. Only ratios matter to planners, so the scale is that of the median
-//! node, and a node's *factor* is its rate on that scale: 1 if it differs by little.
+//! Calls are counted in windows of [`WINDOW`]. After each window the ranks agree on the time of each of its
+//! calls. If the median of a window differs from what calls of these lengths took after the plan was made,
+//! the links are probed: pairs of nodes exchange messages, each node with one other at a time. The rate of a
+//! node is that of its fastest pair, because a pair is as slow as the slower of its two nodes. Rates are
+//! compared with the bandwidths in the topology. Only ratios matter to planners, so the scale is that of the
+//! median node, and a node's *factor* is its rate on that scale: 1 if it differs by little.
 //!
-//! Factors change only if two probes in a row, with a window of calls between them, agree. A factor other than 1 returns to 1 only when the
-//! rate is well within what keeps a factor at 1. Probes that change nothing become rarer. Now and then links are probed in any case, because
-//! a change may not show in the times of calls.
+//! Factors change only if two probes in a row, with a window of calls between them, agree. A factor other
+//! than 1 returns to 1 only when the rate is well within what keeps a factor at 1. Probes that change nothing
+//! become rarer. Now and then links are probed in any case, because a change may not show in the times of
+//! calls.
 
 use super::node_pairs::{self, NodePair};
 use super::topology::Topology;
@@ -21,13 +23,15 @@ use super::topology::Topology;
 /// Calls of a window.
 pub const WINDOW: usize = 4;
 
-/// Length in bytes of the shortest vectors whose calls count: the time of shorter ones depends on more than links.
+/// Length in bytes of the shortest vectors whose calls count: the time of shorter ones depends on more than
+/// links.
 pub const SHORTEST: usize = 1 << 20;
 
 /// Longest message of a probe, in bytes.
 pub const LONGEST_MESSAGE: usize = 4 << 20;
 
-/// Messages that a pair exchanges in a probe, one after the other. The fastest counts, because other programs may delay some.
+/// Messages that a pair exchanges in a probe, one after the other. The fastest counts, because other programs
+/// may delay some.
 pub const EXCHANGES: u32 = 3;
 
 /// Fewest nodes for which probes can identify a slow link: two nodes have one pair.
@@ -39,7 +43,8 @@ const MOST_ROUNDS: usize = 8;
 /// Length of the first messages, and shortest later ones, in bytes.
 const SHORTEST_MESSAGE: usize = 256 << 10;
 
-/// Time of a message at the rate of the median node. With three messages of each pair a probe of four nodes takes about 0.1 s.
+/// Time of a message at the rate of the median node. With three messages of each pair a probe of four nodes
+/// takes about 0.1 s.
 const MESSAGE_SECONDS: f64 = 0.008;
 
 /// Ratio of times from which on the links are probed.
@@ -51,10 +56,12 @@ const CHANGED_RATE: f64 = 1.25;
 /// A changed factor returns to 1 when the ratio is below this.
 const RESTORED_RATE: f64 = 1.1;
 
-/// Shortest time of calls before the next probe, as a multiple of the last one's time. Doubled by each probe that changes nothing.
+/// Shortest time of calls before the next probe, as a multiple of the last one's time. Doubled by each probe
+/// that changes nothing.
 const PATIENCE: u64 = 5;
 
-/// Time of calls after which the links are probed in any case. So probes that change nothing take 0.5 % of the time.
+/// Time of calls after which the links are probed in any case. So probes that change nothing take 0.5 % of
+/// the time.
 const MOST_PATIENCE: u64 = 200;
 
 /// Classes of lengths: powers of two.
@@ -152,8 +159,8 @@ impl Adaptation {
         &self.window
     }
 
-    /// Ends a window with the times that the ranks have agreed on: for each call the shortest of all ranks, because the others waited
-    /// for ranks that came late. Whether the links must be probed now.
+    /// Ends a window with the times that the ranks have agreed on: for each call the shortest of all ranks,
+    /// because the others waited for ranks that came late. Whether the links must be probed now.
     pub fn end_window(&mut self, agreed: &[u64]) -> bool {
         let samples: Vec<(usize, f64)> = self.window.iter().zip(agreed).map(class_and_time).collect();
         self.window.clear();
@@ -193,8 +200,9 @@ impl Adaptation {
         self.message
     }
 
-    /// Ends a probe with the nanoseconds of a message of each pair, in the order of [`rounds`](Self::rounds), that the ranks have agreed
-    /// on: the longest of the ranks of the pair. Returns the changed nodes if [`factors`](Self::factors) have changed.
+    /// Ends a probe with the nanoseconds of a message of each pair, in the order of [`rounds`](Self::rounds),
+    /// that the ranks have agreed on: the longest of the ranks of the pair. Returns the changed nodes if
+    /// [`factors`](Self::factors) have changed.
     pub fn end_probe(&mut self, agreed: &[u64]) -> Option<LinkChange> {
         let mut rates = vec![0f64; self.nominal.len()];
         let bits = 8.0 * (self.lanes * self.message) as f64;

@@ -33,8 +33,8 @@ enum Turn {
 }
 
 impl DeviceProgram {
-    /// The list for calls that are laid out like `layout`, which has at least one element; `None` for programs that no list can be
-    /// made of: those whose blocks have places of their own.
+    /// The list for calls that are laid out like `layout`, which has at least one element; `None` for
+    /// programs that no list can be made of: those whose blocks have places of their own.
     ///
     /// # Errors
     /// If an item would wait for a later one: a bug in the program.
@@ -147,7 +147,8 @@ impl Compiler<'_> {
             DependencyKind::ElementsInPlace if !self.layout.binding.in_place => 0..0,
             DependencyKind::ElementsInPlace => self.overlap(on, self.elements(due.step, due.sub)),
             DependencyKind::Reuse => {
-                // The newest sub-chunk of the other step that was at the same place. It has waited for older ones.
+                // The newest sub-chunk of the other step that was at the same place. It has waited for older
+                // ones.
                 let earlier =
                     |cell: &u64| cell.checked_sub(own.ring).filter(|earlier| *earlier >= own.origin);
                 let cells = std::iter::successors(earlier(&due.cell), earlier);
@@ -182,7 +183,8 @@ impl Compiler<'_> {
         (link as u32, &mut links[link])
     }
 
-    /// Adds the item of a sub-chunk. Messages are numbered as they are added, which is their order at both ends.
+    /// Adds the item of a sub-chunk. Messages are numbered as they are added, which is their order at both
+    /// ends.
     fn push(&mut self, due: &Due, waits: Range<u32>) {
         let Range { start, end } = self.elements(due.step, due.sub);
         let (sources, destinations) =

@@ -1,21 +1,23 @@
-//! The program of a rank as a list of items, for a GPU's kernel that runs it without the host. No kernel does so far:
-//! `tests/suite/device_program.rs` is the reference for one.
+//! The program of a rank as a list of items, for a GPU's kernel that runs it without the host. No kernel does
+//! so far: `tests/suite/device_program.rs` is the reference for one.
 //!
-//! Owns the order of the items, what each waits for, and which message it sends or uses. Must not know addresses: a kernel gets
-//! them with the call.
+//! Owns the order of the items, what each waits for, and which message it sends or uses. Must not know
+//! addresses: a kernel gets them with the call.
 //!
-//! An item moves one sub-chunk of one step: it adds what is at its sources, and writes the sum to its destinations. Messages go
-//! through slots of their link: message `m` through slot `m` modulo the number of slots, whether the receiver's GPU maps the
-//! slots or a transport carries their bytes. So an item waits for three things only: for earlier items of its rank, for the
-//! messages that it uses, and for slots that its messages go to.
+//! An item moves one sub-chunk of one step: it adds what is at its sources, and writes the sum to its
+//! destinations. Messages go through slots of their link: message `m` through slot `m` modulo the number of
+//! slots, whether the receiver's GPU maps the slots or a transport carries their bytes. So an item waits for
+//! three things only: for earlier items of its rank, for the messages that it uses, and for slots that its
+//! messages go to.
 //!
 //! # Why every list ends
 //!
-//! The CTAs of a rank take items in the order of the list. Lists are sorted by what all ranks know of an item: when it is due,
-//! its hop, its group and the first element of its sub-chunk; a message is used after it is sent. So there is one order of all
-//! items of the world, and what an item waits for comes before it, slots included: the message that was in a slot before is
-//! used by an earlier item. The first unfinished item of the world waits for nothing, and has a CTA or gets the next that is
-//! free. One CTA of each rank and one slot of each link suffice.
+//! The CTAs of a rank take items in the order of the list. Lists are sorted by what all ranks know of an
+//! item: when it is due, its hop, its group and the first element of its sub-chunk; a message is used after
+//! it is sent. So there is one order of all items of the world, and what an item waits for comes before it,
+//! slots included: the message that was in a slot before is used by an earlier item. The first unfinished
+//! item of the world waits for nothing, and has a CTA or gets the next that is free. One CTA of each rank and
+//! one slot of each link suffice.
 
 mod compile;
 

@@ -1,10 +1,12 @@
-//! Trees that span the ranks of a fabric and use all of its links at the same time, so that an all-reduce takes the least time.
+//! Trees that span the ranks of a fabric and use all of its links at the same time, so that an all-reduce
+//! takes the least time.
 //!
 //! Owns how many trees there are, and where each has its root. Must not know spans or levels.
 //!
-//! The steps are those of ForestColl (Zhao, Wang et al., arXiv 2402.06787): the least time, switches split into routes, trees packed. Its trees have a fixed
-//! share for each root. Here the roots' shares follow from the bound: an all-reduce goes up and down each tree, so it uses a tree's links equally in
-//! both directions wherever the root is, and in the end the root is put where the tree is least deep.
+//! The steps are those of ForestColl (Zhao, Wang et al., arXiv 2402.06787): the least time, switches split
+//! into routes, trees packed. Its trees have a fixed share for each root. Here the roots' shares follow from
+//! the bound: an all-reduce goes up and down each tree, so it uses a tree's links equally in both directions
+//! wherever the root is, and in the end the root is put where the tree is least deep.
 
 use super::graph::{FabricGraph, Route};
 use super::packing::pack;
@@ -47,7 +49,8 @@ struct ForestSearch<'a> {
 }
 
 impl ForestSearch<'_> {
-    /// What each link carries for this number of trees, if they take this many [`STEPS`] longer than possible.
+    /// What each link carries for this number of trees, if they take this many [`STEPS`] longer than
+    /// possible.
     fn carried(&self, trees: i64, longer: i64) -> Vec<i64> {
         let most = 2 * i128::from(trees) * self.network.ranks.len() as i128;
         let scale = i128::from(self.least.numerator) * i128::from(trees) * i128::from(STEPS + longer);
@@ -104,7 +107,8 @@ impl ForestSearch<'_> {
         Some((longer, found?))
     }
 
-    /// A number of trees with which every link carries exactly what it can in the least time, and which can be divided among routes.
+    /// A number of trees with which every link carries exactly what it can in the least time, and which can
+    /// be divided among routes.
     fn exact(&self) -> Option<i64> {
         let mut trees: i64 = 1;
         for width in self.widths {
@@ -139,7 +143,8 @@ impl ForestSearch<'_> {
     }
 }
 
-/// The forest of a fabric whose links have these widths, in units of so many bits per second. It has at least two ranks.
+/// The forest of a fabric whose links have these widths, in units of so many bits per second. It has at least
+/// two ranks.
 pub(super) fn forest(fabric: &FabricGraph, network: &LinkNetwork, widths: &[i64], unit: u64) -> Forest {
     let least = network.least_time(widths);
     let least_seconds = 8.0 * least.numerator as f64 / least.denominator as f64 / unit as f64;

@@ -61,7 +61,8 @@ impl FabricGraph {
         self.route_of(from, to, &self.search(from, |_, _, _| true))
     }
 
-    /// By rank, the fewest links from a rank, past switches and the nodes of both only; empty where there are none.
+    /// By rank, the fewest links from a rank, past switches and the nodes of both only; empty where there are
+    /// none.
     pub(super) fn past_switches(&self, from: Rank) -> Vec<Route> {
         let is_within = |link: usize| self.links[link].is_within_node;
         let before = self.search(from, |at, last, next| {
@@ -71,7 +72,8 @@ impl FabricGraph {
         (0..self.world).map(|to| self.route_of(from, to, &before)).collect()
     }
 
-    /// By vertex, the last link on the way from a rank. `leads_on` says of a vertex whether from one link to another one leads on.
+    /// By vertex, the last link on the way from a rank. `leads_on` says of a vertex whether from one link to
+    /// another one leads on.
     fn search(
         &self,
         from: Rank,
@@ -107,7 +109,8 @@ impl FabricGraph {
         route
     }
 
-    /// The fabric of some of the ranks, in this order. Other ranks and their links are left out, unless these ranks are connected by them only.
+    /// The fabric of some of the ranks, in this order. Other ranks and their links are left out, unless these
+    /// ranks are connected by them only.
     pub(super) fn restricted_to(&self, ranks: &[Rank]) -> Self {
         let mut number: Vec<Option<usize>> = vec![None; self.names.len()];
         ranks.iter().enumerate().for_each(|(place, rank)| number[*rank] = Some(place));

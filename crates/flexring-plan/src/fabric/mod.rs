@@ -1,7 +1,8 @@
-//! Fabrics that are no trees: graphs of ranks, nodes and switches, with links that have a rate in each direction.
+//! Fabrics that are no trees: graphs of ranks, nodes and switches, with links that have a rate in each
+//! direction.
 //!
-//! Owns the least time of an all-reduce on such a graph, and the trees that take that time. Must not know the formats that describe it,
-//! schedules, or elements.
+//! Owns the least time of an all-reduce on such a graph, and the trees that take that time. Must not know the
+//! formats that describe it, schedules, or elements.
 //!
 //! | module | owns |
 //! |---|---|
@@ -32,8 +33,8 @@ use max_flow::{FlowNetwork, UNLIMITED};
 use std::sync::OnceLock;
 use throughput::{LeastTime, LinkNetwork, gcd};
 
-/// A connected graph, and what an all-reduce on it can reach. The first vertices are the ranks, in their order; the others are switches, and nodes whose
-/// ranks share links.
+/// A connected graph, and what an all-reduce on it can reach. The first vertices are the ranks, in their
+/// order; the others are switches, and nodes whose ranks share links.
 #[derive(Debug)]
 pub struct Fabric {
     graph: FabricGraph,
@@ -100,8 +101,8 @@ impl Fabric {
         }
     }
 
-    /// The trees among which an all-reduce divides the vector. They use each link equally in both directions, so its slower direction counts. Computed when it
-    /// is first asked for.
+    /// The trees among which an all-reduce divides the vector. They use each link equally in both directions,
+    /// so its slower direction counts. Computed when it is first asked for.
     #[must_use]
     pub fn forest(&self) -> &Forest {
         self.forest.get_or_init(|| {
@@ -178,7 +179,8 @@ impl Fabric {
         }
     }
 
-    /// The fabric of some of the ranks, in this order. Other ranks and their links are left out, unless these ranks are connected by them only.
+    /// The fabric of some of the ranks, in this order. Other ranks and their links are left out, unless these
+    /// ranks are connected by them only.
     #[must_use]
     pub(super) fn restricted_to(&self, ranks: &[Rank]) -> Self {
         Self::of(self.graph.restricted_to(ranks))
@@ -232,7 +234,8 @@ mod tests {
                 assert!(ratio < 1.002, "seed {seed}: {ratio} times the least time");
             }
         }
-        // Two ranks with several ways through switches have one route, so not all of these can take the least time.
+        // Two ranks with several ways through switches have one route, so not all of these can take the least
+        // time.
         longer.sort_by(f64::total_cmp);
         assert!(longer[longer.len() * 8 / 10] < 1.02, "{longer:?}");
     }

@@ -2,9 +2,10 @@
 //!
 //! Owns the choice of the arcs of each tree. Must not know switches, spans or levels.
 //!
-//! Trees grow from a root above the ranks, with arcs to their roots, one after the other, each for as many shares as it can have (Lovasz 1976; with shares, Berczi and Frank 2009). An arc
-//! can be added to a tree if afterwards each set of ranks is still entered by the arcs that are left as often as the trees that follow need, and once
-//! more for each share if it has no rank of this tree. One maximum flow decides that.
+//! Trees grow from a root above the ranks, with arcs to their roots, one after the other, each for as many
+//! shares as it can have (Lovasz 1976; with shares, Berczi and Frank 2009). An arc can be added to a tree if
+//! afterwards each set of ranks is still entered by the arcs that are left as often as the trees that follow
+//! need, and once more for each share if it has no rank of this tree. One maximum flow decides that.
 
 use super::max_flow::{FlowNetwork, UNLIMITED};
 use super::splitting::RouteArc;
@@ -18,8 +19,8 @@ pub(super) struct PackedTree {
     pub(super) shares: i64,
 }
 
-/// Trees from a `root` above the ranks that use no arc more often than it is wide, `trees` in all, if there are at most `most` different ones. Every set of ranks
-/// must be entered by as many.
+/// Trees from a `root` above the ranks that use no arc more often than it is wide, `trees` in all, if there
+/// are at most `most` different ones. Every set of ranks must be entered by as many.
 pub(super) fn pack(
     vertices: usize,
     ranks: &[usize],
@@ -114,7 +115,8 @@ impl TreePacking {
         PackedTree { parent, shares }
     }
 
-    /// For how many of the `shares` of the tree that grows an arc can be added to it, if `left` are needed with those that follow.
+    /// For how many of the `shares` of the tree that grows an arc can be added to it, if `left` are needed
+    /// with those that follow.
     fn possible(&mut self, arc: usize, shares: i64, left: i64) -> i64 {
         let (from, to) = self.arcs[arc];
         for (flow, width) in self.flow_arc.iter().zip(&self.width) {

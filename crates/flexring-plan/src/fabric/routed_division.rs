@@ -1,9 +1,11 @@
 //! The shares of trees whose edges have one route each.
 //!
-//! Owns the choice of routes where a pair of ranks has several, and the shares that make up for it. Must not know how trees are found.
+//! Owns the choice of routes where a pair of ranks has several, and the shares that make up for it. Must not
+//! know how trees are found.
 //!
-//! Splitting may give a pair of ranks several routes, of which a connection has one. Then, and where few trees leave something out, some links carry
-//! more than they can in the least time. Shares then move, one step after the other, from the tree that uses such links most to the one that uses them least.
+//! Splitting may give a pair of ranks several routes, of which a connection has one. Then, and where few
+//! trees leave something out, some links carry more than they can in the least time. Shares then move, one
+//! step after the other, from the tree that uses such links most to the one that uses them least.
 
 use super::graph::{FabricGraph, Route};
 use super::trees::{Forest, SpanningTree};
@@ -71,7 +73,8 @@ impl<'a> RoutedDivision<'a> {
         division
     }
 
-    /// Ranks of a derived communicator may be connected by nodes of others only: a line of ranks, by whatever forwards.
+    /// Ranks of a derived communicator may be connected by nodes of others only: a line of ranks, by whatever
+    /// forwards.
     fn add_line(&mut self) -> Vec<RankPair> {
         let line: Vec<RankPair> = (1..self.fabric.world()).map(|rank| [rank - 1, rank]).collect();
         for pair in &line {
@@ -81,7 +84,8 @@ impl<'a> RoutedDivision<'a> {
         line
     }
 
-    /// Seconds for each byte on a link with a share. Sums go up and results go down, so its slower direction counts.
+    /// Seconds for each byte on a link with a share. Sums go up and results go down, so its slower direction
+    /// counts.
     fn time(&self, link: usize, share: f64) -> f64 {
         let [there, back] = self.fabric.links()[link].bandwidths;
         8.0 * share / there.min(back) as f64
@@ -138,7 +142,8 @@ impl<'a> RoutedDivision<'a> {
         }
     }
 
-    /// Moves shares between trees, also to new ones, until no link takes longer than `least`, or no move helps.
+    /// Moves shares between trees, also to new ones, until no link takes longer than `least`, or no move
+    /// helps.
     pub(super) fn even_out(&mut self, least: f64) {
         for _ in 0..MOST_MOVES {
             let longest = self.longest();

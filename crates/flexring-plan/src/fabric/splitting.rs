@@ -1,11 +1,13 @@
 //! Replaces switches by routes between ranks.
 //!
-//! Owns the choice of the pairs of links that become routes. Must not know trees, other than that each set of vertices with ranks and without the root,
-//! a vertex above the ranks, is entered by enough arcs for all of them.
+//! Owns the choice of the pairs of links that become routes. Must not know trees, other than that each set of
+//! vertices with ranks and without the root, a vertex above the ranks, is entered by enough arcs for all of
+//! them.
 //!
-//! An arc into a switch and one out of it become one arc past it, for as many units as leaves this true (Bang-Jensen, Frank and Jackson 1995: as much enters
-//! a switch as leaves it, so in the end there is nothing left at it). A set is entered less often afterwards only if it has both ends and not
-//! the switch, or the switch and neither end, so a maximum flow for each of the two cases says for how many units.
+//! An arc into a switch and one out of it become one arc past it, for as many units as leaves this true
+//! (Bang-Jensen, Frank and Jackson 1995: as much enters a switch as leaves it, so in the end there is nothing
+//! left at it). A set is entered less often afterwards only if it has both ends and not the switch, or the
+//! switch and neither end, so a maximum flow for each of the two cases says for how many units.
 
 use super::max_flow::{FlowNetwork, UNLIMITED};
 use super::throughput::LinkNetwork;
@@ -35,8 +37,8 @@ pub(super) struct Splitting<'a> {
 /// Which pairs of arcs at a switch are considered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum SplitChoice {
-    /// Those that give a pair of ranks its only route, in equal parts for all. Where several switches join the pair, one of them by the pair's
-    /// number.
+    /// Those that give a pair of ranks its only route, in equal parts for all. Where several switches join
+    /// the pair, one of them by the pair's number.
     Even,
     /// Those that give a pair of ranks its only route.
     OneRoute,
@@ -161,7 +163,8 @@ impl<'a> Splitting<'a> {
         self.routes.get(&pair).is_none_or(|known| *known == route)
     }
 
-    /// For how many units, at most `most`, an arc from `one` to the switch and one from there to `other` can become one.
+    /// For how many units, at most `most`, an arc from `one` to the switch and one from there to `other` can
+    /// become one.
     fn splittable(&self, one: usize, switch: usize, other: usize, most: i64) -> i64 {
         let mut most = most;
         if one != self.root && other != self.root {
@@ -173,8 +176,8 @@ impl<'a> Splitting<'a> {
         most.max(0)
     }
 
-    /// How much more than needed enters each set with ranks that has all vertices of `inside`, none of `outside`, and not the root; or `most` if that is
-    /// less.
+    /// How much more than needed enters each set with ranks that has all vertices of `inside`, none of
+    /// `outside`, and not the root; or `most` if that is less.
     fn slack(&self, inside: &[usize], outside: &[usize], most: i64) -> i64 {
         let (source, sink) = (self.vertices(), self.vertices() + 1);
         let mut empty = FlowNetwork::new(self.vertices() + 2);

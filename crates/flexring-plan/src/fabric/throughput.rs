@@ -2,18 +2,21 @@
 //!
 //! Owns the bound, and the number of trees that enter each vertex. Must not know trees.
 //!
-//! Take k disjoint sets of vertices, each with a rank, which hold all ranks. An element needs 2 (k - 1) messages between them: before the
-//! first set has all contributions the other k - 1 have sent something, and afterwards each of these receives something. Each message leaves one
-//! set and enters another, so the links out of the sets, of widths W together, need at least 2 (k - 1) / W for each unit of the vector. This is the
-//! least time: with it, x trees of equal shares can span the ranks such that no link is in more of them than it carries (Tutte 1961 and Nash-Williams
-//! 1961 without switches).
+//! Take k disjoint sets of vertices, each with a rank, which hold all ranks. An element needs 2 (k - 1)
+//! messages between them: before the first set has all contributions the other k - 1 have sent something, and
+//! afterwards each of these receives something. Each message leaves one set and enters another, so the links
+//! out of the sets, of widths W together, need at least 2 (k - 1) / W for each unit of the vector. This is
+//! the least time: with it, x trees of equal shares can span the ranks such that no link is in more of them
+//! than it carries (Tutte 1961 and Nash-Williams 1961 without switches).
 //!
-//! That there are such trees is decided as follows. Point each tree away from one rank, the root. A set of vertices with ranks and without
-//! the root is entered by each of the x trees. Let `inflow(v)` be what enters v less what leaves it, 0 for switches. If each link carries u in both directions
-//! together, u(S) + inflow(S) >= 2 x for each such set S, with u(S) of the links out of it; with 2 x more at the root this holds for all sets
-//! with ranks. The right-hand side less u(S) is supermodular, so the least inflows are found rank by rank, each by one maximum flow; and x trees exist if
-//! their sum is 2 x (that they then exist with switches, too, see [`splitting`](super::splitting)). Otherwise the sets that were tight are a better bound,
-//! from which the search continues (Dinkelbach 1967).
+//! That there are such trees is decided as follows. Point each tree away from one rank, the root. A set of
+//! vertices with ranks and without the root is entered by each of the x trees. Let `inflow(v)` be what enters
+//! v less what leaves it, 0 for switches. If each link carries u in both directions together, u(S) +
+//! inflow(S) >= 2 x for each such set S, with u(S) of the links out of it; with 2 x more at the root this
+//! holds for all sets with ranks. The right-hand side less u(S) is supermodular, so the least inflows are
+//! found rank by rank, each by one maximum flow; and x trees exist if their sum is 2 x (that they then exist
+//! with switches, too, see [`splitting`](super::splitting)). Otherwise the sets that were tight are a better
+//! bound, from which the search continues (Dinkelbach 1967).
 
 use super::max_flow::{FlowNetwork, UNLIMITED};
 
@@ -46,7 +49,8 @@ pub(super) struct LeastTime {
 }
 
 impl LinkNetwork {
-    /// Whether one link follows another past a node that is not the end of either of them: nodes do not forward.
+    /// Whether one link follows another past a node that is not the end of either of them: nodes do not
+    /// forward.
     pub(super) fn is_transit(&self, first: usize, second: usize) -> bool {
         let common = self.ends[first].iter().find(|end| self.ends[second].contains(end));
         let is_node = |vertex: &usize| {
@@ -96,8 +100,8 @@ impl LinkNetwork {
         }
     }
 
-    /// By vertex, what enters it less what leaves it, if `trees` trees span the ranks and each link carries so much in both directions together; with
-    /// 2 `trees` more at the root.
+    /// By vertex, what enters it less what leaves it, if `trees` trees span the ranks and each link carries
+    /// so much in both directions together; with 2 `trees` more at the root.
     ///
     /// # Errors
     /// Sets that are a reason why there are not so many trees.
@@ -157,7 +161,8 @@ impl LinkNetwork {
         )
     }
 
-    /// Makes inflows more alike, so that links carry as much in one direction as in the other where that is possible.
+    /// Makes inflows more alike, so that links carry as much in one direction as in the other where that is
+    /// possible.
     pub(super) fn balance(&self, carried: &[i64], trees: i64, inflows: &mut [i64]) {
         let mut order = self.ranks.clone();
         for round in 0..ROUNDS {
@@ -182,7 +187,8 @@ impl LinkNetwork {
         }
     }
 
-    /// How much of the inflow of the first rank may be that of the second one: the least excess of a set with the first and without the second.
+    /// How much of the inflow of the first rank may be that of the second one: the least excess of a set with
+    /// the first and without the second.
     fn movable(&self, carried: &[i64], trees: i64, inflows: &[i64], [high, low]: [usize; 2]) -> i64 {
         let (source, sink) = (self.vertices, self.vertices + 1);
         let mut network = FlowNetwork::new(self.vertices + 2);
@@ -204,8 +210,8 @@ impl LinkNetwork {
         network.send(source, sink, UNLIMITED) - below_zero - 2 * trees
     }
 
-    /// By link, what it carries towards its second end. What it carries towards its first end is the rest of `carried`. `roots` says by vertex how many trees
-    /// point away from it.
+    /// By link, what it carries towards its second end. What it carries towards its first end is the rest of
+    /// `carried`. `roots` says by vertex how many trees point away from it.
     pub(super) fn orient(&self, carried: &[i64], roots: &[i64], inflows: &[i64]) -> Vec<i64> {
         let (source, sink) = (self.vertices, self.vertices + 1);
         let mut network = FlowNetwork::new(self.vertices + 2);
@@ -246,7 +252,8 @@ pub(super) fn gcd(mut a: i64, mut b: i64) -> i64 {
     a
 }
 
-/// By vertex, how many trees have their root there, so that links carry as much in one direction as in the other where that is possible.
+/// By vertex, how many trees have their root there, so that links carry as much in one direction as in the
+/// other where that is possible.
 pub(super) fn roots(inflows: &[i64], trees: i64) -> Vec<i64> {
     let sum: i64 = inflows.iter().map(|inflow| (*inflow).max(0)).sum();
     let part = |inflow: &i64| (i128::from((*inflow).max(0)) * i128::from(trees) / i128::from(sum)) as i64;

@@ -1,9 +1,11 @@
 //! The all-to-all by node: one message in each direction for each pair of nodes.
 //!
-//! Owns the three hops of a block between nodes. Must not know how blocks are numbered, nor what other collectives do.
+//! Owns the three hops of a block between nodes. Must not know how blocks are numbered, nor what other
+//! collectives do.
 //!
-//! For each other node, one rank of a node is the leader. It collects the blocks of its node for that node, exchanges them with the
-//! other node's leader in one message, and distributes what it gets. Blocks within a node go straight.
+//! For each other node, one rank of a node is the leader. It collects the blocks of its node for that node,
+//! exchanges them with the other node's leader in one message, and distributes what it gets. Blocks within a
+//! node go straight.
 
 use super::segment::Segment;
 use super::transfers::{RankLowering, Transfer, TransferOp};
@@ -11,7 +13,8 @@ use crate::Rank;
 use crate::block_order::BlockOrder;
 use crate::fraction::Span;
 
-/// Blocks of a node for another one are collected at its leader, or go straight to their destination on the node.
+/// Blocks of a node for another one are collected at its leader, or go straight to their destination on the
+/// node.
 const COLLECT: u32 = 0;
 /// The leaders exchange them.
 const CARRY: u32 = 1;
@@ -59,8 +62,8 @@ impl RankLowering<'_> {
     }
 }
 
-/// The blocks from a rank to the ranks of another node: one span for each run of ranks with consecutive numbers, whose blocks lie
-/// together in the caller's vector, too.
+/// The blocks from a rank to the ranks of another node: one span for each run of ranks with consecutive
+/// numbers, whose blocks lie together in the caller's vector, too.
 fn rows<'a>(blocks: &'a BlockOrder, from: Rank, to: &'a [Rank]) -> impl Iterator<Item = Span> + 'a {
     to.chunk_by(|one, next| one + 1 == *next).map(move |run| blocks.row(from, run[0], run.len()))
 }

@@ -1,6 +1,7 @@
 //! How the participants of one group exchange data: in a chain, or directly with the root.
 //!
-//! Owns the choice between the two, and the order of the ranks in a chain. Must not know spans or collectives.
+//! Owns the choice between the two, and the order of the ranks in a chain. Must not know spans or
+//! collectives.
 
 use crate::Rank;
 use crate::schedule::{Group, ParticipantSet};
@@ -12,15 +13,17 @@ use std::collections::HashMap;
 /// How the contributions to a group's span reach its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExchangePattern {
-    /// Each participant adds its contribution to the partial sum and forwards it to the next; the root is last.
+    /// Each participant adds its contribution to the partial sum and forwards it to the next; the root is
+    /// last.
     Chain,
     /// Every participant sends its contribution to the root, which adds all of them in one pass.
     Direct,
 }
 
 /// The exchange pattern for groups of `set`. Within a node, a direct exchange touches memory least: each of k
-/// contributions is read once and one sum is written. Between nodes with one participant each, it moves as much data as
-/// a chain in fewer steps. If a node has several participants, only a chain crosses each node's link just once.
+/// contributions is read once and one sum is written. Between nodes with one participant each, it moves as
+/// much data as a chain in fewer steps. If a node has several participants, only a chain crosses each node's
+/// link just once.
 #[must_use]
 pub fn pattern_of(set: &ParticipantSet, topology: &Topology, setting: Lowering) -> ExchangePattern {
     match setting {

@@ -1,14 +1,15 @@
 //! The lowering turns a schedule into the program of one rank.
 //!
-//! Owns how a group becomes sends and additions, and what each collective does with the levels. Must not know which
-//! planner made the schedule.
+//! Owns how a group becomes sends and additions, and what each collective does with the levels. Must not know
+//! which planner made the schedule.
 //!
-//! Gather, scatter and all-to-all are one level of groups of one participant each, whose data goes straight to the root;
-//! the lowering derives these groups from the number of ranks, because a schedule would list one for each pair of ranks.
-//! The blocks of an all-to-all are spans of one vector like any other, but their lengths are bound with the call
-//! ([`BlockLayout`](super::pipeline::BlockLayout)), because no rank knows the lengths of all of them. Equal blocks may also go by node,
-//! in three levels of such groups: to a rank of the source's node, to one of the destination's, to the destination. They
-//! have an order of their own then ([`BlockOrder`]).
+//! Gather, scatter and all-to-all are one level of groups of one participant each, whose data goes straight
+//! to the root; the lowering derives these groups from the number of ranks, because a schedule would list one
+//! for each pair of ranks. The blocks of an all-to-all are spans of one vector like any other, but their
+//! lengths are bound with the call ([`BlockLayout`](super::pipeline::BlockLayout)), because no rank knows the
+//! lengths of all of them. Equal blocks may also go by node, in three levels of such groups: to a rank of the
+//! source's node, to one of the destination's, to the destination. They have an order of their own then
+//! ([`BlockOrder`]).
 //!
 //! | module | owns |
 //! |---|---|
@@ -45,11 +46,11 @@ use step_builder::StepBuilder;
 use transfers::{RankLowering, Transfer, TransferOp};
 use twox_hash::XxHash3_64;
 
-/// Sub-chunks of the whole vector, summed over all shards, by which each hop of a program in waves is ahead of the
-/// next. The lead hides the round trip to a peer, queues in switches included, but sums that come late cost a tail at
-/// the end. Measured with sub-chunks of 128 KiB of 64 MiB over links of 1 Gbit/s with queues of up to 100 ms, as the
-/// bound of the link divided by the time: 1+1+1 with a slow node 0.97 with 8, 0.98 with 16, 0.99 with 32; 4+4+4 0.966
-/// with 32, 0.955 with 48, 0.95 with 96, 0.93 with 192.
+/// Sub-chunks of the whole vector, summed over all shards, by which each hop of a program in waves is ahead
+/// of the next. The lead hides the round trip to a peer, queues in switches included, but sums that come late
+/// cost a tail at the end. Measured with sub-chunks of 128 KiB of 64 MiB over links of 1 Gbit/s with queues
+/// of up to 100 ms, as the bound of the link divided by the time: 1+1+1 with a slow node 0.97 with 8, 0.98
+/// with 16, 0.99 with 32; 4+4+4 0.966 with 32, 0.955 with 48, 0.95 with 96, 0.93 with 192.
 const LEAD: f64 = 32.0;
 /// The smallest lag, in waves, with which a message can arrive while the previous one is used.
 const MIN_LAG: u64 = 2;
@@ -71,7 +72,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A plan with the exchange pattern that `pattern` returns for each group. It must return the same on all ranks.
+    /// A plan with the exchange pattern that `pattern` returns for each group. It must return the same on all
+    /// ranks.
     #[must_use]
     pub fn new(schedule: Schedule, mut pattern: impl FnMut(&Group) -> ExchangePattern) -> Self {
         let mut digest = schedule.digest();
@@ -140,7 +142,8 @@ impl Plan {
         self.digest
     }
 
-    /// Whether shards of a vector of this many bytes are longer than a sub-chunk, so that calls move in waves.
+    /// Whether shards of a vector of this many bytes are longer than a sub-chunk, so that calls move in
+    /// waves.
     #[must_use]
     pub fn moves_in_waves(&self, bytes: u64, subchunk: usize) -> bool {
         self.longest_shard * bytes as f64 > subchunk as f64
@@ -167,7 +170,8 @@ impl Plan {
         }
     }
 
-    /// [`program`](Self::program), for callers that need the programs of many ranks: they share memory through `shared`.
+    /// [`program`](Self::program), for callers that need the programs of many ranks: they share memory
+    /// through `shared`.
     ///
     /// # Panics
     /// If blocks must go by node, and the plan has no nodes.
@@ -179,8 +183,8 @@ impl Plan {
         let segments = segments(&self.schedule, &self.group_starts, spec);
         let lowering = self.lowering_of(rank, spec, &segments);
         let mut transfers = lowering.transfers();
-        // Both ends of a link list its messages by group and span. Sends come before receives, so that the programs of a ring's ranks
-        // differ by a rotation only.
+        // Both ends of a link list its messages by group and span. Sends come before receives, so that the
+        // programs of a ring's ranks differ by a rotation only.
         let key = |transfer: &Transfer| {
             (transfer.depth, transfer.op.receives(), transfer.group, transfer.segment.span.start)
         };
@@ -199,7 +203,8 @@ impl Plan {
                 TransferOp::Deliver => builder.deliver(span),
             }
         }
-        // Data that no other rank touches: all of it in a world of one, or the caller's own part of an all-gather.
+        // Data that no other rank touches: all of it in a world of one, or the caller's own part of an
+        // all-gather.
         let mine = blocks.map_or_else(|| spec.kept(rank, world), |blocks| blocks.block(rank, rank));
         if !mine.is_empty() {
             builder.keep(mine);

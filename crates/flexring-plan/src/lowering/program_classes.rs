@@ -1,9 +1,11 @@
 //! Which ranks have all-reduce programs that are equal but for the spans and peers that they name.
 //!
-//! Owns the comparison, which does not make the programs: it is an order of magnitude faster. Must not know what the programs are for.
+//! Owns the comparison, which does not make the programs: it is an order of magnitude faster. Must not know
+//! what the programs are for.
 //!
-//! In a symmetric cluster most programs are equal in this sense. The ranks of a ring differ by a rotation: where one sends part k to rank k + 1,
-//! another sends part k + 1 to rank k + 2. Those of a group that exchanges directly differ in the order of addition, too.
+//! In a symmetric cluster most programs are equal in this sense. The ranks of a ring differ by a rotation:
+//! where one sends part k to rank k + 1, another sends part k + 1 to rank k + 2. Those of a group that
+//! exchanges directly differ in the order of addition, too.
 
 use super::Plan;
 use super::program_spec::{Movement, ProgramSpec};
@@ -18,18 +20,19 @@ use std::ops::Range;
 use twox_hash::XxHash3_128;
 use zerocopy::IntoBytes;
 
-/// The program of a rank, without its steps: its size, and what it has in common with those of other ranks, if its elements are
-/// bound.
+/// The program of a rank, without its steps: its size, and what it has in common with those of other ranks,
+/// if its elements are bound.
 ///
-/// If two ranks have equal keys, then step i of one program is step i of the other, with peers at the same places of
-/// [`peers`](Self::peers), with sub-chunks of the same lengths, and with the same dependencies and order of messages. The lists of a step
-/// are compared by rank, as in programs made with [`SharedSteps::by_rank`](crate::program::SharedSteps::by_rank). The order
-/// of all peers by rank may differ. It is that in which a [`Pipeline`](crate::pipeline::Pipeline) begins with its links, so it
-/// is equal for peers to which data can be sent at once.
+/// If two ranks have equal keys, then step i of one program is step i of the other, with peers at the same
+/// places of [`peers`](Self::peers), with sub-chunks of the same lengths, and with the same dependencies and
+/// order of messages. The lists of a step are compared by rank, as in programs made with
+/// [`SharedSteps::by_rank`](crate::program::SharedSteps::by_rank). The order of all peers by rank may differ.
+/// It is that in which a [`Pipeline`](crate::pipeline::Pipeline) begins with its links, so it is equal for
+/// peers to which data can be sent at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramClass {
-    /// A hash of all that the programs of the class have in common (XXH3); `None` if the program has parts that are compared with
-    /// none.
+    /// A hash of all that the programs of the class have in common (XXH3); `None` if the program has parts
+    /// that are compared with none.
     pub key: Option<u128>,
     /// The ranks that this rank sends to or receives from, in the order of first use.
     pub peers: Vec<Rank>,
@@ -60,7 +63,8 @@ pub struct ProgramClasses<'a> {
     places: Vec<(u32, u32)>,
     /// Number of the last comparison.
     comparison: u32,
-    /// By cell, the part between two ends: its label, counted from 1 in the order of first use, or 0; and whether it is written.
+    /// By cell, the part between two ends: its label, counted from 1 in the order of first use, or 0; and
+    /// whether it is written.
     cells: Vec<(u32, bool)>,
     text: Vec<u64>,
 }
@@ -142,8 +146,8 @@ impl<'a> ProgramClasses<'a> {
         }
     }
 
-    /// Messages of all ranks together: on the way down each participant of a group sends its span once, or what it has added it to, and on
-    /// the way up it gets the span once.
+    /// Messages of all ranks together: on the way down each participant of a group sends its span once, or
+    /// what it has added it to, and on the way up it gets the span once.
     #[must_use]
     pub fn messages(&self) -> u64 {
         let levels = self.plan.schedule.levels().iter().zip(&self.pieces_of);

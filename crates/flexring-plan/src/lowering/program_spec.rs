@@ -44,11 +44,13 @@ impl HeldPart {
 pub struct ProgramSpec {
     /// The collective.
     pub collective: Collective,
-    /// The source of a broadcast or scatter, or the destination of a reduce or gather; 0 for other collectives.
+    /// The source of a broadcast or scatter, or the destination of a reduce or gather; 0 for other
+    /// collectives.
     pub root: Rank,
     /// Whether each rank's contribution is multiplied by its factor before it is added.
     pub prescale: bool,
-    /// Whether the owner of each element adds all contributions in rank order in one pass, whatever the schedule.
+    /// Whether the owner of each element adds all contributions in rank order in one pass, whatever the
+    /// schedule.
     pub reproducible: bool,
     /// How the vector moves.
     pub movement: Movement,
@@ -57,16 +59,17 @@ pub struct ProgramSpec {
 /// How the vector of a call moves between the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Movement {
-    /// In spans that are sent whole, in as few messages as possible: through all levels, or straight to their destination where the
-    /// collective has no levels.
+    /// In spans that are sent whole, in as few messages as possible: through all levels, or straight to their
+    /// destination where the collective has no levels.
     Spans,
-    /// In sub-chunks, in waves: each through all levels on its own. For shards that are longer than a sub-chunk.
+    /// In sub-chunks, in waves: each through all levels on its own. For shards that are longer than a
+    /// sub-chunk.
     Waves,
-    /// One-shot: every rank adds all contributions itself, in rank order, so that an all-reduce is one hop. For vectors so short that
-    /// the number of hops determines the time. Excludes `prescale`.
+    /// One-shot: every rank adds all contributions itself, in rank order, so that an all-reduce is one hop.
+    /// For vectors so short that the number of hops determines the time. Excludes `prescale`.
     OneShot,
-    /// The blocks of an all-to-all go from node to node in one message for each pair of nodes, which one rank of each node sends and
-    /// receives for the others.
+    /// The blocks of an all-to-all go from node to node in one message for each pair of nodes, which one rank
+    /// of each node sends and receives for the others.
     ByNode,
 }
 
@@ -122,8 +125,8 @@ impl ProgramSpec {
         HeldSpans { input: span(input), output: span(output), disjoint }
     }
 
-    /// The block of a straight collective that goes from one rank to another. The vector of an all-to-all is the
-    /// concatenation of all ranks' inputs, so it has a block for each pair of ranks.
+    /// The block of a straight collective that goes from one rank to another. The vector of an all-to-all is
+    /// the concatenation of all ranks' inputs, so it has a block for each pair of ranks.
     #[must_use]
     pub fn block(&self, from: Rank, to: Rank, world: usize) -> Span {
         match self.collective {

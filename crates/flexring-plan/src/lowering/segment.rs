@@ -25,10 +25,11 @@ pub(super) fn group_starts(schedule: &Schedule) -> Vec<Fraction> {
     starts
 }
 
-/// Cuts the vector at the ends of shards, and at the ends of the spans that callers hold. Programs in waves also cut it at `group_starts`, so
-/// that the sub-chunks of each part are a grid of their own, and all parts are summed at the same time: the parts of one shard may come from
-/// different ranks, whose links would be used one after the other. Spans that are sent whole are cut only where parts of them are complete
-/// at different levels.
+/// Cuts the vector at the ends of shards, and at the ends of the spans that callers hold. Programs in waves
+/// also cut it at `group_starts`, so that the sub-chunks of each part are a grid of their own, and all parts
+/// are summed at the same time: the parts of one shard may come from different ranks, whose links would be
+/// used one after the other. Spans that are sent whole are cut only where parts of them are complete at
+/// different levels.
 pub(super) fn segments(schedule: &Schedule, group_starts: &[Fraction], spec: ProgramSpec) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     if spec.is_one_shot() || spec.collective.is_straight() {
@@ -92,7 +93,8 @@ mod tests {
                 ProgramSpec { movement: Movement::through_levels(in_waves), ..ProgramSpec::ALL_REDUCE };
             segments(&schedule, &group_starts(&schedule), spec).iter().map(|part| part.span.start).collect()
         };
-        // The nodes take turns: in each quarter that a rank of the other node holds, the only rank of its node owns an eighth.
+        // The nodes take turns: in each quarter that a rank of the other node holds, the only rank of its
+        // node owns an eighth.
         let shards: Vec<Fraction> = schedule.shards().iter().map(|shard| shard.span.start).collect();
         assert_eq!(fractions(&shards), ["0", "1/8", "1/4", "3/8", "1/2", "5/8", "7/8"]);
         assert_eq!(fractions(&starts(true)), ["0", "1/8", "1/4", "3/8", "1/2", "5/8", "3/4", "7/8"]);

@@ -63,8 +63,8 @@ impl<'a> StepBuilder<'a> {
         self.position = (grid, depth, group);
     }
 
-    /// The vector that holds this rank's data for `span`. Where only a part of the span was written so far, the rest
-    /// is copied to the output first.
+    /// The vector that holds this rank's data for `span`. Where only a part of the span was written so far,
+    /// the rest is copied to the output first.
     fn own(&mut self, span: Span, to_be_sent: bool) -> BufferKind {
         let unwritten = self.history.parts_where(span, |history| history.writer.is_none());
         let input = matches!(unwritten[..], [only] if only == span);
@@ -168,10 +168,11 @@ impl<'a> StepBuilder<'a> {
         self.spare = depends;
     }
 
-    /// Receives `span` from the other ranks in `order` and adds the data in that order. If this rank is in `order`, its
-    /// own data is added at that place.
+    /// Receives `span` from the other ranks in `order` and adds the data in that order. If this rank is in
+    /// `order`, its own data is added at that place.
     pub(super) fn reduce(&mut self, span: Span, order: &[Rank], last: bool) {
-        // Where bits must not depend on which rank adds, the own contribution is rounded like those that are sent.
+        // Where bits must not depend on which rank adds, the own contribution is rounded like those that are
+        // sent.
         let own = order.contains(&self.rank).then(|| {
             let buffer = self.own(span, self.reproducible);
             OperandSource::Own { buffer, scaled: buffer == BufferKind::Input && self.prescale }

@@ -1,7 +1,7 @@
 //! The transfers of one rank: what it sends, adds and copies in each group of each level.
 //!
-//! Owns the hops of chains and direct exchanges, and the extra hop between owners and destinations. Must not know
-//! dependencies between transfers.
+//! Owns the hops of chains and direct exchanges, and the extra hop between owners and destinations. Must not
+//! know dependencies between transfers.
 
 use super::exchange::{ExchangePattern, chain_len, chain_place, chain_rank};
 use super::program_spec::ProgramSpec;
@@ -133,7 +133,8 @@ impl RankLowering<'_> {
         })
     }
 
-    /// Calls `push` with the level, the group, the depth and the operation of each hop of the reduction. Returns the next depth.
+    /// Calls `push` with the level, the group, the depth and the operation of each hop of the reduction.
+    /// Returns the next depth.
     pub(super) fn reduce_groups(&self, mut push: impl FnMut(usize, usize, u32, TransferOp)) -> u32 {
         let mut depth = 0;
         for (number, level) in self.schedule.levels().iter().enumerate() {
@@ -171,8 +172,8 @@ impl RankLowering<'_> {
         }
     }
 
-    /// Every rank sends its contribution to the owner of each shard, which adds them in rank order. Returns the next
-    /// depth.
+    /// Every rank sends its contribution to the owner of each shard, which adds them in rank order. Returns
+    /// the next depth.
     fn reduce_at_owners(&self, transfers: &mut Vec<Transfer>) -> u32 {
         let world = self.schedule.world();
         let shards = self.schedule.shards().iter().filter(|_| world > 1);
@@ -291,8 +292,8 @@ impl RankLowering<'_> {
         }
     }
 
-    /// One hop between the owners of shards and the ranks whose caller provides or receives them: from the owners if
-    /// `from_owners`, else to the owners. Returns the next depth.
+    /// One hop between the owners of shards and the ranks whose caller provides or receives them: from the
+    /// owners if `from_owners`, else to the owners. Returns the next depth.
     fn redistribute(&self, depth: u32, from_owners: bool, transfers: &mut Vec<Transfer>) -> u32 {
         let (rank, world) = (self.rank, self.schedule.world());
         let shards = self.schedule.shards();

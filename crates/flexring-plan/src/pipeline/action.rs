@@ -24,8 +24,8 @@ pub enum Location {
     },
 }
 
-/// A request to the executor. A step and a sub-chunk index (from 0 within the step) name a range of elements; see
-/// [`Pipeline::elements`](super::Pipeline::elements).
+/// A request to the executor. A step and a sub-chunk index (from 0 within the step) name a range of elements;
+/// see [`Pipeline::elements`](super::Pipeline::elements).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Copy the elements from a vector to a slot, then call
@@ -62,7 +62,8 @@ pub enum Action {
         /// Sub-chunk index within the step.
         sub: u64,
     },
-    /// Add the operands of the step, then call [`Pipeline::combine_complete`](super::Pipeline::combine_complete).
+    /// Add the operands of the step, then call
+    /// [`Pipeline::combine_complete`](super::Pipeline::combine_complete).
     Combine {
         /// The step that adds.
         step: StepId,

@@ -17,8 +17,9 @@ pub struct Binding {
     pub in_place: bool,
 }
 
-/// Where the blocks are that one rank sends and receives in an all-to-all, in elements that this rank numbers for itself:
-/// both ends of a link agree on the length of a block only. The block that stays on the rank has the same elements in both.
+/// Where the blocks are that one rank sends and receives in an all-to-all, in elements that this rank numbers
+/// for itself: both ends of a link agree on the length of a block only. The block that stays on the rank has
+/// the same elements in both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockLayout {
     /// By rank, the block that goes to it.
@@ -36,12 +37,13 @@ pub struct LinkProfile {
     pub window: usize,
     /// Most slots that staged messages to the peer may hold.
     pub send_slots: usize,
-    /// Most slots that messages from the peer may hold. Counted apart from `send_slots`: a receive is posted long
-    /// before its message is due, and must not block an earlier message to the peer.
+    /// Most slots that messages from the peer may hold. Counted apart from `send_slots`: a receive is posted
+    /// long before its message is due, and must not block an earlier message to the peer.
     pub recv_slots: usize,
 }
 
-/// Which accesses to the caller's memory a link cannot make directly in a call. Each such access goes through a slot.
+/// Which accesses to the caller's memory a link cannot make directly in a call. Each such access goes through
+/// a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Staging {
     /// Sends from the input.

@@ -1,7 +1,7 @@
 //! The elements of a program's steps, bound to a call.
 //!
-//! Owns where steps start, end and are cut. Constant during a call, so that pipelines of one program share it. Must not know links, or how
-//! far a step has come.
+//! Owns where steps start, end and are cut. Constant during a call, so that pipelines of one program share
+//! it. Must not know links, or how far a step has come.
 
 use super::binding::{Binding, BlockLayout};
 use crate::Rank;
@@ -66,8 +66,8 @@ impl BoundSteps {
         Self { steps, places, local: local.map(|(number, _)| number).collect(), combined: 0 }
     }
 
-    /// Computes the elements and sub-chunks of every step. `blocks` are those that steps move; empty lists if steps move their
-    /// spans of the vector.
+    /// Computes the elements and sub-chunks of every step. `blocks` are those that steps move; empty lists if
+    /// steps move their spans of the vector.
     pub(crate) fn bind(&mut self, program: &Program, binding: &Binding, blocks: &BlockLayout) {
         let Binding { count, subchunk, align, .. } = *binding;
         if !blocks.sends.is_empty() && self.places.len() < self.steps.len() {
@@ -112,7 +112,8 @@ impl BoundSteps {
     }
 }
 
-/// Elements of the ring that the grid of a step has in scratch memory; `None` if it has none, or is there as a whole.
+/// Elements of the ring that the grid of a step has in scratch memory; `None` if it has none, or is there as
+/// a whole.
 fn ring_of(program: &Program, step: &Step, binding: &Binding) -> Option<u64> {
     let waves = program.waves.as_ref()?;
     let at =

@@ -9,7 +9,8 @@ use crate::program::{Body, DependencyKind, LinkPlace, OperandSource, StepId};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Number of operands from which a combine keeps how many of them were received. Those with fewer are as fast to check again.
+/// Number of operands from which a combine keeps how many of them were received. Those with fewer are as fast
+/// to check again.
 const MANY_OPERANDS: usize = 3;
 
 impl Pipeline {
@@ -70,8 +71,8 @@ impl Pipeline {
         }
     }
 
-    /// Stages a sub-chunk once for all peers that need it staged. Waits until every one of them can send it next, so
-    /// that only messages in flight hold a slot.
+    /// Stages a sub-chunk once for all peers that need it staged. Waits until every one of them can send it
+    /// next, so that only messages in flight hold a slot.
     fn try_stage(&mut self, step: StepId, sub: u32) -> Option<Action> {
         let program = Arc::clone(&self.program);
         let links = || program.link_places(step).iter().map(|place| place.link);
@@ -164,8 +165,8 @@ impl Pipeline {
         Some(Action::Combine { step, sub: issued.into() })
     }
 
-    /// Whether every earlier step is done with the elements of this sub-chunk, and every step with those that were at its place in
-    /// scratch memory.
+    /// Whether every earlier step is done with the elements of this sub-chunk, and every step with those that
+    /// were at its place in scratch memory.
     fn dependencies_met(&self, step: StepId, sub: u64) -> bool {
         let dependencies = self.program.dependencies(step);
         if dependencies.is_empty() {

@@ -2,7 +2,8 @@
 //!
 //! Owns the counters of both directions. Must not know what a step waits for, nor other links.
 //!
-//! What is constant in a call is apart from what changes, and the latter is small: a simulation has a million links.
+//! What is constant in a call is apart from what changes, and the latter is small: a simulation has a million
+//! links.
 
 use super::action::Slot;
 use super::binding::{LinkProfile, Staging};
@@ -59,7 +60,8 @@ pub(super) struct LinkState {
     pub(super) recv_slots_held: u32,
     /// By place in the window, whether a received message is used up.
     consumed: WindowBits,
-    /// By entry of the messages to the peer, those whose send is complete; empty if messages are in the order of entries.
+    /// By entry of the messages to the peer, those whose send is complete; empty if messages are in the order
+    /// of entries.
     completed: Box<[u32]>,
     window: LinkWindow,
     pub(super) staging: Staging,
@@ -180,7 +182,8 @@ impl LinkState {
         })
     }
 
-    /// Plans the next message, which is not staged, and counts it as sent if no planned message precedes it. Whether it does not.
+    /// Plans the next message, which is not staged, and counts it as sent if no planned message precedes it.
+    /// Whether it does not.
     pub(super) fn send_unstaged(&mut self, traffic: &LinkTraffic, step: StepId, sub: u32) -> bool {
         let is_first = self.send_posted == self.planned.number();
         self.plan_send(traffic, PendingSend { step, sub, ready: true, slot: None });
@@ -188,7 +191,8 @@ impl LinkState {
         is_first
     }
 
-    /// Counts the oldest send in flight as complete. Returns the message and its slot; `None` if no message is in flight.
+    /// Counts the oldest send in flight as complete. Returns the message and its slot; `None` if no message
+    /// is in flight.
     #[inline]
     pub(super) fn complete_send(&mut self, traffic: &LinkTraffic) -> Option<(OrderedMessage, Option<Slot>)> {
         let number = self.send_completed.number();
@@ -323,7 +327,8 @@ impl LinkTable {
         }
     }
 
-    /// Adds the link to `queue`, unless it is queued: the receive of its next message may have become possible.
+    /// Adds the link to `queue`, unless it is queued: the receive of its next message may have become
+    /// possible.
     pub(super) fn queue_recv(&mut self, number: LinkNumber, queue: &mut VecDeque<LinkNumber>) {
         let (traffic, link) = self.get_mut(number);
         if !traffic.profile.reads_in_place && !std::mem::replace(&mut link.recv_queued, true) {

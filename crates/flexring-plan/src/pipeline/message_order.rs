@@ -1,7 +1,7 @@
 //! The order of the messages in one direction of a link, in one call.
 //!
-//! Owns message numbers: which message is which sub-chunk of which step. Must not know what a step waits for, nor
-//! other links.
+//! Owns message numbers: which message is which sub-chunk of which step. Must not know what a step waits for,
+//! nor other links.
 
 use super::bound_steps::BoundPlace;
 use crate::program::{LinkEntry, StepId};
@@ -14,7 +14,8 @@ pub(super) struct MessageOrder {
     messages: u32,
     /// Entry and sub-chunk of each message; empty if messages are in the order of entries.
     order: Vec<DueMessage>,
-    /// Message number of each sub-chunk of each entry, by [`StepMessages::base`]; empty if messages are in the order of entries.
+    /// Message number of each sub-chunk of each entry, by [`StepMessages::base`]; empty if messages are in
+    /// the order of entries.
     numbers: Vec<u32>,
 }
 
@@ -72,11 +73,13 @@ impl MessageOrder {
         Self { entries, messages: 0, order: Vec::new(), numbers: Vec::new() }
     }
 
-    /// Numbers the messages of a call. `bound` gives the place and the depth of a step, `waves` the number of waves and the lag of
-    /// each hop behind the previous one, for programs that move in waves. A message is then due by the position of its
-    /// sub-chunk in its grid plus the lag of its depth. Steps of one grid have rising depths, and rings of scratch memory are so long that
-    /// a sub-chunk waits for earlier ones only, so whatever a message waits for is due before it. Positions are scaled to the number of waves, so short and long grids finish together and each link
-    /// carries the same share of the work in every wave. Without waves, messages are ordered by step.
+    /// Numbers the messages of a call. `bound` gives the place and the depth of a step, `waves` the number of
+    /// waves and the lag of each hop behind the previous one, for programs that move in waves. A message is
+    /// then due by the position of its sub-chunk in its grid plus the lag of its depth. Steps of one grid
+    /// have rising depths, and rings of scratch memory are so long that a sub-chunk waits for earlier ones
+    /// only, so whatever a message waits for is due before it. Positions are scaled to the number of waves,
+    /// so short and long grids finish together and each link carries the same share of the work in every
+    /// wave. Without waves, messages are ordered by step.
     pub(super) fn number<'a>(
         &mut self,
         bound: impl Fn(StepId) -> (&'a BoundPlace, u32),

@@ -1,9 +1,9 @@
-//! The pipeline decides which sub-chunk moves next, through which stage and into which slot, and what a completion
-//! makes possible. It is a state machine without I/O: completions in, actions out.
+//! The pipeline decides which sub-chunk moves next, through which stage and into which slot, and what a
+//! completion makes possible. It is a state machine without I/O: completions in, actions out.
 //!
-//! Owns all decisions from a bound program to its end. Must not know pointers, bytes or clocks: it handles element
-//! ranges, slot numbers and message numbers. The executor drives it with real links and devices; tests drive it with
-//! random orders of completion.
+//! Owns all decisions from a bound program to its end. Must not know pointers, bytes or clocks: it handles
+//! element ranges, slot numbers and message numbers. The executor drives it with real links and devices;
+//! tests drive it with random orders of completion.
 //!
 //! | module | owns |
 //! |---|---|
@@ -17,13 +17,13 @@
 //!
 //! # Why every program ends
 //!
-//! Messages of a link are sent, received and released in one order that is the same on all ranks: by step, or with
-//! waves by due time (see `message_order`). Whatever a message waits for comes before it in that order. So nothing
-//! unfinished comes before the earliest unfinished message of the world: it is at the head of its link, its
-//! dependencies are done, and no later message holds a slot that it may take, because slots are counted per link and
-//! direction (a staged message to several peers counts on each of their links). It can always move, with any window
-//! of at least one message, and any number of slots from one per link and direction that needs slots. The verifier
-//! checks for every program that such an order exists.
+//! Messages of a link are sent, received and released in one order that is the same on all ranks: by step, or
+//! with waves by due time (see `message_order`). Whatever a message waits for comes before it in that order.
+//! So nothing unfinished comes before the earliest unfinished message of the world: it is at the head of its
+//! link, its dependencies are done, and no later message holds a slot that it may take, because slots are
+//! counted per link and direction (a staged message to several peers counts on each of their links). It can
+//! always move, with any window of at least one message, and any number of slots from one per link and
+//! direction that needs slots. The verifier checks for every program that such an order exists.
 
 mod action;
 mod binding;
@@ -46,8 +46,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use step_progress::StepProgress;
 
-/// The state machine of one program. [`start`](Self::start) binds it to a call without allocating, so a program
-/// needs only one.
+/// The state machine of one program. [`start`](Self::start) binds it to a call without allocating, so a
+/// program needs only one.
 #[derive(Debug)]
 pub struct Pipeline {
     program: Arc<Program>,
@@ -85,8 +85,8 @@ impl From<Violation> for Error {
 }
 
 impl Pipeline {
-    /// A pipeline for `program` on links that `profile` describes. It uses as many slots as all links together may
-    /// hold.
+    /// A pipeline for `program` on links that `profile` describes. It uses as many slots as all links
+    /// together may hold.
     pub fn new(program: Arc<Program>, profile: impl Fn(Rank) -> LinkProfile) -> Self {
         let (mut slots, mut window) = (0, 0);
         let links = program.links.iter().map(|(peer, messages)| {
@@ -116,8 +116,8 @@ impl Pipeline {
         }
     }
 
-    /// A pipeline of the same program on equal links. It shares all that does not change in a call, and allocates what it needs while it
-    /// runs: for simulations of many ranks.
+    /// A pipeline of the same program on equal links. It shares all that does not change in a call, and
+    /// allocates what it needs while it runs: for simulations of many ranks.
     #[must_use]
     pub fn twin(&self) -> Self {
         Self {
@@ -166,7 +166,8 @@ impl Pipeline {
         }
     }
 
-    /// Starts a call. `staging` says what the link to each peer needs staged. Resets all state of the previous call.
+    /// Starts a call. `staging` says what the link to each peer needs staged. Resets all state of the
+    /// previous call.
     pub fn start(&mut self, binding: Binding, staging: impl Fn(Rank) -> Staging) {
         self.start_call(binding, None, staging);
     }
@@ -322,7 +323,8 @@ impl Pipeline {
         Ok(next.number().into())
     }
 
-    /// The elements that the next message of `peer` carries; `None` if the program expects no further message.
+    /// The elements that the next message of `peer` carries; `None` if the program expects no further
+    /// message.
     #[must_use]
     pub fn next_recv(&self, peer: Rank) -> Option<Range<u64>> {
         self.next_recv_part(peer).map(|(step, sub)| self.elements(step, sub))

@@ -1,7 +1,8 @@
 //! How far each combine of a program has come in one call.
 //!
-//! Owns the counters, of the steps between the oldest unfinished one and the newest that has begun only: programs may have millions
-//! of steps, of which few are in progress. Must not know links, nor what a step waits for.
+//! Owns the counters, of the steps between the oldest unfinished one and the newest that has begun only:
+//! programs may have millions of steps, of which few are in progress. Must not know links, nor what a step
+//! waits for.
 
 use super::bound_steps::BoundSteps;
 use crate::program::StepId;
@@ -13,7 +14,8 @@ struct CombineProgress {
     /// Submitted to the device.
     issued: u32,
     done: u32,
-    /// Operands of the next sub-chunk to submit that were received, before the first that was not when they were checked last.
+    /// Operands of the next sub-chunk to submit that were received, before the first that was not when they
+    /// were checked last.
     received: u32,
     /// Whether the operand after them is still to come.
     waits: bool,
@@ -72,7 +74,8 @@ impl StepProgress {
         Some(self.begun.get(at as usize).copied().unwrap_or_default())
     }
 
-    /// Operands of the next sub-chunk to submit that were received, and need not be checked; `None` if the one after them was not.
+    /// Operands of the next sub-chunk to submit that were received, and need not be checked; `None` if the
+    /// one after them was not.
     pub(super) fn received(&self, step: StepId) -> Option<u32> {
         let progress = self.get(step).unwrap_or_default();
         (!progress.waits).then_some(progress.received)

@@ -5,8 +5,8 @@ use crate::schedule::Schedule;
 use crate::topology::Topology;
 use flexring_core::error::{Error, Result};
 
-/// The schedule of BlueConnect (Cho et al., SysML 2019, as Lee et al., "FlexReduce", describe it): a reduce-scatter for each level of
-/// the tree, with all branches of a level in parallel.
+/// The schedule of BlueConnect (Cho et al., SysML 2019, as Lee et al., "FlexReduce", describe it): a
+/// reduce-scatter for each level of the tree, with all branches of a level in parallel.
 ///
 /// # Errors
 /// `InvalidSetting` if the topology is not symmetric, naming two branches that differ.

@@ -1,9 +1,10 @@
 //! FlexReduce: one level for each level of the tree, with spans as uneven as the tree, which nest.
 //!
-//! At each branch, the ranks below each of its children hold the whole vector together, and the ranks below the branch
-//! divide it among them. Data that a rank holds already and keeps moves nowhere, so the spans that a rank gets lie
-//! within those that it holds: then the ranks below any vertex also get parts of what they hold together, and the link of this vertex
-//! carries no more than its share of the links above it (Eq. 6 of the paper, for trees of any depth).
+//! At each branch, the ranks below each of its children hold the whole vector together, and the ranks below
+//! the branch divide it among them. Data that a rank holds already and keeps moves nowhere, so the spans that
+//! a rank gets lie within those that it holds: then the ranks below any vertex also get parts of what they
+//! hold together, and the link of this vertex carries no more than its share of the links above it (Eq. 6 of
+//! the paper, for trees of any depth).
 
 use crate::Rank;
 use crate::fraction::{Fraction, Span};
@@ -14,12 +15,14 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// The schedule of Lee et al. ("FlexReduce", Fig. 3), in which every branch divides the vector evenly among its children.
+/// The schedule of Lee et al. ("FlexReduce", Fig. 3), in which every branch divides the vector evenly among
+/// its children.
 ///
-/// The paper sorts the ranks of a branch by the end of the range that they hold, then its start, then the rank, and lets them take consecutive
-/// ranges. These lie within the ranges that ranks hold on many trees, but not on all: not where one node has many
-/// ranks and another one, nor on most trees of three levels of branches. Here a rank also takes no range before the start of the one
-/// that it holds, but gives way to it. Where the paper's ranges nest, these are the same. n leaves take O(n log n).
+/// The paper sorts the ranks of a branch by the end of the range that they hold, then its start, then the
+/// rank, and lets them take consecutive ranges. These lie within the ranges that ranks hold on many trees,
+/// but not on all: not where one node has many ranks and another one, nor on most trees of three levels of
+/// branches. Here a rank also takes no range before the start of the one that it holds, but gives way to it.
+/// Where the paper's ranges nest, these are the same. n leaves take O(n log n).
 ///
 /// # Errors
 /// `InvalidSetting` if the tree is so irregular that its fractions outgrow 124 bits.
@@ -34,8 +37,8 @@ pub(super) fn even_share(topology: &Topology, vertex: VertexId) -> Fraction {
     Fraction::new(1, degree as u64)
 }
 
-/// FlexReduce with custom shares: `share` returns a vertex's share of what its parent's ranks hold together. The shares of
-/// siblings must add up to 1. Ranks below a vertex with share 0 contribute but own nothing.
+/// FlexReduce with custom shares: `share` returns a vertex's share of what its parent's ranks hold together.
+/// The shares of siblings must add up to 1. Ranks below a vertex with share 0 contribute but own nothing.
 pub(super) fn with_shares(
     name: &str,
     topology: &Topology,
@@ -79,12 +82,13 @@ struct Claim {
     length: Fraction,
 }
 
-/// Divides the vector among the ranks of `lists`, each of which covers it in order: each list gets its share of each span that it lists, at a
-/// place within this span. `None` if a fraction exceeds 124 bits.
+/// Divides the vector among the ranks of `lists`, each of which covers it in order: each list gets its share
+/// of each span that it lists, at a place within this span. `None` if a fraction exceeds 124 bits.
 ///
-/// This is scheduling on one machine with release times and deadlines: a span is a job that may run from its start to its end. To divide each
-/// point of the vector by the shares is a schedule with fractions of the machine, so the earliest deadline first is one that ends all jobs
-/// in time without a pause, with at most one interruption for each job (Horn 1974).
+/// This is scheduling on one machine with release times and deadlines: a span is a job that may run from its
+/// start to its end. To divide each point of the vector by the shares is a schedule with fractions of the
+/// machine, so the earliest deadline first is one that ends all jobs in time without a pause, with at most
+/// one interruption for each job (Horn 1974).
 fn divided(lists: &[Vec<HeldSpan>], shares: &[Fraction]) -> Option<Vec<HeldSpan>> {
     let mut claims = Vec::with_capacity(lists.iter().map(Vec::len).sum());
     for (list, share) in lists.iter().zip(shares).filter(|(_, share)| **share > Fraction::ZERO) {
@@ -128,7 +132,8 @@ fn divided(lists: &[Vec<HeldSpan>], shares: &[Fraction]) -> Option<Vec<HeldSpan>
     (progress == Fraction::ONE).then_some(next)
 }
 
-/// Adds the groups that reduce the spans of `next` from the ranks that hold them: one for each stretch with the same holders.
+/// Adds the groups that reduce the spans of `next` from the ranks that hold them: one for each stretch with
+/// the same holders.
 fn add_groups(lists: Vec<Vec<HeldSpan>>, next: &[HeldSpan], groups: &mut Vec<Group>) {
     let degree = lists.len();
     let mut ends: Vec<Fraction> = lists.iter().flatten().map(|held| held.span.end).collect();
@@ -209,7 +214,8 @@ mod tests {
         );
     }
 
-    /// The algorithm of Fig. 3 (b) of the paper, with its loop over all leaves for each subrange, for nodes at one switch.
+    /// The algorithm of Fig. 3 (b) of the paper, with its loop over all leaves for each subrange, for nodes
+    /// at one switch.
     fn reference(ranks: &[usize]) -> Vec<(Span, Vec<Rank>, Rank)> {
         let world: usize = ranks.iter().sum();
         let mut range = Vec::new();

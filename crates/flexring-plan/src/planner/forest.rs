@@ -1,4 +1,5 @@
-//! Trees that use all links of a graph (after Zhao, Wang et al., "ForestColl", 2024): each reduces and broadcasts a span.
+//! Trees that use all links of a graph (after Zhao, Wang et al., "ForestColl", 2024): each reduces and
+//! broadcasts a span.
 
 use crate::Rank;
 use crate::fabric::SpanningTree;

@@ -8,8 +8,8 @@ use flexring_core::error::{Error, Result};
 use std::sync::Arc;
 
 /// The hierarchical all-reduce of Ueno and Yokota (CCGrid 2019). The ranks in tree order are the points of a
-/// grid with these dimensions, from the innermost. At level l, every line of the grid along dimension l is a ring that
-/// divides the spans that its ranks hold.
+/// grid with these dimensions, from the innermost. At level l, every line of the grid along dimension l is a
+/// ring that divides the spans that its ranks hold.
 ///
 /// # Errors
 /// `InvalidSetting` if the product of the dimensions is not the number of ranks.

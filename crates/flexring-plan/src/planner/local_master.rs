@@ -6,9 +6,9 @@ use crate::schedule::{Group, ParticipantSet, Schedule};
 use crate::topology::Topology;
 use std::sync::Arc;
 
-/// The three phases of Jia et al. (2018, as Lee et al., "FlexReduce", describe them): a reduction onto the first rank of each node, a
-/// ring of these ranks, and a broadcast within each node. It sends as few bytes over each node's link as possible, but one
-/// rank per node sends them while the others wait.
+/// The three phases of Jia et al. (2018, as Lee et al., "FlexReduce", describe them): a reduction onto the
+/// first rank of each node, a ring of these ranks, and a broadcast within each node. It sends as few bytes
+/// over each node's link as possible, but one rank per node sends them while the others wait.
 #[must_use]
 pub fn plan(topology: &Topology) -> Schedule {
     let mut nodes: Vec<Vec<Rank>> = vec![Vec::new(); topology.nodes()];

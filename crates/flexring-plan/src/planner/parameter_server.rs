@@ -8,8 +8,9 @@ use flexring_core::error::{Error, Result};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Parameter servers (BytePS, as Kun Yuan describes it in "On the Time Complexity of Common All-Reduce Methods", 2019) on the ranks `servers`. They own equal parts of the vector, and
-/// contribute like all others. If `servers` is empty, the first rank of each node is a server.
+/// Parameter servers (BytePS, as Kun Yuan describes it in "On the Time Complexity of Common All-Reduce
+/// Methods", 2019) on the ranks `servers`. They own equal parts of the vector, and contribute like all
+/// others. If `servers` is empty, the first rank of each node is a server.
 ///
 /// # Errors
 /// `InvalidSetting` if a server is not a rank of the world, or is named twice.

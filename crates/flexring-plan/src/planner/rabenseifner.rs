@@ -6,9 +6,9 @@ use crate::schedule::{Group, ParticipantSet, Schedule};
 use crate::topology::Topology;
 use std::sync::Arc;
 
-/// Recursive halving and doubling (Rabenseifner, ICCS 2004): log2 p levels of pairs. Ranks beyond a power of two first add
-/// their vectors to those of a neighbour. Ranks that are close in the tree are paired first, so that the longest spans
-/// stay within nodes.
+/// Recursive halving and doubling (Rabenseifner, ICCS 2004): log2 p levels of pairs. Ranks beyond a power of
+/// two first add their vectors to those of a neighbour. Ranks that are close in the tree are paired first, so
+/// that the longest spans stay within nodes.
 #[must_use]
 pub fn plan(topology: &Topology) -> Schedule {
     let world = topology.world();

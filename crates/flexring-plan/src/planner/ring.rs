@@ -5,9 +5,9 @@ use crate::schedule::{Group, ParticipantSet, Schedule};
 use crate::topology::Topology;
 use std::sync::Arc;
 
-/// The ring of Patarasuk and Yuan (JPDC 2009). Every span goes once around all ranks, which add
-/// their contributions, and ends at its owner. Ranks of a node are consecutive in the ring, so each span enters each node
-/// once. Rank k owns span k.
+/// The ring of Patarasuk and Yuan (JPDC 2009). Every span goes once around all ranks, which add their
+/// contributions, and ends at its owner. Ranks of a node are consecutive in the ring, so each span enters
+/// each node once. Rank k owns span k.
 #[must_use]
 pub fn plan(topology: &Topology) -> Schedule {
     let world = topology.world();

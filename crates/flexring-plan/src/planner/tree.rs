@@ -5,8 +5,9 @@ use crate::fraction::Span;
 use crate::schedule::{Group, Schedule};
 use crate::topology::Topology;
 
-/// A binary tree (Kun Yuan, "On the Time Complexity of Common All-Reduce Methods", 2019). The ranks in tree order form a heap, and every rank adds the sums of its two children.
-/// 2 log2 p hops, pipelined by sub-chunks.
+/// A binary tree (Kun Yuan, "On the Time Complexity of Common All-Reduce Methods", 2019). The ranks in tree
+/// order form a heap, and every rank adds the sums of its two children. 2 log2 p hops, pipelined by
+/// sub-chunks.
 #[must_use]
 pub fn binary(topology: &Topology) -> Schedule {
     let order = topology.ranks_in_tree_order();
@@ -30,7 +31,8 @@ pub fn binary(topology: &Topology) -> Schedule {
     Schedule::new("tree", world, levels)
 }
 
-/// A star (Kun Yuan, "On the Time Complexity of Common All-Reduce Methods", 2019): all ranks reduce onto the first rank in tree order.
+/// A star (Kun Yuan, "On the Time Complexity of Common All-Reduce Methods", 2019): all ranks reduce onto the
+/// first rank in tree order.
 #[must_use]
 pub fn star(topology: &Topology) -> Schedule {
     let order = topology.ranks_in_tree_order();

@@ -1,28 +1,29 @@
 //! Weighted FlexReduce: ranks behind a slow link own less.
 //!
-//! An extension of FlexReduce by this project. FlexReduce divides what a branch holds evenly among its children, so the
-//! child with the slowest link determines the time. But every child must send its own contribution once; only the bytes
-//! beyond that depend on what it owns.
+//! An extension of FlexReduce by this project. FlexReduce divides what a branch holds evenly among its
+//! children, so the child with the slowest link determines the time. But every child must send its own
+//! contribution once; only the bytes beyond that depend on what it owns.
 //!
 //! # Load of a link
 //!
-//! Let v be one of d children of branch u, and own the share y of what u's ranks hold together. At u's level, v sends
-//! (1 - y) and receives (d - 1) y of the vector in the reduction, and the reverse in the gather: 1 + (d - 2) y in each
-//! direction. The share y is processed again at the levels above u, which loads u's link with C(u) per whole vector, and
-//! so v's link with y C(u). Together, with C(root) = 0:
+//! Let v be one of d children of branch u, and own the share y of what u's ranks hold together. At u's level,
+//! v sends (1 - y) and receives (d - 1) y of the vector in the reduction, and the reverse in the gather: 1 +
+//! (d - 2) y in each direction. The share y is processed again at the levels above u, which loads u's link
+//! with C(u) per whole vector, and so v's link with y C(u). Together, with C(root) = 0:
 //!
 //! > C(v) = 1 + y (d - 2 + C(u)), and for an only child C(v) = C(u).
 //!
 //! # Shares
 //!
-//! The time is t = max C(v) / w(v) over all links, where w is the bandwidth. A given t limits a link to C(v) <= t w(v).
-//! A branch with cost C can distribute everything to its children if the sum of (c(v) - 1) / (d - 2 + C) over them is at
-//! least 1. Here c(v) is the capacity of the child: the minimum of t w(v) and of the limit from its own children,
-//! 2 - d + sum (c - 1). The smallest t is found by bisection, each step with one walk up the tree. The shares are then as
-//! even as the capacities allow.
+//! The time is t = max C(v) / w(v) over all links, where w is the bandwidth. A given t limits a link to C(v)
+//! <= t w(v). A branch with cost C can distribute everything to its children if the sum of (c(v) - 1) / (d -
+//! 2 + C) over them is at least 1. Here c(v) is the capacity of the child: the minimum of t w(v) and of the
+//! limit from its own children, 2 - d + sum (c - 1). The smallest t is found by bisection, each step with one
+//! walk up the tree. The shares are then as even as the capacities allow.
 //!
-//! Ranks that divide the NICs of their node ([`Nics`](crate::topology::Nics)) own so much that each NIC takes equally long: with four NICs for six
-//! ranks, two pairs of ranks own an eighth each, and two ranks a quarter each.
+//! Ranks that divide the NICs of their node ([`Nics`](crate::topology::Nics)) own so much that each NIC takes
+//! equally long: with four NICs for six ranks, two pairs of ranks own an eighth each, and two ranks a quarter
+//! each.
 
 use super::flexreduce::{even_share, with_shares};
 use crate::fraction::Fraction;
@@ -30,7 +31,8 @@ use crate::schedule::Schedule;
 use crate::topology::{Topology, VertexId};
 use flexring_core::error::Result;
 
-/// FlexReduce with the shares that minimize the time of the slowest link. If even shares do that, it equals FlexReduce.
+/// FlexReduce with the shares that minimize the time of the slowest link. If even shares do that, it equals
+/// FlexReduce.
 ///
 /// # Errors
 /// As for [`flexreduce::plan`](super::flexreduce::plan).
@@ -39,7 +41,8 @@ pub fn plan(topology: &Topology) -> Result<Schedule> {
     with_shares("weighted", topology, |vertex| shares[vertex])
 }
 
-/// Relative difference below which times count as equal. Even shares win over shares that are not faster by this much.
+/// Relative difference below which times count as equal. Even shares win over shares that are not faster by
+/// this much.
 const CLOSE: f64 = 1e-9;
 
 /// By vertex, its share of what its parent's ranks hold together.
@@ -58,7 +61,8 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
     let Some(capacity) = capacities(topology, high).filter(|_| high < evenly * (1.0 - CLOSE)) else {
         return exact_even;
     };
-    // Exact spans have the product of the denominators of all levels, and numbers of more than 64 bits take long.
+    // Exact spans have the product of the denominators of all levels, and numbers of more than 64 bits take
+    // long.
     let parts = 1 << (60 / topology.levels().len()).clamp(10, 16);
     let mut shares = exact_even;
     let mut cost = vec![0.0; vertices.len()];
@@ -131,7 +135,8 @@ fn weighted_flexreduce(topology: &Topology, shares: &[f64]) -> f64 {
     slowest
 }
 
-/// By vertex, the capacity c of its link in this time, limited by the links below it; `None` if the time is too short.
+/// By vertex, the capacity c of its link in this time, limited by the links below it; `None` if the time is
+/// too short.
 fn capacities(topology: &Topology, time: f64) -> Option<Vec<f64>> {
     let vertices = topology.vertices();
     let mut capacity = vec![0.0; vertices.len()];
@@ -169,7 +174,8 @@ fn even_within(bounds: &[f64]) -> Vec<f64> {
     shares
 }
 
-/// The shares as exact fractions that add up to 1, of this many parts or more. Shares that differ only by rounding become equal.
+/// The shares as exact fractions that add up to 1, of this many parts or more. Shares that differ only by
+/// rounding become equal.
 fn fractions(shares: &[f64], parts: u64) -> Vec<Fraction> {
     let largest = shares.iter().copied().fold(0.0, f64::max);
     let near_largest = |share: f64| (largest - share).abs() < 1e-6;
@@ -178,8 +184,8 @@ fn fractions(shares: &[f64], parts: u64) -> Vec<Fraction> {
         let part = |share: &f64| if near_largest(*share) { Fraction::new(1, owners) } else { Fraction::ZERO };
         return shares.iter().map(part).collect();
     }
-    // Finer than the accuracy of any link's bandwidth. The largest share takes the rounding of all, at most half a part each, which must be
-    // little beside the share of one of many.
+    // Finer than the accuracy of any link's bandwidth. The largest share takes the rounding of all, at most
+    // half a part each, which must be little beside the share of one of many.
     let all = if shares.len() <= 8 { parts } else { parts * shares.len().next_power_of_two() as u64 };
     let mut parts: Vec<u64> = shares.iter().map(|share| (share * all as f64).round() as u64).collect();
     let sum: u64 = parts.iter().sum();
@@ -290,7 +296,8 @@ mod tests {
         }
     }
 
-    /// Counter-example: the rounding of 699 equal shares made that of one node negative, or twice as large as the others.
+    /// Counter-example: the rounding of 699 equal shares made that of one node negative, or twice as large as
+    /// the others.
     #[test]
     fn shares_of_many_nodes_are_as_even_as_their_links() {
         for nodes in [9, 64, 600, 700] {

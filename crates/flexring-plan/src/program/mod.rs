@@ -2,10 +2,10 @@
 //!
 //! Owns the form of a program, which serves every element count. Must not know which schedule it came from.
 //!
-//! Every step has a depth: the number of hops of the collective before it. On all ranks, steps that touch the same
-//! elements have rising depths, and steps of one depth are listed in the same order. So both ends of a link derive
-//! the same list of messages, and the earliest unfinished message of the whole world can always move: no program
-//! deadlocks.
+//! Every step has a depth: the number of hops of the collective before it. On all ranks, steps that touch the
+//! same elements have rising depths, and steps of one depth are listed in the same order. So both ends of a
+//! link derive the same list of messages, and the earliest unfinished message of the whole world can always
+//! move: no program deadlocks.
 //!
 //! | module | owns |
 //! |---|---|
@@ -102,7 +102,8 @@ pub struct Program {
     link_places: StepLists<LinkPlace>,
     /// By peer, the messages of the link; only peers with messages.
     pub links: BTreeMap<Rank, LinkMessages>,
-    /// Whether each peer is sent the whole vector, so that none goes without a message, however short the vector is.
+    /// Whether each peer is sent the whole vector, so that none goes without a message, however short the
+    /// vector is.
     pub sends_all_to_peers: bool,
 }
 
@@ -232,7 +233,8 @@ impl Program {
         self.dependents.get(step)
     }
 
-    /// By part of a step, where its messages are listed. `part` is that of [`LinkEntry`]; operands that are not received have no messages.
+    /// By part of a step, where its messages are listed. `part` is that of [`LinkEntry`]; operands that are
+    /// not received have no messages.
     #[must_use]
     pub(super) fn link_places(&self, step: StepId) -> &[LinkPlace] {
         self.link_places.get(step)

@@ -2,11 +2,12 @@
 //!
 //! Owns the rings of sub-chunks. Must not know where the memory is, nor how long the vector is.
 //!
-//! In waves, a grid is in scratch memory as a ring of sub-chunks: a step that writes a sub-chunk waits until the sub-chunk that was at
-//! the same place is used up ([`DependencyKind::Reuse`]). The ring is so long that every message of the earlier sub-chunk is due before
-//! every message of the later one. So a message still waits for earlier messages only, which is why programs end (see
-//! [`pipeline`](crate::pipeline)). Programs without waves are for vectors whose shards are no longer than a sub-chunk; they keep
-//! their spans as a whole.
+//! In waves, a grid is in scratch memory as a ring of sub-chunks: a step that writes a sub-chunk waits until
+//! the sub-chunk that was at the same place is used up ([`DependencyKind::Reuse`]). The ring is so long that
+//! every message of the earlier sub-chunk is due before every message of the later one. So a message still
+//! waits for earlier messages only, which is why programs end (see [`pipeline`](crate::pipeline)). Programs
+//! without waves are for vectors whose shards are no longer than a sub-chunk; they keep their spans as a
+//! whole.
 
 use super::step::{Body, BufferKind, Dependency, DependencyKind, OperandSource, Step, StepId};
 use super::waves::Waves;
@@ -14,9 +15,10 @@ use crate::fraction::Span;
 use crate::step_lists::StepLists;
 use std::ops::Range;
 
-/// Length of a ring, as a multiple of the shortest with which programs end: the previous sub-chunk at a place may be used up this
-/// much later than it is due before the next one waits for it. Rings of no hops, with a copy that is sent at once, are as long as those of one,
-/// so that several sub-chunks are in flight. Chosen by calculation, not measured.
+/// Length of a ring, as a multiple of the shortest with which programs end: the previous sub-chunk at a place
+/// may be used up this much later than it is due before the next one waits for it. Rings of no hops, with a
+/// copy that is sent at once, are as long as those of one, so that several sub-chunks are in flight. Chosen
+/// by calculation, not measured.
 const SLACK: u64 = 2;
 
 /// A part of the vector in scratch memory.
@@ -29,8 +31,8 @@ pub struct ScratchSpan {
 }
 
 impl ScratchSpan {
-    /// Its elements in a call of `count` elements, and for how many of them there is memory: a whole number of sub-chunks unless it is for
-    /// all. The ends of spans are multiples of `align`.
+    /// Its elements in a call of `count` elements, and for how many of them there is memory: a whole number
+    /// of sub-chunks unless it is for all. The ends of spans are multiples of `align`.
     #[must_use]
     pub fn elements(
         &self,
@@ -75,7 +77,8 @@ fn parts_of(step: &Step, output: Span) -> impl Iterator<Item = Span> + use<> {
     parts.into_iter().flatten().filter(|part| !part.is_empty())
 }
 
-/// What steps use outside of `output`, in rising order: in `waves` their grids, else their spans, of which those that overlap are one.
+/// What steps use outside of `output`, in rising order: in `waves` their grids, else their spans, of which
+/// those that overlap are one.
 pub(super) fn scratch_spans(steps: &[Step], output: Span, waves: bool) -> Vec<ScratchSpan> {
     let of_step = |step: &Step| {
         let (grid, depth) = (step.place.grid, step.depth);
@@ -94,8 +97,8 @@ pub(super) fn scratch_spans(steps: &[Step], output: Span, waves: bool) -> Vec<Sc
     used.into_iter().map(|(span, first, last)| ScratchSpan { span, hops: last - first }).collect()
 }
 
-/// Adds the waits for the places of rings to `depends`, the dependencies of `steps`: all that write to a ring wait for all that use it,
-/// but for those whose elements a later step waits for.
+/// Adds the waits for the places of rings to `depends`, the dependencies of `steps`: all that write to a ring
+/// wait for all that use it, but for those whose elements a later step waits for.
 pub(super) fn add_reuse(
     steps: &[Step],
     scratch: &[ScratchSpan],

@@ -44,13 +44,13 @@ pub enum OperandSource {
 pub struct StepPlace {
     /// The part of the vector that it reads or writes.
     pub span: Span,
-    /// The span whose start sub-chunk boundaries are counted from: steps with equal grids cut the elements that they
-    /// share at the same places.
+    /// The span whose start sub-chunk boundaries are counted from: steps with equal grids cut the elements
+    /// that they share at the same places.
     pub grid: Span,
 }
 
-/// Places and operations of steps. Programs that are made with one of these store each place once, and operations that follow
-/// each other closely.
+/// Places and operations of steps. Programs that are made with one of these store each place once, and
+/// operations that follow each other closely.
 #[derive(Debug, Default)]
 pub struct SharedSteps {
     by_rank: bool,
@@ -63,8 +63,9 @@ pub struct SharedSteps {
 const RECENT_BODIES: usize = 8;
 
 impl SharedSteps {
-    /// For programs whose steps list peers and operands by rank, not in the order of addition; a rank's own operands are last. More
-    /// programs are equal then but for spans and peers. Their sums are those of another order, so they must be simulated only.
+    /// For programs whose steps list peers and operands by rank, not in the order of addition; a rank's own
+    /// operands are last. More programs are equal then but for spans and peers. Their sums are those of
+    /// another order, so they must be simulated only.
     #[must_use]
     pub fn by_rank() -> Self {
         Self { by_rank: true, ..Self::default() }
@@ -204,7 +205,7 @@ pub enum DependencyKind {
     Elements,
     /// As `Elements`, if input and output are the same memory. Otherwise nothing.
     ElementsInPlace,
-    /// A later step, or the same, is done with the elements that were at the same place of scratch memory before: see
-    /// [`ScratchSpan`](super::ScratchSpan).
+    /// A later step, or the same, is done with the elements that were at the same place of scratch memory
+    /// before: see [`ScratchSpan`](super::ScratchSpan).
     Reuse,
 }

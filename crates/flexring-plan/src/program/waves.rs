@@ -2,8 +2,8 @@
 //!
 //! Owns the number of waves. Must not know steps.
 
-/// The order of sub-chunks that are in flight at the same time. There are as many waves as the longest shard has
-/// sub-chunks. The wave of a sub-chunk is its position in its own grid, scaled to that number.
+/// The order of sub-chunks that are in flight at the same time. There are as many waves as the longest shard
+/// has sub-chunks. The wave of a sub-chunk is its position in its own grid, scaled to that number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Waves {
     /// Length of the longest shard, as a part of the vector (0 to 1). No grid is longer.

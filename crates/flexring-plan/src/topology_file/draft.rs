@@ -1,7 +1,7 @@
 //! The draft of a topology: switches and nodes as described, before they form a tree or a graph.
 //!
-//! Owns the check that they form a tree, and the default bandwidths. Must not know formats: parsers resolve names before
-//! they attach a vertex.
+//! Owns the check that they form a tree, and the default bandwidths. Must not know formats: parsers resolve
+//! names before they attach a vertex.
 
 use super::super::Rank;
 use super::super::topology::{Nics, Topology, TopologyBuilder, Uplink};

@@ -1,6 +1,7 @@
 //! Topologies whose links form no tree.
 //!
-//! Owns the check that links form a connected graph of all ranks, and which vertices it has. Must not know the format.
+//! Owns the check that links form a connected graph of all ranks, and which vertices it has. Must not know
+//! the format.
 
 use super::super::Rank;
 use super::super::fabric::{Fabric, FabricLink};
@@ -37,7 +38,8 @@ pub(super) fn check_links(file: FileContext, draft: &Draft) -> Result<()> {
     Ok(())
 }
 
-/// The fabric of a draft with links, whose ranks are assigned. Sets the bandwidths of its nodes to those of their links together.
+/// The fabric of a draft with links, whose ranks are assigned. Sets the bandwidths of its nodes to those of
+/// their links together.
 pub(super) fn fabric(file: FileContext, draft: &mut Draft) -> Result<Option<Fabric>> {
     if draft.links.is_empty() {
         return Ok(None);
@@ -62,8 +64,8 @@ struct GraphBuilder<'a> {
     links: Vec<FabricLink>,
     /// By rank, its node.
     node_of: Vec<DraftId>,
-    /// By node or switch, its vertex; `None` for nodes without ranks. A node with one rank is this rank, unless the description has a bandwidth or latency of
-    /// its rank.
+    /// By node or switch, its vertex; `None` for nodes without ranks. A node with one rank is this rank,
+    /// unless the description has a bandwidth or latency of its rank.
     vertex: Vec<Option<usize>>,
     /// By vertex, its node; `None` for switches.
     node: Vec<Option<DraftId>>,

@@ -7,8 +7,8 @@ use super::limits::MAX_RANKS;
 /// Most bytes of a name. Host names have at most 253.
 const MAX_NAME: usize = 255;
 
-/// The names in `text`, from left to right. Subtracts their number from `budget`, which limits all lists of a file
-/// together.
+/// The names in `text`, from left to right. Subtracts their number from `budget`, which limits all lists of a
+/// file together.
 pub(super) fn expand(text: &str, budget: &mut usize) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     for part in split(text)? {

@@ -1,7 +1,7 @@
 //! The placement of ranks on nodes, by the rank numbers of a description or by host names.
 //!
-//! Owns the comparison of names, and the check that each rank is on exactly one node. Must not know where host names
-//! come from.
+//! Owns the comparison of names, and the check that each rank is on exactly one node. Must not know where
+//! host names come from.
 
 use super::super::Rank;
 use super::draft::{Draft, DraftId, DraftKind};
@@ -10,8 +10,8 @@ use crate::file_context::FileContext;
 use flexring_core::error::Result;
 use std::collections::HashMap;
 
-/// Assigns every rank of the world to a node. Rank numbers in the description take precedence over names; nodes without
-/// rank numbers get the ranks of the host that their name matches.
+/// Assigns every rank of the world to a node. Rank numbers in the description take precedence over names;
+/// nodes without rank numbers get the ranks of the host that their name matches.
 pub(super) fn assign_ranks(file: FileContext, draft: &mut Draft, hosts: Option<&[String]>) -> Result<()> {
     let nodes: Vec<DraftId> = (0..draft.vertices.len())
         .filter(|id| matches!(draft.vertices[*id].kind, DraftKind::Node { .. }))
@@ -170,8 +170,8 @@ impl<'a> Names<'a> {
         Self { whole: names.iter().copied().zip(0..).collect(), names, short }
     }
 
-    /// The node that matches `host`: the one with the same name, or else the only one whose name equals it up to a domain
-    /// that one of the two lacks. IP addresses match only as a whole.
+    /// The node that matches `host`: the one with the same name, or else the only one whose name equals it up
+    /// to a domain that one of the two lacks. IP addresses match only as a whole.
     fn find(&self, host: &str) -> std::result::Result<usize, String> {
         if let Some(place) = self.whole.get(host) {
             return Ok(*place);

@@ -2,8 +2,8 @@
 //!
 //! Owns the limits that bound memory and recursion. Must not know the formats.
 
-/// Most ranks of a description, and most names of all lists in a file. Far above any cluster, and small enough to keep in
-/// memory.
+/// Most ranks of a description, and most names of all lists in a file. Far above any cluster, and small
+/// enough to keep in memory.
 pub(super) const MAX_RANKS: usize = 1_000_000;
 
 /// Most NICs of a node: as many as the ranks of a node divide.

@@ -1,7 +1,8 @@
 //! Parsers for descriptions of a cluster: the short form for the command line, flexring's TOML, and the
 //! `topology.conf` of Slurm's tree plugin.
 //!
-//! Owns the formats and their errors. Pure: text in, [`Topology`] out. Must not know where the text comes from.
+//! Owns the formats and their errors. Pure: text in, [`Topology`] out. Must not know where the text comes
+//! from.
 //!
 //! | module | owns |
 //! |---|---|
@@ -16,8 +17,9 @@
 //!
 //! In all formats, links without a bandwidth or latency have the defaults
 //! [`Uplink::NODE_DEFAULT`](super::topology::Uplink::NODE_DEFAULT) and
-//! [`Uplink::RANK_DEFAULT`](super::topology::Uplink::RANK_DEFAULT). The uplink of a switch without a bandwidth has the sum
-//! of its children's bandwidths, so that a switch is a bottleneck only if the description says so.
+//! [`Uplink::RANK_DEFAULT`](super::topology::Uplink::RANK_DEFAULT). The uplink of a switch without a
+//! bandwidth has the sum of its children's bandwidths, so that a switch is a bottleneck only if the
+//! description says so.
 
 mod draft;
 mod graph;
@@ -35,12 +37,14 @@ use draft::Draft;
 use flexring_core::error::Result;
 use std::sync::Arc;
 
-/// The topology that `text` describes in TOML or as Slurm's `topology.conf`; the content decides which. `name` is the
-/// file's name, for errors. `hosts` are the host names of the ranks, by rank, for descriptions that name machines. Without
-/// them (outside a job), a description without rank numbers gets one rank on each node.
+/// The topology that `text` describes in TOML or as Slurm's `topology.conf`; the content decides which.
+/// `name` is the file's name, for errors. `hosts` are the host names of the ranks, by rank, for descriptions
+/// that name machines. Without them (outside a job), a description without rank numbers gets one rank on each
+/// node.
 ///
 /// # Errors
-/// `InvalidSetting`, as `FILE:LINE: what is wrong: what was expected`. The line is left out if no single line is wrong.
+/// `InvalidSetting`, as `FILE:LINE: what is wrong: what was expected`. The line is left out if no single line
+/// is wrong.
 pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topology> {
     let file = FileContext { name };
     let mut draft = read(file, text)?;
@@ -74,11 +78,13 @@ fn read(file: FileContext, text: &str) -> Result<Draft> {
     toml_format::read(file, text)
 }
 
-/// The topology that `text` describes in the short form; `None` if it is not meant as one, such as a file's name.
+/// The topology that `text` describes in the short form; `None` if it is not meant as one, such as a file's
+/// name.
 ///
-/// `2+3` is two nodes at one switch, with ranks 0 and 1 on the first and 2 to 4 on the second. Parentheses make a
-/// switch: `(2+3)+(4)`. An `@` sets the bandwidth, in bit/s, of the uplink of the node or switch before it:
-/// `(1@500M+1@1G)@10G+4`. `8@4*100G` is a node with four NICs of this bandwidth each, which its ranks divide.
+/// `2+3` is two nodes at one switch, with ranks 0 and 1 on the first and 2 to 4 on the second. Parentheses
+/// make a switch: `(2+3)+(4)`. An `@` sets the bandwidth, in bit/s, of the uplink of the node or switch
+/// before it: `(1@500M+1@1G)@10G+4`. `8@4*100G` is a node with four NICs of this bandwidth each, which its
+/// ranks divide.
 ///
 /// # Errors
 /// `InvalidSetting`, quoting the text and the position of the error.

@@ -11,9 +11,9 @@
 //! nics    = [ count "*" ] bandwidth
 //! ```
 //!
-//! The product `4x8x4` is a symmetric tree: 4 ranks on a node, 8 nodes at a switch, 4 switches at the root. The bandwidth after
-//! a factor is that of the uplink of each node or switch that has this many branches. `8@4*100G` is a node with four NICs, which its
-//! ranks divide.
+//! The product `4x8x4` is a symmetric tree: 4 ranks on a node, 8 nodes at a switch, 4 switches at the root.
+//! The bandwidth after a factor is that of the uplink of each node or switch that has this many branches.
+//! `8@4*100G` is a node with four NICs, which its ranks divide.
 
 use super::super::topology::{Nics, Topology};
 use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
@@ -22,8 +22,8 @@ use super::units;
 use crate::file_context::FileContext;
 use flexring_core::error::{Error, Result};
 
-/// Whether `text` is meant as the short form, even if it is malformed. Names of files contain a directory or an extension,
-/// or start with another character.
+/// Whether `text` is meant as the short form, even if it is malformed. Names of files contain a directory or
+/// an extension, or start with another character.
 pub(super) fn is_recognized(text: &str) -> bool {
     let text = text.trim();
     let ending = text.rsplit_once('.').map_or("", |(_, ending)| ending);
@@ -226,7 +226,8 @@ impl Parser<'_> {
         vertex.nics = Nics { count: uplink.map_or(1, |(count, _)| count), striped: false };
     }
 
-    /// Parses the bandwidth of an uplink, and the number of NICs with this bandwidth if the uplink is that of a node.
+    /// Parses the bandwidth of an uplink, and the number of NICs with this bandwidth if the uplink is that of
+    /// a node.
     fn optional_bandwidth(&mut self, is_node: bool) -> std::result::Result<Option<(u32, u64)>, String> {
         if self.peek() != Some('@') {
             return Ok(None);

@@ -2,8 +2,8 @@
 //!
 //! Owns the format. Must not know ranks: the file has names of nodes, which host names are matched with.
 //!
-//! `LinkSpeed`, whose unit Slurm leaves open, is the bandwidth of a switch's uplink in Gbit/s. Several trees are joined
-//! at one more switch, because all ranks of a world must reach each other.
+//! `LinkSpeed`, whose unit Slurm leaves open, is the bandwidth of a switch's uplink in Gbit/s. Several trees
+//! are joined at one more switch, because all ranks of a world must reach each other.
 
 use super::draft::{Draft, DraftId, DraftVertex};
 use super::limits::MAX_RANKS;

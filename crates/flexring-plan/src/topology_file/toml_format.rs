@@ -1,6 +1,7 @@
 //! flexring's own format, in TOML: tables of switches and nodes.
 //!
-//! Owns the format, which `examples/topology.toml` shows. Must not know hosts, or the defaults of missing keys.
+//! Owns the format, which `examples/topology.toml` shows. Must not know hosts, or the defaults of missing
+//! keys.
 
 use super::super::Rank;
 use super::super::topology::{MAX_BURST, Nics, Uplink};

@@ -1,13 +1,15 @@
 //! Parsers for bandwidths and latencies with units.
 //!
-//! Owns the units and limits. Must not know file formats: errors are clauses, to which the caller adds the position.
+//! Owns the units and limits. Must not know file formats: errors are clauses, to which the caller adds the
+//! position.
 
 /// In bit/s. Above every existing link, and sums of it stay far below the largest integer.
 const MAX_BANDWIDTH: u64 = 1_000_000_000_000_000;
 /// In nanoseconds: 1000 s.
 const MAX_LATENCY: u64 = 1_000_000_000_000;
 
-/// Parses bits per second, such as `500M`, `1G` or `2.5gbit`: decimal units in any case, rounded down to whole bits.
+/// Parses bits per second, such as `500M`, `1G` or `2.5gbit`: decimal units in any case, rounded down to
+/// whole bits.
 pub(super) fn bandwidth(text: &str) -> Result<u64, String> {
     let bits = scaled(text, |unit| {
         let unit = unit.to_ascii_lowercase();
@@ -64,7 +66,8 @@ fn scaled(text: &str, unit: impl Fn(&str) -> Option<u64>) -> Option<u64> {
     if !digits(whole) || !digits(fraction) {
         return None;
     }
-    // Numbers with too many digits saturate, above every limit. Digits after the twelfth place are less than 1 even with T.
+    // Numbers with too many digits saturate, above every limit. Digits after the twelfth place are less than
+    // 1 even with T.
     let whole = u128::from(whole.parse().unwrap_or(u64::MAX));
     let fraction: u128 = format!("{fraction:0<PLACES$}")[..PLACES].parse().ok()?;
     let value = whole * unit + fraction * unit / 10u128.pow(PLACES as u32);

@@ -107,8 +107,8 @@ impl ClusterIdentity {
         format!("{:016x}", XxHash3_64::oneshot(text.as_bytes()))
     }
 
-    /// The first difference to the cluster of a job, as a clause; `None` if there is none. Does not compare transports, which
-    /// [`transport_difference`](Self::transport_difference) does.
+    /// The first difference to the cluster of a job, as a clause; `None` if there is none. Does not compare
+    /// transports, which [`transport_difference`](Self::transport_difference) does.
     #[must_use]
     pub fn difference(&self, job: &Self) -> Option<String> {
         let (ours, theirs) = (self.world(), job.world());

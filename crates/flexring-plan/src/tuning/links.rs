@@ -1,22 +1,23 @@
 //! Measured links as a topology.
 //!
-//! Owns the latencies of links from those of paths, and which measured bandwidths count as equal. Must not know how they were
-//! measured.
+//! Owns the latencies of links from those of paths, and which measured bandwidths count as equal. Must not
+//! know how they were measured.
 
 use super::profile::{MeasuredUplink, TuningProfile, WITHIN_NODES};
 use crate::topology::{Topology, TopologyBuilder, Uplink, VertexId, VertexKind};
 use std::collections::HashMap;
 
-/// Bandwidths that differ by at most this part count as equal: planners make spans uneven where links differ, which a scatter
-/// of measurements must not cause. Chosen, not measured: on a busy machine two equal links have differed by more.
+/// Bandwidths that differ by at most this part count as equal: planners make spans uneven where links differ,
+/// which a scatter of measurements must not cause. Chosen, not measured: on a busy machine two equal links
+/// have differed by more.
 const ALIKE: f64 = 0.1;
 
 /// Passes over all links that [`link_latencies`] makes.
 const PASSES: usize = 64;
 
-/// The latencies of `links` links whose sums are closest to the latencies of `paths`, each of the numbers of its links with its
-/// latency, in the unit of these. Links on no path have 0. Where paths do not tell links apart, such as the two of the only pair
-/// of nodes, they have equal parts.
+/// The latencies of `links` links whose sums are closest to the latencies of `paths`, each of the numbers of
+/// its links with its latency, in the unit of these. Links on no path have 0. Where paths do not tell links
+/// apart, such as the two of the only pair of nodes, they have equal parts.
 #[must_use]
 pub fn link_latencies(links: usize, paths: &[(Vec<usize>, f64)]) -> Vec<f64> {
     let mut sums = vec![(0.0, 0u32); links];
@@ -145,7 +146,8 @@ pub(super) fn measured(topology: &Topology, profile: &TuningProfile) -> Topology
     builder.finish().unwrap_or_else(|_| topology.clone())
 }
 
-/// For each bandwidth the mean of those that count as equal to it: from the lowest on, all that differ by at most [`ALIKE`] from the lowest one.
+/// For each bandwidth the mean of those that count as equal to it: from the lowest on, all that differ by at
+/// most [`ALIKE`] from the lowest one.
 fn alike(bandwidths: &[u64]) -> Vec<u64> {
     let mut ascending: Vec<u64> = bandwidths.to_vec();
     ascending.sort_unstable();

@@ -1,7 +1,8 @@
 //! Tuning profiles: what `flexring tune` has measured on a cluster, and what `auto` makes of it.
 //!
-//! Owns the profile and the way from it to plans: measured links go into the topology, measured choices into the plans of a communicator. All of it is a pure function of the profile, so ranks
-//! that have the same profile choose alike. Must not know how anything is measured, nor where files are.
+//! Owns the profile and the way from it to plans: measured links go into the topology, measured choices into
+//! the plans of a communicator. All of it is a pure function of the profile, so ranks that have the same
+//! profile choose alike. Must not know how anything is measured, nor where files are.
 //!
 //! | module | owns |
 //! |---|---|

@@ -31,13 +31,15 @@ pub struct TuningProfile {
     pub nodes: Vec<MeasuredNode>,
     /// The links of the switches below the root, in tree order. Empty if they were not measured.
     pub switches: Vec<MeasuredUplink>,
-    /// The classes of links: first that of shared memory within nodes, if a node has several ranks, then those between nodes.
+    /// The classes of links: first that of shared memory within nodes, if a node has several ranks, then
+    /// those between nodes.
     pub classes: Vec<LinkClass>,
     /// Slots of a rank's pool with which the longest vector was fastest.
     pub slots: usize,
     /// TCP connections of a link with which the longest vector was fastest.
     pub sockets_per_link: usize,
-    /// The fastest plans, in ascending order of the length of vectors. The last one has no limit. May be empty.
+    /// The fastest plans, in ascending order of the length of vectors. The last one has no limit. May be
+    /// empty.
     pub choices: Vec<MeasuredChoice>,
 }
 
@@ -61,7 +63,8 @@ pub struct MeasuredUplink {
     pub down: u64,
     /// Nanoseconds in one direction.
     pub latency: u64,
-    /// Bytes that pass at once after a pause, as a shaper with a token bucket lets them; `None` if it was not measured.
+    /// Bytes that pass at once after a pause, as a shaper with a token bucket lets them; `None` if it was not
+    /// measured.
     pub burst: Option<u64>,
 }
 

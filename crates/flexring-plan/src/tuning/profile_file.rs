@@ -341,7 +341,8 @@ fn uplink_fields(MeasuredUplink { up, down, latency, burst }: MeasuredUplink) ->
     format!("up_bytes_per_s = {up}\ndown_bytes_per_s = {down}\nlatency_ns = {latency}\n{burst}")
 }
 
-/// A basic string of TOML. Control characters, which names of switches may contain and [`parse`] refuses, become question marks.
+/// A basic string of TOML. Control characters, which names of switches may contain and [`parse`] refuses,
+/// become question marks.
 fn quoted(text: &str) -> String {
     let text = text.replace(char::is_control, "?");
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))

@@ -1,6 +1,7 @@
 //! The settings, the topology and the plans of a communicator with a profile.
 //!
-//! Owns the precedence: settings that the user has given win over measured ones. Must not know how plans are run.
+//! Owns the precedence: settings that the user has given win over measured ones. Must not know how plans are
+//! run.
 
 use super::links;
 use super::profile::{MeasuredChoice, TuningProfile};
@@ -21,8 +22,9 @@ pub struct TunedPlan {
 }
 
 impl TuningProfile {
-    /// The settings of a communicator on this cluster: those of the profile, unless the user has given them or `config` has other
-    /// values than the defaults. Sub-chunks have room for the longest of all choices and for those of vectors without a choice.
+    /// The settings of a communicator on this cluster: those of the profile, unless the user has given them
+    /// or `config` has other values than the defaults. Sub-chunks have room for the longest of all choices
+    /// and for those of vectors without a choice.
     #[must_use]
     pub fn configure(&self, config: &Config) -> Config {
         let defaults = Config::default();
@@ -48,8 +50,9 @@ impl TuningProfile {
         links::measured(topology, self)
     }
 
-    /// The plans of the choices on `topology`, which has the measured links, in ascending order of the length of vectors. Empty if
-    /// the settings name a plan, or if there are no choices. `config` is what the user has set.
+    /// The plans of the choices on `topology`, which has the measured links, in ascending order of the length
+    /// of vectors. Empty if the settings name a plan, or if there are no choices. `config` is what the user
+    /// has set.
     ///
     /// # Errors
     /// `InvalidSetting` if a planner does not support the topology.

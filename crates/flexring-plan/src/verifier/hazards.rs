@@ -1,5 +1,6 @@
-//! The check for data races within one rank: reads of unfinished writes, and writes over unfinished reads. Data to pass on is
-//! written once, so only its reads can race. With waves, a place of scratch memory is used again by later sub-chunks.
+//! The check for data races within one rank: reads of unfinished writes, and writes over unfinished reads.
+//! Data to pass on is written once, so only its reads can race. With waves, a place of scratch memory is used
+//! again by later sub-chunks.
 //!
 //! Owns the memory of one rank. Must not know messages or other ranks.
 
@@ -12,7 +13,8 @@ use std::collections::HashMap;
 #[derive(Clone, Default)]
 struct Accesses {
     writer: Option<StepId>,
-    /// Steps that read after the writer, and whether they read the input. Reads of the input matter in place only.
+    /// Steps that read after the writer, and whether they read the input. Reads of the input matter in place
+    /// only.
     readers: Vec<(StepId, bool)>,
     /// The last step that wrote it to the memory for data to pass on.
     passed_on: Option<StepId>,
@@ -96,8 +98,9 @@ pub(super) fn memory(program: &Program) -> std::result::Result<(), String> {
     if program.waves.is_some() { reuse(program, &cuts) } else { Ok(()) }
 }
 
-/// Checks that the first step that uses a segment outside of the caller's output waits until earlier sub-chunks that were at the same
-/// places are used up: for each step that uses the segment or one before it in the same grid, unless a later step waits for that one.
+/// Checks that the first step that uses a segment outside of the caller's output waits until earlier
+/// sub-chunks that were at the same places are used up: for each step that uses the segment or one before it
+/// in the same grid, unless a later step waits for that one.
 fn reuse(program: &Program, cuts: &[Fraction]) -> std::result::Result<(), String> {
     let waits = |step: StepId, kind: DependencyKind, on: StepId| {
         program.dependencies(step).iter().any(|dependency| dependency.on == on && dependency.kind == kind)

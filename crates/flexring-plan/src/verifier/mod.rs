@@ -1,16 +1,18 @@
 //! The verifier proves that the programs of a world are correct.
 //!
-//! Owns the proofs. Must not know which planner or lowering made the programs, and repeats none of their reasoning.
-//! The proofs hold for every count, sub-chunk size, window and number of slots:
+//! Owns the proofs. Must not know which planner or lowering made the programs, and repeats none of their
+//! reasoning. The proofs hold for every count, sub-chunk size, window and number of slots:
 //!
 //! 1. **Sums.** Every part of every rank's result contains every rank's contribution exactly once.
 //! 2. **Bits.** Ranks that get the same part compute it by the same additions in the same order.
 //! 3. **Links.** Both ends of every link list the same messages in the same order.
-//! 4. **Progress.** There is one order of all messages of the world in which every step comes after the steps that it
-//!    waits for. So the earliest unfinished message can always move (see [`pipeline`](super::pipeline)).
-//! 5. **Memory.** Each step waits for every earlier step that still reads what it overwrites, or still writes what it
-//!    reads, and for every step that still uses its place in scratch memory for earlier sub-chunks.
-//! 6. **Places.** Each block of an all-to-all by node has one place, equal on all ranks, and each message is one piece of memory.
+//! 4. **Progress.** There is one order of all messages of the world in which every step comes after the steps
+//!    that it waits for. So the earliest unfinished message can always move (see
+//!    [`pipeline`](super::pipeline)).
+//! 5. **Memory.** Each step waits for every earlier step that still reads what it overwrites, or still writes
+//!    what it reads, and for every step that still uses its place in scratch memory for earlier sub-chunks.
+//! 6. **Places.** Each block of an all-to-all by node has one place, equal on all ranks, and each message is
+//!    one piece of memory.
 //!
 //! | module | proves |
 //! |---|---|
@@ -38,8 +40,8 @@ use symbolic::SymbolicRun;
 pub struct VerifiedPlan(Arc<Plan>);
 
 impl VerifiedPlan {
-    /// Verifies the all-reduce of `plan`, with and without waves. The other collectives consist of its halves: the
-    /// reduction to the owners, and the distribution from the owners.
+    /// Verifies the all-reduce of `plan`, with and without waves. The other collectives consist of its
+    /// halves: the reduction to the owners, and the distribution from the owners.
     ///
     /// # Errors
     /// As for [`verify`].
@@ -50,15 +52,16 @@ impl VerifiedPlan {
         Ok(Self(Arc::new(plan)))
     }
 
-    /// Verifies every collective that depends on `plan`, with and without waves, in reproducible order with pre-multiplied inputs,
-    /// and one-shot. A barrier is an all-reduce.
+    /// Verifies every collective that depends on `plan`, with and without waves, in reproducible order with
+    /// pre-multiplied inputs, and one-shot. A barrier is an all-reduce.
     ///
     /// # Errors
     /// As for [`verify`].
     pub fn for_all(plan: Plan) -> Result<Self> {
         let last = plan.schedule().world().saturating_sub(1);
         let depends_on_plan = |collective: &Collective| {
-            // Those depend on the number of ranks only, and the proof of an all-to-all takes memory for its cube.
+            // Those depend on the number of ranks only, and the proof of an all-to-all takes memory for its
+            // cube.
             !collective.is_straight() && *collective != Collective::Barrier
         };
         for collective in Collective::ALL.into_iter().filter(depends_on_plan) {

@@ -1,4 +1,5 @@
-//! The checks that both ends of every link list the same messages, and that one order of all messages has no cycle.
+//! The checks that both ends of every link list the same messages, and that one order of all messages has no
+//! cycle.
 //!
 //! Owns the order of messages. Must not know values or memory.
 
@@ -53,10 +54,11 @@ pub(super) fn links(programs: &[Program]) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Checks that each step waits for earlier messages only. Messages are ordered by depth, and at equal depth by the
-/// step's index in its program. With waves, sub-chunks of one grid keep that order, and steps of different grids must
-/// not depend on each other. A step that uses memory again waits for messages of earlier sub-chunks, which a ring keeps so far apart
-/// that they are due before: see [`ScratchSpan`](crate::program::ScratchSpan).
+/// Checks that each step waits for earlier messages only. Messages are ordered by depth, and at equal depth
+/// by the step's index in its program. With waves, sub-chunks of one grid keep that order, and steps of
+/// different grids must not depend on each other. A step that uses memory again waits for messages of earlier
+/// sub-chunks, which a ring keeps so far apart that they are due before: see
+/// [`ScratchSpan`](crate::program::ScratchSpan).
 pub(super) fn progress(program: &Program) -> std::result::Result<(), String> {
     for (number, step) in (0..).zip(&program.steps) {
         for dependency in program.dependencies(number) {
@@ -97,8 +99,9 @@ pub(super) fn progress(program: &Program) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Checks that `step` may wait for `on`, which is done with earlier sub-chunks of its scratch memory: their steps must cut them alike, and
-/// the hops between them must be no more than those that the ring was made for.
+/// Checks that `step` may wait for `on`, which is done with earlier sub-chunks of its scratch memory: their
+/// steps must cut them alike, and the hops between them must be no more than those that the ring was made
+/// for.
 fn reuse(program: &Program, step: &Step, on: &Step) -> std::result::Result<(), String> {
     let ring = program.scratch.iter().find(|scratch| scratch.span == step.place.grid);
     if program.waves.is_some()

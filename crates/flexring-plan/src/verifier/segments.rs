@@ -5,8 +5,8 @@
 use crate::fraction::{Fraction, Span};
 use crate::program::{HeldSpans, Program};
 
-/// All points where a step, a window or a block of some program begins or ends, sorted, without the end of the vector. Segment
-/// i is from cut i to cut i + 1 (or to the end of the vector).
+/// All points where a step, a window or a block of some program begins or ends, sorted, without the end of
+/// the vector. Segment i is from cut i to cut i + 1 (or to the end of the vector).
 pub(super) fn cuts<'a>(programs: impl Iterator<Item = &'a Program>) -> Vec<Fraction> {
     let mut cuts = vec![Fraction::ZERO];
     for program in programs {

@@ -98,8 +98,8 @@ impl<'a> SymbolicRun<'a> {
         let mut sent: HashMap<(Rank, Rank), usize> = HashMap::new();
         let mut received: HashMap<(Rank, Rank), usize> = HashMap::new();
         let mut next = vec![0; world];
-        // Ranks wait for each other through messages only. So each program is run as far as its messages allow,
-        // again and again until no program can move.
+        // Ranks wait for each other through messages only. So each program is run as far as its messages
+        // allow, again and again until no program can move.
         loop {
             let mut moved = false;
             for (rank, program) in self.programs.iter().enumerate() {

@@ -1,9 +1,11 @@
-//! Lists of items, run as a kernel runs them: by a random number of CTAs for each rank, which read, write and publish one
-//! place at a time in a random order. Slots of links and numbers of messages go on from call to call, and ranks begin the next
-//! call when they are done with one. Many seeds look for lists that never end, for items and slots that are used too early, and
-//! for contributions that are lost or counted twice. Each rule of the protocol is also broken, which must be found.
+//! Lists of items, run as a kernel runs them: by a random number of CTAs for each rank, which read, write and
+//! publish one place at a time in a random order. Slots of links and numbers of messages go on from call to
+//! call, and ranks begin the next call when they are done with one. Many seeds look for lists that never end,
+//! for items and slots that are used too early, and for contributions that are lost or counted twice. Each
+//! rule of the protocol is also broken, which must be found.
 //!
-//! What a GPU does besides: it reorders accesses to memory, which the kernel's fences and their models are for.
+//! What a GPU does besides: it reorders accesses to memory, which the kernel's fences and their models are
+//! for.
 
 use fastrand::Rng;
 use flexring_plan::Rank;

@@ -1,6 +1,6 @@
-//! The pipeline without links and devices: a seeded order of completions drives the pipelines of all ranks of a random
-//! world, with every delay that links and devices may have. Many seeds look for deadlocks, lost slots, memory that is
-//! reused too early, and contributions that are lost or counted twice.
+//! The pipeline without links and devices: a seeded order of completions drives the pipelines of all ranks of
+//! a random world, with every delay that links and devices may have. Many seeds look for deadlocks, lost
+//! slots, memory that is reused too early, and contributions that are lost or counted twice.
 
 use fastrand::Rng;
 use flexring_core::call::Collective;
@@ -101,8 +101,8 @@ struct World {
     links: Vec<Vec<SimulatedLink>>,
 }
 
-/// Simulates the random world of `seed` to its end and checks the results. Whether a rank had less scratch memory than its program has
-/// elements there.
+/// Simulates the random world of `seed` to its end and checks the results. Whether a rank had less scratch
+/// memory than its program has elements there.
 fn simulate(seed: u64) -> bool {
     let mut random = Rng::with_seed(seed);
     let (topology, plan, spec) = random_plan(&mut random);
@@ -122,7 +122,8 @@ fn simulate(seed: u64) -> bool {
     let align = if parts { 1 } else { 1 + random.usize(..3) as u64 };
     let window = 1 + random.usize(..4);
     let slots = 1 + random.usize(..3);
-    // Links within a node never stage receives; each other access to the caller's memory is staged or not, at random.
+    // Links within a node never stage receives; each other access to the caller's memory is staged or not, at
+    // random.
     let intra_node = Staging { input: random.bool(), output: random.bool(), recv: false };
     let inter_node = Staging { input: random.bool(), output: random.bool(), recv: random.bool() };
     let elements = |span: Span| span.elements(count, align);

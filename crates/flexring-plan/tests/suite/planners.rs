@@ -1,4 +1,5 @@
-//! Every planner on random trees: the verifier proves each plan. Ranks run these plans in `tests/suite` of the library.
+//! Every planner on random trees: the verifier proves each plan. Ranks run these plans in `tests/suite` of
+//! the library.
 
 use flexring_plan::candidates::candidates;
 use flexring_plan::planner::flexreduce;

@@ -1,7 +1,9 @@
-//! The hierarchical ring p1 x p2 x ... x ph. Sections and equation numbers are those of Ueno and Yokota, CCGrid 2019.
+//! The hierarchical ring p1 x p2 x ... x ph. Sections and equation numbers are those of Ueno and Yokota,
+//! CCGrid 2019.
 //!
-//! Owns the models with latency alpha, inverse bandwidth beta and pipeline granularity s. Must not know topologies. The
-//! additions are hidden behind the transfers, because each part is cut into s pieces, each of which costs alpha.
+//! Owns the models with latency alpha, inverse bandwidth beta and pipeline granularity s. Must not know
+//! topologies. The additions are hidden behind the transfers, because each part is cut into s pieces, each of
+//! which costs alpha.
 
 /// One layer of rings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,15 +40,17 @@ pub fn ring(n: f64, p: usize, alpha: f64, beta: f64, s: f64) -> f64 {
     2.0 * (p - 1.0) * (s * alpha + n / p * beta)
 }
 
-/// Section III-A 2: Rabenseifner's algorithm for 2^`doublings` ranks, that is, as many exchanges of halves each way.
+/// Section III-A 2: Rabenseifner's algorithm for 2^`doublings` ranks, that is, as many exchanges of halves
+/// each way.
 #[must_use]
 pub fn rabenseifner(n: f64, doublings: u32, alpha: f64, beta: f64, s: f64) -> f64 {
     let p = f64::from(doublings).exp2();
     2.0 * f64::from(doublings) * s * alpha + 2.0 * n * beta * (p - 1.0) / p
 }
 
-/// Eq. 1 in its general form: `nodes` nodes of 4 GPUs, a ring in each node and 4 rings between nodes. Each of these has half
-/// of an adapter, because 4 GPUs share 2. The paper then takes `beta_nvlink` for a twelfth of `beta_ib`.
+/// Eq. 1 in its general form: `nodes` nodes of 4 GPUs, a ring in each node and 4 rings between nodes. Each of
+/// these has half of an adapter, because 4 GPUs share 2. The paper then takes `beta_nvlink` for a twelfth of
+/// `beta_ib`.
 #[must_use]
 pub fn abci_hierarchical(n: f64, nodes: usize, alpha: f64, s: f64, beta_nvlink: f64, beta_ib: f64) -> f64 {
     let nodes = nodes as f64;

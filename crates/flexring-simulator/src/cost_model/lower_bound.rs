@@ -1,28 +1,33 @@
-//! The least time of any all-reduce on a tree, from its bandwidths. ([`fabric`](flexring_plan::fabric) has that on a graph.)
+//! The least time of any all-reduce on a tree, from its bandwidths. ([`fabric`](flexring_plan::fabric) has
+//! that on a graph.)
 //!
 //! Owns the bound and what limits it. Must not know schedules or latencies.
 //!
-//! - A link that separates ranks carries the vector once in each direction: the sums of each side need the other side's
-//!   contributions.
-//! - A region is a connected set of switches and nodes. Its d links to the rest of the tree separate d groups of ranks, which send
-//!   at least 2 (d - 1) vectors to each other. Take one element. Before the first group has its sum, d - 1 groups have sent something
-//!   that leads there; afterwards, each of the d - 1 others receives something. Each of these messages enters the region over
-//!   one of its links, so the region takes at least 2 (d - 1) / (sum of the bandwidths of its links).
+//! - A link that separates ranks carries the vector once in each direction: the sums of each side need the
+//!   other side's contributions.
+//! - A region is a connected set of switches and nodes. Its d links to the rest of the tree separate d groups
+//!   of ranks, which send at least 2 (d - 1) vectors to each other. Take one element. Before the first group
+//!   has its sum, d - 1 groups have sent something that leads there; afterwards, each of the d - 1 others
+//!   receives something. Each of these messages enters the region over one of its links, so the region takes
+//!   at least 2 (d - 1) / (sum of the bandwidths of its links).
 //!
-//! No better bound follows from bandwidths. They allow time t if the elements can be divided among trees that span the ranks, so that
-//! no link is crossed by more than its bandwidth times t; an element is reduced along its tree, and broadcast back. Where a tree branches
-//! at a vertex with d links, its d - 1 edges there use 2 (d - 1) of the links' ends: each link once, and d - 2 more, which may be
-//! moved along the tree to where there is bandwidth. So t suffices if and only if this linear program has a solution:
+//! No better bound follows from bandwidths. They allow time t if the elements can be divided among trees that
+//! span the ranks, so that no link is crossed by more than its bandwidth times t; an element is reduced along
+//! its tree, and broadcast back. Where a tree branches at a vertex with d links, its d - 1 edges there use 2
+//! (d - 1) of the links' ends: each link once, and d - 2 more, which may be moved along the tree to where
+//! there is bandwidth. So t suffices if and only if this linear program has a solution:
 //!
 //! ```text
 //! least t   with   flow(u, v) = -flow(v, u),   |flow(u, v)| <= t bandwidth(u, v) - 1      for each link
 //!                  sum over v of flow(u, v) = degree(u) - 2                               for each switch or node u
 //! ```
 //!
-//! Its dual gives each link a price: the bound is the weight of the least spanning tree of the ranks, if the distance of two ranks is the sum
-//! of the prices on their way. By the theorem of maximum flow and minimum cut the flow exists unless some region has to give away
-//! more than its links take: the degrees of a region with d links exceed 2 by d - 2 in all, and d - 2 <= t (sum of bandwidths) - d is
-//! the bound above. The best region is found in a few passes over the tree, as that which the present t violates most (Dinkelbach 1967).
+//! Its dual gives each link a price: the bound is the weight of the least spanning tree of the ranks, if the
+//! distance of two ranks is the sum of the prices on their way. By the theorem of maximum flow and minimum
+//! cut the flow exists unless some region has to give away more than its links take: the degrees of a region
+//! with d links exceed 2 by d - 2 in all, and d - 2 <= t (sum of bandwidths) - d is the bound above. The best
+//! region is found in a few passes over the tree, as that which the present t violates most (Dinkelbach
+//! 1967).
 
 use flexring_plan::fabric::FabricBound;
 use flexring_plan::topology::{Topology, VertexId};
@@ -59,7 +64,8 @@ pub enum Limit {
     },
 }
 
-/// Differences that are smaller than this part are rounding: of equal bounds the one with the simpler reason is returned.
+/// Differences that are smaller than this part are rounding: of equal bounds the one with the simpler reason
+/// is returned.
 const ROUNDING: f64 = 1e-9;
 
 /// The lower bound on this topology; `None` if there is one rank only, so that nothing needs to move.
@@ -123,8 +129,9 @@ impl<'a> Tree<'a> {
 
     /// The region that exceeds this time, in seconds per byte, by the most vectors; `None` if there is none.
     fn region_beyond(&self, time: f64) -> Option<LowerBound> {
-        // A link out of a region contributes two vectors less what it carries in this time. By vertex, the most that the links
-        // out of it and of what belongs to its region below it contribute, and whether that is more than its uplink does.
+        // A link out of a region contributes two vectors less what it carries in this time. By vertex, the
+        // most that the links out of it and of what belongs to its region below it contribute, and whether
+        // that is more than its uplink does.
         let cut = |id: VertexId| 2.0 - time * self.bandwidth[id];
         let mut below = vec![f64::NEG_INFINITY; self.bandwidth.len()];
         let mut joins = vec![false; self.bandwidth.len()];
@@ -179,7 +186,8 @@ mod tests {
         ((bound.seconds_per_byte * 1e12).round() / 1e3, bound.limit)
     }
 
-    /// Switches and nodes, at most three levels deep, with links of 1 to 12 bytes per second and 2 to 7 ranks.
+    /// Switches and nodes, at most three levels deep, with links of 1 to 12 bytes per second and 2 to 7
+    /// ranks.
     fn random_tree(random: &mut Rng) -> Topology {
         let uplink = |random: &mut Rng| Uplink::new(8 * random.u64(1..=12), 0);
         let mut builder = TopologyBuilder::new("root");
@@ -239,7 +247,8 @@ mod tests {
 
     #[test]
     fn switches_with_wide_links_count_as_one() {
-        // Six links of 10 Gbit/s send ten vectors: 10 / 6 of 0.8 ns. Each switch alone would allow 6 / (3 + 10) of it.
+        // Six links of 10 Gbit/s send ten vectors: 10 / 6 of 0.8 ns. Each switch alone would allow 6 / (3 +
+        // 10) of it.
         let (time, limit) = bound("(1+1+1)@100G+(1+1+1)@100G");
         assert_eq!((time, limit), (1.333, Limit::Region { vertices: vec![0, 1, 2], branches: 6 }));
         assert_eq!(bound("(1+1+1)@6G+(1+1+1)@6G").0, 1.333);
@@ -267,8 +276,9 @@ mod tests {
         }
     }
 
-    /// Trees that span the ranks are chosen one after the other, each the cheapest by prices that grow with the loads of the
-    /// links (Garg and Koenemann 2007). Their mean approaches the best division of the elements among trees.
+    /// Trees that span the ranks are chosen one after the other, each the cheapest by prices that grow with
+    /// the loads of the links (Garg and Koenemann 2007). Their mean approaches the best division of the
+    /// elements among trees.
     #[test]
     fn elements_divided_among_trees_reach_the_bound() {
         const ROUNDS: usize = 4_000;

@@ -1,8 +1,8 @@
 //! How long an all-reduce takes according to the papers: one function for each of their equations.
 //!
-//! Owns closed forms only. Must not know schedules, programs or sub-chunks: the simulator runs those. Times are seconds,
-//! lengths bytes, bandwidths bytes per second, inverse bandwidths seconds per byte. Arguments are finite and positive, or 0
-//! where a term is left out; nothing is checked.
+//! Owns closed forms only. Must not know schedules, programs or sub-chunks: the simulator runs those. Times
+//! are seconds, lengths bytes, bandwidths bytes per second, inverse bandwidths seconds per byte. Arguments
+//! are finite and positive, or 0 where a term is left out; nothing is checked.
 //!
 //! | module | paper |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! FlexReduce and BlueConnect on a tree. Equation numbers are those of the FlexReduce paper.
 //!
-//! Owns the cost per level of the tree. Must not know how ranges are assigned. The paper counts levels from the branches that
-//! have ranks (0) to the root (L - 1). It gives a branch x one bandwidth w_x for the links to its children; where these
-//! differ, the slowest counts.
+//! Owns the cost per level of the tree. Must not know how ranges are assigned. The paper counts levels from
+//! the branches that have ranks (0) to the root (L - 1). It gives a branch x one bandwidth w_x for the links
+//! to its children; where these differ, the slowest counts.
 
 use flexring_plan::Rank;
 use flexring_plan::topology::{Topology, VertexId};
@@ -29,7 +29,8 @@ pub struct TreeLevel {
     pub bandwidth: f64,
 }
 
-/// The levels of a symmetric topology, from the ranks up, each with the bandwidth of its slowest link; `None` if it is not symmetric.
+/// The levels of a symmetric topology, from the ranks up, each with the bandwidth of its slowest link; `None`
+/// if it is not symmetric.
 #[must_use]
 pub fn symmetric_levels(topology: &Topology) -> Option<Vec<TreeLevel>> {
     topology.dimensions().ok()?;
@@ -40,8 +41,8 @@ pub fn symmetric_levels(topology: &Topology) -> Option<Vec<TreeLevel>> {
     Some(branches_by_level(topology).into_iter().map(level).collect())
 }
 
-/// Eq. 3: BlueConnect on a symmetric tree, whose `levels` are listed from the ranks up. The extracted text of the equation
-/// has lost its limits; these are the ones that Eq. 10 derives.
+/// Eq. 3: BlueConnect on a symmetric tree, whose `levels` are listed from the ranks up. The extracted text of
+/// the equation has lost its limits; these are the ones that Eq. 10 derives.
 #[must_use]
 pub fn blueconnect(n: f64, alpha: f64, levels: &[TreeLevel]) -> f64 {
     let (mut ranks_below, mut narrowest, mut total) = (1.0, f64::INFINITY, 0.0);
@@ -62,7 +63,8 @@ pub fn flexreduce_first_level(n: f64, alpha: f64, topology: &Topology) -> f64 {
     times.fold(0.0, f64::max)
 }
 
-/// Eq. 5: the reduce-scatter at level 1, which takes as long as the links of level 1 or of level 0; 0 if there is no level 1.
+/// Eq. 5: the reduce-scatter at level 1, which takes as long as the links of level 1 or of level 0; 0 if
+/// there is no level 1.
 #[must_use]
 pub fn flexreduce_second_level(n: f64, alpha: f64, topology: &Topology) -> f64 {
     let branches = branches_by_level(topology);
@@ -95,9 +97,9 @@ pub fn flexreduce(n: f64, alpha: f64, topology: &Topology) -> f64 {
     2.0 * slowest.iter().sum::<f64>()
 }
 
-/// Eq. 12: the most reductions onto `rank` at level `level` of the tree, if no two boundaries of ranges coincide. The paper
-/// states it for the root's level; at a lower level the sum is over the children of the rank's branch at that level. `None` if
-/// the rank has no branch at that level.
+/// Eq. 12: the most reductions onto `rank` at level `level` of the tree, if no two boundaries of ranges
+/// coincide. The paper states it for the root's level; at a lower level the sum is over the children of the
+/// rank's branch at that level. `None` if the rank has no branch at that level.
 #[must_use]
 pub fn reduce_call_bound(topology: &Topology, rank: Rank, level: usize) -> Option<u64> {
     let branches = branches_by_level(topology);
@@ -219,7 +221,8 @@ mod tests {
     fn the_example_of_figure_2_takes_as_long_as_the_link_between_its_machines() {
         let nodes = ["a", "a", "b", "b", "b"];
         let topology = Topology::from_names(&nodes);
-        // Node links carry 1.25 GB/s, each one half of the vector in each direction and each half of the all-reduce.
+        // Node links carry 1.25 GB/s, each one half of the vector in each direction and each half of the
+        // all-reduce.
         let at_nodes = 2.0 * (1e9 / 2.0) / 1.25e9;
         // The ranks' links carry two thirds of the vector at 50 GB/s before.
         let at_ranks = 2.0 * (2.0 / 3.0 * 1e9) / 50e9;

@@ -1,7 +1,8 @@
-//! All-reduces between `p` machines whose links are alike: the table of Yuan, "On the Time Complexity of Common All-Reduce
-//! Methods", slide "After discussion with Hao".
+//! All-reduces between `p` machines whose links are alike: the table of Yuan, "On the Time Complexity of
+//! Common All-Reduce Methods", slide "After discussion with Hao".
 //!
-//! Owns the models with the time t_m of a byte and t_c of setting up a transmission. Must not know topologies.
+//! Owns the models with the time t_m of a byte and t_c of setting up a transmission. Must not know
+//! topologies.
 
 /// Row "star": the master takes and returns the vectors of all machines one by one.
 #[must_use]

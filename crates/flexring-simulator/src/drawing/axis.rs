@@ -4,7 +4,8 @@
 
 use super::canvas::number;
 
-/// Times that are multiples of 1, 2 or 5 times a power of ten of seconds: about `number` of them from 0 to `end`, with labels.
+/// Times that are multiples of 1, 2 or 5 times a power of ten of seconds: about `number` of them from 0 to
+/// `end`, with labels.
 pub(super) fn time_ticks(end: f64, number: f64) -> Vec<(f64, String)> {
     let least = end.max(1e-12) / number;
     let power = 10f64.powf(least.log10().floor());

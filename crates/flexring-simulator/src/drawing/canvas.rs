@@ -1,7 +1,7 @@
 //! SVG elements as text, and the approximate width of text.
 //!
-//! Owns the syntax. Must not know what the elements show. (The crate `svg` would replace the tags only: it does not measure
-//! text, round numbers or remove characters that XML forbids.)
+//! Owns the syntax. Must not know what the elements show. (The crate `svg` would replace the tags only: it
+//! does not measure text, round numbers or remove characters that XML forbids.)
 
 use std::fmt::Write;
 

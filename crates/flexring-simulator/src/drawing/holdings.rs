@@ -44,7 +44,8 @@ pub(super) struct Flow {
     pub(super) is_chained: bool,
 }
 
-/// The flows of a level, one for each pair of ranks: to the root of each group, or from rank to rank if the group is a chain.
+/// The flows of a level, one for each pair of ranks: to the root of each group, or from rank to rank if the
+/// group is a chain.
 pub(super) fn flows(level: &Level, is_chain: impl Fn(&Group) -> bool) -> Vec<Flow> {
     let mut amounts: BTreeMap<(Rank, Rank, bool), f64> = BTreeMap::new();
     for group in level.groups().iter().filter(|group| group.moves()) {

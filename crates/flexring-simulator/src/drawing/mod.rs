@@ -1,5 +1,5 @@
-//! The drawing of a schedule, as SVG: a row for each rank, a column for the start and one for each level. Each cell shows
-//! the parts of the vector that the rank holds. And the drawings of simulated runs.
+//! The drawing of a schedule, as SVG: a row for each rank, a column for the start and one for each level.
+//! Each cell shows the parts of the vector that the rank holds. And the drawings of simulated runs.
 //!
 //! Owns what is shown. Pure: returns text and writes no file. Must not know which planner made the schedule.
 //!
@@ -133,8 +133,8 @@ impl Painter<'_> {
         (format!("{} on {}", self.schedule.name(), self.labels.topology), subtitle)
     }
 
-    /// Defines what all bars consist of: the vector in the pale colors of its future owners, and the hatching of spans that
-    /// were sent to another rank.
+    /// Defines what all bars consist of: the vector in the pale colors of its future owners, and the hatching
+    /// of spans that were sent to another rank.
     fn define(&mut self) {
         let Self { geometry, schedule, canvas, .. } = self;
         canvas.define("vector", |canvas| {
@@ -227,7 +227,8 @@ impl Painter<'_> {
         }
         for (rank, held) in holdings.iter().enumerate() {
             self.bar(x, rank, held);
-            // At the start every rank holds everything, as the caption says: labels would only hide the parts.
+            // At the start every rank holds everything, as the caption says: labels would only hide the
+            // parts.
             if number > 0 {
                 self.label(x, rank, held);
             }

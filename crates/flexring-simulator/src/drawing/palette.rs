@@ -1,8 +1,8 @@
 //! The colors of ranks.
 //!
-//! Owns the palette: the colors of Okabe and Ito, which people with color blindness can distinguish. The darkest blue and
-//! the black are brighter here, so that black text is legible on all of them, and the yellow is darker, so that it is
-//! visible on white. Must not know what is painted in a color.
+//! Owns the palette: the colors of Okabe and Ito, which people with color blindness can distinguish. The
+//! darkest blue and the black are brighter here, so that black text is legible on all of them, and the yellow
+//! is darker, so that it is visible on white. Must not know what is painted in a color.
 
 use flexring_plan::Rank;
 
@@ -20,7 +20,8 @@ const BASE: [Color; 8] = [
     [0xA0, 0xA0, 0xA0],
 ];
 
-/// The color of a rank: the eight base colors, then lighter shades, then darker shades, repeated every 24 ranks.
+/// The color of a rank: the eight base colors, then lighter shades, then darker shades, repeated every 24
+/// ranks.
 pub(super) fn color(rank: Rank) -> String {
     let base = BASE[rank % BASE.len()];
     let shade = |towards: u8, weight: f64| {

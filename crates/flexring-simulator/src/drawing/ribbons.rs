@@ -1,7 +1,7 @@
 //! The ends of the ribbons that show flows between two columns.
 //!
-//! Owns the stacking: ribbons of one rank are side by side in the middle of its bar, in the order of the rows at their other
-//! ends, so that few of them cross. Must not know how they are painted.
+//! Owns the stacking: ribbons of one rank are side by side in the middle of its bar, in the order of the rows
+//! at their other ends, so that few of them cross. Must not know how they are painted.
 
 use super::geometry::Geometry;
 use super::holdings::Flow;
@@ -22,8 +22,8 @@ pub(super) struct Ribbon {
     pub(super) thickness: f64,
 }
 
-/// The flows of a level as ribbons. A whole vector is as thick as a bar is high. If some rank sends or receives more than
-/// that, all ribbons are thinner.
+/// The flows of a level as ribbons. A whole vector is as thick as a bar is high. If some rank sends or
+/// receives more than that, all ribbons are thinner.
 pub(super) fn ribbons(flows: &[Flow], geometry: &Geometry) -> Vec<Ribbon> {
     let mut sums = vec![(0.0, 0.0); geometry.order.len()];
     for flow in flows {

@@ -31,8 +31,9 @@ const AREA: f64 = 13.0;
 /// Room for the busy share, right of the rows of links.
 const SHARE: f64 = 52.0;
 
-/// The drawing as an SVG file: when each rank added, copied and sent, and when each link between nodes was used. `run` must have
-/// recorded its activities on `topology`. The use of a link is that of each transfer's mean rate.
+/// The drawing as an SVG file: when each rank added, copied and sent, and when each link between nodes was
+/// used. `run` must have recorded its activities on `topology`. The use of a link is that of each transfer's
+/// mean rate.
 #[must_use]
 pub fn draw_timeline(run: &SimulatedRun, topology: &Topology, title: &str, subtitle: &str) -> String {
     let between = if topology.nodes() > 1 { topology.links_between_nodes() } else { Vec::new() };

@@ -26,7 +26,8 @@ pub struct RankPeers {
     pub ranks: Vec<Rank>,
     /// What it sends to each of them, in parts of the vector.
     pub sent: Arc<[f64]>,
-    /// By peer, the number by which the rank's program names it, in rising order. Ranks with one program have peers of their own.
+    /// By peer, the number by which the rank's program names it, in rising order. Ranks with one program have
+    /// peers of their own.
     pub names: Arc<[Rank]>,
 }
 
@@ -106,7 +107,8 @@ impl Channel {
         }
     }
 
-    /// The transfer of the oldest message that arrived before its receive was posted; `None` if there is none.
+    /// The transfer of the oldest message that arrived before its receive was posted; `None` if there is
+    /// none.
     pub fn next_early(&mut self) -> Option<ActivityId> {
         self.early = self.early.checked_sub(1)?;
         Some(oldest(self.causes.as_mut().map(|causes| &mut causes.early)))

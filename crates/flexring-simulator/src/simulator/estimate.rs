@@ -2,9 +2,9 @@
 //!
 //! Owns the estimate and its limits. Must not know how programs are compared.
 //!
-//! The number of messages is exact, and determines the time: a message takes 0.3 us of processor time where the state of all ranks fits
-//! in caches, as in rings, and up to 2 us where it does not. Memory is within a factor of 2 of the peak of the heap from 1 MB on; a test
-//! compares them.
+//! The number of messages is exact, and determines the time: a message takes 0.3 us of processor time where
+//! the state of all ranks fits in caches, as in rings, and up to 2 us where it does not. Memory is within a
+//! factor of 2 of the peak of the heap from 1 MB on; a test compares them.
 
 use super::activity::SimulatedActivity;
 use super::channels::Channel;

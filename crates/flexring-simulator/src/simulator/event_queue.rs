@@ -24,7 +24,8 @@ pub enum SimulatedEvent {
     Announced { channel: ChannelId },
     /// The sender was notified that a message was read.
     Released { channel: ChannelId },
-    /// A link has spent the tokens that let it exceed its bandwidth, if its use still has this number of changes.
+    /// A link has spent the tokens that let it exceed its bandwidth, if its use still has this number of
+    /// changes.
     TokensSpent { link: LinkId, changes: u32 },
     /// A rank's addition or copy ended, as far as its thread is concerned.
     JobEnds { rank: u32 },
@@ -32,10 +33,11 @@ pub enum SimulatedEvent {
 
 /// Events in the order of their times; those of one time in the order in which they were added.
 ///
-/// This is a radix heap: an event is in the bucket of the highest bit in which its time differs from the present one. When time
-/// proceeds to the earliest event, the events of its bucket move to lower ones. An event moves at most 64 times, each time from and
-/// to consecutive memory, and events of one time are always in one bucket, where they stay in order. Equal events that follow each
-/// other, such as the messages with which a rank fills a window, are stored once.
+/// This is a radix heap: an event is in the bucket of the highest bit in which its time differs from the
+/// present one. When time proceeds to the earliest event, the events of its bucket move to lower ones. An
+/// event moves at most 64 times, each time from and to consecutive memory, and events of one time are always
+/// in one bucket, where they stay in order. Equal events that follow each other, such as the messages with
+/// which a rank fills a window, are stored once.
 #[derive(Debug)]
 pub struct EventQueue {
     /// The time of the events that were removed last. No event is earlier.

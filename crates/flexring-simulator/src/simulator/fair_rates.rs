@@ -1,20 +1,22 @@
 //! Weighted max-min fair rates of flows that share links.
 //!
-//! Owns the links, which of them limits each flow, and the rates. Must not know transfers, messages or time, nor where weights come from.
+//! Owns the links, which of them limits each flow, and the rates. Must not know transfers, messages or time,
+//! nor where weights come from.
 //!
-//! Each flow has a weight, and its level is its rate divided by its weight. Rates are max-min fair if each flow has a link that limits it:
-//! one without spare bandwidth on which no flow has a higher level. (Bertsekas
-//! and Gallager, Data Networks, 6.5.2; the links that limit flows and how changes spread among them are the bottleneck structure
-//! of Ros-Giralt et al., On the Bottleneck Structure of Congestion-Controlled Networks, SIGMETRICS 2020.)
+//! Each flow has a weight, and its level is its rate divided by its weight. Rates are max-min fair if each
+//! flow has a link that limits it: one without spare bandwidth on which no flow has a higher level.
+//! (Bertsekas and Gallager, Data Networks, 6.5.2; the links that limit flows and how changes spread among
+//! them are the bottleneck structure of Ros-Giralt et al., On the Bottleneck Structure of
+//! Congestion-Controlled Networks, SIGMETRICS 2020.)
 //!
-//! When a flow begins or ends, only the links whose division changes are divided again. These candidates are at first the link
-//! of the change alone. Their flows get rates by water-filling; a flow that another link limits gets at most its present rate.
-//! Then the other links of flows whose rates have changed are checked. Those with too many bits, with spare bandwidth for flows
-//! that they limit, or with a flow of a higher level than these, become candidates too, and the candidates are divided again, until
-//! no link is added.
+//! When a flow begins or ends, only the links whose division changes are divided again. These candidates are
+//! at first the link of the change alone. Their flows get rates by water-filling; a flow that another link
+//! limits gets at most its present rate. Then the other links of flows whose rates have changed are checked.
+//! Those with too many bits, with spare bandwidth for flows that they limit, or with a flow of a higher level
+//! than these, become candidates too, and the candidates are divided again, until no link is added.
 //!
-//! Levels and weights are whole numbers. A link that limits flows leaves fewer units unused than the sum of its flows' weights, and gives
-//! each flow a level of at least one, even if it has fewer units than that.
+//! Levels and weights are whole numbers. A link that limits flows leaves fewer units unused than the sum of
+//! its flows' weights, and gives each flow a level of at least one, even if it has fewer units than that.
 
 use super::event_queue::{ChannelId, LinkId};
 use std::cmp::Reverse;
@@ -43,7 +45,8 @@ pub struct FairRates {
     paths: Vec<PathLink>,
     /// Flows that began since rates were computed.
     begun: Vec<ChannelId>,
-    /// Links that limit flows, and from which others have ended since then, and links whose capacities have changed.
+    /// Links that limit flows, and from which others have ended since then, and links whose capacities have
+    /// changed.
     freed: Vec<LinkId>,
     /// Flows whose rates have changed since then.
     changed: Vec<ChannelId>,
@@ -107,7 +110,8 @@ struct PathLink {
 
 #[derive(Debug)]
 struct RatedFlow {
-    /// The links that it shares with other flows, and the narrowest of the others if it is narrower than those.
+    /// The links that it shares with other flows, and the narrowest of the others if it is narrower than
+    /// those.
     path: Range<u32>,
     weight: u32,
     /// The rate if no other flow is active.
@@ -211,8 +215,8 @@ impl FairRates {
         }
     }
 
-    /// The link has another capacity from now on, at most the one that it began with. [`update`](Self::update) computes the rates of its flows.
-    /// Only for links that vary.
+    /// The link has another capacity from now on, at most the one that it began with.
+    /// [`update`](Self::update) computes the rates of its flows. Only for links that vary.
     pub fn set_capacity(&mut self, id: LinkId, capacity: u64) {
         let link = &mut self.links[id as usize];
         debug_assert!(link.varies, "a flow may not list it");
@@ -230,7 +234,8 @@ impl FairRates {
         self.links[id as usize].used as u64
     }
 
-    /// Moves the links with varying capacities whose use has changed since the last time to `links`, each once.
+    /// Moves the links with varying capacities whose use has changed since the last time to `links`, each
+    /// once.
     pub fn take_changed_use(&mut self, links: &mut Vec<LinkId>) {
         links.clear();
         links.append(&mut self.use_changed);
@@ -238,7 +243,8 @@ impl FairRates {
         links.dedup();
     }
 
-    /// Computes the rates that have changed. Returns these flows, some of them more than once, with their rates.
+    /// Computes the rates that have changed. Returns these flows, some of them more than once, with their
+    /// rates.
     pub fn update(&mut self) -> impl Iterator<Item = (ChannelId, u64)> + '_ {
         self.changed.clear();
         let mut begun = std::mem::take(&mut self.begun);
@@ -304,7 +310,8 @@ impl FairRates {
         }
     }
 
-    /// Water-filling: the candidate that can give its flows the lowest level determines their rates; the rest is divided among the others.
+    /// Water-filling: the candidate that can give its flows the lowest level determines their rates; the rest
+    /// is divided among the others.
     fn fill(&mut self) {
         let Self { links, flows, paths, division, .. } = self;
         let Division { number, candidates, members, limited, order, .. } = division;
@@ -454,7 +461,8 @@ impl SharedLink {
         (self.left / self.waiting.max(1)).max(1)
     }
 
-    /// Whether rates with this sum are unfair on the link, if it limits this many flows and the highest level of a new rate is `highest`.
+    /// Whether rates with this sum are unfair on the link, if it limits this many flows and the highest level
+    /// of a new rate is `highest`.
     fn is_unfair(&self, used: u128, limits: u32, highest: u64) -> bool {
         let capacity = u128::from(self.capacity);
         let is_full = used + u128::from(self.weight) > capacity;
@@ -498,7 +506,8 @@ mod tests {
         rates.flows.iter().map(|flow| flow.rate).collect()
     }
 
-    /// Checks that the active flows have weighted max-min fair rates but for rounding, and all that is stored about links.
+    /// Checks that the active flows have weighted max-min fair rates but for rounding, and all that is stored
+    /// about links.
     fn check(rates: &FairRates) -> Result<(), TestCaseError> {
         for (number, link) in (0..).zip(&rates.links) {
             let flows = || link.flows.iter().map(|id| &rates.flows[*id as usize]);

@@ -9,8 +9,9 @@ use flexring_plan::topology::Topology;
 /// Weights are bytes in flight in these units: other differences have no effect that can be measured.
 const UNIT: usize = 1 << 10;
 
-/// By rank and peer, in the order of [`Channels`](super::channels::Channels), the weight of what the rank sends to the peer: in proportion to the bytes that
-/// the link has in flight, with this `mean` over the links of a node. All are 1 if they are equal.
+/// By rank and peer, in the order of [`Channels`](super::channels::Channels), the weight of what the rank
+/// sends to the peer: in proportion to the bytes that the link has in flight, with this `mean` over the links
+/// of a node. All are 1 if they are equal.
 pub fn flow_weights(mean: usize, peers: &[RankPeers], topology: &Topology) -> Vec<u32> {
     let mut weights = vec![Vec::new(); peers.len()];
     for node in topology.ranks_of_nodes() {
@@ -55,7 +56,8 @@ mod tests {
 
     #[test]
     fn weights_are_in_proportion_to_what_is_sent_over_links() {
-        // The first rank sends twice as much to the second one as to the third one: 4/3 and 2/3 of 64 KiB, in units of 1 KiB.
+        // The first rank sends twice as much to the second one as to the third one: 4/3 and 2/3 of 64 KiB, in
+        // units of 1 KiB.
         assert_eq!(weights("1@1G+1@1G+1@1G", &[[1.0, 0.5], [1.0, 1.0], [1.0, 1.0]])[..2], [86, 43]);
     }
 }

@@ -1,8 +1,8 @@
 //! The simulator runs the programs of all ranks in virtual time, over the links of a topology.
 //!
-//! Owns virtual time and what a job costs in it. Must not know algorithms, nor decide what moves next: each rank has the
-//! [`Pipeline`](flexring_plan::pipeline::Pipeline) that the executor drives, with the executor's order, window and slots, so
-//! what is simulated is what runs.
+//! Owns virtual time and what a job costs in it. Must not know algorithms, nor decide what moves next: each
+//! rank has the [`Pipeline`](flexring_plan::pipeline::Pipeline) that the executor drives, with the executor's
+//! order, window and slots, so what is simulated is what runs.
 //!
 //! | module | owns |
 //! |---|---|
@@ -23,16 +23,19 @@
 //!
 //! # What is modelled
 //!
-//! - A transfer uses the uplinks on its way, each with its bandwidth in each direction; that of a node with several NICs through
-//!   those of its rank ([`PhysicalLinks`]). Transfers that share a link share it max-min fairly, by default in proportion to the bytes
-//!   that flexring's TCP connections have in flight ([`link_shares`](flexring_plan::link_shares)). The messages from one rank to another follow each other, as on one connection.
-//! - A message arrives when its last bit was sent and the latencies on its way have passed. Its memory can be overwritten when
-//!   the last bit was sent, or when it has arrived ([`SimulationParameters::completes_on_arrival`]).
+//! - A transfer uses the uplinks on its way, each with its bandwidth in each direction; that of a node with
+//!   several NICs through those of its rank ([`PhysicalLinks`]). Transfers that share a link share it max-min
+//!   fairly, by default in proportion to the bytes that flexring's TCP connections have in flight
+//!   ([`link_shares`](flexring_plan::link_shares)). The messages from one rank to another follow each other,
+//!   as on one connection.
+//! - A message arrives when its last bit was sent and the latencies on its way have passed. Its memory can be
+//!   overwritten when the last bit was sent, or when it has arrived
+//!   ([`SimulationParameters::completes_on_arrival`]).
 //! - Within a node, the receiver reads a message where the sender has it, while it adds.
 //! - Additions and copies of a rank take place one after the other. They read and write memory at one rate.
 //!
-//! Virtual time is a whole number of picoseconds, rates are whole thousandths of a bit per second, and events at one time are
-//! handled in the order in which they were queued, so equal inputs give equal results.
+//! Virtual time is a whole number of picoseconds, rates are whole thousandths of a bit per second, and events
+//! at one time are handled in the order in which they were queued, so equal inputs give equal results.
 
 mod activity;
 mod channels;
@@ -71,11 +74,12 @@ const LONGEST_TIME: f64 = (u64::MAX / parameters::PICOSECONDS / 2) as f64;
 /// Longest vector in bytes: 2^50.
 pub const LONGEST_VECTOR: u64 = 1 << 50;
 
-/// Simulates an all-reduce. `progress` is called now and then with the number of sub-chunks that are done, and of all.
+/// Simulates an all-reduce. `progress` is called now and then with the number of sub-chunks that are done,
+/// and of all.
 ///
 /// # Errors
-/// `InvalidSetting` if the vector is empty or too long, if the plan has another number of ranks than the topology, or if
-/// the job needs more than the limits of `call`: this is estimated before programs are made.
+/// `InvalidSetting` if the vector is empty or too long, if the plan has another number of ranks than the
+/// topology, or if the job needs more than the limits of `call`: this is estimated before programs are made.
 pub fn simulate(
     plan: &Plan,
     topology: &Topology,
@@ -131,7 +135,8 @@ pub(super) fn messages(plan: &Plan, bytes: u64, parameters: &SimulationParameter
     Ok(ProgramClasses::of_all_reduce(plan, parameters.spec(plan, bytes).in_waves(), &binding).messages())
 }
 
-/// An upper bound of the time in seconds: all ranks send and add their data one after the other, over the slowest link.
+/// An upper bound of the time in seconds: all ranks send and add their data one after the other, over the
+/// slowest link.
 fn longest_time(topology: &Topology, bytes: u64, messages: u64, parameters: &SimulationParameters) -> f64 {
     let slowest = PhysicalLinks::new(topology).bandwidths().flatten().min().unwrap_or(1) as f64 / 8.0;
     let longest = match topology.fabric() {
@@ -139,7 +144,8 @@ fn longest_time(topology: &Topology, bytes: u64, messages: u64, parameters: &Sim
         None => topology.vertices().iter().skip(1).map(|vertex| vertex.uplink.latency).max(),
     };
     let latencies = longest.unwrap_or(0) as f64 / 1e9;
-    // Two vectors in each direction. A message takes as long as on the slowest of its links. An addition reads two operands and writes one.
+    // Two vectors in each direction. A message takes as long as on the slowest of its links. An addition
+    // reads two operands and writes one.
     let sent = 4.0 * bytes as f64 * topology.world() as f64;
     let hops = topology.vertices().len() as f64;
     sent / slowest

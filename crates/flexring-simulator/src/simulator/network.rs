@@ -106,7 +106,8 @@ impl Network {
         self.rates.end(id);
     }
 
-    /// The tokens of a link are spent, if its use still has this number of changes. [`share`](Self::share) computes the rates.
+    /// The tokens of a link are spent, if its use still has this number of changes. [`share`](Self::share)
+    /// computes the rates.
     pub fn tokens_spent(&mut self, now: VirtualTime, link: LinkId, changes: u32) {
         self.buckets.spent(now, link, changes, &mut self.rates);
     }
@@ -188,8 +189,8 @@ mod tests {
         assert_eq!(network.carried().collect::<Vec<_>>(), [2400, 0, 0]);
     }
 
-    /// The times at which the last of a link's `flows` ends, if they send these bytes together, each time at once. The link has 1000 bytes a second, and
-    /// lets 500 pass at once.
+    /// The times at which the last of a link's `flows` ends, if they send these bytes together, each time at
+    /// once. The link has 1000 bytes a second, and lets 500 pass at once.
     fn ends_with_a_burst(flows: ChannelId, transfers: &[(VirtualTime, u64)]) -> Vec<VirtualTime> {
         let mut builder = TopologyBuilder::new("switch");
         for rank in 0..2 {
@@ -236,7 +237,8 @@ mod tests {
         for flows in [1, 2, 5] {
             // A link has saved nothing when a call begins.
             assert_eq!(ends_with_a_burst(flows, &[(0, 1_000)]), [1_000 * ms]);
-            // 200 bytes in a pause of 0.2 s: the link is 16 times as fast until these and what it collects meanwhile are spent.
+            // 200 bytes in a pause of 0.2 s: the link is 16 times as fast until these and what it collects
+            // meanwhile are spent.
             let fast = 200 * ms / 15;
             let ends = ends_with_a_burst(flows, &[(0, 1_000), (1_200 * ms, 1_000)]);
             let expected = 1_200 * ms + fast + (1_000 * ms - 16 * fast);
@@ -331,7 +333,8 @@ mod tests {
                 let used: Vec<&FlowPath> = active().map(|flow| &paths[flow]).collect();
                 for (flow, expected) in active().zip(from_scratch(&capacities, &used)) {
                     let rate = network.flows[flow].rate as f64;
-                    // Links leave at most a unit for each unit of weight, and others divide what flows do not use.
+                    // Links leave at most a unit for each unit of weight, and others divide what flows do not
+                    // use.
                     assert!(
                         (rate - expected).abs() < if are_equal { 5_000.0 } else { 50_000.0 },
                         "seed {seed}: {rate}, not {expected}"

@@ -16,8 +16,8 @@ pub struct LinkUse {
     pub up: u64,
     /// Bytes the other way.
     pub down: u64,
-    /// The part of the time in which the busier direction carried data at full speed: 0 to 1. With several NICs, that of the
-    /// busiest one.
+    /// The part of the time in which the busier direction carried data at full speed: 0 to 1. With several
+    /// NICs, that of the busiest one.
     pub busy: f64,
 }
 

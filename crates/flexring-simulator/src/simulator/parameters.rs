@@ -20,12 +20,14 @@ pub const PICOSECONDS: u64 = 1_000_000_000_000;
 /// What to simulate.
 #[derive(Clone, Copy, Debug)]
 pub struct SimulationInput {
-    /// Bytes of the vector that each rank contributes to an all-reduce, from 1 to [`LONGEST_VECTOR`](super::LONGEST_VECTOR).
+    /// Bytes of the vector that each rank contributes to an all-reduce, from 1 to
+    /// [`LONGEST_VECTOR`](super::LONGEST_VECTOR).
     pub bytes: u64,
-    /// Whether to record what each rank and link does, for a timeline and the critical path. Without it memory does not grow
-    /// with the number of messages in flight over time.
+    /// Whether to record what each rank and link does, for a timeline and the critical path. Without it
+    /// memory does not grow with the number of messages in flight over time.
     pub records: bool,
-    /// Whether to record the timeline of each rank ([`SimulatedRun::ranks`](super::SimulatedRun::ranks)), as real runs write them.
+    /// Whether to record the timeline of each rank ([`SimulatedRun::ranks`](super::SimulatedRun::ranks)), as
+    /// real runs write them.
     pub timelines: bool,
     /// Most bytes of memory that the simulation may need, by its estimate.
     pub most_memory: u64,
@@ -63,13 +65,17 @@ pub struct SimulationParameters {
     pub subchunk: usize,
     /// Slots of a rank's pool (`FLEXRING_SLOTS`). Ranks with more links have one for each.
     pub slots: usize,
-    /// Most messages in flight on a link between nodes, in each direction; at least 1. TCP links have 16, RDMA links 32.
+    /// Most messages in flight on a link between nodes, in each direction; at least 1. TCP links have 16,
+    /// RDMA links 32.
     pub window: usize,
-    /// Whether a send is complete when its message has arrived, as on RDMA connections; otherwise when its last bit was sent. With a window
-    /// of 1, a link then carries one message at a time, and each one begins when the one before has arrived.
+    /// Whether a send is complete when its message has arrived, as on RDMA connections; otherwise when its
+    /// last bit was sent. With a window of 1, a link then carries one message at a time, and each one begins
+    /// when the one before has arrived.
     pub completes_on_arrival: bool,
-    /// Bytes that a TCP connection has in flight, as a mean over those of a node (`FLEXRING_SOCKET_BUFFER`): connections divide the links that they share in
-    /// proportion to what each has ([`link_shares`](flexring_plan::link_shares)). With 0 they divide them equally, as where the kernel decides, and as RDMA links do.
+    /// Bytes that a TCP connection has in flight, as a mean over those of a node (`FLEXRING_SOCKET_BUFFER`):
+    /// connections divide the links that they share in proportion to what each has
+    /// ([`link_shares`](flexring_plan::link_shares)). With 0 they divide them equally, as where the kernel
+    /// decides, and as RDMA links do.
     pub tcp_in_flight: usize,
     /// Bytes per second that additions and copies read and write together; at least 1.
     pub memory_bandwidth: u64,
@@ -78,8 +84,8 @@ pub struct SimulationParameters {
 }
 
 impl SimulationParameters {
-    /// Floats, out of place, with the default settings, over TCP, on a core that moves 20 GB/s. An addition of two vectors of
-    /// 128 KiB then takes 20 us.
+    /// Floats, out of place, with the default settings, over TCP, on a core that moves 20 GB/s. An addition
+    /// of two vectors of 128 KiB then takes 20 us.
     pub const DEFAULT: Self = Self {
         element_bytes: 4,
         in_place: false,

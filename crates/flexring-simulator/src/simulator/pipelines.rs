@@ -2,9 +2,10 @@
 //!
 //! Owns which ranks share a program. Must not know events.
 //!
-//! Ranks whose programs differ in spans and peers only run one program, so memory grows with the number of different programs, and with what
-//! is in flight. Each such rank has peers of its own, which the program names as those of the rank that it was made for. Operands are
-//! listed by rank, because the order of addition takes no time and differs between the ranks of a group.
+//! Ranks whose programs differ in spans and peers only run one program, so memory grows with the number of
+//! different programs, and with what is in flight. Each such rank has peers of its own, which the program
+//! names as those of the rank that it was made for. Operands are listed by rank, because the order of
+//! addition takes no time and differs between the ranks of a group.
 
 use super::channels::RankPeers;
 use super::estimate::{RankSize, SimulationEstimate};
@@ -35,8 +36,8 @@ pub struct ProgramList {
 }
 
 impl ProgramList {
-    /// Compares the programs of all ranks. Ranks share programs if `shares`. `too_large` is called now and then with what the ranks so far
-    /// need, and returns the error if that is too much.
+    /// Compares the programs of all ranks. Ranks share programs if `shares`. `too_large` is called now and
+    /// then with what the ranks so far need, and returns the error if that is too much.
     pub fn new(
         classes: &mut ProgramClasses<'_>,
         topology: &Topology,
@@ -81,7 +82,8 @@ impl ProgramList {
     ) -> StartedRanks {
         let mut shared = SharedSteps::by_rank();
         let (mut ranks, mut peers): StartedRanks = (Vec::new(), Vec::new());
-        // By rank with a program of its own, the places of its peers in the list of the class, in rising order of the peers.
+        // By rank with a program of its own, the places of its peers in the list of the class, in rising
+        // order of the peers.
         let mut orders: HashMap<Rank, Vec<usize>> = HashMap::new();
         for (rank, (first, own)) in self.first.into_iter().zip(self.peers).enumerate() {
             let (mut pipeline, names, sent) = if first < rank {
@@ -196,8 +198,8 @@ mod tests {
             ("1x64", ring, Lowering::Chain, 64 << 10, 1),
             // The first and the last rank of a node have a peer on another one.
             ("4x16", ring, Lowering::Chain, 64 << 20, 3),
-            // The ranks of a node add in different orders. From the second level on, programs differ in which part of what was added
-            // before a rank adds to.
+            // The ranks of a node add in different orders. From the second level on, programs differ in which
+            // part of what was added before a rank adds to.
             ("4x4x4", hierarchical, Lowering::Auto, 1 << 20, 16),
             ("4x4x4", hierarchical, Lowering::Auto, 64 << 20, 16),
         ] {

@@ -1,6 +1,7 @@
 //! One rank: its pipeline and its thread.
 //!
-//! Owns what the thread does now, and the notifications that it has not handled. Must not know other ranks, links or time.
+//! Owns what the thread does now, and the notifications that it has not handled. Must not know other ranks,
+//! links or time.
 
 use super::activity::ActivityId;
 use super::event_queue::VirtualTime;
@@ -81,7 +82,8 @@ impl RankState {
         (elements.end - elements.start) * element_bytes
     }
 
-    /// What an addition takes; `None` if the result is already in its place. Adds the peers whose messages are read in place to `peers`.
+    /// What an addition takes; `None` if the result is already in its place. Adds the peers whose messages
+    /// are read in place to `peers`.
     pub fn combine(
         &self,
         step: StepId,
@@ -129,8 +131,8 @@ impl RankState {
         MessagePart { step, sub, bytes: self.bytes(step, sub, element_bytes) as usize }
     }
 
-    /// Reports all notifications to the pipeline, in their order. `readable` is called before each message that can be read in
-    /// place, with its sender. Whether there were any.
+    /// Reports all notifications to the pipeline, in their order. `readable` is called before each message
+    /// that can be read in place, with its sender. Whether there were any.
     pub fn poll(&mut self, mut readable: impl FnMut(&Self, Rank)) -> Result<bool, String> {
         let any = !self.inbox.is_empty();
         while let Some(ReceivedNotification { notification, cause, times }) = self.inbox.pop_front() {

@@ -1,6 +1,7 @@
 //! What each rank does when, in the form of a real run's timeline.
 //!
-//! Owns the spans that are over, and those of messages that are in flight. Must not know what makes a span possible.
+//! Owns the spans that are over, and those of messages that are in flight. Must not know what makes a span
+//! possible.
 
 use super::event_queue::{ChannelId, VirtualTime};
 use flexring_core::trace::{MessagePart, RecordedSpan, SpanActivity};

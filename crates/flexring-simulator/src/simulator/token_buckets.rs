@@ -2,13 +2,15 @@
 //!
 //! Owns the tokens of each such link, and whether it may exceed its bandwidth now. Must not know flows.
 //!
-//! A link collects tokens while it carries less than its bandwidth, at most as many as its burst, and spends them while it carries more. It
-//! begins without any, as in a series of calls. Tokens that links save before a call are not modelled, so calls after a pause are predicted too long.
+//! A link collects tokens while it carries less than its bandwidth, at most as many as its burst, and spends
+//! them while it carries more. It begins without any, as in a series of calls. Tokens that links save before
+//! a call are not modelled, so calls after a pause are predicted too long.
 
 use super::event_queue::{EventQueue, LinkId, SimulatedEvent, VirtualTime};
 use super::fair_rates::FairRates;
 
-/// What a link with tokens carries, in multiples of its bandwidth: bursts pass shapers as fast as the processor or the network interface is.
+/// What a link with tokens carries, in multiples of its bandwidth: bursts pass shapers as fast as the
+/// processor or the network interface is.
 const WITH_TOKENS: u64 = 16;
 
 /// The token buckets of all links that have one.
@@ -38,7 +40,8 @@ struct TokenBucket {
 }
 
 impl TokenBuckets {
-    /// Empty buckets of links, listed in rising order with their bandwidths and their most tokens, which are a rate times picoseconds.
+    /// Empty buckets of links, listed in rising order with their bandwidths and their most tokens, which are
+    /// a rate times picoseconds.
     pub fn new(links: impl Iterator<Item = (LinkId, u64, u128)>) -> Self {
         let bucket = |(link, bandwidth, size)| TokenBucket {
             link,
@@ -72,10 +75,11 @@ impl TokenBuckets {
         }
     }
 
-    /// Sets the capacities of links whose use has changed, and queues when they will have spent their tokens. Whether capacities have changed.
+    /// Sets the capacities of links whose use has changed, and queues when they will have spent their tokens.
+    /// Whether capacities have changed.
     ///
-    /// A link may exceed its bandwidth again only if it limits no flow, so this changes no rate. A link that falls back to its bandwidth stays there
-    /// as long as it limits a flow. So the rates settle.
+    /// A link may exceed its bandwidth again only if it limits no flow, so this changes no rate. A link that
+    /// falls back to its bandwidth stays there as long as it limits a flow. So the rates settle.
     pub fn follow(&mut self, now: VirtualTime, rates: &mut FairRates, queue: &mut EventQueue) -> bool {
         let mut changed = std::mem::take(&mut self.changed);
         rates.take_changed_use(&mut changed);

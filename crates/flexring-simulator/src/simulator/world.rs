@@ -1,7 +1,7 @@
 //! The loop over events: performs the actions of all pipelines and reports what happens to them.
 //!
-//! Owns the meaning of actions and events in virtual time. Must not decide what moves next: the pipelines do, and each rank
-//! performs actions and polls in the order of the executor's program path.
+//! Owns the meaning of actions and events in virtual time. Must not decide what moves next: the pipelines do,
+//! and each rank performs actions and polls in the order of the executor's program path.
 
 use super::activity::{ActivityId, ActivityKind, Record};
 use super::channels::{Channels, RankPeers, WaitingMessage};
@@ -392,7 +392,8 @@ impl<'a> SimulatedWorld<'a> {
         }
     }
 
-    /// Starts a job with bytes of its result and bytes that the thread moves. It reads messages of the peers in `read_from` in place.
+    /// Starts a job with bytes of its result and bytes that the thread moves. It reads messages of the peers
+    /// in `read_from` in place.
     fn start_job(
         &mut self,
         rank: Rank,

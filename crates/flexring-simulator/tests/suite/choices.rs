@@ -78,7 +78,8 @@ fn vectors_of_a_few_hundred_kilobytes_take_no_long_chains() {
     assert!(time < 400.0, "{time} us");
 }
 
-/// Where switches carry as much as the nodes below them, their description makes no job slower; and ranks that share a NIC send less.
+/// Where switches carry as much as the nodes below them, their description makes no job slower; and ranks
+/// that share a NIC send less.
 #[test]
 fn long_vectors_take_no_level_of_switches_and_no_nic_more_than_they_need() {
     for (cluster, part, bytes) in [

@@ -54,9 +54,9 @@ fn weighted_flexreduce_reaches_the_lower_bound_at_one_switch() {
     }
 }
 
-/// The spans of ranks nest, so that no link carries more than its share of the links above it. What is left are trees where it would help
-/// that a slow switch sends the same data to a fast one above it more than once. Nodes whose ranks divide several NICs are left out, as the
-/// bound takes them for one link.
+/// The spans of ranks nest, so that no link carries more than its share of the links above it. What is left
+/// are trees where it would help that a slow switch sends the same data to a fast one above it more than
+/// once. Nodes whose ranks divide several NICs are left out, as the bound takes them for one link.
 #[test]
 fn weighted_flexreduce_reaches_the_lower_bound_on_most_trees() {
     let mut ratios = Vec::new();
@@ -73,8 +73,8 @@ fn weighted_flexreduce_reaches_the_lower_bound_on_most_trees() {
     assert!(shares[0] > 0.8 && shares[1] > 0.9 && shares[2] >= 1.0, "{shares:?}");
 }
 
-/// On clusters as those of the paper: nodes of up to four ranks at one switch. Where nodes differ more, spans can only nest if a rank has as many
-/// spans as there are ranks on another node.
+/// On clusters as those of the paper: nodes of up to four ranks at one switch. Where nodes differ more, spans
+/// can only nest if a rank has as many spans as there are ranks on another node.
 #[test]
 fn flexreduce_makes_no_more_calls_than_equation_12_allows() {
     for seed in 0..cases(60) {

@@ -77,7 +77,8 @@ fn transfers_over_a_shared_trunk_divide_its_bandwidth() {
         let plan = Plan::on(hierarchical::plan(&topology, &[2, 2]).expect("4"), &topology, Lowering::Auto);
         let bytes = 64 << 20;
         let run = run(&plan, &topology, bytes, &FAST);
-        // Both pairs exchange halves over the trunks at the same time, so each trunk carries the vector once each way.
+        // Both pairs exchange halves over the trunks at the same time, so each trunk carries the vector once
+        // each way.
         let ratio = run.seconds() / (bytes as f64 * nanoseconds * 1e-9);
         assert!((1.0..1.05).contains(&ratio), "{ratio} times the time of the trunk");
         let busiest = run.busiest().expect("something is sent");
@@ -88,8 +89,8 @@ fn transfers_over_a_shared_trunk_divide_its_bandwidth() {
 
 #[test]
 fn the_links_of_nodes_with_a_single_rank_are_in_use_all_the_time() {
-    // A shard of such a rank is gathered from all ranks of another node. While it was summed from its start to its end, one link after
-    // the other was in use: 1.13 and 1.17 of the bound.
+    // A shard of such a rank is gathered from all ranks of another node. While it was summed from its start
+    // to its end, one link after the other was in use: 1.13 and 1.17 of the bound.
     for (nodes, most) in [("1@1G+4@1G", 1.06), ("5@1G+2@1G+1@1G", 1.12), ("3@1G+3@1G+4@1G", 1.03)] {
         let topology = short(nodes);
         let plan = Plan::on(flexreduce::plan(&topology).expect("a small tree"), &topology, Lowering::Auto);

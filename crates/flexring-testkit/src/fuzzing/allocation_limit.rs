@@ -6,7 +6,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Bytes allocated less bytes freed by this thread, and the most of it since the last [`AllocationLimit::start`].
+    /// Bytes allocated less bytes freed by this thread, and the most of it since the last
+    /// [`AllocationLimit::start`].
     static TAKEN: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }

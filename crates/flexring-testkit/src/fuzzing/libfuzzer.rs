@@ -69,7 +69,8 @@ pub(super) fn run(target: &FuzzTarget, inputs: &[Vec<u8>], time: Duration, check
     // SAFETY: this function does not return, so that what `check` borrows is valid as long as it is used.
     let check: &'static dyn Fn(&[u8]) = unsafe { std::mem::transmute(check) };
     CHECK.set(Some(check));
-    // SAFETY: `argv` has `argc` texts that end with a zero byte and a null pointer, and lives until the process ends.
+    // SAFETY: `argv` has `argc` texts that end with a zero byte and a null pointer, and lives until the
+    // process ends.
     let status = unsafe { LLVMFuzzerRunDriver(&raw mut argc, &raw mut argv, run_input) };
     std::process::exit(status)
 }

@@ -1,10 +1,11 @@
-//! Fuzz targets: what every one of them has in common. The targets are tests, next to what they test, of crates that
-//! install [`MeasuringAllocator`].
+//! Fuzz targets: what every one of them has in common. The targets are tests, next to what they test, of
+//! crates that install [`MeasuringAllocator`].
 //!
 //! Owns how inputs are found and how a failure is reported.
 //!
-//! `cargo test` replays the inputs of `tests/corpus/TARGET.hex`, then runs mutations of them for a fraction of a second.
-//! `make fuzz` runs each target under libFuzzer, guided by coverage, for `FLEXRING_FUZZ_SECONDS`.
+//! `cargo test` replays the inputs of `tests/corpus/TARGET.hex`, then runs mutations of them for a fraction
+//! of a second. `make fuzz` runs each target under libFuzzer, guided by coverage, for
+//! `FLEXRING_FUZZ_SECONDS`.
 
 mod allocation_limit;
 mod input_reader;
@@ -37,7 +38,8 @@ pub struct FuzzTarget {
 }
 
 impl FuzzTarget {
-    /// Runs `check` on the seeds, the committed inputs, and mutations of both. `check` panics if an input does what none may do.
+    /// Runs `check` on the seeds, the committed inputs, and mutations of both. `check` panics if an input
+    /// does what none may do.
     pub fn run(&self, seeds: &[Vec<u8>], check: impl Fn(&[u8])) {
         let inputs = Vec::from_iter(seeds.iter().cloned().chain(self.corpus()));
         for input in &inputs {
@@ -48,7 +50,8 @@ impl FuzzTarget {
             libfuzzer::run(self, &inputs, seconds, &|input| self.check(input, &check));
         }
         let time = seconds().unwrap_or(Duration::from_millis(cases(USUAL_MILLISECONDS)));
-        // Tests try equal inputs in each run, more of them with a larger effort, so that a failure comes from a change of the code.
+        // Tests try equal inputs in each run, more of them with a larger effort, so that a failure comes from
+        // a change of the code.
         let seed = if seconds().is_some() { fastrand::u64(..) } else { 1 };
         let mut mutator = Mutator::new(inputs, self.longest, seed);
         let (begun, mut runs) = (Instant::now(), 0u64);
@@ -87,7 +90,8 @@ impl FuzzTarget {
         resume_unwind(panic)
     }
 
-    /// The committed inputs: one in each line, in hexadecimal. Lines that begin with `#` say what an input has found.
+    /// The committed inputs: one in each line, in hexadecimal. Lines that begin with `#` say what an input
+    /// has found.
     fn corpus(&self) -> Vec<Vec<u8>> {
         let path = root().join("tests/corpus").join(format!("{}.hex", self.name));
         let Ok(text) = std::fs::read_to_string(&path) else { return Vec::new() };

@@ -16,7 +16,8 @@ pub(super) struct Mutator {
 }
 
 impl Mutator {
-    /// Changes the `known` inputs, and keeps them shorter than `longest` bytes. Equal seeds give equal inputs.
+    /// Changes the `known` inputs, and keeps them shorter than `longest` bytes. Equal seeds give equal
+    /// inputs.
     pub(super) fn new(known: Vec<Vec<u8>>, longest: usize, seed: u64) -> Self {
         Self { known, longest, random: Rng::with_seed(seed) }
     }

@@ -2,10 +2,12 @@
 //!
 //! Owns the rules by which one launcher may start another.
 //!
-//! - A launcher whose variables cannot be used, because one is missing for example, is skipped if those of another can: batch scripts export
-//!   `WORLD_SIZE` for other programs.
-//! - torchrun may run within mpirun or srun, and mpirun within srun, which starts mpirun's daemons. The inner one counts.
-//! - So does a program that starts more ranks than an outer launcher started processes, and sets torchrun's variables for them.
+//! - A launcher whose variables cannot be used, because one is missing for example, is skipped if those of
+//!   another can: batch scripts export `WORLD_SIZE` for other programs.
+//! - torchrun may run within mpirun or srun, and mpirun within srun, which starts mpirun's daemons. The inner
+//!   one counts.
+//! - So does a program that starts more ranks than an outer launcher started processes, and sets torchrun's
+//!   variables for them.
 //! - A launcher that started a single process says nothing about the ranks which that process starts.
 //! - Otherwise all must give the same rank and world size. Variables that are left over in a shell do not.
 
@@ -34,7 +36,8 @@ pub(super) fn complete_launchers(environment: &Environment<'_>) -> Result<Vec<La
 /// The launcher that started this process, if it is a known one.
 ///
 /// # Errors
-/// `InvalidSetting`, with the variables, if launchers give different ranks or world sizes and one did not start the other.
+/// `InvalidSetting`, with the variables, if launchers give different ranks or world sizes and one did not
+/// start the other.
 pub(super) fn detect_launcher(environment: &Environment<'_>) -> Result<Option<LauncherInfo>> {
     let Some((inner, outer)) = nested_launchers(environment)? else {
         return Ok(None);
@@ -66,13 +69,15 @@ fn contradicts(environment: &Environment<'_>, inner: &LauncherInfo, outer: &Laun
     !(is_equal || outer.world.value == 1 || is_within(environment, inner, outer))
 }
 
-/// Whether a process of `outer` may have started this rank and others: an agent of torchrun, or a program that sets the same variables.
+/// Whether a process of `outer` may have started this rank and others: an agent of torchrun, or a program
+/// that sets the same variables.
 fn is_within(environment: &Environment<'_>, inner: &LauncherInfo, outer: &LauncherInfo) -> bool {
     inner.launcher == "torchrun"
         && (inner.world.value > outer.world.value || is_of_torchrun_itself(environment))
 }
 
-/// Only torchrun itself sets this variable. Its agents may number the nodes in another order than an outer launcher.
+/// Only torchrun itself sets this variable. Its agents may number the nodes in another order than an outer
+/// launcher.
 fn is_of_torchrun_itself(environment: &Environment<'_>) -> bool {
     environment.text("TORCHELASTIC_RUN_ID").is_some()
 }
@@ -92,8 +97,9 @@ fn contradiction(inner: &LauncherInfo, outer: &LauncherInfo) -> Error {
     ))
 }
 
-/// A warning, if a program that sets torchrun's variables has started more ranks than an outer launcher started processes, but not as one
-/// program for each process would, with equally many ranks and those of the first process first.
+/// A warning, if a program that sets torchrun's variables has started more ranks than an outer launcher
+/// started processes, but not as one program for each process would, with equally many ranks and those of the
+/// first process first.
 pub(super) fn unusual_ranks(environment: &Environment<'_>) -> Option<String> {
     let (inner, outer) = nested_launchers(environment).ok()??;
     let is_usual = |outer: &&LauncherInfo| {
@@ -117,8 +123,8 @@ pub(super) fn unusual_ranks(environment: &Environment<'_>) -> Option<String> {
     })
 }
 
-/// A warning, if this process is the only rank of its world, but a launcher that started several processes started it as its first
-/// one.
+/// A warning, if this process is the only rank of its world, but a launcher that started several processes
+/// started it as its first one.
 pub(super) fn alone_among_several(environment: &Environment<'_>, world: NumericVariable) -> Option<String> {
     let several = complete_launchers(environment).unwrap_or_default();
     let several = several.iter().find(|outer| outer.world.value > 1 && outer.rank.value == 0)?;

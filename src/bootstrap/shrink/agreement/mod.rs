@@ -1,8 +1,8 @@
 //! Who is left, and who decides it, as a state machine without I/O.
 //!
-//! Owns what this rank knows about the others; `evaluation` draws the conclusions. Callers report connections, messages and the time, and
-//! carry out the returned [`AgreementAction`]s. The argument why the decisions of different ranks agree is in the parent
-//! module.
+//! Owns what this rank knows about the others; `evaluation` draws the conclusions. Callers report
+//! connections, messages and the time, and carry out the returned [`AgreementAction`]s. The argument why the
+//! decisions of different ranks agree is in the parent module.
 
 use super::message::{CallsMade, NewWorld, ShrinkMessage, ShrinkNotice, Stance};
 use crate::error::{Error, ErrorKind};
@@ -199,8 +199,8 @@ impl Agreement {
         self.broadcast_state();
     }
 
-    /// The id that the leader, this rank, has created for the members; or why it could not. Whether the id is used: if a
-    /// member was lost meanwhile, it is not, and the next tick decides again.
+    /// The id that the leader, this rank, has created for the members; or why it could not. Whether the id is
+    /// used: if a member was lost meanwhile, it is not, and the next tick decides again.
     pub(super) fn decided(&mut self, members: Vec<Rank>, id: Result<Vec<u8>, Error>) -> bool {
         self.is_deciding = false;
         let ShrinkProgress::Called(call) = &self.progress else {
@@ -239,7 +239,8 @@ impl Agreement {
         }
     }
 
-    /// Notices were not sent yet at `now`. The decision must be made again, after the connections were read once more.
+    /// Notices were not sent yet at `now`. The decision must be made again, after the connections were read
+    /// once more.
     pub(super) fn decide_later(&mut self, now: Instant) {
         self.is_deciding = false;
         if let ShrinkProgress::Called(call) = &mut self.progress {
@@ -270,7 +271,8 @@ impl Agreement {
         }
     }
 
-    /// The attempt to connect ended for a reason that says nothing about the rank. It is tried again: at once, or a pause after `since`.
+    /// The attempt to connect ended for a reason that says nothing about the rank. It is tried again: at
+    /// once, or a pause after `since`.
     pub(super) fn on_not_tried(&mut self, rank: Rank, since: Option<Instant>) {
         let peer = &mut self.peers[rank];
         if peer.reach == Reach::Connecting {
@@ -314,8 +316,8 @@ impl Agreement {
         }
     }
 
-    /// As the leader, sends the other members that the world is cancelled, unless they were sent it before. Those that are not
-    /// connected to its coordinator yet would look for it until their time-out.
+    /// As the leader, sends the other members that the world is cancelled, unless they were sent it before.
+    /// Those that are not connected to its coordinator yet would look for it until their time-out.
     fn notify_cancelled(&mut self, error: &Error) {
         if let ShrinkProgress::Joining { world, leader, is_cancelled: false, .. } = &self.progress
             && *leader == self.me
@@ -447,7 +449,8 @@ impl Agreement {
         Some(now + if is_searching { NOTICE_WAIT / 5 } else { REPEAT / 2 })
     }
 
-    /// Answers a rank that has called shrink after `finished` calls, if this rank has decided already, or excludes it.
+    /// Answers a rank that has called shrink after `finished` calls, if this rank has decided already, or
+    /// excludes it.
     fn answer_call(&mut self, rank: Rank, generation: u64, finished: u64) {
         let world = match &self.progress {
             ShrinkProgress::Joining { world, leader, is_cancelled: false, .. } if *leader == self.me => {
@@ -478,7 +481,8 @@ impl Agreement {
             {
                 call
             }
-            // This rank gave it up, or went on in another world. The leader would wait for it until the time-out.
+            // This rank gave it up, or went on in another world. The leader would wait for it until the
+            // time-out.
             (ShrinkProgress::Called(_), Some(generation)) if generation == self.generation => {
                 return self.decline(leader, world.id);
             }
@@ -529,7 +533,8 @@ impl Agreement {
         ))
     }
 
-    /// Ends the agreement with an error on all ranks that have called. Ranks that exclude this one go on, unless they must not.
+    /// Ends the agreement with an error on all ranks that have called. Ranks that exclude this one go on,
+    /// unless they must not.
     fn fail_all(&mut self, error: Error) {
         for (rank, peer) in self.peers.iter().enumerate() {
             let called = matches!(peer.stance, Some(Stance::Called { .. }));

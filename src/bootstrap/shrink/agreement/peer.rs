@@ -31,10 +31,11 @@ pub(super) struct ShrinkPeer {
     pub(super) generation: u64,
     /// `None` until it is heard.
     pub(super) stance: Option<Stance>,
-    /// Whether it is left out: a notice was sent to it, or a world came about without it although it was not excluded.
+    /// Whether it is left out: a notice was sent to it, or a world came about without it although it was not
+    /// excluded.
     pub(super) left_out: bool,
-    /// If the program's last call of shrink excludes the rank: the calls of shrink of that rank that belong to it are those after
-    /// at most so many calls.
+    /// If the program's last call of shrink excludes the rank: the calls of shrink of that rank that belong
+    /// to it are those after at most so many calls.
     pub(super) excluded_until: Option<u64>,
     /// Whether it excludes this rank from the call of shrink that this rank has made.
     pub(super) excludes_me: bool,
@@ -54,7 +55,8 @@ impl ShrinkPeer {
         }
     }
 
-    /// Whether its own call of shrink, as far as known, excludes `me` from one that `me` makes after these calls.
+    /// Whether its own call of shrink, as far as known, excludes `me` from one that `me` makes after these
+    /// calls.
     pub(super) fn has_excluded(&self, me: Rank, calls: CallsMade) -> bool {
         match &self.stance {
             Some(Stance::Called { exclude, finished, .. }) => {

@@ -1,7 +1,7 @@
 //! The ports at which this process answers ranks that shrink.
 //!
-//! Owns their table, the creation of their sockets, and the lifetime of the thread that serves them. All communicators of the
-//! process share them.
+//! Owns their table, the creation of their sockets, and the lifetime of the thread that serves them. All
+//! communicators of the process share them.
 
 use super::ports_shared::{PortsShared, ShrinkSocket};
 use super::served_rank::ServedRank;
@@ -15,7 +15,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-/// The ports of this process at some addresses. When the last handle is dropped, the thread ends and the sockets close.
+/// The ports of this process at some addresses. When the last handle is dropped, the thread ends and the
+/// sockets close.
 #[derive(Debug)]
 pub(super) struct ShrinkPorts {
     addresses: Vec<IpAddr>,
@@ -30,10 +31,12 @@ pub(super) struct ShrinkPorts {
 static OPEN: PerProcess<Mutex<Vec<Weak<ShrinkPorts>>>> = PerProcess::new();
 
 impl ShrinkPorts {
-    /// The ports at these addresses, which are opened if there are none: in `range`, or where the kernel chooses.
+    /// The ports at these addresses, which are opened if there are none: in `range`, or where the kernel
+    /// chooses.
     ///
     /// # Errors
-    /// `System`, naming the address, if one cannot be listened on; also if no descriptor or thread is available.
+    /// `System`, naming the address, if one cannot be listened on; also if no descriptor or thread is
+    /// available.
     pub(super) fn at(addresses: &[IpAddr], range: Option<ListeningPorts>) -> Result<Arc<Self>> {
         let mut table = OPEN.get().lock().unwrap_or_else(PoisonError::into_inner);
         table.retain(|ports| ports.strong_count() > 0);
@@ -69,8 +72,8 @@ impl ShrinkPorts {
         &self.endpoints
     }
 
-    /// Whether this process opened the ports, and is not a forked child. In a child no other function may be called: a lock may be
-    /// held for ever.
+    /// Whether this process opened the ports, and is not a forked child. In a child no other function may be
+    /// called: a lock may be held for ever.
     pub(super) fn are_of_this_process(&self) -> bool {
         self.creator.is_current()
     }

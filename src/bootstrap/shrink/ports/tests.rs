@@ -1,7 +1,7 @@
 //! Several communicators of one process that share the ports at which they shrink.
 //!
-//! Each test has a loopback address of its own, and so ports of its own. Silence is long, so that a rank that counts as silent where it
-//! must count as gone, or the other way round, shows in the time that a test takes.
+//! Each test has a loopback address of its own, and so ports of its own. Silence is long, so that a rank that
+//! counts as silent where it must count as gone, or the other way round, shows in the time that a test takes.
 
 use super::super::frame::ShrinkFrame;
 use super::super::listener::ShrinkListener;
@@ -126,7 +126,8 @@ fn a_dropped_communicator_counts_as_gone_while_others_go_on() {
             }
         }
     });
-    // While this process joins a communicator, ranks that it does not have may come yet. Not those that it has had.
+    // While this process joins a communicator, ranks that it does not have may come yet. Not those that it
+    // has had.
     let joining = ShrinkListener::bind(&[ip.into()], None).expect("a port");
     drop(first.remove(0));
     assert_eq!(shrink(&first[0]), [2]);

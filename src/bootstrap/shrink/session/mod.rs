@@ -1,16 +1,17 @@
 //! One authenticated connection between two ranks that shrink.
 //!
-//! Owns its frames. The end that connected first sends an opening with a random number, and the other end answers with another; each
-//! later frame carries an authentication code over both numbers, the direction and its position, so that no frame can be forged,
-//! repeated or sent back. A notice has no position: it is sent to a rank that sends nothing, and it stays true.
+//! Owns its frames. The end that connected first sends an opening with a random number, and the other end
+//! answers with another; each later frame carries an authentication code over both numbers, the direction and
+//! its position, so that no frame can be forged, repeated or sent back. A notice has no position: it is sent
+//! to a rank that sends nothing, and it stays true.
 //!
-//! The answer that the other rank is gone carries no such code, because the process has no key any more. It repeats the random number
-//! of the opening, so it comes from a process that this end has reached, or that reads the network in between. Either could
-//! also refuse the connection, which means the same.
+//! The answer that the other rank is gone carries no such code, because the process has no key any more. It
+//! repeats the random number of the opening, so it comes from a process that this end has reached, or that
+//! reads the network in between. Either could also refuse the connection, which means the same.
 //!
-//! If the job is encrypted, encryption begins when the end that connected has the other one's answer. Messages wait for it, and
-//! their codes cover its binding. A notice does not wait: a rank that sends nothing gets it in plain text. While encryption begins, it
-//! needs another connection.
+//! If the job is encrypted, encryption begins when the end that connected has the other one's answer.
+//! Messages wait for it, and their codes cover its binding. A notice does not wait: a rank that sends nothing
+//! gets it in plain text. While encryption begins, it needs another connection.
 
 use super::frame::{
     SHRINK_MAGIC, SHRINK_VERSION, ServiceNumber, SessionNonce, ShrinkFrame, frame_limit, payload_of,
@@ -93,7 +94,8 @@ impl Session {
     /// Takes over a connection that was opened to this rank.
     ///
     /// # Errors
-    /// `Rendezvous` if it claims to come from a rank that does not exist, or from this one; `System` without random numbers.
+    /// `Rendezvous` if it claims to come from a rank that does not exist, or from this one; `System` without
+    /// random numbers.
     pub(super) fn accept(connection: OpenedConnection, params: &SessionParams) -> Result<Self> {
         let OpenedConnection { stream, opening } = connection;
         if opening.from >= params.world || opening.from == params.me {
@@ -138,8 +140,8 @@ impl Session {
         self.authenticated
     }
 
-    /// Whether queued frames are not completely sent. Messages that wait for the other end do not count: if it never answers, it needs
-    /// none of them, because they say no more than the end of the connection.
+    /// Whether queued frames are not completely sent. Messages that wait for the other end do not count: if
+    /// it never answers, it needs none of them, because they say no more than the end of the connection.
     pub(super) fn has_unsent(&self) -> bool {
         self.stream.has_unsent()
     }
@@ -150,7 +152,8 @@ impl Session {
         self.seal_waiting()
     }
 
-    /// Whether a notice can be sent now, as the other end expects it: not while encryption begins, which needs the other end.
+    /// Whether a notice can be sent now, as the other end expects it: not while encryption begins, which
+    /// needs the other end.
     pub(super) fn can_notify(&self) -> bool {
         let is_plain = self.is_initiator && self.peer_nonce.is_none();
         is_plain || self.stream.binding().is_some()
@@ -179,7 +182,8 @@ impl Session {
         Ok(())
     }
 
-    /// What the code of a message covers. `binding` is that of the connection; `outgoing` if this end sends the message.
+    /// What the code of a message covers. `binding` is that of the connection; `outgoing` if this end sends
+    /// the message.
     fn authenticated_parts<'a>(
         &'a self,
         peer_nonce: &'a [u8; 16],

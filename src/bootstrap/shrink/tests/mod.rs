@@ -273,8 +273,8 @@ impl Simulation {
         self.ranks[me].fails_at.get_or_insert(at);
     }
 
-    /// A world comes about when all of its members are connected to its coordinator, which is the leader's. It fails on those that
-    /// are when one of them ends, or the coordinator. Those that are not look for it.
+    /// A world comes about when all of its members are connected to its coordinator, which is the leader's.
+    /// It fails on those that are when one of them ends, or the coordinator. Those that are not look for it.
     fn join(&mut self) {
         for me in 0..self.ranks.len() {
             let rank = &self.ranks[me];
@@ -389,7 +389,8 @@ fn a_stopped_rank_is_left_out_and_fails_when_it_continues() {
     }
 }
 
-/// Counter-example: a rank that had no descriptor for a connection took the other one for unreachable, and went on without it.
+/// Counter-example: a rank that had no descriptor for a connection took the other one for unreachable, and
+/// went on without it.
 #[test]
 fn a_rank_without_descriptors_for_a_while_leaves_no_rank_out() {
     for lacking in 0..3 {
@@ -403,8 +404,8 @@ fn a_rank_without_descriptors_for_a_while_leaves_no_rank_out() {
     }
 }
 
-/// Counter-example: a connection that was given up with a call of shrink counted as one that is being made in the next call, in which
-/// the rank was not tried and taken for unreachable.
+/// Counter-example: a connection that was given up with a call of shrink counted as one that is being made in
+/// the next call, in which the rank was not tried and taken for unreachable.
 #[test]
 fn a_connection_that_a_call_gave_up_is_made_again_by_the_next_one() {
     let mut simulation = Simulation::new(3, 8);

@@ -1,7 +1,7 @@
 //! The memory that hosts and kernels share for collectives.
 //!
-//! Owns its layout, which is that of `kernels/collective.h`; the comments there say who writes each word. Must not know who
-//! allocates it.
+//! Owns its layout, which is that of `kernels/collective.h`; the comments there say who writes each word.
+//! Must not know who allocates it.
 
 use std::sync::atomic::AtomicU64;
 
@@ -31,9 +31,9 @@ pub(super) const STAGED: u32 = 1;
 pub(super) const MISMATCH: u64 = 1;
 pub(super) const OVERLAP: u64 = 2;
 
-/// Longest block, in bytes, that inboxes have room for on a node of up to 4 ranks, and of more. Above it two exchanges of a part
-/// each are faster than one of the whole (bench/results, `shared_gpu_allreduce` on an H100: 8 ranks, 128 KiB 20 us at once and 16
-/// in parts).
+/// Longest block, in bytes, that inboxes have room for on a node of up to 4 ranks, and of more. Above it two
+/// exchanges of a part each are faster than one of the whole (bench/results, `shared_gpu_allreduce` on an
+/// H100: 8 ranks, 128 KiB 20 us at once and 16 in parts).
 const SHORT_BYTES: [usize; 2] = [128 << 10, 64 << 10];
 const FEW_RANKS: usize = 4;
 /// The alignment of the parts of a rank's memory.

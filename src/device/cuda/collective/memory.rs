@@ -1,7 +1,7 @@
 //! The memory of one rank that the kernels of its node share.
 //!
-//! Owns how it is cleared, connected to that of the other ranks, and closed, and that it outlives the graphs which have captured
-//! calls. Must not know how kernels are launched.
+//! Owns how it is cleared, connected to that of the other ranks, and closed, and that it outlives the graphs
+//! which have captured calls. Must not know how kernels are launched.
 
 use super::layout::{CLOSED_AT, CollectiveLayout, MOST_RANKS, OWNER, PEERS, StatusWords, memory_at};
 use super::status::{CollectiveFailure, CollectiveWait};
@@ -24,7 +24,8 @@ const MOVE: u32 = 1;
 /// How long the end of a communicator waits for a replay that runs.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One rank's memory for collectives, in GPU memory that the other ranks have open, and the words that its kernels report in.
+/// One rank's memory for collectives, in GPU memory that the other ranks have open, and the words that its
+/// kernels report in.
 pub(crate) struct CollectiveMemory {
     gpu: Arc<Gpu>,
     /// The allocation, which has it at the end, from this offset on.
@@ -40,13 +41,13 @@ pub(crate) struct CollectiveMemory {
     replay_logged: AtomicBool,
 }
 
-/// Memory whose communicators have ended, but not the graphs that have captured their calls: a replay finds there that it must
-/// leave.
+/// Memory whose communicators have ended, but not the graphs that have captured their calls: a replay finds
+/// there that it must leave.
 static CAPTURED: Mutex<Vec<Arc<CollectiveMemory>>> = Mutex::new(Vec::new());
 
 impl CollectiveMemory {
-    /// The memory at the end of `shared`, whose other users leave the last [`CollectiveLayout::bytes`] to it. Not open in another
-    /// process yet.
+    /// The memory at the end of `shared`, whose other users leave the last [`CollectiveLayout::bytes`] to it.
+    /// Not open in another process yet.
     ///
     /// # Errors
     /// `System` if there is too little pinned memory.
@@ -81,8 +82,8 @@ impl CollectiveMemory {
         }))
     }
 
-    /// Connects it to that of all other ranks. `peers`: by rank, the allocation as this process has it open; `None` for this rank.
-    /// Before the first launch.
+    /// Connects it to that of all other ranks. `peers`: by rank, the allocation as this process has it open;
+    /// `None` for this rank. Before the first launch.
     ///
     /// # Errors
     /// `Internal` if an allocation is too short; `System` if the GPU fails.
@@ -174,7 +175,8 @@ impl CollectiveMemory {
             unsafe { release_capture(captures) };
             return Err(failure.into());
         }
-        // SAFETY: the caller guarantees the graph; the object has the one reference that the graph takes over.
+        // SAFETY: the caller guarantees the graph; the object has the one reference that the graph takes
+        // over.
         let kept = unsafe { driver.graph_retain_user_object(graph, object, 1, MOVE) };
         kept.map_err(|failure| {
             // SAFETY: the graph has not taken the reference.
@@ -188,8 +190,8 @@ impl CollectiveMemory {
         self.captures.load(Ordering::Acquire) > 0
     }
 
-    /// Has all later replays leave, and keeps the memory for as long as a graph may be replayed. `false` if a replay still runs
-    /// after a second: then the memory of all ranks must stay as it is.
+    /// Has all later replays leave, and keeps the memory for as long as a graph may be replayed. `false` if a
+    /// replay still runs after a second: then the memory of all ranks must stay as it is.
     pub(crate) fn close(self: &Arc<Self>) -> bool {
         if !self.is_captured() {
             return true;
@@ -212,7 +214,8 @@ impl CollectiveMemory {
         })
     }
 
-    /// Logs, once for each communicator that has ended, that a graph with its calls was launched. No caller would get the error.
+    /// Logs, once for each communicator that has ended, that a graph with its calls was launched. No caller
+    /// would get the error.
     pub(crate) fn log_late_replays() {
         for memory in CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             if memory.failure().is_some() && !memory.replay_logged.swap(true, Ordering::Relaxed) {
@@ -231,7 +234,8 @@ impl CollectiveMemory {
     }
 
     fn status(&self) -> &StatusWords {
-        // SAFETY: the memory begins with the words, is aligned to a page and was zeroed; all of them are atomics.
+        // SAFETY: the memory begins with the words, is aligned to a page and was zeroed; all of them are
+        // atomics.
         unsafe { self.status.start().cast::<StatusWords>().as_ref() }
     }
 

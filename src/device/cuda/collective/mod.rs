@@ -1,7 +1,8 @@
 //! Collectives that kernels run themselves, from the first exchange to the last byte, without the host.
 //!
-//! Owns the memory that the kernels of a node's ranks share, how a collective is described to a kernel, and what kernels report.
-//! docs/gpu.md explains the protocol. Must not know links, plans, nor who waits for a call.
+//! Owns the memory that the kernels of a node's ranks share, how a collective is described to a kernel, and
+//! what kernels report. docs/gpu.md explains the protocol. Must not know links, plans, nor who waits for a
+//! call.
 //!
 //! | file | owns |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! A collective as blocks of equal length: which ranks get one from this rank, and whose blocks it gets.
 //!
-//! Owns that description, the choice between one exchange and rounds through stages, and the number of slices. All of them follow
-//! from what all ranks of a call know, so that they agree. Must not know GPUs.
+//! Owns that description, the choice between one exchange and rounds through stages, and the number of
+//! slices. All of them follow from what all ranks of a call know, so that they agree. Must not know GPUs.
 
 use super::layout::{
     CALL_WORDS, CollectiveLayout, CollectiveParameters, IN_MEMORY, MOST_SLICES, OFFSET_BITS, PLACED, SHORT,
@@ -12,11 +12,13 @@ use crate::device::Arithmetic;
 use crate::dtype::DType;
 use twox_hash::XxHash3_64;
 
-/// Bytes of a block that a CTA exchanges at once, from `shared_gpu_allreduce` on an H100: one CTA moves 8 KiB in the time of 8 bytes.
+/// Bytes of a block that a CTA exchanges at once, from `shared_gpu_allreduce` on an H100: one CTA moves 8 KiB
+/// in the time of 8 bytes.
 const SLICE: usize = 8 << 10;
 /// Slices of a call of one exchange.
 const MOST_SHORT_SLICES: usize = 16;
-/// The alignment of vectors and blocks of direct calls, and the limit of the bytes of a slice, which kernels count in 32 bits.
+/// The alignment of vectors and blocks of direct calls, and the limit of the bytes of a slice, which kernels
+/// count in 32 bits.
 const ALIGNMENT: usize = 16;
 const LONGEST_DIRECT: u64 = 1 << 31;
 const UNALIGNED: &str = "a vector does not begin at a multiple of 16 bytes";
@@ -144,8 +146,8 @@ impl Blocks {
         self.parameters.path == STAGED
     }
 
-    /// Has the kernel of a long call access vectors directly if all ranks have places for those that peers access. `output`: this
-    /// rank's. `is_exchanged_in_place`: an all-to-all whose input is its output.
+    /// Has the kernel of a long call access vectors directly if all ranks have places for those that peers
+    /// access. `output`: this rank's. `is_exchanged_in_place`: an all-to-all whose input is its output.
     ///
     /// # Errors
     /// Why this call goes through stages on all ranks.
@@ -192,7 +194,8 @@ impl Blocks {
     }
 }
 
-/// A number that ranks with different calls, or with programs that would run a call differently, have equal once in 2^64 cases.
+/// A number that ranks with different calls, or with programs that would run a call differently, have equal
+/// once in 2^64 cases.
 fn hash(parameters: &CollectiveParameters) -> u64 {
     let CollectiveParameters { words, path, slices, short_bytes, .. } = parameters;
     let sizes = u64::from(*path) << 63 | u64::from(*slices) << 32 | u64::from(*short_bytes);

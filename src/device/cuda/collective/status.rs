@@ -1,7 +1,7 @@
 //! What kernels report to the host, and how the host ends them.
 //!
-//! Owns the meaning of the words in pinned memory. Calls no function of the driver, because a driver call may wait for the kernel.
-//! Must not know what a failure means for a communicator.
+//! Owns the meaning of the words in pinned memory. Calls no function of the driver, because a driver call may
+//! wait for the kernel. Must not know what a failure means for a communicator.
 
 use super::layout::{CALL_WORDS, MISMATCH, OVERLAP, StatusWords};
 use std::sync::atomic::{AtomicU64, Ordering};

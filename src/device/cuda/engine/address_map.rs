@@ -1,7 +1,7 @@
 //! Where kernels find the memory of jobs.
 //!
-//! Owns the pinned ranges and their addresses on the GPU, and bounce slots for memory that cannot be pinned. Must not know
-//! descriptors.
+//! Owns the pinned ranges and their addresses on the GPU, and bounce slots for memory that cannot be pinned.
+//! Must not know descriptors.
 
 use crate::device::cuda::objects::{Gpu, address};
 use crate::device::cuda::pinned::{PinnedMemory, PinnedRange};

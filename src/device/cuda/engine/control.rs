@@ -1,8 +1,9 @@
 //! The memory that a communicator shares with its kernels on one GPU.
 //!
-//! Owns the pinned control memory, the state in GPU memory, the staging memory of small messages, and the words that start,
-//! finish and abort calls. None of it is ever freed, because a kernel may read it at any time after its launch; a later
-//! communicator uses it again once all kernels have ended. Must not know rings, nor how kernels are launched.
+//! Owns the pinned control memory, the state in GPU memory, the staging memory of small messages, and the
+//! words that start, finish and abort calls. None of it is ever freed, because a kernel may read it at any
+//! time after its launch; a later communicator uses it again once all kernels have ended. Must not know
+//! rings, nor how kernels are launched.
 
 use super::kernel_kind::KernelKind;
 use super::layout::{HostControl, STATE_BYTES};
@@ -18,8 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the host waits for a kernel that is to end. A kernel that runs sees the word in microseconds; longer than
-/// that, it waits for a GPU that is busy with another process, or the context is broken.
+/// How long the host waits for a kernel that is to end. A kernel that runs sees the word in microseconds;
+/// longer than that, it waits for a GPU that is busy with another process, or the context is broken.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of a page, to which staging memory is rounded.
 const PAGE: usize = 4096;
@@ -50,8 +51,8 @@ impl EngineMemory {
         Ok(Self { host, state, staging, calls: 0 })
     }
 
-    /// The memory, unless the context that it was allocated in has been destroyed, as `cudaDeviceReset` does. A driver that
-    /// does not number contexts may at least not know the memory any more.
+    /// The memory, unless the context that it was allocated in has been destroyed, as `cudaDeviceReset` does.
+    /// A driver that does not number contexts may at least not know the memory any more.
     fn if_valid(self) -> Option<Self> {
         let state = self.state.piece();
         let is_alive = self.state.gpu().is_alive();
@@ -85,8 +86,8 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Control memory for a GPU, with staging memory for inputs and outputs of up to `staging` bytes: that of a
-    /// communicator that has ended, or new.
+    /// Control memory for a GPU, with staging memory for inputs and outputs of up to `staging` bytes: that of
+    /// a communicator that has ended, or new.
     ///
     /// # Errors
     /// `System` if there is too little memory.
@@ -110,8 +111,8 @@ impl Control {
 
     /// The words that host and kernels share.
     pub(super) fn words(&self) -> &HostControl {
-        // SAFETY: the memory begins with a `HostControl`, which is aligned to less than a page and was zeroed; all its words
-        // are atomics. It is never freed.
+        // SAFETY: the memory begins with a `HostControl`, which is aligned to less than a page and was
+        // zeroed; all its words are atomics. It is never freed.
         unsafe { self.memory.host.start().cast::<HostControl>().as_ref() }
     }
 
@@ -148,8 +149,8 @@ impl Control {
         self.calls.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Notes that the kernel of this call is being launched; called in the order of calls. Returns the last call before it, to
-    /// which [`undo_launched`](Self::undo_launched) goes back.
+    /// Notes that the kernel of this call is being launched; called in the order of calls. Returns the last
+    /// call before it, to which [`undo_launched`](Self::undo_launched) goes back.
     pub(super) fn set_launched(&self, call: u64) -> u64 {
         self.launched.swap(call, Ordering::Relaxed)
     }
@@ -159,7 +160,8 @@ impl Control {
         self.launched.store(last, Ordering::Relaxed);
     }
 
-    /// Whether the kernel of this call has started: it has copied a small message's input, and works on the rings.
+    /// Whether the kernel of this call has started: it has copied a small message's input, and works on the
+    /// rings.
     pub(super) fn has_started(&self, call: u64) -> bool {
         self.words().kernel.started.load(Ordering::Acquire) >= call
     }
@@ -190,16 +192,17 @@ impl Control {
         self.words().host.aborted.load(Ordering::Relaxed) != 0
     }
 
-    /// Waits until every kernel that has started has ended, but no longer than a second. `false` if one has not: then the
-    /// memory that its descriptors name must never be freed.
+    /// Waits until every kernel that has started has ended, but no longer than a second. `false` if one has
+    /// not: then the memory that its descriptors name must never be freed.
     pub(super) fn wait_ended(&self) -> bool {
         // The store of `aborted` or `finished` precedes the load of `started`.
         fence(Ordering::SeqCst);
         self.wait_ended_until(self.words().kernel.started.load(Ordering::Acquire))
     }
 
-    /// Like [`wait_ended`](Self::wait_ended), for all kernels that were launched, also those that have not started. These
-    /// access only control memory, but a driver call that frees memory waits for them and for their stream.
+    /// Like [`wait_ended`](Self::wait_ended), for all kernels that were launched, also those that have not
+    /// started. These access only control memory, but a driver call that frees memory waits for them and for
+    /// their stream.
     pub(super) fn wait_launched(&self) -> bool {
         self.wait_ended_until(self.launched.load(Ordering::Relaxed))
     }
@@ -216,7 +219,8 @@ impl Control {
         ended
     }
 
-    /// Waits until the kernels of all calls that have finished have ended, but no longer than `longest`. `false` if one has not.
+    /// Waits until the kernels of all calls that have finished have ended, but no longer than `longest`.
+    /// `false` if one has not.
     pub(super) fn wait_finished(&self, longest: Duration) -> bool {
         let HostControl { host, kernel, .. } = self.words();
         let finished = host.finished.load(Ordering::Relaxed);

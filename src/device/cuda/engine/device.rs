@@ -1,7 +1,7 @@
 //! The device that reduces and copies on a GPU, by the kernel that is resident there.
 //!
-//! Owns which ring a job goes to, its tiles, and the jobs that wait for bounce slots. Must not know what jobs belong to, nor
-//! how kernels are launched. Submitting, polling and aborting call no function of the driver.
+//! Owns which ring a job goes to, its tiles, and the jobs that wait for bounce slots. Must not know what jobs
+//! belong to, nor how kernels are launched. Submitting, polling and aborting call no function of the driver.
 
 use super::address_map::{AddressMap, HostSide, OperandPlace};
 use super::instance::GpuEngine;
@@ -16,9 +16,11 @@ use crate::memory::{Arena, Piece};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// The block size of CUDA's allocator. Shared allocations are whole blocks, because another process opens a whole block.
+/// The block size of CUDA's allocator. Shared allocations are whole blocks, because another process opens a
+/// whole block.
 const BLOCK: usize = 2 << 20;
-/// Bytes of a tile. The CTAs that share a job have about equal numbers of tiles, at least 8 each (`kLeastTiles`).
+/// Bytes of a tile. The CTAs that share a job have about equal numbers of tiles, at least 8 each
+/// (`kLeastTiles`).
 const TILE: usize = 4 << 10;
 /// The largest number of tiles of a job.
 const MOST_TILES: usize = (1 << TILE_BITS) - 1;
@@ -58,8 +60,9 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// The device of an engine, which has only one. Pins the host memory, and allocates GPU memory for every slot of the
-    /// pool: the landing memory that peers read and write. It ends with `further` bytes for other uses.
+    /// The device of an engine, which has only one. Pins the host memory, and allocates GPU memory for every
+    /// slot of the pool: the landing memory that peers read and write. It ends with `further` bytes for other
+    /// uses.
     ///
     /// # Errors
     /// `System` if the GPU has too little memory, or this rank's pool cannot be pinned.
@@ -70,7 +73,8 @@ impl Cuda {
             let names = "FLEXRING_SLOTS and FLEXRING_GPU_SUBCHUNK";
             error.context(format!("a GPU needs {slots} slots of {slot} bytes, set by {names}"))
         })?;
-        // SAFETY: the device holds the arena, and the executor holds the neighbours' arenas for longer than the device lives.
+        // SAFETY: the device holds the arena, and the executor holds the neighbours' arenas for longer than
+        // the device lives.
         let addresses = unsafe { AddressMap::new(&engine.gpu, host)? };
         let words = engine.control.words();
         Ok(Self {
@@ -83,7 +87,8 @@ impl Cuda {
         })
     }
 
-    /// GPU memory that peers read and write: one part for every slot of the pool, in order, then padding, then the bytes for other uses.
+    /// GPU memory that peers read and write: one part for every slot of the pool, in order, then padding,
+    /// then the bytes for other uses.
     pub(crate) fn landing(&self) -> &Arc<GpuMemory> {
         &self.landing
     }

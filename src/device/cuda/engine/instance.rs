@@ -32,11 +32,12 @@ pub(crate) struct GpuEngine {
 }
 
 impl GpuEngine {
-    /// An engine on this GPU. The first one of a process loads the kernels. Calls the driver, which may wait for running
-    /// kernels, so no kernel may depend on the thread.
+    /// An engine on this GPU. The first one of a process loads the kernels. Calls the driver, which may wait
+    /// for running kernels, so no kernel may depend on the thread.
     ///
     /// # Errors
-    /// `Unsupported` if the GPU or the system cannot run resident kernels; `System` if there is too little memory.
+    /// `Unsupported` if the GPU or the system cannot run resident kernels; `System` if there is too little
+    /// memory.
     pub(crate) fn new(gpu: &Arc<Gpu>, parts: EngineParts) -> Result<Arc<Self>> {
         check_system(
             std::fs::read_to_string("/proc/version").ok().as_deref(),
@@ -55,7 +56,8 @@ impl GpuEngine {
         Ok(Arc::new(Self { gpu: Arc::clone(gpu), kernels, control, parts }))
     }
 
-    /// Host memory for the input and the output of a small message, of this many bytes. Valid while a communicator uses it.
+    /// Host memory for the input and the output of a small message, of this many bytes. Valid while a
+    /// communicator uses it.
     ///
     /// # Panics
     /// If one of them is longer than [`EngineParts::small`].
@@ -63,8 +65,8 @@ impl GpuEngine {
         self.control.staging(input, output).expect("small messages fit the staging memory")
     }
 
-    /// Waits until every kernel that was launched has ended, but no longer than a second. `false` if one has not: then the memory
-    /// that calls named must never be freed. Calls no function of the driver.
+    /// Waits until every kernel that was launched has ended, but no longer than a second. `false` if one has
+    /// not: then the memory that calls named must never be freed. Calls no function of the driver.
     pub(crate) fn wait_ended(&self) -> bool {
         self.control.wait_launched()
     }

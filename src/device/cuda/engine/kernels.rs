@@ -1,7 +1,8 @@
 //! The kernels of one GPU, loaded once in a process.
 //!
-//! Owns the module, which is never unloaded, how many CTAs of each kernel the GPU holds, how many communicators share
-//! it, and how a kernel is launched. Must not know calls, nor what control memory contains.
+//! Owns the module, which is never unloaded, how many CTAs of each kernel the GPU holds, how many
+//! communicators share it, and how a kernel is launched. Must not know calls, nor what control memory
+//! contains.
 
 use super::control::Control;
 use super::kernel_kind::KernelKind;
@@ -55,8 +56,9 @@ unsafe impl Sync for GpuKernels {}
 static LOADED: Mutex<Vec<Arc<GpuKernels>>> = Mutex::new(Vec::new());
 
 impl GpuKernels {
-    /// The kernels of a GPU, for communicators with staging memory of `staging` bytes. The first call for a context loads them
-    /// and launches each once, so that no later launch loads anything: that would wait for kernels that run.
+    /// The kernels of a GPU, for communicators with staging memory of `staging` bytes. The first call for a
+    /// context loads them and launches each once, so that no later launch loads anything: that would wait for
+    /// kernels that run.
     ///
     /// # Errors
     /// `Unsupported` if the GPU cannot run them; `System` if it fails.
@@ -109,8 +111,8 @@ impl GpuKernels {
         Ok(Self { gpu: Arc::clone(gpu), functions, attributes: attributes(gpu)?, users: AtomicUsize::new(0) })
     }
 
-    /// Launches each kernel once with call number 0, which counts as finished so that it returns at once, and waits for
-    /// them. The control memory is then used by the first communicator.
+    /// Launches each kernel once with call number 0, which counts as finished so that it returns at once, and
+    /// waits for them. The control memory is then used by the first communicator.
     fn launch_all_once(&mut self, staging: usize) -> Result<()> {
         let control = Control::new(&self.gpu, staging)?;
         let parameters = LaunchParameters {
@@ -122,7 +124,8 @@ impl GpuKernels {
         let entered = self.gpu.enter()?;
         for kind in KernelKind::all() {
             let launch = |kernels: &Self| {
-                // SAFETY: the stream is live, and control memory is never freed. A collective of launch 0 accesses nothing.
+                // SAFETY: the stream is live, and control memory is never freed. A collective of launch 0
+                // accesses nothing.
                 unsafe {
                     match kind {
                         KernelKind::Collective(dtype) => kernels.launch_collective(
@@ -163,8 +166,9 @@ impl GpuKernels {
         self.users.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The number of CTAs of a launch: `wanted`, or an equal part of half the CTAs that the GPU holds, if that is less. The
-    /// other half is left to other kernels, so that the CTAs of all communicators can run at the same time.
+    /// The number of CTAs of a launch: `wanted`, or an equal part of half the CTAs that the GPU holds, if
+    /// that is less. The other half is left to other kernels, so that the CTAs of all communicators can run
+    /// at the same time.
     pub(super) fn ctas(&self, kind: KernelKind, wanted: u32) -> u32 {
         let users = u32::try_from(self.users.load(Ordering::Relaxed)).unwrap_or(u32::MAX).max(1);
         wanted.min(self.resident(kind) / 2 / users).max(1)
@@ -191,7 +195,8 @@ impl GpuKernels {
         unsafe { self.enqueue(kind, [ctas, THREADS], stream, parameters) }
     }
 
-    /// Enqueues a collective on elements of a type, with this number of CTAs and of threads in each. The GPU's context is current.
+    /// Enqueues a collective on elements of a type, with this number of CTAs and of threads in each. The
+    /// GPU's context is current.
     ///
     /// # Safety
     /// As for [`launch`](Self::launch).
@@ -250,8 +255,9 @@ fn symbol(kind: KernelKind) -> Cow<'static, CStr> {
     }
 }
 
-/// The attributes of all launches: the highest priority, so that CTAs become resident before those of other kernels, and,
-/// where there is one, a domain of their own, so that the fences of other kernels do not wait for stores to peers.
+/// The attributes of all launches: the highest priority, so that CTAs become resident before those of other
+/// kernels, and, where there is one, a domain of their own, so that the fences of other kernels do not wait
+/// for stores to peers.
 fn attributes(gpu: &Gpu) -> Result<Option<Vec<LaunchAttribute>>> {
     let driver = gpu.driver();
     if driver.version()? < DOMAINS_SINCE {

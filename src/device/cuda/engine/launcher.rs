@@ -1,7 +1,7 @@
 //! The launches of a communicator's kernels in the callers' streams.
 //!
-//! Owns the numbers of calls, the event behind the last kernel, by which the next one is ordered behind it, and the checks of a
-//! stream. Must not know what a call does.
+//! Owns the numbers of calls, the event behind the last kernel, by which the next one is ordered behind it,
+//! and the checks of a stream. Must not know what a call does.
 //!
 //! Only callers' threads come here. Nothing that a running kernel depends on waits for them.
 
@@ -60,7 +60,8 @@ impl LastStream {
     }
 }
 
-/// The streams of a call: where it takes effect, and a second one that a vector of it belongs to. Both work, or both are captured.
+/// The streams of a call: where it takes effect, and a second one that a vector of it belongs to. Both work,
+/// or both are captured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallStreams {
     stream: CallerStream,
@@ -79,8 +80,8 @@ impl CallStreams {
     }
 }
 
-/// A call that was checked and numbered, and is not launched yet. Dropping it aborts all kernels of the communicator, because
-/// calls are launched in the order of their numbers.
+/// A call that was checked and numbered, and is not launched yet. Dropping it aborts all kernels of the
+/// communicator, because calls are launched in the order of their numbers.
 pub(crate) struct PreparedLaunch {
     order: Arc<LaunchOrder>,
     stream: CallerStream,
@@ -120,8 +121,8 @@ impl Launcher {
     /// Checks the streams of a call, and the health of the context.
     ///
     /// # Errors
-    /// `InvalidArgument` if a stream is of another context; `Unsupported` if only one of two is being captured; `System` if the
-    /// context is broken.
+    /// `InvalidArgument` if a stream is of another context; `Unsupported` if only one of two is being
+    /// captured; `System` if the context is broken.
     pub(crate) fn check_streams(
         &self,
         stream: CallerStream,
@@ -179,14 +180,14 @@ impl Launcher {
         Ok(state.ended.is_over()?)
     }
 
-    /// Checks the streams and the health of the context, and numbers the call. It will run after the earlier work of
-    /// `stream` (NULL is the default stream) and before the later work, and likewise for `other`, a second stream that a
-    /// buffer of the call belongs to. `small`: the vectors of a small message, input and output, which the kernel copies to
-    /// and from the engine's staging memory.
+    /// Checks the streams and the health of the context, and numbers the call. It will run after the earlier
+    /// work of `stream` (NULL is the default stream) and before the later work, and likewise for `other`, a
+    /// second stream that a buffer of the call belongs to. `small`: the vectors of a small message, input and
+    /// output, which the kernel copies to and from the engine's staging memory.
     ///
     /// # Errors
-    /// `InvalidArgument` if a stream is of another context; `Unsupported` if one is being captured; `System` if the context
-    /// is broken.
+    /// `InvalidArgument` if a stream is of another context; `Unsupported` if one is being captured; `System`
+    /// if the context is broken.
     pub(crate) fn prepare(
         &self,
         stream: CallerStream,
@@ -242,7 +243,8 @@ impl Launcher {
         Ok((launch, ResidentCall::new(Arc::clone(control), parameters.call, kind, small.is_some())))
     }
 
-    /// Queries the event behind the last kernel, which fails if the context is broken. The context is current.
+    /// Queries the event behind the last kernel, which fails if the context is broken. The context is
+    /// current.
     fn query_last(&self) -> DriverResult {
         let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.ended.is_over().map(drop)
@@ -252,8 +254,9 @@ impl Launcher {
     fn check(&self, stream: DriverHandle) -> Result<Option<DriverHandle>> {
         let gpu = &self.0.engine.gpu;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint;
-        // First, because all else fails with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED once something has broken the capture.
-        // SAFETY: the creator of a `CallerStream` promised that it is live, and the out-parameter is writable.
+        // First, because all else fails with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED once something has broken
+        // the capture. SAFETY: the creator of a `CallerStream` promised that it is live, and the
+        // out-parameter is writable.
         match unsafe { gpu.driver().stream_capturing(stream, &raw mut status) } {
             Ok(()) => {}
             Err(DriverError { code: Some(CAPTURE_IMPLICIT), .. }) => {
@@ -295,16 +298,17 @@ impl Launcher {
 impl LaunchOrder {
     fn identity(&self, stream: CallerStream) -> LastStream {
         let mut id: c_ulonglong = 0;
-        // SAFETY: the creator of a `CallerStream` promised that it is live, and the out-parameter is writable.
+        // SAFETY: the creator of a `CallerStream` promised that it is live, and the out-parameter is
+        // writable.
         let known = unsafe { self.engine.gpu.driver().stream_id(stream.handle(), &raw mut id) };
         LastStream { handle: stream.handle() as usize, id: known.ok().map(|()| id) }
     }
 }
 
 impl PreparedLaunch {
-    /// Launches the kernel, in the order of the calls' numbers. May be called by any thread, unless the stream is that of a
-    /// thread. May wait until the stream has room, or, with `CUDA_LAUNCH_BLOCKING`, until the call has ended, so the call must
-    /// be queued before.
+    /// Launches the kernel, in the order of the calls' numbers. May be called by any thread, unless the
+    /// stream is that of a thread. May wait until the stream has room, or, with `CUDA_LAUNCH_BLOCKING`, until
+    /// the call has ended, so the call must be queued before.
     ///
     /// # Errors
     /// `System` if the GPU fails; `Unsupported` for the stream of another thread.
@@ -318,8 +322,9 @@ impl PreparedLaunch {
         let mut state = self.order.state.lock().unwrap_or_else(PoisonError::into_inner);
         let entered = gpu.enter()?;
         let stream = self.stream.handle();
-        // SAFETY: the creators of the streams promised that they are live. The parameters name control memory, which is never
-        // freed, and the caller's vectors, which are valid until the stream has passed the call.
+        // SAFETY: the creators of the streams promised that they are live. The parameters name control
+        // memory, which is never freed, and the caller's vectors, which are valid until the stream has passed
+        // the call.
         let launched = unsafe {
             (|| {
                 if let Some(other) = self.other {
@@ -344,9 +349,10 @@ impl PreparedLaunch {
         Ok(())
     }
 
-    /// Orders later work behind the kernel that was launched: later calls, and the work of the second stream. Not together
-    /// with the launch, because streams may share a hardware queue: there this waits for the kernel, and everything that is
-    /// launched later waits for this. So kernels that wait for each other must be launched before.
+    /// Orders later work behind the kernel that was launched: later calls, and the work of the second stream.
+    /// Not together with the launch, because streams may share a hardware queue: there this waits for the
+    /// kernel, and everything that is launched later waits for this. So kernels that wait for each other must
+    /// be launched before.
     ///
     /// # Errors
     /// `System` if the GPU fails.
@@ -386,8 +392,8 @@ impl PreparedCollective {
         self.parameters.launch
     }
 
-    /// Launches the kernel, or has the graph capture it, behind the earlier work of the streams and the earlier kernels that were
-    /// launched.
+    /// Launches the kernel, or has the graph capture it, behind the earlier work of the streams and the
+    /// earlier kernels that were launched.
     ///
     /// # Errors
     /// `System` if the GPU fails; `Unsupported` if the driver is too old for captures.
@@ -398,8 +404,9 @@ impl PreparedCollective {
         let state = order.state.lock().unwrap_or_else(PoisonError::into_inner);
         let _entered = engine.gpu.enter()?;
         let ctas = engine.ctas(KernelKind::Collective(*dtype)).min(*ctas);
-        // SAFETY: the creators of the streams promised that they are live, and a graph is while it captures. The memory of
-        // collectives lives until the graphs that keep it are gone; the vectors are valid until the stream has passed the call.
+        // SAFETY: the creators of the streams promised that they are live, and a graph is while it captures.
+        // The memory of collectives lives until the graphs that keep it are gone; the vectors are valid until
+        // the stream has passed the call.
         unsafe {
             if let Some(graph) = graph {
                 memory.keep_for(graph)?;

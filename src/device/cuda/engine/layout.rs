@@ -1,7 +1,7 @@
 //! The memory that the host and a resident kernel share.
 //!
-//! Owns its layout, which is that of `kernels/engine.h`; the comments there say who writes each word. Must not know who
-//! allocates it, nor in which order words are written.
+//! Owns its layout, which is that of `kernels/engine.h`; the comments there say who writes each word. Must
+//! not know who allocates it, nor in which order words are written.
 
 use std::sync::atomic::AtomicU64;
 

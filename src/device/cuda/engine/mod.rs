@@ -1,7 +1,7 @@
 //! The engine: one resident kernel per call, and the work that the host gives it.
 //!
-//! Owns the protocol between the host and the kernels of `kernels/engine.cu`; docs/gpu.md explains it. Must not know ranks,
-//! links or programs.
+//! Owns the protocol between the host and the kernels of `kernels/engine.cu`; docs/gpu.md explains it. Must
+//! not know ranks, links or programs.
 //!
 //! | file | owns |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! One call, as the thread sees it that runs it while the call's kernel is resident.
 //!
-//! Owns the wait for the kernel's start, and its end. Calls no function of the driver, because a driver call may wait for the
-//! kernel. Must not know how the kernel was launched.
+//! Owns the wait for the kernel's start, and its end. Calls no function of the driver, because a driver call
+//! may wait for the kernel. Must not know how the kernel was launched.
 
 use super::control::Control;
 use super::kernel_kind::KernelKind;
@@ -16,8 +16,8 @@ const NAPS: [Duration; 2] = [Duration::from_micros(5), Duration::from_micros(50)
 /// How long a communicator that is dropped waits for its streams to reach a call.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A call whose kernel is in a stream, or will be. Dropping it before [`finish`](Self::finish) aborts all kernels of the
-/// communicator.
+/// A call whose kernel is in a stream, or will be. Dropping it before [`finish`](Self::finish) aborts all
+/// kernels of the communicator.
 pub(crate) struct ResidentCall {
     control: Arc<Control>,
     number: u64,
@@ -32,11 +32,12 @@ impl ResidentCall {
         Self { control, number, kind, staged, finished: false }
     }
 
-    /// Waits until the stream has reached the call, and its kernel has started: spins for `spin`, then sleeps. `leaving`: the
-    /// communicator is being dropped, so the wait ends 5 seconds later.
+    /// Waits until the stream has reached the call, and its kernel has started: spins for `spin`, then
+    /// sleeps. `leaving`: the communicator is being dropped, so the wait ends 5 seconds later.
     ///
     /// # Errors
-    /// The fault, if it is raised meanwhile; `Aborted` if the communicator is dropped and the stream does not reach the call.
+    /// The fault, if it is raised meanwhile; `Aborted` if the communicator is dropped and the stream does not
+    /// reach the call.
     pub(crate) fn wait_started(&self, fault: &Fault, spin: Duration, leaving: &AtomicBool) -> Result<()> {
         let start = Instant::now();
         let mut leaving_since = None;
@@ -68,7 +69,8 @@ impl ResidentCall {
     /// Ends the kernel, so that the stream continues. All jobs of the call are complete.
     ///
     /// # Errors
-    /// `Timeout` if the kernel of a small call has not copied the result to the caller's vector within `timeout`.
+    /// `Timeout` if the kernel of a small call has not copied the result to the caller's vector within
+    /// `timeout`.
     pub(crate) fn finish(mut self, timeout: Duration) -> Result<()> {
         self.finished = true;
         self.control.finish(self.number);

@@ -1,7 +1,7 @@
 //! One ring of descriptors, as the host sees it.
 //!
-//! Owns which entries are in use, the order in which completed descriptors are reported, and descriptors that wait for
-//! free entries. Must not know GPUs, nor what a descriptor's memory is.
+//! Owns which entries are in use, the order in which completed descriptors are reported, and descriptors that
+//! wait for free entries. Must not know GPUs, nor what a descriptor's memory is.
 
 use super::layout::{Descriptor, ENTRIES, ENTRY_WORDS, Entry, FIRST_OPERANDS, HostControl, MORE_OPERANDS};
 use std::collections::VecDeque;
@@ -53,8 +53,8 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// The ring with this number in control memory. Continues where an earlier user of the memory has stopped; all that it
-    /// published is complete.
+    /// The ring with this number in control memory. Continues where an earlier user of the memory has
+    /// stopped; all that it published is complete.
     pub(super) fn new(control: &HostControl, number: usize) -> Self {
         let head = control.host.head[number].load(Ordering::Relaxed);
         Self {
@@ -87,7 +87,8 @@ impl Ring {
         self.publish(control);
     }
 
-    /// Reports the descriptors that have completed, in the order in which they were submitted, and publishes waiting ones.
+    /// Reports the descriptors that have completed, in the order in which they were submitted, and publishes
+    /// waiting ones.
     pub(super) fn poll(&mut self, control: &HostControl, report: &mut dyn FnMut(&Work)) {
         while let Some(first) = self.published.front() {
             let done = &control.done.0[self.number][place(first.index)];

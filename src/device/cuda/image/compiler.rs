@@ -16,14 +16,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use twox_hash::XxHash3_128;
 
-/// The oldest architecture that the source can be compiled for: older ones cannot order memory accesses between CTAs.
+/// The oldest architecture that the source can be compiled for: older ones cannot order memory accesses
+/// between CTAs.
 const OLDEST: u32 = 70;
 
-/// The image that NVRTC, in `folder` or where the system finds it, compiles from the source for a GPU of this compute capability and a
-/// driver of this version, such as 12040; or the one in `cache`. Compiles once at a time, on a thread with the stack that NVRTC needs.
+/// The image that NVRTC, in `folder` or where the system finds it, compiles from the source for a GPU of this
+/// compute capability and a driver of this version, such as 12040; or the one in `cache`. Compiles once at a
+/// time, on a thread with the stack that NVRTC needs.
 ///
 /// # Errors
-/// `Unsupported` if the GPU is too old or there is no NVRTC that suits the driver; `Internal` if the source cannot be compiled.
+/// `Unsupported` if the GPU is too old or there is no NVRTC that suits the driver; `Internal` if the source
+/// cannot be compiled.
 pub(super) fn from_source(
     folder: Option<PathBuf>,
     cache: Option<PathBuf>,
@@ -44,8 +47,8 @@ fn refused<T>(kind: ErrorKind, message: String) -> Result<T> {
     Err(Error::new(kind, message))
 }
 
-/// The target for NVRTC: the GPU itself, an older architecture of its generation, or PTX for the newest architecture that
-/// NVRTC supports, which the driver compiles further.
+/// The target for NVRTC: the GPU itself, an older architecture of its generation, or PTX for the newest
+/// architecture that NVRTC supports, which the driver compiles further.
 pub(super) fn target(known: &[u32], (major, minor): (u32, u32)) -> Option<String> {
     let wanted = major * 10 + minor;
     let not_newer = known.iter().copied().filter(|number| *number <= wanted).max()?;
@@ -122,7 +125,8 @@ const DIGEST: usize = size_of::<u128>();
 /// The longest image that is read from the cache.
 const LONGEST_IMAGE: Size = Size(64 << 20);
 
-/// The image in a cache entry, if the entry exists and its digest is right. An entry that another user can write is not used.
+/// The image in a cache entry, if the entry exists and its digest is right. An entry that another user can
+/// write is not used.
 pub(super) fn read(entry: &Path) -> Option<Vec<u8>> {
     let file = named_file::open(entry).ok()?;
     let facts = file.metadata().ok()?;

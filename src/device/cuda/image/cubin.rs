@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 pub(super) struct CompiledFunction {
     /// Registers of a thread.
     pub registers: u32,
-    /// Bytes of local memory of a thread: arrays that are indexed at run time, and values that found no register.
+    /// Bytes of local memory of a thread: arrays that are indexed at run time, and values that found no
+    /// register.
     pub local: u32,
 }
 

@@ -10,9 +10,10 @@ pub(super) struct EmbeddedImage {
     pub bytes: &'static [u8],
 }
 
-// Defines SOURCES (name and text of each file, the first of which is compiled), the compiler's OPTIONS, MACHINE_CODE and PTX
-// (each ascending by architecture), COMPILER (its name and version, or why there is no machine code), COMPILER_MAJOR, CHOICE
-// (FLEXRING_CUDA_KERNELS of the build), and for tests HAS_COMPILER (whether there was one).
+// Defines SOURCES (name and text of each file, the first of which is compiled), the compiler's OPTIONS,
+// MACHINE_CODE and PTX (each ascending by architecture), COMPILER (its name and version, or why there is no
+// machine code), COMPILER_MAJOR, CHOICE (FLEXRING_CUDA_KERNELS of the build), and for tests HAS_COMPILER
+// (whether there was one).
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 // A build with FLEXRING_CUDA_KERNELS=nvrtc contains no machine code and no PTX.

@@ -1,7 +1,7 @@
 //! The kernels' image: machine code or PTX for the driver to load.
 //!
-//! Owns the order in which images are tried: those that `build.rs` embedded, then what `compiler` compiles from
-//! the source on the user's machine. Must not know how an image is loaded, nor how kernels are launched.
+//! Owns the order in which images are tried: those that `build.rs` embedded, then what `compiler` compiles
+//! from the source on the user's machine. Must not know how an image is loaded, nor how kernels are launched.
 
 mod compiler;
 #[cfg(test)]
@@ -21,16 +21,17 @@ use std::ffi::{CStr, CString, c_int, c_uint};
 /// A driver of this version of CUDA loads whatever NVRTC compiles.
 const ANY_DRIVER: c_int = c_int::MAX;
 
-/// Loads the kernels on a GPU of the compute capability `major.minor`: the embedded image that suits it, or else what NVRTC
-/// compiles on this machine, which takes a minute the first time. `driver_version` is that of `cuDriverGetVersion`, such as
+/// Loads the kernels on a GPU of the compute capability `major.minor`: the embedded image that suits it, or
+/// else what NVRTC compiles on this machine, which takes a minute the first time. `driver_version` is that of
+/// `cuDriverGetVersion`, such as
 /// 12040. `try_load` passes an image to the driver.
 ///
-/// The next image is tried if the driver cannot use this one; any other error ends the attempts. The caller adds the GPU's name
-/// to the error.
+/// The next image is tried if the driver cannot use this one; any other error ends the attempts. The caller
+/// adds the GPU's name to the error.
 ///
 /// # Errors
-/// `Unsupported` if no image can be loaded, with the driver's version, the compute capability and a fix; that of `try_load`
-/// if the driver fails for another reason.
+/// `Unsupported` if no image can be loaded, with the driver's version, the compute capability and a fix; that
+/// of `try_load` if the driver fails for another reason.
 pub(crate) fn load_image<M>(
     capability: (u32, u32),
     driver_version: c_int,
@@ -119,8 +120,9 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// The images for a GPU, in order of preference: machine code of its generation, then PTX. A driver that supports the GPU
-    /// may still reject PTX, if it is older than the compiler; GPUs of embedded boards reject the machine code.
+    /// The images for a GPU, in order of preference: machine code of its generation, then PTX. A driver that
+    /// supports the GPU may still reject PTX, if it is older than the compiler; GPUs of embedded boards
+    /// reject the machine code.
     fn all(code: &[EmbeddedImage], ptx: &[EmbeddedImage], (major, minor): (u32, u32)) -> Vec<Self> {
         let wanted = major * 10 + minor;
         let newest = |images: &[EmbeddedImage], oldest: u32| {
@@ -190,7 +192,8 @@ fn is_rejection(failure: DriverError) -> bool {
     failure.code.is_some_and(|code| REJECTIONS.iter().any(|rejection| *rejection as c_uint == code))
 }
 
-/// The driver with its own version, where the kernel module reports it, and the version of CUDA that it supports.
+/// The driver with its own version, where the kernel module reports it, and the version of CUDA that it
+/// supports.
 fn driver_name(version: c_int) -> String {
     let own = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
     let own = if own.is_empty() { String::new() } else { format!(" {}", own.trim()) };

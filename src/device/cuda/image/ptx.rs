@@ -1,12 +1,12 @@
 //! What PTX says about accesses to the memory of other GPUs.
 //!
-//! Owns the way from the addresses of peers, which kernels of collectives keep in an array in shared memory, to the instructions that
-//! use them. Only tests need it.
+//! Owns the way from the addresses of peers, which kernels of collectives keep in an array in shared memory,
+//! to the instructions that use them. Only tests need it.
 
 use std::collections::BTreeSet;
 
-/// The number of instructions of a kernel that access memory of peers. The error is the first one that does so by an atomic operation
-/// or without the scope of the system.
+/// The number of instructions of a kernel that access memory of peers. The error is the first one that does
+/// so by an atomic operation or without the scope of the system.
 pub(super) fn accesses_of_peers(kernel: &str) -> Result<usize, String> {
     let instructions: Vec<(&str, &str)> =
         kernel.lines().flat_map(|line| line.split(';')).filter_map(parsed).collect();

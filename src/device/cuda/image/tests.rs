@@ -184,8 +184,8 @@ fn a_driver_gets_no_compiler_that_is_newer() {
     assert!(compiled(SMALL, Some(&wheels()), None, (9, 0), nvrtc.major()).is_ok());
 }
 
-/// A kernel with local memory could not run until the driver has allocated that memory, which waits for other kernels; and a
-/// block of 512 threads must find its registers.
+/// A kernel with local memory could not run until the driver has allocated that memory, which waits for other
+/// kernels; and a block of 512 threads must find its registers.
 #[test]
 fn kernels_use_no_local_memory() {
     for image in MACHINE_CODE {
@@ -247,8 +247,8 @@ fn images_hold_every_kernel() {
     }
 }
 
-/// Other GPUs see accesses of a kernel to their memory only if these have the scope of the system; and see no atomic operation where
-/// the link between them has none.
+/// Other GPUs see accesses of a kernel to their memory only if these have the scope of the system; and see no
+/// atomic operation where the link between them has none.
 #[test]
 fn kernels_access_memory_of_peers_with_the_scope_of_the_system() {
     if PTX.is_empty() {
@@ -349,7 +349,8 @@ fn nvrtc_compiles_the_source_where_nothing_is_embedded() {
     assert!(image.expect("NVRTC compiles the source").starts_with(b"\x7fELF"));
 }
 
-/// What is embedded must follow from FLEXRING_CUDA_KERNELS and from whether there was a compiler, both at build time.
+/// What is embedded must follow from FLEXRING_CUDA_KERNELS and from whether there was a compiler, both at
+/// build time.
 #[test]
 fn what_is_embedded_follows_from_the_build() {
     println!("{}", origin());

@@ -1,8 +1,8 @@
-//! Connections that carry descriptors between processes of one user: packets over abstract Unix sockets, which have no name
-//! in any file system.
+//! Connections that carry descriptors between processes of one user: packets over abstract Unix sockets,
+//! which have no name in any file system.
 //!
-//! Owns the sockets, their names, and the check that both ends belong to one user. Names are public: /proc/net/unix lists
-//! them.
+//! Owns the sockets, their names, and the check that both ends belong to one user. Names are public:
+//! /proc/net/unix lists them.
 
 use crate::descriptor;
 use crate::error::{Error, Result};
@@ -138,7 +138,8 @@ impl DescriptorChannel {
         let moved: rustix::io::Result<Vec<OwnedFd>> =
             descriptors.into_iter().map(descriptor::above_standard).collect();
         let Ok(descriptors) = moved else { return Ok(Received::OutOfDescriptors) };
-        // The buffer has room for all descriptors of a packet, so only the limit of this process can be the reason.
+        // The buffer has room for all descriptors of a packet, so only the limit of this process can be the
+        // reason.
         if received.flags.contains(ReturnFlags::CTRUNC) {
             return Ok(Received::OutOfDescriptors);
         }

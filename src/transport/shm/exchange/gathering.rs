@@ -21,7 +21,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Descriptors that a process has besides those of its neighbours: estimated.
 const OTHER_DESCRIPTORS: usize = 64;
 
-/// By what the ranks of a node reach a rank's socket: its public name, and the secret by which both sides authenticate their packets.
+/// By what the ranks of a node reach a rank's socket: its public name, and the secret by which both sides
+/// authenticate their packets.
 #[derive(Clone, serde::Serialize, serde::Deserialize)]
 pub struct ExchangeAddress {
     pub(super) name: SocketName,
@@ -46,8 +47,8 @@ impl<'a> OwnDescriptors<'a> {
         Ok(Self { file: memory.arena().read_only_file()?, memory })
     }
 
-    /// The arena's, and those that neighbours write to, because notifying is writing: those of the executors, and that of the
-    /// thread that prefaults.
+    /// The arena's, and those that neighbours write to, because notifying is writing: those of the executors,
+    /// and that of the thread that prefaults.
     pub(super) fn list(&self) -> Vec<BorrowedFd<'_>> {
         let mut list = vec![self.file.as_fd()];
         list.extend(self.memory.lanes().eventfds().iter().map(|eventfd| eventfd.as_fd()));
@@ -76,8 +77,8 @@ impl Gathering<'_> {
         place < self.ranks.len() && place != self.place
     }
 
-    /// Sleeps until one of `sockets` is readable, the fault is raised, or `longest` is over. The caller checks everything
-    /// again, whatever ended the sleep.
+    /// Sleeps until one of `sockets` is readable, the fault is raised, or `longest` is over. The caller
+    /// checks everything again, whatever ended the sleep.
     pub(super) fn wait<'a>(&'a self, sockets: impl Iterator<Item = BorrowedFd<'a>>, longest: Duration) {
         let longest = longest.min(LONGEST_SLEEP).min(longest_sleep());
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };

@@ -86,8 +86,8 @@ impl ExchangeLeader<'_> {
             .collect()
     }
 
-    /// Takes the first packet of a connection, if it has come. A connection that does not prove to be that of a missing rank of
-    /// the job is closed, without consequences for the others.
+    /// Takes the first packet of a connection, if it has come. A connection that does not prove to be that of
+    /// a missing rank of the job is closed, without consequences for the others.
     fn greet(&mut self, channel: DescriptorChannel) -> Result<()> {
         let mut packet = [0; MAX_PACKET];
         let (len, descriptors) = match channel.receive(&mut packet)? {
@@ -146,7 +146,8 @@ impl ExchangeLeader<'_> {
             match member.channel.send(packet, descriptors) {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
-                // Its queue is full, or this user has too many descriptors in queues, until members take some.
+                // Its queue is full, or this user has too many descriptors in queues, until members take
+                // some.
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => {
                     self.gathering.fault.check_waiting()?;
                     if Instant::now() >= self.gathering.deadline {

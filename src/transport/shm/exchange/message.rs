@@ -1,4 +1,5 @@
-//! The packets by which the ranks of a node exchange descriptors, and how each proves that its sender belongs to the job.
+//! The packets by which the ranks of a node exchange descriptors, and how each proves that its sender belongs
+//! to the job.
 //!
 //! Owns their encoding. A rank is named by its place: its index among the ranks of the node.
 
@@ -70,7 +71,8 @@ impl Answer {
         packet
     }
 
-    /// The answer to `hello` in a packet; `None` if its sender does not have the key or answers another hello.
+    /// The answer to `hello` in a packet; `None` if its sender does not have the key or answers another
+    /// hello.
     pub(super) fn decode(packet: &[u8], key: &SecretKey, hello: &ExchangeHello) -> Option<Self> {
         let (fields, code) = packet.split_last_chunk::<MAC_BYTES>()?;
         let genuine = key.verify("shared memory: answer", &[&hello.fields(), fields], code);

@@ -1,11 +1,13 @@
 //! How the ranks of one node exchange the descriptors of their arenas and wake-ups.
 //!
-//! The rank at place 0 is the leader. Every other rank connects to the leader's socket and sends its descriptors; when all have come, the
-//! leader sends each rank those of all others. So the number of packets grows with the number of ranks, not with its square.
+//! The rank at place 0 is the leader. Every other rank connects to the leader's socket and sends its
+//! descriptors; when all have come, the leader sends each rank those of all others. So the number of packets
+//! grows with the number of ranks, not with its square.
 //!
-//! Every rank draws the name of its socket and a secret at random, and the ranks exchange both at the rendezvous. The name is
-//! public, as the system lists abstract sockets; only ranks of the job have the secret. Owns who may take part in
-//! the exchange: processes of this user that have the secret, one for each place.
+//! Every rank draws the name of its socket and a secret at random, and the ranks exchange both at the
+//! rendezvous. The name is public, as the system lists abstract sockets; only ranks of the job have the
+//! secret. Owns who may take part in the exchange: processes of this user that have the secret, one for each
+//! place.
 //!
 //! | file | owns |
 //! |---|---|
@@ -57,12 +59,13 @@ impl DescriptorExchange {
         self.address.clone()
     }
 
-    /// Exchanges the descriptors of this process's memory for those of all neighbours. `node` lists the ranks of the node
-    /// with their addresses, in the same order on all of them, and `key` identifies them.
+    /// Exchanges the descriptors of this process's memory for those of all neighbours. `node` lists the ranks
+    /// of the node with their addresses, in the same order on all of them, and `key` identifies them.
     ///
     /// # Errors
-    /// `Rendezvous`, naming the missing ranks, if some have not sent theirs by `deadline`; `System` if the leader cannot be
-    /// reached or descriptors run out; `PeerLost` if a rank ends meanwhile; or the error of `fault` if it is raised meanwhile.
+    /// `Rendezvous`, naming the missing ranks, if some have not sent theirs by `deadline`; `System` if the
+    /// leader cannot be reached or descriptors run out; `PeerLost` if a rank ends meanwhile; or the error of
+    /// `fault` if it is raised meanwhile.
     pub fn run(
         self,
         me: Rank,

@@ -22,8 +22,8 @@ const MARK: usize = 1 << 20;
 
 const WATCHDOG: Duration = Duration::from_secs(30);
 
-/// Starts an exchange of `world` ranks, of which those in `absent` do not take part. `before` runs when all sockets exist. Returns what each rank
-/// got, by rank.
+/// Starts an exchange of `world` ranks, of which those in `absent` do not take part. `before` runs when all
+/// sockets exist. Returns what each rank got, by rank.
 fn exchange(
     world: usize,
     absent: &[Rank],

@@ -16,7 +16,8 @@ use crate::transport::tcp::unauthenticated::{HandshakeBuffer, Stage, Unauthentic
 use std::io::{self, ErrorKind as Io};
 use std::time::{Duration, Instant};
 
-/// How long an accepted connection may take for its handshake. The hello of a rank comes with its first packet.
+/// How long an accepted connection may take for its handshake. The hello of a rank comes with its first
+/// packet.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connections accepted per listener before others are served again.
@@ -74,8 +75,8 @@ impl Connector {
         Ok(())
     }
 
-    /// Continues the handshake of an accepted connection. Once it is complete, establishes the connection. Drops the connection
-    /// if it is not from an expected rank.
+    /// Continues the handshake of an accepted connection. Once it is complete, establishes the connection.
+    /// Drops the connection if it is not from an expected rank.
     pub(super) fn authenticate(&mut self, index: usize) -> Result<()> {
         let Some(connection) = self.unauthenticated.get_mut(index) else {
             return Ok(());
@@ -133,8 +134,8 @@ impl Connector {
         Ok(())
     }
 
-    /// Begins to encrypt the connection with this hello if the job is encrypted, and sends the challenge. `false` as for
-    /// [`answer`](Self::answer).
+    /// Begins to encrypt the connection with this hello if the job is encrypted, and sends the challenge.
+    /// `false` as for [`answer`](Self::answer).
     fn on_hello(&mut self, index: usize, hello: [u8; HELLO]) -> Result<bool> {
         if self.expected(&hello).is_none() {
             return Ok(false);
@@ -147,8 +148,8 @@ impl Connector {
         self.answer(index, hello)
     }
 
-    /// Sends the challenge that answers a hello, once the encryption has begun. `false` if the hello is not from an expected
-    /// rank, or if the connection is lost: the peer will connect again.
+    /// Sends the challenge that answers a hello, once the encryption has begun. `false` if the hello is not
+    /// from an expected rank, or if the connection is lost: the peer will connect again.
     fn answer(&mut self, index: usize, hello: [u8; HELLO]) -> Result<bool> {
         let Some(at) = self.expected(&hello) else {
             return Ok(false);
@@ -165,7 +166,8 @@ impl Connector {
         Ok(socket.send(&challenge).is_ok())
     }
 
-    /// Index of the first socket of the peer that this hello claims to be from; `None` if it is from no expected rank.
+    /// Index of the first socket of the peer that this hello claims to be from; `None` if it is from no
+    /// expected rank.
     fn expected(&self, hello: &[u8; HELLO]) -> Option<usize> {
         let LinkHello { from, to, encrypted, .. } = LinkHello::from_bytes(hello)?;
         // All ranks of a world have compared this setting.

@@ -2,9 +2,9 @@
 //!
 //! Owns each connection until its handshake is complete; `acceptance` is the side that accepts.
 //!
-//! One loop drives all connections, so no peer waits for another. Connections from processes outside of the communicator
-//! (invalid bytes, silence, a flood) cannot delay it, and cannot fail it: until the handshake proves that a peer sent
-//! them, bytes that arrive concern their connection alone.
+//! One loop drives all connections, so no peer waits for another. Connections from processes outside of the
+//! communicator (invalid bytes, silence, a flood) cannot delay it, and cannot fail it: until the handshake
+//! proves that a peer sent them, bytes that arrive concern their connection alone.
 
 mod acceptance;
 
@@ -34,19 +34,21 @@ use std::time::{Duration, Instant};
 /// How long the initiator waits before it tries again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the first attempt at one of several addresses of a peer may take. Each further round takes twice as long, for machines that are
-/// busy.
+/// How long the first attempt at one of several addresses of a peer may take. Each further round takes twice
+/// as long, for machines that are busy.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 
-/// When it is clear that no address of a peer leads there: the kernel answers for a peer that is busy or stopped, and repeats lost
-/// packets after 1, 3 and 7 s. At most a quarter of the time that joining may take. A process that has accepted has this long to answer.
+/// When it is clear that no address of a peer leads there: the kernel answers for a peer that is busy or
+/// stopped, and repeats lost packets after 1, 3 and 7 s. At most a quarter of the time that joining may take.
+/// A process that has accepted has this long to answer.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(15);
 
-/// Accepted connections that may wait for their handshake, in addition to the expected ones. All together have at most a quarter
-/// of the process's descriptors.
+/// Accepted connections that may wait for their handshake, in addition to the expected ones. All together
+/// have at most a quarter of the process's descriptors.
 const UNAUTHENTICATED: usize = 64;
 
-/// How long a rank waits before it says which link is missing. From then on it says it after twice the time each.
+/// How long a rank waits before it says which link is missing. From then on it says it after twice the time
+/// each.
 const FIRST_REPORT: Duration = Duration::from_secs(5);
 
 /// What to check when ranks cannot reach each other.
@@ -62,7 +64,8 @@ struct PendingSocket {
     failures: usize,
     /// How many of the last ones have failed because there is no way to the address.
     dead_ends: usize,
-    /// When the current attempt ends, if there are other addresses and the peer has not proved that it is there.
+    /// When the current attempt ends, if there are other addresses and the peer has not proved that it is
+    /// there.
     attempt_ends: Option<Instant>,
     /// Whether a process has accepted a connection at one of them.
     is_reached: bool,
@@ -113,8 +116,8 @@ enum Polled {
     Pending(usize),
 }
 
-/// Connects all sockets of all links: for each of `peers`, in their order, as many connected sockets as the options say. `key` gives the key of
-/// the link to a peer.
+/// Connects all sockets of all links: for each of `peers`, in their order, as many connected sockets as the
+/// options say. `key` gives the key of the link to a peer.
 pub(super) fn connect_all(
     listener: Listener,
     me: Rank,
@@ -238,7 +241,8 @@ impl Connector {
         Ok(links)
     }
 
-    /// When it is clear that no address leads to a peer that this rank has not reached yet. `None` if the peer connects, or is reached.
+    /// When it is clear that no address leads to a peer that this rank has not reached yet. `None` if the
+    /// peer connects, or is reached.
     fn gives_up(&self, pending: &PendingSocket) -> Option<Instant> {
         let has_tried_all = pending.addresses.len() == 1 || pending.failures >= pending.addresses.len();
         let connects = matches!(pending.state, ConnectState::Paused(_) | ConnectState::Connecting(_));
@@ -465,7 +469,8 @@ fn differing_sockets(me: Rank, mine: usize, peer: Rank, theirs: usize) -> Error 
     ))
 }
 
-/// A socket that does not block and has begun to connect to `address`. Its error is known once it is writable.
+/// A socket that does not block and has begun to connect to `address`. Its error is known once it is
+/// writable.
 ///
 /// # Errors
 /// That of the system call.
@@ -480,11 +485,12 @@ pub(crate) fn start_connecting(address: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Checks a socket of [`start_connecting`] that is ready: whether the kernel has connected it to another process.
+/// Checks a socket of [`start_connecting`] that is ready: whether the kernel has connected it to another
+/// process.
 ///
 /// # Errors
-/// Why it has not. `ConnectionRefused` also if no process listens and the socket has connected to itself, as happens between
-/// ports of one node.
+/// Why it has not. `ConnectionRefused` also if no process listens and the socket has connected to itself, as
+/// happens between ports of one node.
 pub(crate) fn check_connected(stream: &TcpStream) -> io::Result<()> {
     if let Some(cause) = stream.take_error()? {
         return Err(cause);
@@ -513,8 +519,9 @@ fn read<const BYTES: usize>(
 
 /// Sets the options that all sockets of links have.
 fn set_options(socket: LinkSocket) -> Result<LinkSocket> {
-    // No TCP_USER_TIMEOUT: it would also end the connection to a live peer that does not read for a while because it
-    // computes. Keepalive ends only a connection whose machine no longer answers, after 10 + 4 * 5 s.
+    // No TCP_USER_TIMEOUT: it would also end the connection to a live peer that does not read for a while
+    // because it computes. Keepalive ends only a connection whose machine no longer answers, after 10 + 4 * 5
+    // s.
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))

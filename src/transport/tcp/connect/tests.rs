@@ -156,7 +156,8 @@ fn both_ends_report_different_numbers_of_sockets_per_link() {
     });
 }
 
-/// As a rank whose best addresses are those of a bridge that is on both nodes, of a service there, and of no machine.
+/// As a rank whose best addresses are those of a bridge that is on both nodes, of a service there, and of no
+/// machine.
 #[test]
 fn addresses_that_do_not_lead_to_the_peer_are_passed_over() {
     with_timeout(|| {
@@ -324,7 +325,8 @@ fn a_port_of_the_range_is_used_in_spite_of_links_that_a_listener_accepted_there(
     drop(live);
 }
 
-/// The strangers know everything that is public about the job: which rank connects to which, and the settings.
+/// The strangers know everything that is public about the job: which rank connects to which, and the
+/// settings.
 #[test]
 fn a_stranger_never_fails_or_takes_a_link() {
     with_timeout(|| {

@@ -10,7 +10,8 @@ const HEADER: usize = 40;
 /// Bytes of a call and its header.
 const CALL: usize = 2 * HEADER;
 
-/// Forwards one connection, and changes a bit of what its initiator sends, at this offset behind the handshake.
+/// Forwards one connection, and changes a bit of what its initiator sends, at this offset behind the
+/// handshake.
 fn damage(from: TcpListener, to: SocketAddr, offset: usize, bit: u8) -> thread::JoinHandle<()> {
     let forward = move |mut from: TcpStream, mut to: TcpStream, mut target: Option<usize>| {
         let mut chunk = [0; 4096];

@@ -72,7 +72,8 @@ pub(super) fn listen() -> (Listener, SocketAddr) {
     (listener, endpoint)
 }
 
-/// Ranks 0 and 1 while they connect: of each the listener, and the address at which it looks for the other one.
+/// Ranks 0 and 1 while they connect: of each the listener, and the address at which it looks for the other
+/// one.
 fn connecting(
     [zero, one]: [(Listener, SocketAddr); 2],
     options: LinkOptions,
@@ -144,7 +145,8 @@ fn expect_no_event(tcp: &mut Tcp) {
     assert!(events.is_empty(), "{events:?}");
 }
 
-/// The messages from one rank to another in one call: 1 byte to 2 MiB each, small ones as often as large ones.
+/// The messages from one rank to another in one call: 1 byte to 2 MiB each, small ones as often as large
+/// ones.
 fn messages(from: Rank, to: Rank, sequence: u64, seed: u64) -> Vec<Vec<u8>> {
     let mut random = fastrand::Rng::with_seed(seed ^ (from as u64) << 8 ^ (to as u64) << 16 ^ sequence << 24);
     let count = random.usize(..40);

@@ -32,8 +32,8 @@ impl CudaQueries {
         self.0.count().map_err(message)
     }
 
-    /// Makes the context in which the memory at `address` was allocated current during `call`, if there is one. `call` does not break the
-    /// capture of a stream by another thread. Callers may be on any thread.
+    /// Makes the context in which the memory at `address` was allocated current during `call`, if there is
+    /// one. `call` does not break the capture of a stream by another thread. Callers may be on any thread.
     fn within<R>(&self, address: u64, call: impl FnOnce() -> R) -> R {
         // SAFETY: the attribute is the address of a context, or zero.
         let context =
@@ -69,7 +69,8 @@ impl GpuDriver for CudaQueries {
         let kind =
             unsafe { self.0.pointer::<c_uint>(PointerAttribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) };
         let kind = kind.map_err(message)?;
-        // SAFETY: the attribute is a boolean, which is not larger than this; bytes that are not written stay zero.
+        // SAFETY: the attribute is a boolean, which is not larger than this; bytes that are not written stay
+        // zero.
         let managed =
             unsafe { self.0.pointer::<c_uint>(PointerAttribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, address) };
         if managed.map_err(message)? != 0 {
@@ -94,7 +95,8 @@ impl GpuDriver for CudaQueries {
             unsafe { self.0.set_pointer_attribute((&raw const yes).cast(), attribute, address) }
         });
         if let Err(failure) = result {
-            // Memory from cuMemMap has no such attribute. flexring itself waits for its GPU work, so this is not an error.
+            // Memory from cuMemMap has no such attribute. flexring itself waits for its GPU work, so this is
+            // not an error.
             log::debug!(
                 "copies of GPU memory at {address:#x} may continue after their call returns: {failure}"
             );

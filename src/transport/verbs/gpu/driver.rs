@@ -21,11 +21,11 @@ impl AddressRange {
         Self { address: piece.as_ptr() as u64, len: piece.len() }
     }
 
-    /// The range extended to whole pages of the host's size, as only these are exported, and the offset of the range in
-    /// them.
+    /// The range extended to whole pages of the host's size, as only these are exported, and the offset of
+    /// the range in them.
     ///
-    /// GPU memory is allocated in larger pages than any host's, so the extension belongs to the same allocation or to
-    /// none. Only the range itself is registered afterwards.
+    /// GPU memory is allocated in larger pages than any host's, so the extension belongs to the same
+    /// allocation or to none. Only the range itself is registered afterwards.
     pub(super) fn pages(self, page: usize) -> Option<(Self, u64)> {
         let page = page as u64;
         let start = self.address / page * page;
@@ -40,8 +40,8 @@ pub(super) trait GpuDriver: Send + Sync {
     /// The number of the GPU whose memory is at this address.
     fn gpu_of(&self, address: u64) -> Result<usize, String>;
 
-    /// Makes synchronous copies of this memory complete before their call returns. Some return earlier by default, and
-    /// an RDMA device that reads the memory next does not wait for the GPU.
+    /// Makes synchronous copies of this memory complete before their call returns. Some return earlier by
+    /// default, and an RDMA device that reads the memory next does not wait for the GPU.
     fn synchronize(&self, address: u64);
 
     /// Whether the driver exports memory of this GPU as DMA-BUFs.

@@ -2,10 +2,11 @@
 //!
 //! Owns a loopback queue pair for each rail, and the events that wait for a flush.
 //!
-//! A device completes a write when it has issued the data as posted PCIe writes. The completion goes to host memory and the data to
-//! the GPU, on different paths, so the completion may arrive first. A read by the same device from the same GPU pushes
-//! earlier writes ahead of it: when the read completes, they have arrived. One byte of any memory of that GPU is enough, so
-//! it is memory of this library, which no user frees; one read covers all writes that were completed before it was posted.
+//! A device completes a write when it has issued the data as posted PCIe writes. The completion goes to host
+//! memory and the data to the GPU, on different paths, so the completion may arrive first. A read by the same
+//! device from the same GPU pushes earlier writes ahead of it: when the read completes, they have arrived.
+//! One byte of any memory of that GPU is enough, so it is memory of this library, which no user frees; one
+//! read covers all writes that were completed before it was posted.
 
 use crate::error::{Error, Result};
 use crate::memory::{Piece, map_unforked};
@@ -64,8 +65,8 @@ impl Flusher {
         Ok(Self { qp, queue, sink, page, device, started: 0, completed: 0 })
     }
 
-    /// Starts to flush the GPU whose memory is at this address, registered for reading under this key. Returns the number
-    /// of the flush, from 0; `None` if too many flushes are in progress.
+    /// Starts to flush the GPU whose memory is at this address, registered for reading under this key.
+    /// Returns the number of the flush, from 0; `None` if too many flushes are in progress.
     ///
     /// # Errors
     /// `System` if the device refuses.
@@ -109,7 +110,8 @@ impl Flusher {
 
 /// Holds back receive completions of GPU memory until the data has arrived on the GPU.
 ///
-/// One flush by each rail covers all events that were held back before it started; later events wait for the next one.
+/// One flush by each rail covers all events that were held back before it started; later events wait for the
+/// next one.
 pub(in crate::transport::verbs) struct FlushQueue {
     /// By rail; `None` if its device has failed: no data comes over it any more, and no flush by it ends.
     flushers: Vec<Option<Flusher>>,
@@ -137,8 +139,8 @@ impl FlushQueue {
         Self { flushers, retired: Vec::new(), failure: None, from, keys, targets, flushing, waiting }
     }
 
-    /// The device of a rail has failed. `of_call` is why the current call fails, if it is on this GPU: what the device wrote before cannot
-    /// be flushed any more.
+    /// The device of a rail has failed. `of_call` is why the current call fails, if it is on this GPU: what
+    /// the device wrote before cannot be flushed any more.
     pub(in crate::transport::verbs) fn fail(&mut self, rail: usize, of_call: Option<Error>) {
         self.retired.extend(self.flushers[rail].take());
         self.failure = self.failure.take().or(of_call);
@@ -259,7 +261,8 @@ mod tests {
         assert!(found.len() == 1 && found[0].is_unforked, "{found:?}");
     }
 
-    /// Counter-example: flushes by a device that had failed never ended, although another rail carried the data.
+    /// Counter-example: flushes by a device that had failed never ended, although another rail carried the
+    /// data.
     #[test]
     fn a_rail_that_failed_ends_the_call_on_the_gpu_and_is_not_flushed_later() {
         let queue = || FlushQueue::new(vec![Some(flusher(&Shim::none()).expect("inert")), None], 64, &[1, 2]);

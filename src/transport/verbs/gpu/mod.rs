@@ -1,6 +1,7 @@
 //! GPU memory: how RDMA devices reach it, and when data that they wrote there is visible.
 //!
-//! Owns the GDR mode (GPUDirect RDMA) of every range of GPU memory, and the flush after writes to it. The host never accesses GPU memory: here it is an address with a length.
+//! Owns the GDR mode (GPUDirect RDMA) of every range of GPU memory, and the flush after writes to it. The
+//! host never accesses GPU memory: here it is an address with a length.
 //!
 //! | file | owns |
 //! |---|---|

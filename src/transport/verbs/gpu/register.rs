@@ -45,12 +45,13 @@ impl GpuRegistrar {
         self.setting
     }
 
-    /// Registers a range at all rails, at each by its best mode. Returns the worst of these modes and the regions by
-    /// rail. If the worst is [`GdrMode::HostStaging`] there are no regions: a message may take any rail, so memory that
-    /// one of them cannot reach is staged for all.
+    /// Registers a range at all rails, at each by its best mode. Returns the worst of these modes and the
+    /// regions by rail. If the worst is [`GdrMode::HostStaging`] there are no regions: a message may take any
+    /// rail, so memory that one of them cannot reach is staged for all.
     ///
     /// # Errors
-    /// `InvalidArgument` if this is not GPU memory; `Unsupported` if the setting requires a mode that is not available.
+    /// `InvalidArgument` if this is not GPU memory; `Unsupported` if the setting requires a mode that is not
+    /// available.
     pub(in crate::transport::verbs) fn register(
         &self,
         pds: &[Arc<ProtectionDomain>],
@@ -139,7 +140,8 @@ impl GpuRegistrar {
     }
 }
 
-/// Bytes that are allocated for flushes: a page of the largest size that hosts have, since only whole pages are exported.
+/// Bytes that are allocated for flushes: a page of the largest size that hosts have, since only whole pages
+/// are exported.
 const LANDING_BYTES: usize = 64 << 10;
 
 /// Memory of this library on a GPU, freed when it is dropped. Its contents have no meaning.
@@ -172,7 +174,8 @@ struct RailTarget<'a> {
     /// The offset of the range in the pages, in bytes.
     offset: u64,
     access: AccessFlags,
-    /// Exported once for all rails, when the first one needs it. Memory regions keep the DMA-BUF open themselves.
+    /// Exported once for all rails, when the first one needs it. Memory regions keep the DMA-BUF open
+    /// themselves.
     exported: &'a OnceCell<Result<OwnedFd, String>>,
 }
 

@@ -1,5 +1,5 @@
-//! Registering GPU memory: on inert devices, and on the RDMA device of this machine, if it has one, with host memory that
-//! a fake GPU driver takes for GPU memory.
+//! Registering GPU memory: on inert devices, and on the RDMA device of this machine, if it has one, with host
+//! memory that a fake GPU driver takes for GPU memory.
 
 use super::driver::{AddressRange, GpuDriver};
 use super::flush::Flusher;

@@ -13,13 +13,15 @@ pub(in crate::transport::verbs) struct WriteOrdering {
     pub coherent: bool,
 }
 
-/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: the GPU that owns the memory sees the writes in order, without a flush.
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: the GPU that owns the memory sees the writes in order, without
+/// a flush.
 const OWNER: i32 = 100;
 
 /// Whether a GPU must not read what an RDMA device has written to it before a flush.
 pub(in crate::transport::verbs) fn needs_flush(gpu: WriteOrdering) -> bool {
     if gpu.coherent {
-        // The completion takes the coherent link and the data takes the PCI bus, which the driver's answer ignores.
+        // The completion takes the coherent link and the data takes the PCI bus, which the driver's answer
+        // ignores.
         return true;
     }
     match gpu.ordering {

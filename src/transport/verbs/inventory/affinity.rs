@@ -10,8 +10,8 @@ use std::path::Path;
 /// The place of a PCI device in the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PciLocation {
-    /// The PCI root, the bridges and switches on the path, and the device itself: `pci0000:3a`, `0000:3a:00.0`,
-    /// `0000:3b:00.0`. Empty if there is no such PCI device.
+    /// The PCI root, the bridges and switches on the path, and the device itself: `pci0000:3a`,
+    /// `0000:3a:00.0`, `0000:3b:00.0`. Empty if there is no such PCI device.
     pub path: Vec<String>,
     /// The NUMA node, if the kernel reports one.
     pub numa: Option<u32>,
@@ -39,7 +39,8 @@ pub struct Affinity {
     pub gpu: Option<PciLocation>,
 }
 
-/// How far a device is from a rank's GPU or, without a GPU, from its processors; in NCCL's words, the nearest first.
+/// How far a device is from a rank's GPU or, without a GPU, from its processors; in NCCL's words, the nearest
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum PciDistance {
@@ -108,8 +109,8 @@ impl Affinity {
         Self::read(Path::new("/"), gpu)
     }
 
-    /// The affinity of this process on the machine whose `/sys` and `/proc` are below `root`, with the GPU at this PCI
-    /// address.
+    /// The affinity of this process on the machine whose `/sys` and `/proc` are below `root`, with the GPU at
+    /// this PCI address.
     #[must_use]
     pub fn read(root: &Path, gpu: Option<&str>) -> Self {
         let folder = root.join("sys/devices/system/node");
@@ -141,8 +142,8 @@ impl Affinity {
         self.gpu.as_ref().filter(|gpu| !gpu.path.is_empty())
     }
 
-    /// The distance to a device: from the GPU if it has a location, else from the processors that this process may run on. A
-    /// device without a location counts as one of the same NUMA node.
+    /// The distance to a device: from the GPU if it has a location, else from the processors that this
+    /// process may run on. A device without a location counts as one of the same NUMA node.
     #[must_use]
     pub fn distance(&self, location: &PciLocation) -> Distance {
         let Some(gpu) = self.located_gpu() else {
@@ -168,7 +169,8 @@ impl Affinity {
         let (Some(one), Some(other)) = (one, other) else {
             return LOCAL_DISTANCE;
         };
-        // The kernel lists distances in the order of node numbers. Numbers may be missing, so positions can differ.
+        // The kernel lists distances in the order of node numbers. Numbers may be missing, so positions can
+        // differ.
         let from = self.nodes.iter().find(|node| node.number == one);
         let at = self.nodes.iter().position(|node| node.number == other);
         let reported = from.zip(at).and_then(|(from, at)| from.distances.get(at).copied());

@@ -31,7 +31,8 @@ pub struct RdmaDevice {
     pub driver: Option<String>,
     /// Where the device is plugged in; empty for a software device.
     pub pci: PciLocation,
-    /// The file through which programs open the device, such as `/dev/infiniband/uverbs0`, if the kernel offers one.
+    /// The file through which programs open the device, such as `/dev/infiniband/uverbs0`, if the kernel
+    /// offers one.
     pub uverbs: Option<String>,
     /// Whether this process may open that file.
     pub access: DeviceAccess,
@@ -158,9 +159,9 @@ impl Inventory {
         self.netdevs.iter().find(|netdev| netdev.name == name)
     }
 
-    /// Whether the GID belongs to an interface of another network namespace, such as that of another container with a virtual function of
-    /// this adapter. False if no interface of any port is in this namespace: the kernel has no such information, or this container uses the
-    /// adapters of its host.
+    /// Whether the GID belongs to an interface of another network namespace, such as that of another
+    /// container with a virtual function of this adapter. False if no interface of any port is in this
+    /// namespace: the kernel has no such information, or this container uses the adapters of its host.
     #[must_use]
     pub fn is_elsewhere(&self, gid: &Gid) -> bool {
         let is_here = |netdev: &Netdev| netdev.mtu.is_some() || netdev.state.is_some();
@@ -176,7 +177,8 @@ impl Inventory {
 }
 
 impl Gid {
-    /// On InfiniBand, the LID in the GID by which routers reach the port from other subnets (FLID); 0 if the GID has none.
+    /// On InfiniBand, the LID in the GID by which routers reach the port from other subnets (FLID); 0 if the
+    /// GID has none.
     #[must_use]
     pub fn flid(&self) -> u16 {
         let [_, _, _, _, high, low, ..] = self.address.octets();
@@ -191,8 +193,8 @@ impl Gid {
 }
 
 impl Netdev {
-    /// The largest RDMA payload in bytes that fits into a frame with the headers of RoCE, computed as in the kernel;
-    /// `None` if not even 256 bytes fit.
+    /// The largest RDMA payload in bytes that fits into a frame with the headers of RoCE, computed as in the
+    /// kernel; `None` if not even 256 bytes fit.
     #[must_use]
     pub fn rdma_mtu(&self) -> Option<u32> {
         // GRH, UDP, BTH, the two largest extended headers, and the checksum.

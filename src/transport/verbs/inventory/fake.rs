@@ -76,8 +76,8 @@ impl FakeMachine {
         path
     }
 
-    /// Writes NUMA nodes of four processors each, with these distances, and the processors that this process may run
-    /// on.
+    /// Writes NUMA nodes of four processors each, with these distances, and the processors that this process
+    /// may run on.
     pub fn numa(&self, distances: &[&str], allowed: &str) -> &Self {
         for (node, distances) in distances.iter().enumerate() {
             let folder = format!("sys/devices/system/node/node{node}");

@@ -1,11 +1,13 @@
 //! The counters that drivers keep of a port.
 //!
-//! Owns their files, and which of them count retransmissions. Must not know whose traffic they count: it is that of all programs.
+//! Owns their files, and which of them count retransmissions. Must not know whose traffic they count: it is
+//! that of all programs.
 
 use super::sysfs::number;
 use std::path::Path;
 
-/// Counters of retransmissions, or of the events that cause one. Each driver counts an event in one of these counters only.
+/// Counters of retransmissions, or of the events that cause one. Each driver counts an event in one of these
+/// counters only.
 const RETRANSMISSIONS: &[&str] = &[
     // mlx5, mlx4
     "local_ack_timeout_err",
@@ -25,8 +27,8 @@ const RETRANSMISSIONS: &[&str] = &[
     "RetransSegs",
 ];
 
-/// How often a port has sent something again since its driver was loaded, on the machine whose `/sys` is below `root`; `None` if the
-/// driver does not count that.
+/// How often a port has sent something again since its driver was loaded, on the machine whose `/sys` is
+/// below `root`; `None` if the driver does not count that.
 #[must_use]
 pub fn retransmissions(root: &Path, device: &str, port: u8) -> Option<u64> {
     let device = root.join("sys/class/infiniband").join(device);

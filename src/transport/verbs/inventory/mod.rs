@@ -1,7 +1,7 @@
 //! The RDMA devices of this machine, as the kernel shows them in `/sys` and `/dev`.
 //!
-//! Owns the data and reading it, below any root, so that tests can provide file trees of other machines. Opens no
-//! device and needs no library. Must not know which device is worth using: that is `port_selection`.
+//! Owns the data and reading it, below any root, so that tests can provide file trees of other machines.
+//! Opens no device and needs no library. Must not know which device is worth using: that is `port_selection`.
 //!
 //! | file | owns |
 //! |---|---|

@@ -8,8 +8,8 @@ use super::request::RequestKind;
 /// A write, and the index of the queue pair that it was posted to last.
 type CarriedWrite = Option<(u8, RequestKind)>;
 
-/// The writes of one epoch that the peer may not have received. Those of an earlier epoch with the same parity remain until they are
-/// replaced; recovery skips them.
+/// The writes of one epoch that the peer may not have received. Those of an earlier epoch with the same
+/// parity remain until they are replaced; recovery skips them.
 #[derive(Debug)]
 pub(super) struct CarriedWrites {
     call: CarriedWrite,

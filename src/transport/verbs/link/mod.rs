@@ -1,14 +1,16 @@
-//! The protocol of the link to one peer: what is written next, over which queue pair, and what a completion means.
+//! The protocol of the link to one peer: what is written next, over which queue pair, and what a completion
+//! means.
 //!
-//! Owns the order of a link's messages and the state that both ends share. Does no I/O: [`Link::next_request`]
-//! returns what to post; `write_completed`, `received` and `write_failed` take the outcomes. Must not know devices, and accesses no
-//! memory but the control buffer and the destinations of eager messages.
+//! Owns the order of a link's messages and the state that both ends share. Does no I/O:
+//! [`Link::next_request`] returns what to post; `write_completed`, `received` and `write_failed` take the
+//! outcomes. Must not know devices, and accesses no memory but the control buffer and the destinations of
+//! eager messages.
 //!
-//! A message takes one of two ways. The first few of a call, if short, are **eager**: written to the peer's control
-//! buffer at once, the very first together with the call. All others wait for **clear-to-send** (CTS), the receiver's
-//! permission with the destination, and are written there directly. CTS run ahead of the messages by a window, so a
-//! CTS is a credit too: no message arrives without memory and a posted receive for it. Both ends derive from number
-//! and length which way a message takes.
+//! A message takes one of two ways. The first few of a call, if short, are **eager**: written to the peer's
+//! control buffer at once, the very first together with the call. All others wait for **clear-to-send**
+//! (CTS), the receiver's permission with the destination, and are written there directly. CTS run ahead of
+//! the messages by a window, so a CTS is a credit too: no message arrives without memory and a posted receive
+//! for it. Both ends derive from number and length which way a message takes.
 //!
 //! | file | owns |
 //! |---|---|
@@ -82,8 +84,8 @@ pub(super) struct Link {
     reconnects: bool,
     /// Why the last queue pair broke, if none works.
     isolation: Option<Error>,
-    /// A disagreement with the peer in this epoch, to be reported once the caller has seen the peer's call: ranks that make different calls
-    /// expect different messages, and the calls say more than the messages.
+    /// A disagreement with the peer in this epoch, to be reported once the caller has seen the peer's call:
+    /// ranks that make different calls expect different messages, and the calls say more than the messages.
     held_disagreement: Option<(u64, String)>,
     /// Why the link is unusable.
     failure: Option<Error>,
@@ -96,8 +98,8 @@ struct HelloTags {
     theirs: u64,
 }
 
-/// The tag of the hellos that rank `from` sends. An immediate has no room for more, so it finds a queue pair that is connected to the
-/// wrong process, and is no protection from a fabric that is not trusted.
+/// The tag of the hellos that rank `from` sends. An immediate has no room for more, so it finds a queue pair
+/// that is connected to the wrong process, and is no protection from a fabric that is not trusted.
 fn hello_tag(key: &SecretKey, from: Rank) -> u64 {
     let [a, b, c, d, ..] = key.mac("rdma link, hello", &[&(from as u64).to_le_bytes()]);
     u64::from(u32::from_le_bytes([a, b, c, d])) % MESSAGE_NUMBERS
@@ -128,7 +130,8 @@ impl Link {
         }
     }
 
-    /// Sets the rate of each queue pair, in Mbit/s: the lower one of its two rails. Without this, or if one is unknown, all are equal.
+    /// Sets the rate of each queue pair, in Mbit/s: the lower one of its two rails. Without this, or if one
+    /// is unknown, all are equal.
     pub(super) fn with_rates(mut self, rates: &[u64]) -> Self {
         if !rates.contains(&0) {
             self.qps.iter_mut().zip(rates).for_each(|(qp, rate)| qp.rate_mbps = *rate);
@@ -136,7 +139,8 @@ impl Link {
         self
     }
 
-    /// Has hellos prove that their sender knows the key of the link: those that rank `me` sends, and those of the peer.
+    /// Has hellos prove that their sender knows the key of the link: those that rank `me` sends, and those of
+    /// the peer.
     pub(super) fn with_key(mut self, me: Rank, key: &SecretKey) -> Self {
         self.tags = HelloTags { mine: hello_tag(key, me), theirs: hello_tag(key, self.peer) };
         self
@@ -293,7 +297,8 @@ impl Link {
         self.hold(epoch, format!("{problem}; do all ranks run the same version with the same settings?"));
     }
 
-    /// Keeps a disagreement until the peer's call of the epoch is reported. `problem` follows the peer's rank.
+    /// Keeps a disagreement until the peer's call of the epoch is reported. `problem` follows the peer's
+    /// rank.
     fn hold(&mut self, epoch: u64, problem: String) {
         self.held_disagreement.get_or_insert((epoch, problem));
     }
@@ -304,9 +309,10 @@ impl Link {
             && matches!(self.held_disagreement, Some((epoch, _)) if self.recv_states[parity(epoch)].is_call_reported())
     }
 
-    /// The queue pair for a request, if it has room. A message uses the queue pair that is expected to finish it first, by the rates of the rails and
-    /// what is in flight on each, so that slow rails do not hold the last messages of a call; messages alternate between equals.
-    /// Everything else uses the first that works, so that it stays in order.
+    /// The queue pair for a request, if it has room. A message uses the queue pair that is expected to finish
+    /// it first, by the rates of the rails and what is in flight on each, so that slow rails do not hold the
+    /// last messages of a call; messages alternate between equals. Everything else uses the first that works,
+    /// so that it stays in order.
     fn qp_for(&self, kind: RequestKind) -> Option<usize> {
         let mut alive = self.qps.iter().enumerate().filter(|(_, qp)| qp.is_proven());
         let chosen = match kind {
@@ -394,8 +400,8 @@ impl Link {
         }
     }
 
-    /// Posts a receive for the peer's next message. Unless the message is eager, `region` is the registered memory
-    /// that contains the destination, with its remote keys by rail.
+    /// Posts a receive for the peer's next message. Unless the message is eager, `region` is the registered
+    /// memory that contains the destination, with its remote keys by rail.
     ///
     /// # Errors
     /// Why the link is unusable.
@@ -416,7 +422,8 @@ impl Link {
         Ok(())
     }
 
-    /// Whether the next receive is for an eager message at this length, so that its memory need not be registered.
+    /// Whether the next receive is for an eager message at this length, so that its memory need not be
+    /// registered.
     pub(super) fn receives_eagerly(&self, len: usize) -> bool {
         self.recv_states[parity(self.epoch)].next_is_eager(len)
     }
@@ -424,8 +431,8 @@ impl Link {
     /// Reports the peer's call and the completed messages, in their order.
     ///
     /// # Errors
-    /// `Disagreement` if the peer's call is invalid, or the peer's writes don't fit the call that was reported before; `PeerLost` if the
-    /// peer has left and is needed.
+    /// `Disagreement` if the peer's call is invalid, or the peer's writes don't fit the call that was
+    /// reported before; `PeerLost` if the peer has left and is needed.
     pub(super) fn report(&mut self, events: &mut Events) -> Result<()> {
         let peer = self.peer;
         if self.must_disagree()
@@ -433,8 +440,8 @@ impl Link {
         {
             return Err(self.disagree(&problem));
         }
-        // If this rank's current call does not use the link, writes that arrive belong to the next epoch. If the peer
-        // is not in a later call, it runs another program.
+        // If this rank's current call does not use the link, writes that arrive belong to the next epoch. If
+        // the peer is not in a later call, it runs another program.
         let epoch = if self.announced { self.epoch } else { self.epoch + 1 };
         if let Some(with_message) = self.recv_states[parity(epoch)].unreported_call() {
             let Some(call) = self.control.read_call(epoch, with_message) else {
@@ -453,7 +460,8 @@ impl Link {
             send.reported += 1;
             events.push_back(Event::SendComplete { peer });
         }
-        // The device of a broken queue pair may still write to what arrived over it, until everything is flushed.
+        // The device of a broken queue pair may still write to what arrived over it, until everything is
+        // flushed.
         while !self.is_draining() && self.recv_states[parity(self.epoch)].pop_completed() {
             events.push_back(Event::RecvComplete { peer });
         }

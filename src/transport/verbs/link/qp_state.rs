@@ -4,16 +4,17 @@ use super::super::wire::{EAGER_MESSAGES, GENERATIONS, RecoveryState, WINDOW};
 use super::request::RequestKind;
 use std::collections::VecDeque;
 
-/// Requests that a queue pair takes. A call has at most a window of data and of CTS writes, the eager messages, and
-/// the call itself; the rest is for what must be sent when another queue pair breaks.
+/// Requests that a queue pair takes. A call has at most a window of data and of CTS writes, the eager
+/// messages, and the call itself; the rest is for what must be sent when another queue pair breaks.
 pub(in super::super) const SEND_DEPTH: usize = 2 * WINDOW + EAGER_MESSAGES as usize + 26;
 
-/// Work requests that the device's send queue must take. A message may be written by two, and at most a window of messages is in flight on
-/// a link; one more is the drain marker of a queue pair that breaks. 127 altogether: drivers round up to powers of two, some after
-/// adding one.
+/// Work requests that the device's send queue must take. A message may be written by two, and at most a
+/// window of messages is in flight on a link; one more is the drain marker of a queue pair that breaks. 127
+/// altogether: drivers round up to powers of two, some after adding one.
 pub(in super::super) const WORK_REQUESTS: usize = SEND_DEPTH + WINDOW + 1;
 
-/// Writes of the peer that may arrive over one queue pair before this rank polls: all of a call, and of the next.
+/// Writes of the peer that may arrive over one queue pair before this rank polls: all of a call, and of the
+/// next.
 pub(in super::super) const RECV_DEPTH: usize = 2 * SEND_DEPTH;
 
 /// One queue pair of a link.
@@ -33,12 +34,13 @@ pub(in super::super) struct QpState {
     pub(in super::super) generation: u32,
     /// Whether it is connected at this end, and not broken.
     pub(super) alive: bool,
-    /// Whether it carries what the link writes. One that was connected again, or whose rail is suspected to have failed, first has to
-    /// carry a hello.
+    /// Whether it carries what the link writes. One that was connected again, or whose rail is suspected to
+    /// have failed, first has to carry a hello.
     pub(super) proven: bool,
     /// Whether the whole of what was written over it is known to have arrived or was queued again.
     pub(super) recovered: bool,
-    /// Whether the peer must get this rank's recovery state by another way than a queue pair, because none works.
+    /// Whether the peer must get this rank's recovery state by another way than a queue pair, because none
+    /// works.
     pub(super) state_due: bool,
     /// The peer's recovery state of the next generation, if it arrived before this end was connected.
     pub(super) early_state: Option<RecoveryState>,
@@ -47,7 +49,8 @@ pub(in super::super) struct QpState {
     carried_before: Option<u64>,
     /// The first serial of this generation.
     first_serial: u32,
-    /// This rank's recovery state when the queue pair was flushed. Sent to the peer, again if it may have been lost.
+    /// This rank's recovery state when the queue pair was flushed. Sent to the peer, again if it may have
+    /// been lost.
     pub(super) local_state: Option<RecoveryState>,
     /// The peer's recovery state when the queue pair was flushed at its end.
     pub(super) peer_state: Option<RecoveryState>,
@@ -66,7 +69,8 @@ struct PostedWrite {
     bytes: u64,
 }
 
-/// Whether `serial` is `other` or a later one. Serials wrap around; fewer than half of all are ever in flight.
+/// Whether `serial` is `other` or a later one. Serials wrap around; fewer than half of all are ever in
+/// flight.
 fn is_from(serial: u32, other: u32) -> bool {
     serial.wrapping_sub(other) < u32::MAX / 2
 }
@@ -184,8 +188,8 @@ impl QpState {
         self.in_flight.is_empty() && self.lost.is_empty() && (self.alive || self.local_state.is_some())
     }
 
-    /// How long it takes until a further message of `len` bytes is carried, and, to choose between equals, what it carried before; in
-    /// units that are the same for all queue pairs of the link.
+    /// How long it takes until a further message of `len` bytes is carried, and, to choose between equals,
+    /// what it carried before; in units that are the same for all queue pairs of the link.
     pub(super) fn time_to_carry(&self, len: u64) -> (u64, u64) {
         let time = |bytes: u64| bytes.saturating_mul(8_000) / self.rate_mbps;
         (time(self.bytes + len), time(self.carried))

@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 const VIOLATION: &str = "wrote something that makes no sense: is it the same build of flexring?";
 
 impl Link {
-    /// A write of the peer arrived over a queue pair, with this immediate data and `len` bytes. Returns how many bytes have arrived, with
-    /// those of a message that was written before, apart from the immediate data.
+    /// A write of the peer arrived over a queue pair, with this immediate data and `len` bytes. Returns how
+    /// many bytes have arrived, with those of a message that was written before, apart from the immediate
+    /// data.
     ///
     /// # Errors
     /// `Disagreement` if the peer violates the protocol. The link is then unusable.
@@ -49,7 +50,8 @@ impl Link {
         Ok(arrived.into())
     }
 
-    /// The bytes that have arrived; `None` if the peer cannot have written this, should it make the same call.
+    /// The bytes that have arrived; `None` if the peer cannot have written this, should it make the same
+    /// call.
     fn received_in_epoch(&mut self, epoch: u64, kind: ImmKind, len: u32) -> Option<u32> {
         let state = &mut self.recv_states[parity(epoch)];
         let fits = match kind {
@@ -72,15 +74,17 @@ impl Link {
         fits.then_some(len)
     }
 
-    /// A message is at its destination: written by this write, or, if this one has no bytes, by the one before it. Returns its bytes;
-    /// `None` if the peer cannot have written it.
+    /// A message is at its destination: written by this write, or, if this one has no bytes, by the one
+    /// before it. Returns its bytes; `None` if the peer cannot have written it.
     ///
-    /// Both were posted to one queue pair, and devices execute the RDMA writes of a reliable connection in the order in which they were
-    /// posted. The completion of the receive covers both (InfiniBand Architecture Specification, volume 1, 9.5 "Transaction ordering";
-    /// ibv_reg_mr(3), "Ordering semantics": a completion guarantees that the data of all prior operations is visible in memory, with
-    /// relaxed ordering, too).
+    /// Both were posted to one queue pair, and devices execute the RDMA writes of a reliable connection in
+    /// the order in which they were posted. The completion of the receive covers both (InfiniBand
+    /// Architecture Specification, volume 1, 9.5 "Transaction ordering"; ibv_reg_mr(3), "Ordering semantics":
+    /// a completion guarantees that the data of all prior operations is visible in memory, with relaxed
+    /// ordering, too).
     fn received_data(&mut self, epoch: u64, message: u64, len: u32) -> Option<u32> {
-        // Of a message that was written before, this end does not see the length. The peer has compared it with that in the CTS.
+        // Of a message that was written before, this end does not see the length. The peer has compared it
+        // with that in the CTS.
         let seen = Some(len).filter(|len| *len > 0);
         let is_current = epoch == self.epoch;
         let expected = self.recv_states[parity(epoch)].receive_data(message, seen, is_current)?;

@@ -1,13 +1,16 @@
-//! The reconnecting half of a link: a broken queue pair is replaced by a new one, so that its rail is used again.
+//! The reconnecting half of a link: a broken queue pair is replaced by a new one, so that its rail is used
+//! again.
 //!
-//! Each end numbers the **generations** of a queue pair: how often it was connected again. The next one begins at an end when the last one
-//! has left nothing there: all of it was flushed, and both ends know what the other received, so every write of it either arrived
-//! or was queued for another queue pair. Then the end offers a new queue pair to the peer, and connects it to the one that the peer offers. A
-//! message says by itself which it is, so the ends need not agree on the first one that the new queue pair carries: each end uses it once the
-//! peer's end is connected, and a hello over it was acknowledged. What was written to the old queue pair cannot arrive any more, since
-//! that one is destroyed and the new one has another number.
+//! Each end numbers the **generations** of a queue pair: how often it was connected again. The next one
+//! begins at an end when the last one has left nothing there: all of it was flushed, and both ends know what
+//! the other received, so every write of it either arrived or was queued for another queue pair. Then the end
+//! offers a new queue pair to the peer, and connects it to the one that the peer offers. A message says by
+//! itself which it is, so the ends need not agree on the first one that the new queue pair carries: each end
+//! uses it once the peer's end is connected, and a hello over it was acknowledged. What was written to the
+//! old queue pair cannot arrive any more, since that one is destroyed and the new one has another number.
 //!
-//! If no queue pair works, recovery states are sent by another way (see [`RailMessage`](super::super::connect_info::RailMessage)).
+//! If no queue pair works, recovery states are sent by another way (see
+//! [`RailMessage`](super::super::connect_info::RailMessage)).
 
 use super::super::wire::RecoveryState;
 use super::Link;
@@ -56,7 +59,8 @@ impl Link {
         self.qps.iter().all(QpState::is_proven)
     }
 
-    /// Queue pairs of rails that may have failed, by bit, first have to carry a hello. For a link that is not in use yet.
+    /// Queue pairs of rails that may have failed, by bit, first have to carry a hello. For a link that is not
+    /// in use yet.
     pub(in super::super) fn suspect(&mut self, qps: u64) {
         self.qps.iter_mut().enumerate().for_each(|(number, qp)| qp.proven &= qps >> number & 1 == 0);
     }
@@ -78,7 +82,8 @@ impl Link {
         self.qps[qp].restart();
     }
 
-    /// The peer's end of a queue pair is connected. Returns the hello that proves that it works, unless it broke since or needs none.
+    /// The peer's end of a queue pair is connected. Returns the hello that proves that it works, unless it
+    /// broke since or needs none.
     pub(in super::super) fn peer_connected(
         &mut self,
         qp: usize,
@@ -114,7 +119,8 @@ impl Link {
         });
     }
 
-    /// The next recovery state that must be sent by another way: its queue pair, the generation, and the state.
+    /// The next recovery state that must be sent by another way: its queue pair, the generation, and the
+    /// state.
     pub(in super::super) fn take_due_state(&mut self) -> Option<(usize, u32, RecoveryState)> {
         let number = self.qps.iter().position(|qp| qp.state_due)?;
         let qp = &mut self.qps[number];

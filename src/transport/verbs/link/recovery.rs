@@ -1,19 +1,19 @@
 //! The recovery half of a link: what happens when a queue pair breaks while others are alive, and when a rank
 //! leaves.
 //!
-//! What was in flight on a broken queue pair may or may not have arrived. Nothing is written again before that is
-//! known, because the peer may have reused the destination. So each end moves its side to the error state and waits
-//! until the device has flushed all requests and receives; from then on nothing can arrive over it. Then it sends
-//! what has arrived ([`RecoveryState`]) over a queue pair that is alive. What the peer lacks is written again over
-//! the living queue pairs, and nothing is written twice.
+//! What was in flight on a broken queue pair may or may not have arrived. Nothing is written again before
+//! that is known, because the peer may have reused the destination. So each end moves its side to the error
+//! state and waits until the device has flushed all requests and receives; from then on nothing can arrive
+//! over it. Then it sends what has arrived ([`RecoveryState`]) over a queue pair that is alive. What the peer
+//! lacks is written again over the living queue pairs, and nothing is written twice.
 //!
-//! The recovery state that an end records when a queue pair is flushed stays true. So it is sent again, unchanged,
-//! whenever the queue pair that carries it breaks too, and waits for nothing.
+//! The recovery state that an end records when a queue pair is flushed stays true. So it is sent again,
+//! unchanged, whenever the queue pair that carries it breaks too, and waits for nothing.
 //!
-//! A device that cannot flush a queue pair, because it has failed or was removed, destroys it. Then the recovery state has what was
-//! polled by then. Writes that the peer's device acknowledged and whose completions never came are missing in it, so each end knows
-//! which queue pair carried what: control entries are written again, and the loss of a message, whose memory may have changed since, fails
-//! the link.
+//! A device that cannot flush a queue pair, because it has failed or was removed, destroys it. Then the
+//! recovery state has what was polled by then. Writes that the peer's device acknowledged and whose
+//! completions never came are missing in it, so each end knows which queue pair carried what: control entries
+//! are written again, and the loss of a message, whose memory may have changed since, fails the link.
 
 use super::super::wire::{RecoveryState, WINDOW, parity};
 use super::Link;
@@ -40,13 +40,14 @@ impl Link {
         self.qps[qp].lose_from(serial);
     }
 
-    /// An empty write to a queue pair in the error state. It fails after all that was written before it: what has no
-    /// completion of its own by then succeeded.
+    /// An empty write to a queue pair in the error state. It fails after all that was written before it: what
+    /// has no completion of its own by then succeeded.
     pub(in super::super) fn drain_marker(&mut self, qp: usize) -> Result<LinkRequest> {
         self.request(qp, RequestKind::Probe)
     }
 
-    /// A broken queue pair was destroyed, because its device did not flush it. No completion of it is handled any more.
+    /// A broken queue pair was destroyed, because its device did not flush it. No completion of it is handled
+    /// any more.
     pub(in super::super) fn destroyed(&mut self, qp: usize) {
         self.qps[qp].destroyed();
     }
@@ -62,8 +63,8 @@ impl Link {
         self.abort(Error::system(format!("no rail to rank {peer} is left: {causes}")));
     }
 
-    /// A queue pair is unusable for this reason. `true` if it was alive, so that the caller must move it to the error
-    /// state.
+    /// A queue pair is unusable for this reason. `true` if it was alive, so that the caller must move it to
+    /// the error state.
     pub(in super::super) fn break_qp(&mut self, qp: usize, cause: &Error) -> bool {
         if !std::mem::replace(&mut self.qps[qp].alive, false) {
             return false;
@@ -134,7 +135,8 @@ impl Link {
             if qp.alive {
                 continue;
             }
-            // Recovery states do not wait for the peer's: if each end waited for the other's, neither would proceed.
+            // Recovery states do not wait for the peer's: if each end waited for the other's, neither would
+            // proceed.
             let is_recovery = |kind: &mut RequestKind| matches!(kind, RequestKind::Recovery { .. });
             self.retransmits.extend(qp.lost.extract_if(.., is_recovery));
             if qp.needs_report() {
@@ -163,8 +165,8 @@ impl Link {
         }
     }
 
-    /// Sends the recovery states of other broken queue pairs again: if the peer's device acknowledged them over this one, they may be
-    /// lost with it. The peer ignores those that it has.
+    /// Sends the recovery states of other broken queue pairs again: if the peer's device acknowledged them
+    /// over this one, they may be lost with it. The peer ignores those that it has.
     fn repeat_recovery_states(&mut self, recovered: usize) {
         for qp in (0..self.qps.len()).filter(|qp| *qp != recovered) {
             let recovery = RequestKind::Recovery { qp };
@@ -199,7 +201,8 @@ impl Link {
         }
     }
 
-    /// Fails if the peer violated the protocol, or if the link is unusable and this rank's current call needs it.
+    /// Fails if the peer violated the protocol, or if the link is unusable and this rank's current call needs
+    /// it.
     pub(in super::super) fn check_if_needed(&self) -> Result<()> {
         match &self.failure {
             Some(error) if error.kind() == ErrorKind::Disagreement || self.needs_peer() => Err(error.clone()),
@@ -212,9 +215,9 @@ impl Link {
         self.polls_since_goodbye.is_some()
     }
 
-    /// Fails if the peer has left while this rank needs something that it has not written. What it wrote before it
-    /// left may be in another rail's completion queue, so all of them are polled once more first. A write without
-    /// acknowledgement does not count: the peer may have received it.
+    /// Fails if the peer has left while this rank needs something that it has not written. What it wrote
+    /// before it left may be in another rail's completion queue, so all of them are polled once more first. A
+    /// write without acknowledgement does not count: the peer may have received it.
     pub(super) fn check_left(&mut self) -> Result<()> {
         let (send, recv) = (&self.send_states[parity(self.epoch)], &self.recv_states[parity(self.epoch)]);
         let is_incomplete = send.posted < send.queued || recv.is_incomplete();
@@ -227,13 +230,15 @@ impl Link {
         }
     }
 
-    /// This rank makes no more calls. The peer is notified once it has received, or will receive, everything before.
+    /// This rank makes no more calls. The peer is notified once it has received, or will receive, everything
+    /// before.
     pub(in super::super) fn goodbye(&mut self) {
         (self.is_leaving, self.goodbye_due) = (true, true);
     }
 
-    /// The goodbye, if it can be sent now: everything before has arrived, or goes over the same queue pair. The goodbye must not overtake
-    /// what another one carries, as the first one that works may have begun to work a moment ago.
+    /// The goodbye, if it can be sent now: everything before has arrived, or goes over the same queue pair.
+    /// The goodbye must not overtake what another one carries, as the first one that works may have begun to
+    /// work a moment ago.
     pub(super) fn next_goodbye(&self) -> Option<RequestKind> {
         if !self.goodbye_due {
             return None;
@@ -245,8 +250,8 @@ impl Link {
         resolved.then_some(RequestKind::Goodbye)
     }
 
-    /// An empty write over a queue pair without a pending completion: it fails if the peer is unreachable. A peer that
-    /// has left is not probed, unless this rank still needs something from it.
+    /// An empty write over a queue pair without a pending completion: it fails if the peer is unreachable. A
+    /// peer that has left is not probed, unless this rank still needs something from it.
     pub(in super::super) fn probe(&mut self, qp: usize) -> Result<Option<LinkRequest>> {
         let due = (self.polls_since_goodbye.is_none() || self.needs_peer()) && self.qps[qp].needs_probe();
         if due { self.request(qp, RequestKind::Probe).map(Some) } else { Ok(None) }

@@ -18,7 +18,8 @@ struct PostedRecv {
 /// What this rank receives in one epoch.
 #[derive(Debug, Default)]
 pub(super) struct RecvState {
-    /// Whether the peer's call has arrived, whether it precedes the first message, and whether it was reported.
+    /// Whether the peer's call has arrived, whether it precedes the first message, and whether it was
+    /// reported.
     call_received: bool,
     call_with_message: bool,
     call_reported: bool,
@@ -31,7 +32,8 @@ pub(super) struct RecvState {
     eager_lens: [u32; EAGER_MESSAGES as usize],
     /// Bytes of the longest eager message of this rank's call of the epoch; `None` if it has none.
     longest_eager: Option<usize>,
-    /// Receives posted by this rank, those of them for which the CTS was sent, and those completed and reported.
+    /// Receives posted by this rank, those of them for which the CTS was sent, and those completed and
+    /// reported.
     posted: u64,
     cts_sent: u64,
     completed: u64,
@@ -91,7 +93,8 @@ impl RecvState {
         self.cts_bits >>= 1;
     }
 
-    /// Notes the CTS entries of the last `count` messages below `to`. `false` if the peer cannot have sent them.
+    /// Notes the CTS entries of the last `count` messages below `to`. `false` if the peer cannot have sent
+    /// them.
     pub(super) fn add_credits(&mut self, to: u64, count: u64) -> bool {
         let to = widen(to, self.cts_base);
         let Some(from) = (to - self.cts_base).checked_sub(count) else { return false };
@@ -160,9 +163,9 @@ impl RecvState {
         self.cts_sent = to;
     }
 
-    /// Notes that a message of this length was written to its destination, if that is the expected length; `None` if its length is not
-    /// known here. Returns the expected length; `None` if the peer cannot have written the message, because no receive for it is posted
-    /// here, or it has arrived before.
+    /// Notes that a message of this length was written to its destination, if that is the expected length;
+    /// `None` if its length is not known here. Returns the expected length; `None` if the peer cannot have
+    /// written the message, because no receive for it is posted here, or it has arrived before.
     pub(super) fn receive_data(&mut self, message: u64, len: Option<u32>, current: bool) -> Option<usize> {
         let message = widen(message, self.completed);
         let expected = self.recvs[message as usize % WINDOW]
@@ -202,7 +205,8 @@ impl RecvState {
         new
     }
 
-    /// Completes the oldest receive if its message has arrived. None completes before the peer's call is reported.
+    /// Completes the oldest receive if its message has arrived. None completes before the peer's call is
+    /// reported.
     pub(super) fn pop_completed(&mut self) -> bool {
         let received = self.call_reported && self.received_bits & 1 == 1;
         if received {

@@ -32,8 +32,8 @@ impl RequestKind {
         }
     }
 
-    /// Whether writing this again includes writing `part` again, which is a write as [`CarriedWrites`](super::carried::CarriedWrites)
-    /// has it.
+    /// Whether writing this again includes writing `part` again, which is a write as
+    /// [`CarriedWrites`](super::carried::CarriedWrites) has it.
     pub(super) fn includes(self, part: Self) -> bool {
         match (self, part) {
             (

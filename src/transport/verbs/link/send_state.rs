@@ -7,7 +7,8 @@ use crate::call::Call;
 use crate::memory::Piece;
 use std::sync::Arc;
 
-/// Whether a message is eager, in a call whose longest eager message has this many bytes; `None` if it has no such messages.
+/// Whether a message is eager, in a call whose longest eager message has this many bytes; `None` if it has no
+/// such messages.
 pub(super) fn is_eager(longest: Option<usize>, message: u64, len: usize) -> bool {
     message < EAGER_MESSAGES && longest.is_some_and(|longest| len <= longest)
 }

@@ -1,10 +1,12 @@
-//! The types and numbers of `infiniband/verbs.h` that flexring uses, for a library that is opened at run time.
+//! The types and numbers of `infiniband/verbs.h` that flexring uses, for a library that is opened at run
+//! time.
 //!
-//! They are those of the crate rdma-sys. It cannot be a dependency of every build: its build script needs libclang and the
-//! headers of libibverbs and librdmacm, and it links programs to both libraries, so that they start only where both are
-//! installed. So its bindings are copied here, as far as they are used. With the feature `rdma-sys-check`, which `make lint`
-//! builds where it can be built, every size, alignment, offset and number is compared with those of rdma-sys when this file
-//! is compiled, and every function's type in `library.rs`. Must not call anything.
+//! They are those of the crate rdma-sys. It cannot be a dependency of every build: its build script needs
+//! libclang and the headers of libibverbs and librdmacm, and it links programs to both libraries, so that
+//! they start only where both are installed. So its bindings are copied here, as far as they are used. With
+//! the feature `rdma-sys-check`, which `make lint` builds where it can be built, every size, alignment,
+//! offset and number is compared with those of rdma-sys when this file is compiled, and every function's type
+//! in `library.rs`. Must not call anything.
 
 #![allow(non_camel_case_types, dead_code, reason = "names and fields are those of the header")]
 
@@ -58,7 +60,8 @@ macro_rules! numbers {
 
         #[cfg(feature = "rdma-sys-check")]
         const _: () = {
-            // SAFETY: rdma-sys has each as an integer, as a wrapper of one, or as an enumeration: four bytes without padding.
+            // SAFETY: rdma-sys has each as an integer, as a wrapper of one, or as an enumeration: four bytes
+            // without padding.
             #[allow(unsafe_code, clippy::useless_transmute, reason = "it runs in the compiler; some have the type")]
             let theirs: u32 = unsafe { std::mem::transmute(rdma_sys::$group::$name) };
             assert!(theirs == $value);
@@ -425,8 +428,8 @@ const _: () = {
 /// A flag of a port: packets need a global routing header even within the subnet. It has no name in rdma-sys.
 pub(crate) const IBV_QPF_GRH_REQUIRED: u8 = 1;
 
-/// The values of `ibv_fork_status`, which rdma-sys has as plain numbers: the library was not initialized for forks, it was, or
-/// the kernel does not need it.
+/// The values of `ibv_fork_status`, which rdma-sys has as plain numbers: the library was not initialized for
+/// forks, it was, or the kernel does not need it.
 pub(crate) const IBV_FORK_DISABLED: u32 = 0;
 pub(crate) const IBV_FORK_ENABLED: u32 = 1;
 pub(crate) const IBV_FORK_UNNEEDED: u32 = 2;

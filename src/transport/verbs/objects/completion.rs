@@ -44,8 +44,8 @@ impl WcStatus {
         self.code == IBV_WC_WR_FLUSH_ERR
     }
 
-    /// Whether the request itself is refused, so that it fails again wherever it is posted. Not a local protection error, by which older
-    /// versions of Soft-RoCE also say that a packet found no route.
+    /// Whether the request itself is refused, so that it fails again wherever it is posted. Not a local
+    /// protection error, by which older versions of Soft-RoCE also say that a packet found no route.
     pub(crate) fn is_wrong_request(self) -> bool {
         matches!(
             self.code,
@@ -98,7 +98,8 @@ impl fmt::Display for WcStatus {
     }
 }
 
-/// The completion of a work request. It has no other fields of `ibv_wc`: only these are valid after a failure.
+/// The completion of a work request. It has no other fields of `ibv_wc`: only these are valid after a
+/// failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completion {
     /// The id of the work request.
@@ -158,7 +159,8 @@ impl CompletionQueue {
         let vectors = unsafe { (*raw).num_comp_vectors };
         let vector = completion_vector(std::process::id(), new.number, vectors);
         let number = std::ptr::without_provenance_mut(new.number as usize);
-        // SAFETY: context and channel are alive. The number comes back in events, and is not used as an address.
+        // SAFETY: context and channel are alive. The number comes back in events, and is not used as an
+        // address.
         let queue = unsafe { (library.ibv_create_cq)(raw, entries, number, channel, vector) };
         new.queue = VerbsHandle::from_raw(queue, library).ok_or_else(|| {
             error(Verb::CreateCq, errno()).context(format_args!("a completion queue of {entries} entries"))
@@ -175,14 +177,15 @@ impl CompletionQueue {
         self.number
     }
 
-    /// A descriptor that becomes readable with the next completion after [`arm`](Self::arm); `None` without a device.
+    /// A descriptor that becomes readable with the next completion after [`arm`](Self::arm); `None` without a
+    /// device.
     pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the descriptor belongs to the channel and stays open while the channel lives.
         self.channel.raw().map(|(raw, _)| unsafe { BorrowedFd::borrow_raw((*raw).fd) })
     }
 
-    /// Requests an event for the next completion. Completions that are in the queue already do not cause one, so the
-    /// caller must poll once more afterwards.
+    /// Requests an event for the next completion. Completions that are in the queue already do not cause one,
+    /// so the caller must poll once more afterwards.
     ///
     /// # Errors
     /// `System` if the device refuses.
@@ -199,12 +202,14 @@ impl CompletionQueue {
         }
     }
 
-    /// Reads all events from the channel, so that the descriptor is no longer readable. Whether there were any.
+    /// Reads all events from the channel, so that the descriptor is no longer readable. Whether there were
+    /// any.
     pub(crate) fn drain_events(&self) -> bool {
         let Some((channel, library)) = self.channel.raw() else { return false };
         let mut any = false;
         let (mut queue, mut cookie) = (null_mut(), null_mut());
-        // SAFETY: the channel is alive and its descriptor is non-blocking; both pointers are valid for writes.
+        // SAFETY: the channel is alive and its descriptor is non-blocking; both pointers are valid for
+        // writes.
         while unsafe { (library.ibv_get_cq_event)(channel, &raw mut queue, &raw mut cookie) } == 0 {
             self.unacknowledged.fetch_add(1, Ordering::Relaxed);
             any = true;
@@ -224,7 +229,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes completions from the queue until it is empty, and passes each to `handle`. Returns whether there were any.
+    /// Takes completions from the queue until it is empty, and passes each to `handle`. Returns whether there
+    /// were any.
     ///
     /// # Errors
     /// `System` if the device fails; any error of `handle`.
@@ -262,8 +268,8 @@ impl CompletionQueue {
     }
 }
 
-/// The completion vector, and thus the interrupt, of a process's completion queue on a device with this many vectors. Spreads the queues of a
-/// process, and those of the processes of a node.
+/// The completion vector, and thus the interrupt, of a process's completion queue on a device with this many
+/// vectors. Spreads the queues of a process, and those of the processes of a node.
 fn completion_vector(process: u32, number: u64, vectors: i32) -> i32 {
     match u64::try_from(vectors) {
         Ok(vectors @ 1..) => ((u64::from(process) + number) % vectors) as i32,

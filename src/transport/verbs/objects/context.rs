@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Context {
     handle: VerbsHandle<ibv_context>,
     name: String,
-    /// Whether the device has failed or was removed. It then refuses every verb, so that no further communicator can use it as it is
-    /// open now.
+    /// Whether the device has failed or was removed. It then refuses every verb, so that no further
+    /// communicator can use it as it is open now.
     has_failed: AtomicBool,
     pub(super) shim: Shim,
 }
@@ -48,7 +48,8 @@ pub(crate) struct PortAttributes {
 pub(crate) enum AsyncEvent {
     /// The device failed, or was removed.
     Fatal,
-    /// The completion queue with this [number](super::CompletionQueue::number) overran; `None` if it is not known which.
+    /// The completion queue with this [number](super::CompletionQueue::number) overran; `None` if it is not
+    /// known which.
     QueueOverran(Option<u64>),
     /// The port of this number went down.
     PortDown(u8),
@@ -59,8 +60,8 @@ pub(crate) enum AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// The event of this `ibv_event_type`; `port` is the port's number, if it is a port's event, and `queue` that of the completion
-    /// queue.
+    /// The event of this `ibv_event_type`; `port` is the port's number, if it is a port's event, and `queue`
+    /// that of the completion queue.
     fn of(event_type: u32, port: u8, queue: Option<u64>) -> Self {
         match event_type {
             // Also reported when the device is removed.
@@ -123,7 +124,8 @@ impl Context {
                 VerbsHandle::from_raw(raw, library).ok_or_else(|| failed(Verb::OpenDevice, &site, errno()))
             }
         };
-        // SAFETY: the list is from ibv_get_device_list, and its devices are no longer used; open devices stay valid.
+        // SAFETY: the list is from ibv_get_device_list, and its devices are no longer used; open devices stay
+        // valid.
         unsafe { (library.ibv_free_device_list)(list) };
         let context =
             Self { handle: opened?, name: name.to_owned(), has_failed: AtomicBool::new(false), shim };
@@ -203,16 +205,19 @@ impl Context {
         }
         let (raw, library) = self.raw()?;
         let mut event = MaybeUninit::<ibv_async_event>::uninit();
-        // SAFETY: the context is open and its descriptor is non-blocking; the event is written if 0 is returned.
+        // SAFETY: the context is open and its descriptor is non-blocking; the event is written if 0 is
+        // returned.
         if unsafe { (library.ibv_get_async_event)(raw, event.as_mut_ptr()) } != 0 {
             return None;
         }
         // SAFETY: the call above wrote it.
         let mut event = unsafe { event.assume_init() };
-        // SAFETY: events of ports have a port number; for other events, reading it yields a number that is not used.
+        // SAFETY: events of ports have a port number; for other events, reading it yields a number that is
+        // not used.
         let port = unsafe { event.element.port_num } as u8;
         let queue = (event.event_type == IBV_EVENT_CQ_ERR).then(|| {
-            // SAFETY: the event is that of a completion queue, which is not destroyed before the event is acknowledged.
+            // SAFETY: the event is that of a completion queue, which is not destroyed before the event is
+            // acknowledged.
             unsafe { (*event.element.cq).cq_context }.addr() as u64
         });
         let kind = AsyncEvent::of(event.event_type, port, queue);
@@ -232,7 +237,8 @@ pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<()> {
 impl Drop for Context {
     fn drop(&mut self) {
         if let Some((raw, library)) = self.raw() {
-            // SAFETY: the context is open, and every object that was created from it is destroyed: each holds an Arc of it.
+            // SAFETY: the context is open, and every object that was created from it is destroyed: each holds
+            // an Arc of it.
             if unsafe { (library.ibv_close_device)(raw) } != 0 {
                 log::warn!("cannot close {}: {}", self.name, std::io::Error::last_os_error());
             }

@@ -1,4 +1,5 @@
-//! Options of Enhanced Connection Establishment (ECE): features that a connection has only if the devices of both ends have them.
+//! Options of Enhanced Connection Establishment (ECE): features that a connection has only if the devices of
+//! both ends have them.
 //!
 //! Owns their form.
 

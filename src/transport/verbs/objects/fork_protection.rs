@@ -1,8 +1,9 @@
 //! Protection of registered memory when this process forks.
 //!
-//! Owns whether libibverbs must protect it. Before Linux 5.12, a fork shares pinned pages with the child until one of the two
-//! writes to them: then this process gets a copy, and devices go on using the old page. If libibverbs was initialized for
-//! that, it excludes registered memory from forked children. Later kernels copy pinned pages at the fork.
+//! Owns whether libibverbs must protect it. Before Linux 5.12, a fork shares pinned pages with the child
+//! until one of the two writes to them: then this process gets a copy, and devices go on using the old page.
+//! If libibverbs was initialized for that, it excludes registered memory from forked children. Later kernels
+//! copy pinned pages at the fork.
 
 use super::bindings::{IBV_FORK_ENABLED, IBV_FORK_UNNEEDED};
 use super::library::Library;
@@ -13,8 +14,8 @@ use crate::process::PerProcess;
 use rustix::io::Errno;
 use std::sync::{Mutex, PoisonError};
 
-/// Initializes libibverbs for forks, unless it is or the kernel does not need it. Called before memory is registered on a
-/// device.
+/// Initializes libibverbs for forks, unless it is or the kernel does not need it. Called before memory is
+/// registered on a device.
 ///
 /// # Errors
 /// `System` if it refuses, as it does if another library of this process has registered memory before.
@@ -37,7 +38,8 @@ pub(super) fn protect(library: &Library, device: &str, shim: &Shim) -> Result<()
     if errno == 0 { Ok(()) } else { Err(failed(Verb::ForkInit, &site, errno)) }
 }
 
-/// Whether libibverbs must be initialized, if it reports this `ibv_fork_status`. Versions before rdma-core 35 report none.
+/// Whether libibverbs must be initialized, if it reports this `ibv_fork_status`. Versions before rdma-core 35
+/// report none.
 fn is_needed(status: Option<u32>) -> bool {
     !matches!(status, Some(IBV_FORK_ENABLED | IBV_FORK_UNNEEDED))
 }

@@ -1,11 +1,12 @@
 //! libibverbs, opened when a device is first used.
 //!
-//! Owns opening the library, its functions, and the verbs that are inline functions of `verbs.h`: those go through the
-//! operations of a context, which its driver provides. One program serves machines with and without RDMA, with old and new
-//! versions of rdma-core.
+//! Owns opening the library, its functions, and the verbs that are inline functions of `verbs.h`: those go
+//! through the operations of a context, which its driver provides. One program serves machines with and
+//! without RDMA, with old and new versions of rdma-core.
 //!
-//! Symbols are looked up with the version whose ABI `bindings.rs` describes, because libibverbs still exports functions of an
-//! older ABI (`IBVERBS_1.0`) under the same names. Functions that came after `IBVERBS_1.1` are optional.
+//! Symbols are looked up with the version whose ABI `bindings.rs` describes, because libibverbs still exports
+//! functions of an older ABI (`IBVERBS_1.0`) under the same names. Functions that came after `IBVERBS_1.1`
+//! are optional.
 
 use super::bindings::{
     _compat_ibv_port_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_ece,
@@ -67,8 +68,8 @@ macro_rules! functions {
                     let $name = unsafe { address(library, symbol, concat!($version, "\0")) };
                 )*
                 let ($(Some($needed),)*) = ($($needed,)*) else { return Err(missing) };
-                // SAFETY: each address is that of the function of this name and version, and the type is that of verbs.h.
-                // With rdma-sys-check, the compiler compares the types.
+                // SAFETY: each address is that of the function of this name and version, and the type is that
+                // of verbs.h. With rdma-sys-check, the compiler compares the types.
                 Ok(unsafe { Self {
                     file: None,
                     $($needed: std::mem::transmute::<
@@ -147,7 +148,8 @@ unsafe fn address(library: NonNull<c_void>, symbol: &str, version: &str) -> Opti
 }
 
 impl Library {
-    /// Opens the library of this name or path; `None` opens `libibverbs.so.1`. Opens each library once per process.
+    /// Opens the library of this name or path; `None` opens `libibverbs.so.1`. Opens each library once per
+    /// process.
     ///
     /// # Errors
     /// `System`, with the loader's message or the missing functions, and the fix.
@@ -179,7 +181,8 @@ impl Library {
         let Some(handle) = NonNull::new(handle) else {
             return Err(Error::system(format!("{name} cannot be opened: {}; {FIX}", loader_error())));
         };
-        // SAFETY: the handle is live and is never closed. Its functions have the names and versions of libibverbs.
+        // SAFETY: the handle is live and is never closed. Its functions have the names and versions of
+        // libibverbs.
         let found = unsafe { Self::find(handle) };
         let library = found.map_err(|missing| {
             let (first, others) = (&missing[0], missing.len() - 1);
@@ -222,8 +225,8 @@ impl Library {
         // SAFETY: all zeros are valid integers.
         *attributes = unsafe { std::mem::zeroed() };
         let needed = size_of::<verbs_context>() - offset_of!(verbs_context, query_port);
-        // SAFETY: the context is open. If its field says so, it is the last field of a verbs_context, of which the field
-        // before it has the size; query_port is in it if it is that large.
+        // SAFETY: the context is open. If its field says so, it is the last field of a verbs_context, of
+        // which the field before it has the size; query_port is in it if it is that large.
         unsafe {
             let is_extended = (*context).abi_compat as usize == usize::MAX;
             let extended: *mut verbs_context =

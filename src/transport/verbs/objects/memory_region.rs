@@ -46,8 +46,8 @@ impl AccessFlags {
     }
 }
 
-/// Registered memory. While it lives, the device may read it, and peers that have its rkey may access it as its
-/// [`AccessFlags`] allow.
+/// Registered memory. While it lives, the device may read it, and peers that have its rkey may access it as
+/// its [`AccessFlags`] allow.
 pub(crate) struct MemoryRegion {
     handle: VerbsHandle<ibv_mr>,
     lkey: u32,
@@ -106,9 +106,9 @@ impl ProtectionDomain {
         self.context.shim.registered(address, len);
         let Some((raw, library)) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
         let start = address as *mut c_void;
-        // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and nothing here
-        // accesses it. The caller guarantees that the range stays mapped while the region lives, as the contract of
-        // pieces requires.
+        // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and nothing
+        // here accesses it. The caller guarantees that the range stays mapped while the region lives, as the
+        // contract of pieces requires.
         let region = unsafe {
             match library.ibv_reg_mr_iova2 {
                 // It removes the optional flag, relaxed ordering, where the driver does not support it.
@@ -147,8 +147,8 @@ impl ProtectionDomain {
         MemoryRegion::from_raw(region, library, self).ok_or_else(errno)
     }
 
-    /// Finds out whether the driver supports DMA-BUFs, by registering one that does not exist. Returns the errno.
-    /// A library without the function answers as such a driver does.
+    /// Finds out whether the driver supports DMA-BUFs, by registering one that does not exist. Returns the
+    /// errno. A library without the function answers as such a driver does.
     pub(crate) fn probe_dmabuf(&self) -> i32 {
         if let Some(errno) = self.context.shim.injected_errno(Verb::RegDmabufMr) {
             return errno;

@@ -1,7 +1,7 @@
 //! RAII owners of libibverbs objects.
 //!
-//! Each owner holds an `Arc` of its parents, so the types enforce the order of destruction: a queue pair is destroyed
-//! before its protection domain and its completion queue, whichever owner is dropped first.
+//! Each owner holds an `Arc` of its parents, so the types enforce the order of destruction: a queue pair is
+//! destroyed before its protection domain and its completion queue, whichever owner is dropped first.
 //!
 //! | file | owns |
 //! |---|---|

@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A protection domain. Memory that is registered in it is reachable only through queue pairs of the same domain.
+/// A protection domain. Memory that is registered in it is reachable only through queue pairs of the same
+/// domain.
 pub(crate) struct ProtectionDomain {
     handle: VerbsHandle<ibv_pd>,
     /// By length in bytes: how long registering memory takes, once it was measured.

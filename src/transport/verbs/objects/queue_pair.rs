@@ -1,8 +1,8 @@
 //! A queue pair: a reliable connection between two ranks, its states as types.
 //!
-//! A [`Fresh`] queue pair has its own endpoint and accepts receives. A [`Connected`] one also has the peer's endpoint
-//! and accepts writes. Every message is an RDMA write with immediate data, so a posted receive needs no memory: it
-//! exists to be completed.
+//! A [`Fresh`] queue pair has its own endpoint and accepts receives. A [`Connected`] one also has the peer's
+//! endpoint and accepts writes. Every message is an RDMA write with immediate data, so a posted receive needs
+//! no memory: it exists to be completed.
 
 use super::bindings::{
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
@@ -48,7 +48,8 @@ pub(crate) struct Endpoint {
     pub psn: u32,
 }
 
-/// The path from a local port to a peer's port (`ibv_ah_attr`), with MTU and retries, and how messages are written to it.
+/// The path from a local port to a peer's port (`ibv_ah_attr`), with MTU and retries, and how messages are
+/// written to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathAttributes {
     /// The local port, from 1.
@@ -59,7 +60,8 @@ pub(crate) struct PathAttributes {
     pub gid: [u8; 16],
     /// The LID of the peer's port, or its FLID if it is in another subnet; 0 on Ethernet.
     pub lid: u16,
-    /// Whether packets have a global routing header: always on Ethernet, between InfiniBand subnets, and where the port needs it.
+    /// Whether packets have a global routing header: always on Ethernet, between InfiniBand subnets, and
+    /// where the port needs it.
     pub global: bool,
     /// Numbered as `ibv_mtu`: 1 is 256 bytes, 5 is 4096.
     pub mtu: u32,
@@ -68,15 +70,15 @@ pub(crate) struct PathAttributes {
     /// The acknowledgement timeout is 4.096 us times two to the power of this.
     pub timeout: u8,
     pub retries: u8,
-    /// Messages of more bytes are written apart from their immediate data, so that switches may route them adaptively. `None`: no
-    /// message is.
+    /// Messages of more bytes are written apart from their immediate data, so that switches may route them
+    /// adaptively. `None`: no message is.
     pub split_above: Option<usize>,
     /// The ECE options to set, if any.
     pub ece: Option<EceOptions>,
 }
 
-/// How often a device repeats a request for which the peer has no receive: without end. A slow peer is not a lost one, and
-/// credits make this rare.
+/// How often a device repeats a request for which the peer has no receive: without end. A slow peer is not a
+/// lost one, and credits make this rare.
 const FOREVER: u8 = 7;
 
 /// The state of a queue pair that accepts receives and is not connected.
@@ -172,7 +174,8 @@ impl Inner {
         }
     }
 
-    /// The ECE options that the device supports, or once it is connected, those in use. `None` if libibverbs or the driver has no ECE.
+    /// The ECE options that the device supports, or once it is connected, those in use. `None` if libibverbs
+    /// or the driver has no ECE.
     fn query_ece(&self) -> Result<Option<EceOptions>> {
         if let Some(errno) = self.context.shim.injected_errno(Verb::QueryEce) {
             return self.has_ece(Verb::QueryEce, errno).map(|_| None);
@@ -248,7 +251,8 @@ impl Inner {
             unsafe { (*first.add(index)).next = first.add(index + 1) };
         }
         let mut bad = null_mut();
-        // SAFETY: the queue pair is alive; the requests, which refer to no memory, are copied before this returns.
+        // SAFETY: the queue pair is alive; the requests, which refer to no memory, are copied before this
+        // returns.
         match unsafe { ibv_post_recv(raw, first, &mut bad) } {
             0 => Ok(()),
             errno => error(errno),
@@ -259,8 +263,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some((raw, library)) = self.handle.raw() {
-            // SAFETY: the queue pair is alive and has this one owner. Its completions that were not polled are removed
-            // with it.
+            // SAFETY: the queue pair is alive and has this one owner. Its completions that were not polled
+            // are removed with it.
             let code = unsafe { (library.ibv_destroy_qp)(raw) };
             if code != 0 {
                 let cause = std::io::Error::from_raw_os_error(code);
@@ -295,8 +299,8 @@ impl<S: Send + 'static> QueuePair<S> {
 }
 
 impl QueuePair<Fresh> {
-    /// Creates a queue pair in the INIT state; `port` is the port's number and the index of the partition key. `queue`
-    /// receives all its completions.
+    /// Creates a queue pair in the INIT state; `port` is the port's number and the index of the partition
+    /// key. `queue` receives all its completions.
     ///
     /// # Errors
     /// `System` if the device has none left.
@@ -450,7 +454,8 @@ impl QueuePair<Fresh> {
             | IBV_QP_RQ_PSN
             | IBV_QP_MAX_DEST_RD_ATOMIC
             | IBV_QP_MIN_RNR_TIMER;
-        // Drivers take the options into account in the states that follow, and report afterwards which of them they use.
+        // Drivers take the options into account in the states that follow, and report afterwards which of
+        // them they use.
         let has_ece = path.ece.map_or(Ok(false), |ece| self.inner.set_ece(ece))?;
         self.inner.modify(Verb::ModifyQpToRtr, &mut attributes, mask)?;
         let mut attributes = zeroed_attributes();
@@ -521,9 +526,10 @@ impl QueuePair<Connected> {
         let Some((raw, _)) = self.inner.handle.raw() else { return Ok(()) };
         let first = self.state.chain.link();
         let mut bad = null_mut();
-        // SAFETY: the queue pair is alive. The requests and their lists are in the chain, which is not changed until
-        // this returns, and are copied by then. The memory that they refer to is registered, and stays registered and
-        // unchanged until their completion: links keep the region of each piece until then.
+        // SAFETY: the queue pair is alive. The requests and their lists are in the chain, which is not
+        // changed until this returns, and are copied by then. The memory that they refer to is registered,
+        // and stays registered and unchanged until their completion: links keep the region of each piece
+        // until then.
         match unsafe { ibv_post_send(raw, first, &mut bad) } {
             0 => Ok(()),
             errno => error(self.state.chain.position(bad), errno),
@@ -538,8 +544,8 @@ impl QueuePair<Connected> {
         self.inner.post_recv(id, 1)
     }
 
-    /// Moves the queue pair to the error state: the device no longer executes the peer's requests, and flushes all
-    /// posted ones.
+    /// Moves the queue pair to the error state: the device no longer executes the peer's requests, and
+    /// flushes all posted ones.
     ///
     /// # Errors
     /// `System` if the device refuses.
@@ -547,8 +553,8 @@ impl QueuePair<Connected> {
         self.move_to(IBV_QPS_ERR, Verb::ModifyQpToErr)
     }
 
-    /// Moves the queue pair from the error state to the RESET state: the device discards all that was received and
-    /// posted.
+    /// Moves the queue pair from the error state to the RESET state: the device discards all that was
+    /// received and posted.
     ///
     /// # Errors
     /// `System` if the device refuses.

@@ -273,8 +273,8 @@ mod injecting {
         pub(crate) fn alter(&self, completion: &mut ibv_wc) {
             let mut faults = self.faults();
             let Some((k, status)) = faults.completion else { return };
-            // No real device accepts a write, acknowledges it and flushes its receive, so the next completion fails
-            // instead.
+            // No real device accepts a write, acknowledges it and flushes its receive, so the next completion
+            // fails instead.
             let received = completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
             if faults.completions == k && received && status == IBV_WC_WR_FLUSH_ERR {
                 return;

@@ -54,7 +54,8 @@ impl Chain {
         Self(Vec::with_capacity(requests))
     }
 
-    /// Replaces the contents with writes. Those of at most `inline` bytes carry their data in the request itself.
+    /// Replaces the contents with writes. Those of at most `inline` bytes carry their data in the request
+    /// itself.
     pub(super) fn set_writes(&mut self, requests: &[WriteRequest], inline: u32) {
         self.0.clear();
         self.0.extend(requests.iter().map(|request| work_request(request, inline)));

@@ -37,13 +37,15 @@ pub(super) struct ControlMemory {
 /// Where requests for the control buffer read from and write to.
 struct ControlTarget {
     controls: Arc<ControlMemory>,
-    /// Address of the remote side of the peer's control buffer. 0 until the queue pairs are connected, as are the keys.
+    /// Address of the remote side of the peer's control buffer. 0 until the queue pairs are connected, as are
+    /// the keys.
     address: u64,
     /// Remote keys of that side, by the peer's rail.
     keys: [u32; MAX_RAILS],
 }
 
-/// After this many requests without a completion, one is requested anyway, so that the device's send queue empties.
+/// After this many requests without a completion, one is requested anyway, so that the device's send queue
+/// empties.
 const UNSIGNALLED: u32 = SEND_DEPTH as u32 / 4;
 
 /// How long an aborted link waits for the devices to flush all requests and receives.
@@ -67,7 +69,8 @@ pub(super) struct Peer {
     batches: Vec<Vec<WriteRequest>>,
     /// By rail.
     counters: Arc<[RailCounters]>,
-    /// How long this rank waits for a rail while no queue pair works, how long it has waited, and its last look.
+    /// How long this rank waits for a rail while no queue pair works, how long it has waited, and its last
+    /// look.
     patience: Duration,
     waited: Duration,
     last_look: Option<Instant>,
@@ -77,7 +80,8 @@ pub(super) struct Peer {
     pub scheduled: bool,
 }
 
-/// The work request identifier for a peer's queue pair: of its receives by generation, or of one of its writes by serial.
+/// The work request identifier for a peer's queue pair: of its receives by generation, or of one of its
+/// writes by serial.
 fn wr_id(index: usize, qp: usize, receive: bool, serial: u32) -> u64 {
     (index as u64) << 40 | (qp as u64) << 33 | u64::from(receive) << 32 | u64::from(serial)
 }
@@ -121,12 +125,13 @@ impl Peer {
         }
     }
 
-    /// Connects the queue pairs to their ends at the peer over these paths. The peer has published `info` and `link_info`. Queue pairs of
-    /// rails that have failed, by the reasons in `failures` by rail, are destroyed instead.
+    /// Connects the queue pairs to their ends at the peer over these paths. The peer has published `info` and
+    /// `link_info`. Queue pairs of rails that have failed, by the reasons in `failures` by rail, are
+    /// destroyed instead.
     ///
     /// # Errors
-    /// The index of the first queue pair that its device refuses to connect, and why. One whose rail may have failed is broken instead, and
-    /// connected later.
+    /// The index of the first queue pair that its device refuses to connect, and why. One whose rail may have
+    /// failed is broken instead, and connected later.
     pub(super) fn connect(
         &mut self,
         fresh: Vec<QueuePair<Fresh>>,
@@ -147,8 +152,8 @@ impl Peer {
             let spec = qp.spec();
             match qp.connect(wr_id(self.index, number, true, 0), *end, path) {
                 Ok(connected) => qps.push(PeerQp::new(connected, *path)),
-                // Its rail may have failed, and begins with a hello: over RoCE, the address of a peer that cannot be reached is not
-                // resolved. It is connected later.
+                // Its rail may have failed, and begins with a hello: over RoCE, the address of a peer that
+                // cannot be reached is not resolved. It is connected later.
                 Err(cause) if !self.link.qps[number].is_proven() => {
                     self.link.break_qp(number, &cause);
                     self.link.destroyed(number);
@@ -170,7 +175,8 @@ impl Peer {
         ece_agreement::by_qp(self.qps.iter().map(of_qp))
     }
 
-    /// The queue pairs are connected at the peer's end, too. Queue pairs of rails that may have failed begin with a hello.
+    /// The queue pairs are connected at the peer's end, too. Queue pairs of rails that may have failed begin
+    /// with a hello.
     ///
     /// # Errors
     /// Those of posting.
@@ -250,8 +256,8 @@ impl Peer {
                 } else {
                     self.link.recv_completed(qp);
                     if !status.is_flushed() {
-                        // A write arrived whose immediate data is lost, and the peer may count it as delivered. No
-                        // recovery state can report it, so the link is lost.
+                        // A write arrived whose immediate data is lost, and the peer may count it as
+                        // delivered. No recovery state can report it, so the link is lost.
                         self.break_all(&error);
                     }
                 }
@@ -260,8 +266,8 @@ impl Peer {
         Ok(())
     }
 
-    /// Moves a queue pair to the error state for this reason, unless it is there. If the device refuses, the queue pair is
-    /// destroyed.
+    /// Moves a queue pair to the error state for this reason, unless it is there. If the device refuses, the
+    /// queue pair is destroyed.
     pub(super) fn break_qp(&mut self, qp: usize, cause: &Error) {
         if !self.link.break_qp(qp, cause) {
             return;
@@ -272,8 +278,8 @@ impl Peer {
         }
     }
 
-    /// Moves a queue pair to the error state, and posts the drain marker whose completion says that the device has
-    /// flushed all requests.
+    /// Moves a queue pair to the error state, and posts the drain marker whose completion says that the
+    /// device has flushed all requests.
     fn begin_drain(&mut self, qp: usize) -> Result<()> {
         if let Some(connected) = &mut self.qps[qp].connected {
             connected.move_to_error()?;
@@ -299,8 +305,9 @@ impl Peer {
         (0..self.qps.len()).for_each(|qp| self.break_qp(qp, cause));
     }
 
-    /// Continues the recovery of broken queue pairs. If the link has failed, for example because something was lost for good, breaks those
-    /// that work: otherwise the peer would wait for a message that is never sent.
+    /// Continues the recovery of broken queue pairs. If the link has failed, for example because something
+    /// was lost for good, breaks those that work: otherwise the peer would wait for a message that is never
+    /// sent.
     fn recover(&mut self) {
         self.link.recover();
         if let Err(error) = self.link.check() {
@@ -308,8 +315,9 @@ impl Peer {
         }
     }
 
-    /// The device of a rail has failed: breaks the queue pairs of the rail. `failures` has the reason, by rail. If the devices of all
-    /// rails of the link have failed, no rail can come back, and the link fails at once.
+    /// The device of a rail has failed: breaks the queue pairs of the rail. `failures` has the reason, by
+    /// rail. If the devices of all rails of the link have failed, no rail can come back, and the link fails
+    /// at once.
     pub(super) fn fail_rail(&mut self, rail: usize, failures: &[Option<Error>]) {
         let mut rails: Vec<usize> = self.link.qps.iter().map(|qp| qp.rail).collect();
         rails.sort_unstable();
@@ -333,8 +341,8 @@ impl Peer {
     /// Why the link is unusable, if the current call needs it.
     pub(super) fn progress(&mut self, events: &mut Events) -> Result<bool> {
         if !self.is_ready {
-            // The peer may write already. What has come is reported once this rank may write, too: otherwise a call in which it only
-            // receives would end before it is announced.
+            // The peer may write already. What has come is reported once this rank may write, too: otherwise
+            // a call in which it only receives would end before it is announced.
             self.link.check_if_needed()?;
             return Ok(false);
         }
@@ -355,7 +363,8 @@ impl Peer {
             self.break_qp(qp, &Error::peer_lost(message));
         }
         for qp in self.link.newly_flushed() {
-            // Otherwise deregistering the destination of the last write may wait in the driver: rxe waits 50 s.
+            // Otherwise deregistering the destination of the last write may wait in the driver: rxe waits 50
+            // s.
             if let Some(connected) = &mut self.qps[qp].connected
                 && let Err(error) = connected.reset()
             {
@@ -399,9 +408,10 @@ impl Peer {
         Ok(WriteRequest { id, from, len, lkey, to, rkey, immediate: request.imm, signalled })
     }
 
-    /// Appends a request to its queue pair's batch. A long message becomes two RDMA writes where switches may route packets adaptively: its
-    /// data, which they route so, and its immediate data, with which they would not (NCCL's issue 850). Both have the request's identifier,
-    /// and only the second one completes if both succeed.
+    /// Appends a request to its queue pair's batch. A long message becomes two RDMA writes where switches may
+    /// route packets adaptively: its data, which they route so, and its immediate data, with which they would
+    /// not (NCCL's issue 850). Both have the request's identifier, and only the second one completes if both
+    /// succeed.
     fn enqueue(&mut self, request: &LinkRequest) -> Result<()> {
         let qp = request.qp;
         self.unsignalled[qp] += 1;
@@ -418,8 +428,9 @@ impl Peer {
         let split_above = self.qps[qp].reconnection.path.split_above;
         let is_message = matches!(request.payload, Payload::Message { .. });
         if is_message && split_above.is_some_and(|most| write.len as usize > most) {
-            // The peer's receive completes only after the data is there: see `Link::received`. The notification has the address of the
-            // message, although a device checks no address for a write without bytes.
+            // The peer's receive completes only after the data is there: see `Link::received`. The
+            // notification has the address of the message, although a device checks no address for a write
+            // without bytes.
             batch.push(WriteRequest { immediate: None, signalled: false, ..write });
             batch.push(WriteRequest { from: 0, len: 0, lkey: 0, ..write });
         } else {
@@ -451,15 +462,17 @@ impl Peer {
         }
     }
 
-    /// Aborts the link: moves all queue pairs to the error state, so that their devices execute no more writes of the
-    /// peer. One that cannot be moved is destroyed, which may take long. Over once [`is_aborted`](Self::is_aborted).
+    /// Aborts the link: moves all queue pairs to the error state, so that their devices execute no more
+    /// writes of the peer. One that cannot be moved is destroyed, which may take long. Over once
+    /// [`is_aborted`](Self::is_aborted).
     pub(super) fn abort(&mut self, reason: &Error) {
         self.link.abort(reason.clone());
         (0..self.qps.len()).for_each(|qp| self.break_qp(qp, reason));
     }
 
-    /// Whether devices write no more to memory of this rank, this long after [`abort`](Self::abort). They have some time to flush what
-    /// they may still read. Destroying a queue pair has no limit: until that is over, its device may execute writes of the peer.
+    /// Whether devices write no more to memory of this rank, this long after [`abort`](Self::abort). They
+    /// have some time to flush what they may still read. Destroying a queue pair has no limit: until that is
+    /// over, its device may execute writes of the peer.
     pub(super) fn is_aborted(&self, waited: Duration) -> bool {
         let is_flushed = |(number, slot): (usize, &PeerQp)| {
             slot.destruction.is_some() || self.link.qps[number].is_flushed()

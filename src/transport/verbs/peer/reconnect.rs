@@ -1,4 +1,5 @@
-//! Broken queue pairs of a peer: destroying those that are not flushed, and connecting new ones in their place.
+//! Broken queue pairs of a peer: destroying those that are not flushed, and connecting new ones in their
+//! place.
 //!
 //! Owns when an attempt is made, and the steps of one.
 
@@ -10,7 +11,8 @@ use crate::transport::verbs::wire::RecoveryState;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// How long a device may take to flush a broken queue pair, before the queue pair is destroyed. Devices that work need milliseconds.
+/// How long a device may take to flush a broken queue pair, before the queue pair is destroyed. Devices that
+/// work need milliseconds.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The longest time between two looks that counts as waiting for a rail: ranks do not look between calls.
@@ -33,13 +35,14 @@ impl Peer {
             && (self.link.is_draining() || (self.is_ready && self.link.reconnects()) || must_report_failure)
     }
 
-    /// Whether the peer must be sent a message if this end of the link fails: it may wait for rails of this rank, and has not been sent one.
+    /// Whether the peer must be sent a message if this end of the link fails: it may wait for rails of this
+    /// rank, and has not been sent one.
     pub(in super::super) fn owes_failure(&self) -> bool {
         self.is_ready && !self.is_failure_sent && self.link.peer_may_wait()
     }
 
-    /// Takes the next steps for broken queue pairs, and appends what the peer must hear. `works` says whether the port of a rail
-    /// works. All completions must have been polled.
+    /// Takes the next steps for broken queue pairs, and appends what the peer must hear. `works` says whether
+    /// the port of a rail works. All completions must have been polled.
     pub(in super::super) fn look(
         &mut self,
         now: Instant,

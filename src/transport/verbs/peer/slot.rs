@@ -7,8 +7,8 @@ use crate::transport::verbs::objects::{
 };
 use std::time::{Duration, Instant};
 
-/// How long after a queue pair is flushed the first attempt is made to connect another in its place. The time doubles with each further
-/// attempt.
+/// How long after a queue pair is flushed the first attempt is made to connect another in its place. The time
+/// doubles with each further attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest time between two attempts.
@@ -64,8 +64,8 @@ impl PeerQp {
         }
     }
 
-    /// Whether the device executes no more writes of the peer. False while the queue pair is being destroyed, because it may not be in the
-    /// error state.
+    /// Whether the device executes no more writes of the peer. False while the queue pair is being destroyed,
+    /// because it may not be in the error state.
     pub(super) fn is_stopped(&self) -> bool {
         self.destruction.as_ref().is_none_or(Destruction::is_over)
     }

@@ -1,7 +1,7 @@
 //! How the ranks of a node divide its ports.
 //!
-//! Owns which of the ports that a rank can use it does use, if all ranks of its node use some. Pure, so that every rank
-//! computes the same for all.
+//! Owns which of the ports that a rank can use it does use, if all ranks of its node use some. Pure, so that
+//! every rank computes the same for all.
 
 use super::rail::{MAX_RAILS, Rail};
 use crate::config::GdrLevel;
@@ -19,8 +19,8 @@ pub struct Offer {
     pub rails: Vec<Rail>,
     /// Ports that the rank uses at most.
     pub most: usize,
-    /// Whether distances are those from a GPU. A GPU uses the nearest ports only: its link to the PCI switch carries no more
-    /// than the ports at that switch, and farther ports are nearer to other GPUs.
+    /// Whether distances are those from a GPU. A GPU uses the nearest ports only: its link to the PCI switch
+    /// carries no more than the ports at that switch, and farther ports are nearer to other GPUs.
     pub is_near_gpu: bool,
 }
 
@@ -42,8 +42,8 @@ impl Offer {
         self.ports().iter().map(|rail| &*rail.network).collect()
     }
 
-    /// The ports that the rank uses if it does not share the ports of its node: the nearest; or, if there are more networks
-    /// than it may use ports, those of the first positions, which are the same for all ranks.
+    /// The ports that the rank uses if it does not share the ports of its node: the nearest; or, if there are
+    /// more networks than it may use ports, those of the first positions, which are the same for all ranks.
     fn undivided(&self) -> Vec<Rail> {
         let mut rails = self.ports().to_vec();
         if self.networks().len() > self.most() {
@@ -56,8 +56,9 @@ impl Offer {
 
 /// The ports that each rank of a node uses, as positions in its offer, ascending.
 ///
-/// The rank with the fewest ports takes its best free port, until none is free: first among the nearest ports of each rank,
-/// then, for ranks without a GPU, among the others. A rank that has none then shares the nearest port that the fewest use.
+/// The rank with the fewest ports takes its best free port, until none is free: first among the nearest ports
+/// of each rank, then, for ranks without a GPU, among the others. A rank that has none then shares the
+/// nearest port that the fewest use.
 #[must_use]
 pub fn divide(offers: &[&Offer]) -> Vec<Vec<usize>> {
     let mut shares: Vec<Vec<usize>> = vec![Vec::new(); offers.len()];
@@ -115,11 +116,12 @@ fn key(rail: &Rail) -> (&str, u8) {
     (&rail.device, rail.port)
 }
 
-/// The rails of every rank of a world, the best first. `nodes` has the name of each rank's node; ranks of one node are not
-/// linked by RDMA if they share memory.
+/// The rails of every rank of a world, the best first. `nodes` has the name of each rank's node; ranks of one
+/// node are not linked by RDMA if they share memory.
 ///
-/// The ranks of each node divide its ports, unless that separates ranks that have ports in one network: ports of different
-/// networks reach each other only over routers, of which nothing is known here. Then every rank uses as many ports as it may.
+/// The ranks of each node divide its ports, unless that separates ranks that have ports in one network: ports
+/// of different networks reach each other only over routers, of which nothing is known here. Then every rank
+/// uses as many ports as it may.
 #[must_use]
 pub fn rails_of_world(offers: &[&Offer], nodes: &[&str], shares_memory: bool) -> Vec<Vec<Rail>> {
     let mut divided: Vec<Vec<Rail>> = vec![Vec::new(); offers.len()];
@@ -156,8 +158,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `a-` is a port of the device `a` at the distance NODE, `b=` one at the distance PIX; a third character is the network,
-    /// which is `0` without it.
+    /// `a-` is a port of the device `a` at the distance NODE, `b=` one at the distance PIX; a third character
+    /// is the network, which is `0` without it.
     fn offer(text: &str, most: usize, is_near_gpu: bool) -> Offer {
         let rail = |(position, word): (u16, &str)| Rail {
             device: word[..1].to_owned(),

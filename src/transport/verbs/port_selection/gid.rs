@@ -50,9 +50,9 @@ pub(super) fn choose<'a>(
     let best = port.gids.iter().filter(fits).min_by_key(|gid| {
         // If all interfaces are elsewhere, this may be a container that uses those of its host.
         let elsewhere = inventory.is_elsewhere(gid);
-        // An address that this network namespace does not have may belong to another container. If it belongs to the
-        // host of this container, there is no better one. In both cases, it is preferred to a link-local address, which
-        // routers do not forward.
+        // An address that this network namespace does not have may belong to another container. If it belongs
+        // to the host of this container, there is no better one. In both cases, it is preferred to a
+        // link-local address, which routers do not forward.
         let class = class(gid);
         let foreign = inventory.address(gid).is_none();
         (elsewhere, gid.kind != wanted(config), class == LINK_LOCAL, foreign, class, gid.index)
@@ -69,7 +69,8 @@ pub(super) fn choose<'a>(
     chosen(gid, why)
 }
 
-/// The FLID of a port on InfiniBand with this GID; 0 if the GID has none, or is not the one that the settings take it from.
+/// The FLID of a port on InfiniBand with this GID; 0 if the GID has none, or is not the one that the settings
+/// take it from.
 pub(super) fn flid(gid: &Gid, config: &Config) -> u16 {
     if usize::from(gid.index) == config.ib_flid_gid_index { gid.flid() } else { 0 }
 }

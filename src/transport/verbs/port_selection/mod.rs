@@ -1,7 +1,7 @@
 //! Which ports of RDMA devices a rank uses as rails, and why it does not use the others.
 //!
-//! Owns the decision for each port. Pure: the devices come from an [`Inventory`], the preferences from the settings, and
-//! distances from an [`Affinity`].
+//! Owns the decision for each port. Pure: the devices come from an [`Inventory`], the preferences from the
+//! settings, and distances from an [`Affinity`].
 //!
 //! | file | owns |
 //! |---|---|
@@ -68,12 +68,12 @@ pub enum PortUse {
     Rejected(Rejection),
 }
 
-/// Selects the rails of this rank as if it were alone on its node, the nearest first, at most as many as `FLEXRING_IB_RAILS`
-/// allows.
+/// Selects the rails of this rank as if it were alone on its node, the nearest first, at most as many as
+/// `FLEXRING_IB_RAILS` allows.
 ///
 /// # Errors
-/// `InvalidSetting` if the settings exclude all ports or cannot be parsed; `System`, with cause and fix for each port,
-/// if no port works.
+/// `InvalidSetting` if the settings exclude all ports or cannot be parsed; `System`, with cause and fix for
+/// each port, if no port works.
 pub fn select(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<PortSelection> {
     let selection = decide(inventory, config, from)?;
     if selection.rails.is_empty() { Err(no_rail_error(inventory, config, &selection)) } else { Ok(selection) }
@@ -88,7 +88,8 @@ pub fn offer(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<
     Ok(survey(inventory, config, from)?.offer)
 }
 
-/// Decides for every port whether it becomes a rail. In contrast to [`select`], having no rail is not an error.
+/// Decides for every port whether it becomes a rail. In contrast to [`select`], having no rail is not an
+/// error.
 ///
 /// # Errors
 /// `InvalidSetting` if `FLEXRING_IB_HCA` cannot be parsed.
@@ -126,8 +127,8 @@ struct Survey {
     decisions: Vec<PortDecision>,
 }
 
-/// Checks all ports. Those that work and are not slow are offered: the nearest first, then the fastest, then in the order of
-/// the inventory.
+/// Checks all ports. Those that work and are not slow are offered: the nearest first, then the fastest, then
+/// in the order of the inventory.
 fn survey(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<Survey> {
     let filter = config.ib_hca.as_deref().map(HcaFilter::parse).transpose()?;
     let mut decisions = Vec::new();

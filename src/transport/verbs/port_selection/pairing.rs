@@ -10,19 +10,19 @@ use std::net::Ipv6Addr;
 
 /// The rails of two ranks that are connected, as positions in the two lists; each is used at most once.
 ///
-/// Rails of the same network and the same position on their node are paired first, as networks of several rails connect
-/// these by the fewest switches; then others of the same network, then those that routers may connect, each in the order of
-/// the lists.
-/// Exchanging the lists does not change the set of pairs. The pairs are in the order of `mine`, so both ranks pass the
-/// lower rank's list first.
+/// Rails of the same network and the same position on their node are paired first, as networks of several
+/// rails connect these by the fewest switches; then others of the same network, then those that routers may
+/// connect, each in the order of the lists. Exchanging the lists does not change the set of pairs. The pairs
+/// are in the order of `mine`, so both ranks pass the lower rank's list first.
 ///
-/// Only the first [`MAX_RAILS`] of each list count: what a peer publishes is not trusted, and keys are exchanged for that many.
+/// Only the first [`MAX_RAILS`] of each list count: what a peer publishes is not trusted, and keys are
+/// exchanged for that many.
 #[must_use]
 pub fn pair_rails(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
     let [mine, theirs] = [mine, theirs].map(|rails| &rails[..rails.len().min(MAX_RAILS)]);
     let mut pairs: Vec<(usize, usize)> = Vec::new();
-    // Each relation divides the rails that have partners into classes. Within a class, the first rail of one list is paired with
-    // the first of the other, whichever list comes first.
+    // Each relation divides the rails that have partners into classes. Within a class, the first rail of one
+    // list is paired with the first of the other, whichever list comes first.
     let relations: [fn(&Rail, &Rail) -> bool; 3] =
         [|one, other| is_near(one, other) && one.position == other.position, is_near, are_routed];
     for related in relations {
@@ -64,7 +64,8 @@ fn agree(one: &Rail, other: &Rail) -> bool {
         }
 }
 
-/// Whether ports with these partition keys accept each other's packets: the partition is the same, and one of them is a full member.
+/// Whether ports with these partition keys accept each other's packets: the partition is the same, and one of
+/// them is a full member.
 fn share_partition(one: &Rail, other: &Rail) -> bool {
     const FULL: u16 = 0x8000;
     let (one, other) = (one.partition, other.partition);
@@ -78,8 +79,9 @@ fn family(rail: &Rail) -> &'static str {
     }
 }
 
-/// Two ranks of a world with these rails that are linked by RDMA and that no rails connect: those of the lowest numbers, if there are any.
-/// `nodes` has the name of each rank's node, if ranks of one node are not linked by RDMA.
+/// Two ranks of a world with these rails that are linked by RDMA and that no rails connect: those of the
+/// lowest numbers, if there are any. `nodes` has the name of each rank's node, if ranks of one node are not
+/// linked by RDMA.
 ///
 /// Ranks with rails of the same kinds are compared once, as a large world has few different ones.
 #[must_use]

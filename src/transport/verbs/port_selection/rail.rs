@@ -33,12 +33,13 @@ pub struct Rail {
     pub lid: u16,
     /// The index of the partition key in the port's table.
     pub pkey_index: u16,
-    /// The partition key at that index, with the bit of full members; 0 if unknown, or on Ethernet, which has no other partitions.
+    /// The partition key at that index, with the bit of full members; 0 if unknown, or on Ethernet, which has
+    /// no other partitions.
     pub partition: u16,
     /// The LID under which routers know the port in other InfiniBand subnets (FLID); 0 if there is none.
     pub flid: u16,
-    /// The network of the rail; rails of the same network are connected first. The IP network of the GID, such as
-    /// `10.1.0.0/24`, or on InfiniBand the subnet prefix in hexadecimal.
+    /// The network of the rail; rails of the same network are connected first. The IP network of the GID,
+    /// such as `10.1.0.0/24`, or on InfiniBand the subnet prefix in hexadecimal.
     #[serde(deserialize_with = "crate::peer_text::one_line")]
     pub network: String,
     /// The rate in Mbit/s; 0 if unknown.
@@ -123,8 +124,8 @@ impl Rail {
     }
 }
 
-/// The network of an address, such as `10.1.0.0/24`. If the prefix length is unknown, it is assumed to be the most
-/// common one: 24 for IPv4 and 64 for IPv6.
+/// The network of an address, such as `10.1.0.0/24`. If the prefix length is unknown, it is assumed to be the
+/// most common one: 24 for IPv4 and 64 for IPv6.
 fn network(ip: IpAddr, prefix: Option<u8>) -> String {
     let (prefix, network) = match ip {
         IpAddr::V4(ip) => {

@@ -267,8 +267,8 @@ fn the_gid_of_a_port_that_is_down_is_reported() {
     assert_eq!(selection.decisions[0].gid.as_ref().map(|gid| gid.index), Some(3));
 }
 
-/// `i1` is on InfiniBand subnet 1, `4a` and `6a` on Ethernet with an IPv4 or IPv6 address in network a, `1a` like `4a` but
-/// with RoCE v1.
+/// `i1` is on InfiniBand subnet 1, `4a` and `6a` on Ethernet with an IPv4 or IPv6 address in network a, `1a`
+/// like `4a` but with RoCE v1.
 fn rails(text: &str) -> Vec<Rail> {
     let rail = |word: &str| {
         let (first, network) = word.split_at(1);

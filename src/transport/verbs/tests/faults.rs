@@ -1,11 +1,13 @@
-//! Every verb and every completion fails once: the outcome is a correct exchange or an error that names the fault.
+//! Every verb and every completion fails once: the outcome is a correct exchange or an error that names the
+//! fault.
 
 use super::*;
 use crate::transport::verbs::objects::Verb;
 use flexring_testkit::effort::cases;
 use rustix::io::Errno;
 
-/// Time limit of one exchange with a fault: longer than any deadline within it. The handshake has one of 20 s.
+/// Time limit of one exchange with a fault: longer than any deadline within it. The handshake has one of 20
+/// s.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of one test.
 const TEST_LIMIT: Duration = Duration::from_secs(240);
@@ -50,8 +52,8 @@ fn assert_names(outcome: Result<()>, verb: Verb, rails: &[Rail], k: u64) {
     assert!(named, "call {k} of {verb:?}: {error}");
 }
 
-/// Makes each call of a verb fail, one exchange after the other, up to the last call; from call `dense` on with
-/// growing gaps. `check` gets the number of the call and the outcome. Returns how many calls failed.
+/// Makes each call of a verb fail, one exchange after the other, up to the last call; from call `dense` on
+/// with growing gaps. `check` gets the number of the call and the outcome. Returns how many calls failed.
 fn with_each_failing(
     rails: &[Rail],
     verb: Verb,
@@ -199,7 +201,8 @@ fn completions_of_every_status_break_their_queue_pair_only_unless_the_request_is
                     let Err(error) = outcome else { continue };
                     let message = error.message();
                     assert!(message.contains(&format!("(status {status})")), "completion {k}: {error}");
-                    // Only a lost receive, and a request that would be refused again, fail the exchange while another rail is alive.
+                    // Only a lost receive, and a request that would be refused again, fail the exchange while
+                    // another rail is alive.
                     let ends_the_link =
                         WRONG_REQUESTS.contains(&status) || message.contains("a receive ended with");
                     assert!(rails.len() == 1 || ends_the_link, "completion {k}: {error}");
@@ -221,7 +224,8 @@ fn queue_pairs_that_cannot_be_moved_to_the_error_state_are_destroyed() {
                 let error = outcome.expect_err("no other rail is alive");
                 assert!(error.message().contains("(status 12)"), "{error}");
             } else if let Err(error) = outcome {
-                // A completion that the device did not report in time, or a receive whose immediate data is lost.
+                // A completion that the device did not report in time, or a receive whose immediate data is
+                // lost.
                 let causes = ["was lost with a queue pair", "a receive ended with"];
                 let is_expected = causes.iter().any(|cause| error.message().contains(cause));
                 assert!(is_expected, "completion {k}: {error}");
@@ -230,8 +234,8 @@ fn queue_pairs_that_cannot_be_moved_to_the_error_state_are_destroyed() {
     });
 }
 
-/// Exchanges messages while a device of rank 0 reports an event of this `ibv_event_type`. Returns the outcome of the exchange in
-/// which it was reported: a rank reads events when it has slept.
+/// Exchanges messages while a device of rank 0 reports an event of this `ibv_event_type`. Returns the outcome
+/// of the exchange in which it was reported: a rank reads events when it has slept.
 fn exchange_with_event(rails: &[Rail], event_type: u32) -> Result<()> {
     for _ in 0..20 {
         let shim = Shim::none().with_event(event_type);
@@ -264,7 +268,8 @@ fn a_device_that_fails_or_is_removed_costs_its_rail_only() {
 
 #[test]
 fn changes_of_a_devices_addresses_are_no_failure() {
-    // `IBV_EVENT_LID_CHANGE`, `IBV_EVENT_PKEY_CHANGE` and `IBV_EVENT_GID_CHANGE`: the queue pairs still reach each other.
+    // `IBV_EVENT_LID_CHANGE`, `IBV_EVENT_PKEY_CHANGE` and `IBV_EVENT_GID_CHANGE`: the queue pairs still reach
+    // each other.
     on_rails(TEST_LIMIT, |rails| {
         for event_type in [11, 12, 18] {
             exchange_with_event(&rails[..1], event_type).expect("nothing broke");

@@ -8,11 +8,12 @@ const LIMIT: Duration = Duration::from_secs(450);
 /// Lengths of an eager message and of others, for one call.
 const LENS: [usize; 4] = [100, 9000, 20_000, 5000];
 
-/// Each rank forks when it takes every so many messages: at another place in each call, which takes `2 * LENS.len()`.
+/// Each rank forks when it takes every so many messages: at another place in each call, which takes `2 *
+/// LENS.len()`.
 const MESSAGES_PER_FORK: usize = 3;
 
-/// A pool that forks the process when a message is taken from it, again and again. Each child lives for a while, so that this
-/// process writes to pages that it shares with the child.
+/// A pool that forks the process when a message is taken from it, again and again. Each child lives for a
+/// while, so that this process writes to pages that it shares with the child.
 struct ForkingPool {
     pool: MessagePool,
     /// Forks that remain, and messages until the next one.
@@ -77,7 +78,8 @@ impl Drop for ForkingPool {
     }
 }
 
-/// Exchanges messages until each of two ranks has forked the process half of `forks` times, and checks what arrives.
+/// Exchanges messages until each of two ranks has forked the process half of `forks` times, and checks what
+/// arrives.
 fn fork_under_load(rails: &[Rail], forks: usize) {
     let act = |rank: &mut ConnectedRank| {
         let mut memory = ForkingPool::new(forks / 2);

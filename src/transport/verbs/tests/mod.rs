@@ -1,7 +1,8 @@
-//! The contract of transports on the RDMA devices of this machine. Without devices the tests print that they are
-//! skipped.
+//! The contract of transports on the RDMA devices of this machine. Without devices the tests print that they
+//! are skipped.
 //!
-//! The ranks are threads of one process, which exchange their [`ConnectInfo`](super::ConnectInfo) and the messages about links in memory.
+//! The ranks are threads of one process, which exchange their [`ConnectInfo`](super::ConnectInfo) and the
+//! messages about links in memory.
 
 mod contract;
 mod faults;
@@ -156,7 +157,8 @@ impl LinkSetup {
         prepared.into_iter().enumerate().map(connect).collect()
     }
 
-    /// Connects the ranks, runs `act` on each in its own thread, and drops the links. Returns the outcomes by rank.
+    /// Connects the ranks, runs `act` on each in its own thread, and drops the links. Returns the outcomes by
+    /// rank.
     fn run(&self, act: impl Fn(&mut ConnectedRank) -> Result<()> + Sync) -> Result<Vec<Result<()>>> {
         Ok(run_linked(self.link()?, act))
     }

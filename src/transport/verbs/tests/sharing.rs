@@ -47,7 +47,8 @@ fn the_tenth_communicator_opens_nothing_and_registers_its_own_memory_only() {
         living.push(communicator(&rails, &shim, [pool.narrow(number * SUBCHUNK, SUBCHUNK), vector]));
         let now = asked_for(&shim);
         let new: [u64; 3] = std::array::from_fn(|at| now[at] - before[at]);
-        // By rail: both sides of the control buffers and the slots; the first also the vector, and four to measure the time.
+        // By rail: both sides of the control buffers and the slots; the first also the vector, and four to
+        // measure the time.
         let expected = if number == 0 { [2, 2, 2 * (3 + 1 + 4)] } else { [0, 0, 2 * 3] };
         assert_eq!(new, expected, "communicator {number}");
         before = now;

@@ -28,11 +28,12 @@ impl LoggedWait {
 }
 
 impl Verbs {
-    /// Once a queue pair is in the error state, its device executes no more writes of the peer, and soon has flushed
-    /// all requests. Destroying it can take much longer: a driver may wait for packets that cannot be sent. So a
-    /// separate thread destroys the queue pairs; it owns everything that must outlive them. Queue pairs that are being
-    /// destroyed are waited for without a limit, as their devices refused the error state or did not flush them: until then, the peer may
-    /// write over them to memory of the caller, which gets it back when this returns.
+    /// Once a queue pair is in the error state, its device executes no more writes of the peer, and soon has
+    /// flushed all requests. Destroying it can take much longer: a driver may wait for packets that cannot be
+    /// sent. So a separate thread destroys the queue pairs; it owns everything that must outlive them. Queue
+    /// pairs that are being destroyed are waited for without a limit, as their devices refused the error
+    /// state or did not flush them: until then, the peer may write over them to memory of the caller, which
+    /// gets it back when this returns.
     pub(super) fn abort_links(&mut self) {
         self.aborted = true;
         self.on_demand.abort(if self.sequence > 0 { &self.peers } else { &[] });

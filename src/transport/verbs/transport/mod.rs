@@ -1,4 +1,5 @@
-//! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until a completion.
+//! The transport: all links of a rank, the devices that carry them, and how the rank sleeps until a
+//! completion.
 //!
 //! Owns the order in which links are polled, aborted and closed.
 
@@ -30,9 +31,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a closing rank waits for the goodbyes of its peers before it destroys its queue pairs: a few times the
-/// retransmission time of a lost acknowledgement over a software device. An adapter retransmits after 4.3 s, for which no rank waits:
-/// if the acknowledgement of a job's very last message is lost, its sender takes this rank for lost.
+/// How long a closing rank waits for the goodbyes of its peers before it destroys its queue pairs: a few
+/// times the retransmission time of a lost acknowledgement over a software device. An adapter retransmits
+/// after 4.3 s, for which no rank waits: if the acknowledgement of a job's very last message is lost, its
+/// sender takes this rank for lost.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// How long a closing rank waits until all its writes are acknowledged.
@@ -51,8 +53,8 @@ pub(crate) struct Verbs {
     rails: Vec<(Rail, PortAttributes)>,
     /// By device.
     counters: Arc<[RailCounters]>,
-    /// Holds back completed receives until a flush, if registered GPU memory needs one. Dropped before the registry, which has
-    /// the memory that flushes read.
+    /// Holds back completed receives until a flush, if registered GPU memory needs one. Dropped before the
+    /// registry, which has the memory that flushes read.
     flushes: Option<FlushQueue>,
     registry: Arc<MemoryRegistry>,
     /// Whether this rank's current call is on a GPU.
@@ -130,8 +132,8 @@ impl Verbs {
         })
     }
 
-    /// Sends a hello over every queue pair, and waits for the peers' hellos. All ranks must be connected. A queue pair
-    /// without a hello until the deadline is not used, and a warning is logged.
+    /// Sends a hello over every queue pair, and waits for the peers' hellos. All ranks must be connected. A
+    /// queue pair without a hello until the deadline is not used, and a warning is logged.
     ///
     /// # Errors
     /// `PeerLost` if a peer is unreachable over every queue pair; the fault that was raised meanwhile.
@@ -385,8 +387,8 @@ impl Verbs {
         Error::internal(format!("more than {WINDOW} {what} rank {peer} are in flight"))
     }
 
-    /// Sends goodbyes and waits for the peers' for a short while, so that no peer misses the acknowledgement of its last
-    /// write.
+    /// Sends goodbyes and waits for the peers' for a short while, so that no peer misses the acknowledgement
+    /// of its last write.
     fn leave(&mut self) -> Result<()> {
         self.on_demand.close();
         let mut told = vec![false; self.peers.len()];
@@ -513,8 +515,8 @@ impl Transport for Verbs {
             if peer.needs_look() && self.next_look.is_none() {
                 self.next_look = Some(Instant::now() + BROKEN_INTERVAL);
             }
-            // What a peer wrote before it left may be in a completion queue. What does not fit the peer's call
-            // is reported after the call.
+            // What a peer wrote before it left may be in a completion queue. What does not fit the peer's
+            // call is reported after the call.
             if (peer.link.has_left() && peer.link.needs_peer()) || peer.link.must_disagree() {
                 self.schedule(index);
             }
@@ -535,8 +537,8 @@ impl Transport for Verbs {
         Some(self.epoll.as_fd())
     }
 
-    /// Armed queues wake the sleeper only for later completions, so the first call arms them and returns `false`: the
-    /// caller polls once more before it sleeps.
+    /// Armed queues wake the sleeper only for later completions, so the first call arms them and returns
+    /// `false`: the caller polls once more before it sleeps.
     fn set_need_wakeup(&mut self) -> bool {
         // The end of a flush wakes no sleeper, and it is near.
         let flushes = self.flushes.as_ref().is_some_and(FlushQueue::is_busy);
@@ -547,8 +549,8 @@ impl Transport for Verbs {
             return false;
         }
         if !self.armed {
-            // An mlx4 or mlx5 device ignores a request to arm as long as the event of the last one is not read. Completion queues that cannot
-            // be armed are polled.
+            // An mlx4 or mlx5 device ignores a request to arm as long as the event of the last one is not
+            // read. Completion queues that cannot be armed are polled.
             self.armed = self.devices.iter().flat_map(|device| &device.queues).all(|queue| {
                 queue.drain_events();
                 queue.arm().is_ok()
@@ -559,8 +561,8 @@ impl Transport for Verbs {
         true
     }
 
-    /// Reading a descriptor is a system call, so those of completion queues are read only before the queues are armed, and after a possible
-    /// sleep.
+    /// Reading a descriptor is a system call, so those of completion queues are read only before the queues
+    /// are armed, and after a possible sleep.
     fn clear_need_wakeup(&mut self) {
         self.check_async_events = true;
         if std::mem::take(&mut self.may_sleep) && self.armed {

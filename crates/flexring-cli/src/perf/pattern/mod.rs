@@ -2,17 +2,18 @@
 //!
 //! Owns the contribution of every rank at every position and the expected result.
 //!
-//! In a sum, each rank contributes its own power of 4, so the sum written in base 4 has one digit per rank: 1 if the rank
-//! was added once, 0 if it is missing, 2 if it was added twice. All digits fit into the type without rounding, in any order
-//! of addition. Where a type has fewer digits than there are ranks, the ranks are divided into groups: at each position one
-//! group contributes digits and the other ranks contribute zeros. Averages use a unit that survives the division. Products
-//! use the digits of the exponent. In a pre-multiplied sum each rank has a different factor and contributes its digit
-//! divided by that factor. In bitwise operations each rank of a group has a bit of its own, which no other rank changes; truth values
-//! are numbers of one bit. For minima and maxima, the ranks contribute consecutive values in an order that rotates by one
-//! rank per position, so that each rank is the winner at some position.
+//! In a sum, each rank contributes its own power of 4, so the sum written in base 4 has one digit per rank: 1
+//! if the rank was added once, 0 if it is missing, 2 if it was added twice. All digits fit into the type
+//! without rounding, in any order of addition. Where a type has fewer digits than there are ranks, the ranks
+//! are divided into groups: at each position one group contributes digits and the other ranks contribute
+//! zeros. Averages use a unit that survives the division. Products use the digits of the exponent. In a
+//! pre-multiplied sum each rank has a different factor and contributes its digit divided by that factor. In
+//! bitwise operations each rank of a group has a bit of its own, which no other rank changes; truth values
+//! are numbers of one bit. For minima and maxima, the ranks contribute consecutive values in an order that
+//! rotates by one rank per position, so that each rank is the winner at some position.
 //!
-//! The group, the digit of each rank, the unused digit and the sign change from position to position with a prime period, so
-//! that data from a wrong position is detected too.
+//! The group, the digit of each rank, the unused digit and the sign change from position to position with a
+//! prime period, so that data from a wrong position is detected too.
 
 use super::exact_element::ExactElement;
 use super::redop::RedOp;
@@ -41,7 +42,8 @@ enum Encoding<T> {
     Ranking(PhantomData<T>),
 }
 
-/// The number of different values in a ranking, limited by the smallest types. Ranks beyond it share the last value.
+/// The number of different values in a ranking, limited by the smallest types. Ranks beyond it share the last
+/// value.
 const STEPS: usize = 100;
 /// The number of different offsets of a ranking.
 const OFFSETS: usize = 8;
@@ -101,13 +103,14 @@ impl<T: ExactElement> CheckPattern<T> {
         Self { op, world, encoding: Encoding::Digits { weights, group }, groups, period }
     }
 
-    /// The number of checks of `count` elements after which each rank has contributed a distinguishable value.
+    /// The number of checks of `count` elements after which each rank has contributed a distinguishable
+    /// value.
     pub fn rounds(&self, count: usize) -> usize {
         self.groups.div_ceil(count.max(1))
     }
 
-    /// Fills `vector` with the contribution of `rank` from position `first` on, the number of elements that were checked
-    /// before: so repeated short checks cover all positions.
+    /// Fills `vector` with the contribution of `rank` from position `first` on, the number of elements that
+    /// were checked before: so repeated short checks cover all positions.
     pub fn fill(&self, rank: usize, first: usize, vector: &mut [T]) {
         let table = self.table(first, vector.len(), |position| self.contribution(rank, position));
         for part in vector.chunks_mut(table.len()) {
@@ -300,8 +303,8 @@ pub fn compare<T: ExactElement>(
     finding
 }
 
-/// A unit for averages of a type that has no digit for `world` ranks: counted once, missing and counted twice it gives three
-/// different quotients. If no unit does, the largest one, which detects some errors only.
+/// A unit for averages of a type that has no digit for `world` ranks: counted once, missing and counted twice
+/// it gives three different quotients. If no unit does, the largest one, which detects some errors only.
 fn distinguishing_unit<T: ExactElement>(world: usize) -> T {
     let distinguishes = |unit: T| {
         let (lost, once, twice) = (T::of(0), unit.over(world), unit.plus(unit).over(world));

@@ -76,8 +76,8 @@ fn reduce<T: ExactElement>(
     (0..vectors[0].len()).map(reduced).collect()
 }
 
-/// For each rank, the reduction without it and the reduction that counts it twice. Computed from prefix and suffix
-/// reductions, because there are millions of cases.
+/// For each rank, the reduction without it and the reduction that counts it twice. Computed from prefix and
+/// suffix reductions, because there are millions of cases.
 fn altered<T: ExactElement>(pattern: &CheckPattern<T>, vectors: &[Vec<T>]) -> Vec<[Vec<T>; 2]> {
     let add = |a: Option<T>, b: Option<T>| match (a, b) {
         (Some(a), Some(b)) => Some(combine(pattern.op, a, b)),
@@ -143,7 +143,8 @@ fn check_miscounted_ranks<T: ExactElement>() {
                     assert!(named, "{op:?} {} rank {culprit} of {world}: {sentence:?}", T::DTYPE.name());
                 };
                 if idempotent {
-                    // Counting a rank twice does not change a minimum or maximum. Those of no rank are not defined.
+                    // Counting a rank twice does not change a minimum or maximum. Those of no rank are not
+                    // defined.
                     assert_eq!(pattern.verify(0, twice).wrong, 0);
                     if world > 1 {
                         named(lost, "is missing");

@@ -1,4 +1,5 @@
-//! The GDR mode (GPUDirect RDMA): how an RDMA device accesses GPU memory, and why no better mode is available.
+//! The GDR mode (GPUDirect RDMA): how an RDMA device accesses GPU memory, and why no better mode is
+//! available.
 //!
 //! Owns the choice and its messages. Pure: the answers of drivers and devices come through [`GdrSupport`] and
 //! [`GdrTarget`], and no query is made before its answer matters.
@@ -9,9 +10,10 @@
 //! | peer memory | `ibv_reg_mr` of the GPU address | `nvidia_peermem` |
 //! | pinned host memory | copies through slots that are registered anyway | none |
 //!
-//! With `FLEXRING_GPU_DIRECT=auto`, a refusal leads to the next mode, for that range only: one range may be too large for
-//! the free part of the GPU's BAR while the next one fits. A refusal that applies to the GPU or the device in general is
-//! repeated for the next range, at the cost of a query. If the setting names a mode, a refusal is an error.
+//! With `FLEXRING_GPU_DIRECT=auto`, a refusal leads to the next mode, for that range only: one range may be
+//! too large for the free part of the GPU's BAR while the next one fits. A refusal that applies to the GPU or
+//! the device in general is repeated for the next range, at the cost of a query. If the setting names a mode,
+//! a refusal is an error.
 
 #[cfg(test)]
 mod tests;
@@ -196,8 +198,8 @@ pub fn register<R: GdrTarget>(setting: GpuDirect, range: &R) -> OrError<GdrRegis
     Ok(GdrRegistration { mode: GdrMode::HostStaging, rejected, region: None })
 }
 
-/// Whether the driver of `device` imports DMA-BUFs, given the `errno` from registering one that does not exist. A driver
-/// that imports them looks up the descriptor first.
+/// Whether the driver of `device` imports DMA-BUFs, given the `errno` from registering one that does not
+/// exist. A driver that imports them looks up the descriptor first.
 ///
 /// # Errors
 /// The driver or the kernel does not import DMA-BUFs.

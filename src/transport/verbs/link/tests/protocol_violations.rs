@@ -85,7 +85,8 @@ fn a_write_that_arrives_twice_is_a_disagreement() {
 
 #[test]
 fn another_length_is_reported_after_the_peers_call() {
-    // What the receiver expects, what the sender sends, by which the error is found, and whether the sender's call arrives with it.
+    // What the receiver expects, what the sender sends, by which the error is found, and whether the sender's
+    // call arrives with it.
     let cases = [
         (100, 99, "sent 99 bytes where 100 were expected", true),
         (LONG, 10, "sent 10 bytes where 4097 were expected", true),

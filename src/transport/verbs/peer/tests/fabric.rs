@@ -1,10 +1,10 @@
-//! A simulated fabric: it executes the verbs that inert queue pairs record, in every order and with every loss that
-//! a reliable connection allows.
+//! A simulated fabric: it executes the verbs that inert queue pairs record, in every order and with every
+//! loss that a reliable connection allows.
 //!
-//! Over one queue pair, writes are delivered and acknowledged in order; queue pairs are independent of each other.
-//! The bytes of a write are read from the sender's memory when it is posted or when it is delivered, and go where the
-//! receiver allows it at that moment. A broken end executes nothing more, but what it has put on the wire may still
-//! arrive at the other end. An unsignalled write completes only if it fails.
+//! Over one queue pair, writes are delivered and acknowledged in order; queue pairs are independent of each
+//! other. The bytes of a write are read from the sender's memory when it is posted or when it is delivered,
+//! and go where the receiver allows it at that moment. A broken end executes nothing more, but what it has
+//! put on the wire may still arrive at the other end. An unsignalled write completes only if it fails.
 
 use super::super::wr_id;
 use crate::transport::verbs::link::{RECV_DEPTH, WORK_REQUESTS};
@@ -33,7 +33,8 @@ impl InFlightWrite {
             if len == 0 {
                 return Vec::new();
             }
-            // SAFETY: control buffers and sources of messages live as long as the simulation, which owns this fabric.
+            // SAFETY: control buffers and sources of messages live as long as the simulation, which owns this
+            // fabric.
             unsafe { std::slice::from_raw_parts(from as *const u8, len as usize) }.to_vec()
         });
     }
@@ -48,8 +49,8 @@ struct SimulatedQp {
     delivered: usize,
     /// Writes that were on the wire when this end broke.
     on_the_wire: VecDeque<InFlightWrite>,
-    /// The writes that occupy the send queue, because no completion of them or of a later one was polled: identifiers, and whether they are
-    /// signalled.
+    /// The writes that occupy the send queue, because no completion of them or of a later one was polled:
+    /// identifiers, and whether they are signalled.
     occupied: VecDeque<(u64, bool)>,
     /// Receives posted and not completed.
     receives: usize,
@@ -151,8 +152,8 @@ impl Fabric {
         }
     }
 
-    /// Delivers the oldest undelivered write of this rank over a queue pair, if there is one. `allows` panics if the
-    /// receiver does not allow it now.
+    /// Delivers the oldest undelivered write of this rank over a queue pair, if there is one. `allows` panics
+    /// if the receiver does not allow it now.
     pub(super) fn deliver(&mut self, from: usize, qp: usize, allows: impl FnOnce(&WriteRequest)) {
         let [low, high] = &mut self.qps[qp];
         let (sender, receiver) = if from == 0 { (low, high) } else { (high, low) };
@@ -204,7 +205,8 @@ impl Fabric {
         }
     }
 
-    /// Breaks one end. Everything in flight there fails, the oldest with this status; some of it may be on the wire.
+    /// Breaks one end. Everything in flight there fails, the oldest with this status; some of it may be on
+    /// the wire.
     pub(super) fn break_end(&mut self, rank: usize, qp: usize, first: WcStatus, random: &mut Rng) {
         let end = &mut self.qps[qp][rank];
         if std::mem::replace(&mut end.broken, true) {

@@ -332,7 +332,8 @@ fn a_receive_that_could_not_be_posted_does_not_delay_the_recovery() {
     assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0, 0)]);
 }
 
-/// Counter-example: a request that a device refuses was posted again over one queue pair after the other, without end.
+/// Counter-example: a request that a device refuses was posted again over one queue pair after the other,
+/// without end.
 #[test]
 fn a_wrong_request_fails_the_link_and_one_that_is_not_acknowledged_does_not() {
     for (code, fails) in [(9, true), (10, true), (12, false)] {

@@ -1,5 +1,5 @@
-//! Two ranks that exchange the messages of several calls over the simulated fabric, and the invariants that hold
-//! meanwhile.
+//! Two ranks that exchange the messages of several calls over the simulated fabric, and the invariants that
+//! hold meanwhile.
 
 use super::super::{ConnectInfo, ControlMemory, LinkConnectInfo, Peer};
 use super::fabric::{Fabric, RETRY_EXCEEDED};
@@ -80,7 +80,8 @@ struct SimulatedRank {
     done: usize,
     /// The call in progress.
     current: Option<SimulatedCall>,
-    /// Messages that were written apart from their immediate data, which has not arrived yet: the queue pair, and the address.
+    /// Messages that were written apart from their immediate data, which has not arrived yet: the queue pair,
+    /// and the address.
     announced_later: Vec<(usize, u64)>,
     /// Memory that the link may keep registered during the call.
     held_memory: Vec<Weak<RegisteredMemory>>,

@@ -2,13 +2,14 @@
 //!
 //! Owns the steps from the first message about such a link until both ends may write.
 //!
-//! Both ends take the same steps, whichever begins: a rank makes its queue pairs and sends their numbers to the peer; when it has the
-//! numbers of the peer it connects them, and sends that it is **ready**; it writes when the peer is ready. If the devices have options to
-//! agree on (`ece_agreement`), the higher rank connects when the lower one is ready. If devices failed meanwhile, it
-//! connects the queue pairs of the others only, and if none is left, it aborts the link instead. Until then, requests stay in the
-//! link. A rank that receives the numbers of a peer before it needs the link makes its end at once, so that a peer that is in a call
-//! that this rank does not make is noticed as on any other link. No rank waits within these steps, so ranks that make several links in
-//! different orders do not block each other.
+//! Both ends take the same steps, whichever begins: a rank makes its queue pairs and sends their numbers to
+//! the peer; when it has the numbers of the peer it connects them, and sends that it is **ready**; it writes
+//! when the peer is ready. If the devices have options to agree on (`ece_agreement`), the higher rank
+//! connects when the lower one is ready. If devices failed meanwhile, it connects the queue pairs of the
+//! others only, and if none is left, it aborts the link instead. Until then, requests stay in the link. A
+//! rank that receives the numbers of a peer before it needs the link makes its end at once, so that a peer
+//! that is in a call that this rank does not make is noticed as on any other link. No rank waits within these
+//! steps, so ranks that make several links in different orders do not block each other.
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -70,13 +71,14 @@ impl OnDemand {
         !self.pending.is_empty()
     }
 
-    /// Makes no further links: this rank leaves. The peer's end of a link that is not ready is aborted when it hears of that.
+    /// Makes no further links: this rank leaves. The peer's end of a link that is not ready is aborted when
+    /// it hears of that.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
     }
 
-    /// Gives up the links that are not ready. No peer writes over their queue pairs that are not connected. The peers of the others wait
-    /// for no rail of this rank.
+    /// Gives up the links that are not ready. No peer writes over their queue pairs that are not connected.
+    /// The peers of the others wait for no rail of this rank.
     pub(super) fn abort(&mut self, peers: &[Peer]) {
         self.pending.clear();
         let aborted = LinkMessage::Rail(RailMessage::Aborted).encode().unwrap_or_default();
@@ -109,8 +111,8 @@ impl OnDemand {
         self.directory.out_of_band.send(&[(peer, message.encode()?)]).map_err(cannot)
     }
 
-    /// Makes this rank's end of a link to a peer that it has no link to, and sends its numbers to the peer. Returns the index of the
-    /// peer.
+    /// Makes this rank's end of a link to a peer that it has no link to, and sends its numbers to the peer.
+    /// Returns the index of the peer.
     pub(super) fn open(&mut self, links: &mut LinkSet<'_>, peer: Rank) -> Result<usize> {
         let pairs = self.directory.pairs(peer);
         if pairs.is_empty() {
@@ -215,7 +217,8 @@ impl OnDemand {
         Ok(())
     }
 
-    /// Connects this rank's end of a link to the peer's, with these ECE options, and sends the peer that it is ready.
+    /// Connects this rank's end of a link to the peer's, with these ECE options, and sends the peer that it
+    /// is ready.
     fn connect(
         &mut self,
         links: &mut LinkSet<'_>,
@@ -236,7 +239,8 @@ impl OnDemand {
         self.send(rank, if is_failed { &LinkMessage::Rail(RailMessage::Aborted) } else { &ready })
     }
 
-    /// Makes the link to this peer no further, because the peer never will be ready. Whether it was not ready.
+    /// Makes the link to this peer no further, because the peer never will be ready. Whether it was not
+    /// ready.
     fn forget_pending(&mut self, index: usize) -> bool {
         let link = self.pending.iter().position(|link| link.index == index);
         link.map(|link| self.pending.swap_remove(link)).is_some()
@@ -280,8 +284,8 @@ pub(super) struct LinkSet<'a> {
 }
 
 impl LinkSet<'_> {
-    /// By queue pair of a link over these rails (this rank's, the peer's), by bit: whether its rail may have failed, as its port is down or
-    /// a queue pair to another peer does not work.
+    /// By queue pair of a link over these rails (this rank's, the peer's), by bit: whether its rail may have
+    /// failed, as its port is down or a queue pair to another peer does not work.
     fn suspects(&self, rails: &[(usize, usize)]) -> u64 {
         let is_suspect = |rail: usize| {
             let mut qps = self.peers.iter().flat_map(|peer| &peer.link.qps);

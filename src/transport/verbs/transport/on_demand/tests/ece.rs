@@ -1,4 +1,5 @@
-//! Both ends of a queue pair have the ECE options that both devices support, and none if one of them has no ECE.
+//! Both ends of a queue pair have the ECE options that both devices support, and none if one of them has no
+//! ECE.
 
 use super::*;
 use crate::transport::verbs::objects::EceOptions;
@@ -9,8 +10,8 @@ fn device(vendor_id: u32, options: u32) -> Shim {
     Shim::none().with_ece(Some(EceOptions { vendor_id, options, comp_mask: 0 }))
 }
 
-/// By rank, and by queue pair of the link between two ranks with these devices: the options in use. The link is planned, or a call makes
-/// it.
+/// By rank, and by queue pair of the link between two ranks with these devices: the options in use. The link
+/// is planned, or a call makes it.
 fn agreed(shims: &[Shim; 2], planned: bool) -> [Vec<Option<u32>>; 2] {
     let peers = |me: Rank| if planned { vec![1 - me] } else { Vec::new() };
     let (ranks, _) = try_world(2, 2, peers, |me| shims[me].clone()).expect("inert");

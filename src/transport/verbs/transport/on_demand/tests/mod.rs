@@ -27,8 +27,8 @@ fn rail(position: u16) -> Rail {
     Rail { device: format!("inert{position}"), position, ..Rail::example() }
 }
 
-/// A world whose ranks have `rails` rails each; `planned` gives the peers that a rank is linked with from the beginning. The last
-/// value sends messages in the name of any rank.
+/// A world whose ranks have `rails` rails each; `planned` gives the peers that a rank is linked with from the
+/// beginning. The last value sends messages in the name of any rank.
 pub(in super::super) fn world(
     ranks: usize,
     rails: u16,
