@@ -39,8 +39,8 @@ impl Communicator {
     }
 
     /// [`register`](Self::register) by address, for the C API. Ends with
-    /// [`deregister_piece`](Self::deregister_piece). For GPU memory, both wait until no call of this process
-    /// runs on a GPU, if there are RDMA devices.
+    /// [`deregister_piece`](Self::deregister_piece). For GPU memory, both wait until the host runs no call
+    /// of this process on a GPU, if there are RDMA devices.
     #[doc(hidden)]
     pub fn register_piece(&self, piece: Piece) -> Result<()> {
         self.check_not_nested()?;
@@ -73,7 +73,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `InvalidArgument` if it is not registered; `Timeout` if the call still runs after
-    /// `FLEXRING_TIMEOUT_MS`: it stays registered.
+    /// `FLEXRING_TIMEOUT_MS`: it stays registered with the devices, so call again.
     #[doc(hidden)]
     pub fn deregister_piece(&self, piece: Piece) -> Result<()> {
         self.check_not_nested()?;

@@ -28,7 +28,9 @@ impl Communicator {
 }
 
 /// A vector on a GPU that is registered with a communicator until it is dropped. See
-/// [`register_on_gpu`](Communicator::register_on_gpu). Dropping it waits for calls that use it.
+/// [`register_on_gpu`](Communicator::register_on_gpu). Dropping it waits for calls that use it; if they do
+/// not end within `FLEXRING_TIMEOUT_MS`, the vector is leaked, because other ranks may access it. Do not put
+/// another vector in its place.
 ///
 /// ```no_run
 /// use flexring::gpu::{GpuBuffer, gpu_count};
@@ -39,7 +41,7 @@ impl Communicator {
 /// let vector = GpuBuffer::<f32>::new(comm.rank() % gpu_count()?, 1 << 20)?;
 /// let mut gradient = comm.register_on_gpu(vector)?;
 /// comm.all_reduce_on_gpu(&mut *gradient, ReduceOp::Sum)?;
-/// let vector: GpuBuffer<f32> = gradient.into_inner();
+/// let vector: GpuBuffer<f32> = gradient.into_inner()?;
 /// # drop(vector);
 /// # Ok(())
 /// # }
@@ -52,42 +54,53 @@ pub struct RegisteredOnGpu<'a, V: GpuVector> {
     vector: Option<V>,
 }
 
-const THERE: &str = "the vector is there until the guard ends";
+const HAS_VECTOR: &str = "the guard holds the vector until it ends";
 
 impl<V: GpuVector> RegisteredOnGpu<'_, V> {
     /// Ends the registration and returns the vector.
-    #[must_use]
-    pub fn into_inner(mut self) -> V {
-        self.end();
-        self.vector.take().expect(THERE)
+    ///
+    /// # Errors
+    /// `Timeout` if calls that use it do not end within `FLEXRING_TIMEOUT_MS`. The vector is then leaked,
+    /// because other ranks may access it.
+    pub fn into_inner(mut self) -> Result<V> {
+        let ended = self.end();
+        let vector = self.vector.take().expect(HAS_VECTOR);
+        match ended {
+            Ok(()) => Ok(vector),
+            Err(error) => {
+                std::mem::forget(vector);
+                Err(error)
+            }
+        }
     }
 
-    fn end(&mut self) {
+    fn end(&mut self) -> Result<()> {
         let piece = std::mem::replace(&mut self.piece, Piece::EMPTY);
         if piece.is_empty() || self.comm.check_process().is_err() {
-            return;
+            return Ok(());
         }
-        if let Err(error) = self.comm.deregister_piece(piece) {
-            log::error!("a registered vector on a GPU: {}", error.message());
-        }
+        self.comm.deregister_piece(piece)
     }
 }
 
 impl<V: GpuVector> Deref for RegisteredOnGpu<'_, V> {
     type Target = V;
     fn deref(&self) -> &V {
-        self.vector.as_ref().expect(THERE)
+        self.vector.as_ref().expect(HAS_VECTOR)
     }
 }
 
 impl<V: GpuVector> DerefMut for RegisteredOnGpu<'_, V> {
     fn deref_mut(&mut self) -> &mut V {
-        self.vector.as_mut().expect(THERE)
+        self.vector.as_mut().expect(HAS_VECTOR)
     }
 }
 
 impl<V: GpuVector> Drop for RegisteredOnGpu<'_, V> {
     fn drop(&mut self) {
-        self.end();
+        if let Err(error) = self.end() {
+            log::error!("a registered vector on a GPU is leaked: {}", error.message());
+            std::mem::forget(self.vector.take());
+        }
     }
 }

@@ -48,7 +48,8 @@ fn registered<T: Element>(rank: &Rank, len: usize) -> Registered<'_, T> {
 
 /// Ends registrations, and frees the vectors when no other rank has them open any more.
 fn free<'a, T: Element>(rank: &Rank, vectors: impl IntoIterator<Item = Registered<'a, T>>) {
-    let vectors: Vec<GpuBuffer<T>> = vectors.into_iter().map(Registered::into_inner).collect();
+    let vectors: Vec<GpuBuffer<T>> =
+        vectors.into_iter().map(|vector| vector.into_inner().expect("no call uses it")).collect();
     settle(rank);
     drop(vectors);
 }
@@ -285,12 +286,12 @@ fn a_graph_uses_registered_vectors_until_they_are_deregistered() {
         replay(&mut vector);
         // Deregistered on one rank, then on both, then registered again.
         let mut vector = if rank.rank() == 0 {
-            let mut plain = vector.into_inner();
+            let mut plain = vector.into_inner().expect("no call uses it");
             replay(&mut plain);
             plain
         } else {
             replay(&mut vector);
-            vector.into_inner()
+            vector.into_inner().expect("no call uses it")
         };
         replay(&mut vector);
         settle(&rank);
@@ -339,13 +340,14 @@ fn memory_is_registered_and_deregistered_between_calls() {
             let mut guard = rank.register_on_gpu(vector).expect("registered memory");
             // Twice, and not in the same order on all ranks.
             others.push(registered::<f32>(&rank, 1000 * (round + 1) + rank.rank()));
-            let ended = ((round + rank.rank()) % 2 == 0).then(|| others.remove(0).into_inner());
+            let ended = ((round + rank.rank()) % 2 == 0)
+                .then(|| others.remove(0).into_inner().expect("no call uses it"));
             settle(&rank);
             drop(ended);
             for _ in 0..3 {
                 rank.all_reduce_on_gpu(&mut *guard, ReduceOp::Avg).expect("a call");
             }
-            vector = guard.into_inner();
+            vector = guard.into_inner().expect("no call uses it");
             rank.all_reduce_on_gpu(&mut vector, ReduceOp::Avg).expect("a call");
             let sum = |at: usize| value(at, 0) + value(at, 1);
             assert_eq!(read(&vector), (0..LONG).map(sum).collect::<Vec<f32>>(), "round {round}");
@@ -395,7 +397,7 @@ fn a_communicator_that_has_failed_gives_registered_vectors_back() {
         }
         let error = rank.all_reduce_on_gpu(&mut *vector, ReduceOp::Sum).expect_err("it has failed");
         assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
-        let vector = vector.into_inner();
+        let vector = vector.into_inner().expect("no call uses it");
         let sum = |at: usize| value(at, 0) + value(at, 1);
         assert_eq!(read(&vector), (0..LONG).map(sum).collect::<Vec<f32>>());
         drop(rank);

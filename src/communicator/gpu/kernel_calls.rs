@@ -30,11 +30,19 @@ pub(in crate::communicator) struct KernelCalls {
     watch: OnceLock<Arc<KernelWatch>>,
     /// Captured calls, counted alike on all ranks.
     captures: AtomicU64,
+    /// When a failure was noticed by a rank that ends a registration.
+    failed: OnceLock<Instant>,
 }
 
 impl KernelCalls {
     pub(super) fn new(memory: Arc<CollectiveMemory>, registered: Option<OfferedMemory>) -> Self {
-        Self { memory, registered, watch: OnceLock::new(), captures: AtomicU64::new(0) }
+        Self {
+            memory,
+            registered,
+            watch: OnceLock::new(),
+            captures: AtomicU64::new(0),
+            failed: OnceLock::new(),
+        }
     }
 
     /// What watches the kernels, once the memory of all ranks is connected.
@@ -84,9 +92,11 @@ impl KernelCalls {
             let mut has_ended = false;
             nap_until(|| {
                 has_ended = launcher.has_ended().unwrap_or(true) && !self.memory.is_running();
-                // Kernels leave soon after a failure.
-                let limit = if fault.get().is_some() { ABORT_TIMEOUT } else { limit };
-                has_ended || begun.elapsed() > limit
+                if fault.get().is_none() {
+                    return has_ended || begun.elapsed() > limit;
+                }
+                // Kernels leave soon after a failure; those of other ranks may do so later.
+                self.failed.get_or_init(Instant::now).elapsed() > ABORT_TIMEOUT
             });
             has_ended
         })

@@ -18,8 +18,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a rank that ends the use of its memory waits for neighbours to close it. They do so in their next
-/// call.
+/// collective that kernels run. Chosen, not measured.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
+/// How often it looks whether they have. Chosen, not measured.
 const NAP: Duration = Duration::from_micros(100);
 
 /// What a rank has registered, and what it has open of its neighbours.

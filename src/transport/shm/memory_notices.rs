@@ -46,7 +46,7 @@ impl MemoryNotices {
         let own = ArenaRef::new(arena.piece(offset, bytes), Arc::clone(arena) as ArenaOwner)?;
         let mut others = Vec::new();
         for neighbour in &neighbours.others {
-            let offset = neighbour.layout.notices().unwrap_or_default();
+            let Some(offset) = neighbour.layout.notices() else { return Ok(None) };
             let page = neighbour.arena.piece(offset, bytes)?;
             let page = ArenaRef::new(page, Arc::clone(&neighbour.arena) as ArenaOwner)?;
             others.push((neighbour.rank, neighbour.local_rank, page));

@@ -8,9 +8,9 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Whether a rank must be woken, and by which of its process's eventfds: 0, or the index of the eventfd plus
-/// 1. The sleeper sets the word and then polls its queues once more; a waker publishes and then reads the
-/// word. The two fences ensure that at least one of them sees the other's store.
+/// Whether a rank must be woken, and by which of its process's eventfds: 0, or one more than the index of the
+/// eventfd. The sleeper sets the word and then polls its queues once more; a waker publishes and then reads
+/// the word. The two fences ensure that at least one of them sees the other's store.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct NeedWakeup(AtomicU32);

@@ -283,7 +283,7 @@ settings! {
     ib_adaptive_routing: AdaptiveRouting = "FLEXRING_IB_ADAPTIVE_ROUTING", AdaptiveRouting::Auto, AnyValue,
         "Whether RDMA messages longer than 8 KiB are written apart from their immediate data, because InfiniBand switches route only writes without such data adaptively. auto: on InfiniBand ports.";
     register_shared: Switch = "FLEXRING_REGISTER_SHARED", Switch(false), AnyValue,
-        "Whether memory that the program registers becomes memory of the node, which its ranks read directly, by the rules of docs/c-api.md, Registered memory. If 0, it is registered with RDMA devices only.";
+        "Whether host memory that the program registers becomes memory of the node, which its ranks read directly, by the rules of docs/c-api.md, Registered memory. If 0, it is registered with RDMA devices only.";
     ib_relaxed_ordering: Switch = "FLEXRING_IB_RELAXED_ORDERING", Switch(true), AnyValue,
         "Whether RDMA writes may pass each other on PCI Express. Faster on many machines; no effect if the device does not support it.";
     gpu: Option<usize> = "FLEXRING_GPU", None, AnyValue,

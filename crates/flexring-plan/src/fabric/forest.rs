@@ -10,15 +10,13 @@
 
 use super::graph::{FabricGraph, Route};
 use super::packing::pack;
-use super::routed_division::{DividedTree, RoutedDivision};
+use super::routed_division::{DividedTree, MOST_TREES, RoutedDivision};
 use super::splitting::{RouteArc, Splitting, reversed};
 use super::throughput::{LeastTime, LinkNetwork, VertexSets, gcd, roots};
 use super::trees::Forest;
 use crate::Rank;
 use std::collections::BTreeMap;
 
-/// Most different trees. Each cuts the vector once more.
-const MOST_TREES: i64 = 64;
 /// Most trees of equal shares, if few of them differ.
 const MOST_SHARES: i64 = 1 << 30;
 /// What a link carries can be divided evenly among up to six routes.
@@ -124,7 +122,7 @@ impl ForestSearch<'_> {
 
     /// The best of few trees.
     fn few(&mut self) -> Option<(i64, ForestDivision)> {
-        let mut numbers: Vec<(i64, i64)> = (1..=MOST_TREES)
+        let mut numbers: Vec<(i64, i64)> = (1..=MOST_TREES as i64)
             .filter_map(|trees| Some((Self::least_longer(|longer| self.is_allowed(trees, longer))?, trees)))
             .collect();
         numbers.sort_unstable();
@@ -162,7 +160,8 @@ pub(super) fn forest(fabric: &FabricGraph, network: &LinkNetwork, widths: &[i64]
     let best = forests.reduce(|first, next| {
         if next.seconds_per_byte < first.seconds_per_byte * (1.0 - ALIKE) { next } else { first }
     });
-    best.expect("one tree takes twice the least time at most")
+    // Without a division there is one tree.
+    best.unwrap_or_else(|| routed(fabric, Vec::new(), BTreeMap::new(), least_seconds))
 }
 
 /// The trees of a division, at most [`MOST_TREES`].
@@ -180,7 +179,7 @@ fn grown(fabric: &FabricGraph, network: &LinkNetwork, division: &ForestDivision,
     let first = (0..).zip(roots).map(|(to, width)| RouteArc { from: top, to, width, route: Vec::new() });
     let arcs = both.chain(first).filter(|arc| arc.width > 0).collect();
     let arcs = Splitting::new(network, *trees, arcs).split_all();
-    let packed = pack(top + 1, &network.ranks, top, *trees, &arcs, MOST_TREES as usize);
+    let packed = pack(top + 1, &network.ranks, top, *trees, &arcs, MOST_TREES);
     let whole: i64 = packed.iter().map(|tree| tree.shares).sum();
     let trees = packed.into_iter().map(|tree| DividedTree {
         edges: (0..fabric.world())
@@ -199,6 +198,17 @@ fn grown(fabric: &FabricGraph, network: &LinkNetwork, division: &ForestDivision,
             known.push(route);
         }
     }
+    routed(fabric, trees, routes, least)
+}
+
+/// The forest of these trees. `routes`: those that each pair of ranks can have; a pair without one gets the
+/// route with the fewest links, if it passes no rank or node.
+fn routed(
+    fabric: &FabricGraph,
+    trees: Vec<DividedTree>,
+    mut routes: BTreeMap<[Rank; 2], Vec<Route>>,
+    least: f64,
+) -> Forest {
     for from in 0..fabric.world() {
         for (to, route) in fabric.past_switches(from).into_iter().enumerate().skip(from + 1) {
             let known = routes.entry([from, to]).or_default();

@@ -1,7 +1,8 @@
 //! The shares of trees whose edges have one route each.
 //!
 //! Owns the choice of routes where a pair of ranks has several, and the shares that make up for it. Must not
-//! know how trees are found.
+//! know how trees are found. All ranks must compute the same shares, so numbers are only added, multiplied,
+//! divided and compared: the results of other functions differ between versions and machines.
 //!
 //! Splitting may give a pair of ranks several routes, of which a connection has one. Then, and where few
 //! trees leave something out, some links carry more than they can in the least time. Shares then move, one
@@ -15,18 +16,18 @@ use std::collections::BTreeMap;
 /// Two ranks, the lesser one first.
 type RankPair = [Rank; 2];
 
+/// Most different trees. Each cuts the vector once more.
+pub(super) const MOST_TREES: usize = 64;
 /// Most pairs of ranks whose route is changed.
 const MOST_ROUTES_CHANGED: usize = 1_000;
 /// Most times that shares move.
 const MOST_MOVES: usize = 400;
-/// Most trees.
-const MOST_TREES: usize = 64;
 /// Trees with less than this part of the vector are left out.
 const LEAST_SHARE: f64 = 1e-3;
 /// The vector is divided into so many parts.
 const PARTS: f64 = 1_000_000.0;
 /// A link costs this power of its time, so that those that take longest count.
-const POWER: i32 = 24;
+const POWER: u32 = 24;
 /// Links that take longer than the least time by less than this part are left as they are.
 const TOLERATED: f64 = 1e-3;
 
@@ -73,8 +74,8 @@ impl<'a> RoutedDivision<'a> {
         division
     }
 
-    /// Ranks of a derived communicator may be connected by nodes of others only: a line of ranks, by whatever
-    /// forwards.
+    /// Ranks of a derived communicator may be connected by nodes of others only. Then they form a line, over
+    /// routes that may pass other nodes.
     fn add_line(&mut self) -> Vec<RankPair> {
         let line: Vec<RankPair> = (1..self.fabric.world()).map(|rank| [rank - 1, rank]).collect();
         for pair in &line {
@@ -117,7 +118,7 @@ impl<'a> RoutedDivision<'a> {
         }
         for _ in 0..MOST_ROUTES_CHANGED {
             let longest = self.longest();
-            let cost = |time: f64| (time / longest).powi(POWER);
+            let cost = |time: f64| power(time / longest, POWER);
             let mut best: Option<(f64, RankPair, usize)> = None;
             for (pair, share) in &shares {
                 let now = self.route(pair);
@@ -151,7 +152,7 @@ impl<'a> RoutedDivision<'a> {
                 break;
             }
             let prices: Vec<f64> = (0..self.times.len())
-                .map(|link| (self.times[link] / longest).powi(POWER - 1) * self.time(link, 1.0) / longest)
+                .map(|link| power(self.times[link] / longest, POWER - 1) * self.time(link, 1.0) / longest)
                 .collect();
             let cost = |edges: &[RankPair]| -> f64 {
                 edges.iter().flat_map(|pair| self.route(pair)).map(|(link, _)| prices[*link]).sum()
@@ -221,7 +222,7 @@ impl<'a> RoutedDivision<'a> {
         let longest = self.longest();
         let rises = |share: f64| {
             let slope =
-                |(time, change): (&f64, &f64)| ((time + share * change) / longest).powi(POWER - 1) * change;
+                |(time, change): (&f64, &f64)| power((time + share * change) / longest, POWER - 1) * change;
             self.times.iter().zip(&change).map(slope).sum::<f64>() > 0.0
         };
         let (mut low, mut high) = (0.0, self.trees[from].share);
@@ -258,6 +259,11 @@ impl<'a> RoutedDivision<'a> {
             self.routes.keys().filter(|pair| used(pair)).map(|pair| (*pair, self.route(pair).clone()));
         Forest { trees, shares: sum, seconds_per_byte: self.longest(), routes: routes.collect() }
     }
+}
+
+/// `base` to the power `exponent`, by multiplications.
+fn power(base: f64, exponent: u32) -> f64 {
+    (0..exponent).fold(1.0, |product, _| product * base)
 }
 
 /// The shares as small whole numbers if they are exact, else in [`PARTS`].

@@ -268,6 +268,9 @@ pub(super) fn roots(inflows: &[i64], trees: i64) -> Vec<i64> {
 }
 
 #[cfg(test)]
+pub(super) use tests::random_network;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use fastrand::Rng;
@@ -337,5 +340,3 @@ mod tests {
         }
     }
 }
-#[cfg(test)]
-pub(super) use tests::random_network;

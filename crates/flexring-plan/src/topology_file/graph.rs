@@ -9,7 +9,7 @@ use super::super::topology::Uplink;
 use super::draft::{Draft, DraftId, DraftKind, DraftLink, DraftVertex, LinkEnd};
 use crate::file_context::FileContext;
 use flexring_core::error::Result;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The name of an end, for errors and output.
 fn end_name(draft: &Draft, end: LinkEnd) -> String {
@@ -49,7 +49,7 @@ pub(super) fn fabric(file: FileContext, draft: &mut Draft) -> Result<Option<Fabr
         builder.add(draft, link)?;
     }
     builder.add_ranks(draft);
-    builder.check_connected(draft)?;
+    builder.connect(draft)?;
     let GraphBuilder { world, names, links, outside, .. } = builder;
     for (item, bandwidth) in draft.vertices.iter_mut().zip(outside) {
         item.bandwidth = Some(bandwidth.max(1));
@@ -71,6 +71,10 @@ struct GraphBuilder<'a> {
     node: Vec<Option<DraftId>>,
     /// By node, the bandwidth of its links to others together.
     outside: Vec<u64>,
+    /// By pair of vertices, the line of their link.
+    lines: HashMap<[usize; 2], usize>,
+    /// The vertices that have lost a link, because its other end is a node without ranks.
+    cut: HashSet<usize>,
 }
 
 fn ranks_of(item: &DraftVertex) -> &[(Rank, usize)] {
@@ -108,12 +112,13 @@ impl<'a> GraphBuilder<'a> {
             names.push(item.name.clone());
         }
         let outside = vec![0; draft.vertices.len()];
-        Ok(Self { file, world, names, links: Vec::new(), node_of, vertex, node, outside })
+        let (lines, cut) = (HashMap::new(), HashSet::new());
+        Ok(Self { file, world, names, links: Vec::new(), node_of, vertex, node, outside, lines, cut })
     }
 
     fn add(&mut self, draft: &Draft, link: &DraftLink) -> Result<()> {
-        let mut ends = [0; 2];
-        for (end, vertex) in link.ends.iter().zip(&mut ends) {
+        let mut found = [None; 2];
+        for (end, vertex) in link.ends.iter().zip(&mut found) {
             *vertex = match *end {
                 LinkEnd::Rank(rank) if rank >= self.world => {
                     let message = format!(
@@ -122,14 +127,17 @@ impl<'a> GraphBuilder<'a> {
                     );
                     return Err(self.file.refuse(link.line, message));
                 }
-                LinkEnd::Rank(rank) => rank,
-                LinkEnd::Vertex(id) => match self.vertex[id] {
-                    Some(vertex) => vertex,
-                    // A machine that is not in the job.
-                    None => return Ok(()),
-                },
+                LinkEnd::Rank(rank) => Some(rank),
+                // `None` for a machine that is not in the job.
+                LinkEnd::Vertex(id) => self.vertex[id],
             };
         }
+        let [Some(one), Some(other)] = found else {
+            self.cut.extend(found.into_iter().flatten());
+            return Ok(());
+        };
+        let ends = [one, other];
+        self.check_once(draft, link, ends)?;
         let nodes = ends.map(|end| self.node[end]);
         let is_within_node = nodes[0].is_some() && nodes[0] == nodes[1];
         if !is_within_node {
@@ -144,6 +152,30 @@ impl<'a> GraphBuilder<'a> {
         let DraftLink { bandwidths, burst, .. } = *link;
         let latency = link.latency.unwrap_or(default.latency);
         self.links.push(FabricLink { name, ends, bandwidths, latency, burst, is_within_node });
+        Ok(())
+    }
+
+    /// Checks that no two vertices have two links, of which names and ranks may be two descriptions, and no
+    /// link has one vertex at both ends.
+    fn check_once(&mut self, draft: &Draft, link: &DraftLink, ends: [usize; 2]) -> Result<()> {
+        let [one, other] = link.ends.map(|end| end_name(draft, end));
+        if ends[0] == ends[1] {
+            let message = format!("{one} and {other} are the same: expected two ends");
+            return Err(self.file.refuse(link.line, message));
+        }
+        let pair = [ends[0].min(ends[1]), ends[0].max(ends[1])];
+        if pair[0] < self.world && self.vertex[self.node_of[pair[0]]] == Some(pair[1]) {
+            let message = format!(
+                "{one} and {other} are linked by the node already: expected rank_bandwidth and rank_latency of the node"
+            );
+            return Err(self.file.refuse(link.line, message));
+        }
+        if let Some(before) = self.lines.insert(pair, link.line) {
+            let message = format!(
+                "{one} and {other} are linked in line {before} already: expected one link with the sum of the bandwidths"
+            );
+            return Err(self.file.refuse(link.line, message));
+        }
         Ok(())
     }
 
@@ -163,7 +195,11 @@ impl<'a> GraphBuilder<'a> {
         }
     }
 
-    fn check_connected(&self, draft: &Draft) -> Result<()> {
+    /// Leaves out switches that only nodes without ranks connect with the others.
+    ///
+    /// # Errors
+    /// If another vertex is not connected with rank 0.
+    fn connect(&mut self, draft: &Draft) -> Result<()> {
         // The vertex that each vertex is connected with, found by halving paths.
         let mut with: Vec<usize> = (0..self.names.len()).collect();
         fn find(with: &mut [usize], mut vertex: usize) -> usize {
@@ -177,16 +213,40 @@ impl<'a> GraphBuilder<'a> {
             let [one, other] = link.ends.map(|end| find(&mut with, end));
             with[one] = other;
         }
-        let first = if self.world > 0 { find(&mut with, 0) } else { return Ok(()) };
-        let lost = (0..self.names.len()).find(|vertex| find(&mut with, *vertex) != first);
-        let Some(lost) = lost else { return Ok(()) };
-        let id = self.node[lost].or_else(|| self.vertex.iter().position(|vertex| *vertex == Some(lost)));
-        let item = &draft.vertices[id.unwrap_or(0)];
-        let message = format!(
-            "{} is not connected with {}: expected [[link]] tables that connect all nodes and switches",
-            item.name, draft.vertices[self.node_of[0]].name
-        );
-        Err(self.file.refuse(item.line, message))
+        let connected: Vec<usize> = (0..self.names.len()).map(|vertex| find(&mut with, vertex)).collect();
+        let Some(first) = connected[..self.world].first().copied() else { return Ok(()) };
+        // Groups with a rank or a node are not left out.
+        let has_ranks: HashSet<usize> =
+            self.node.iter().zip(&connected).filter_map(|(node, group)| node.map(|_| *group)).collect();
+        let cut: HashSet<usize> = self.cut.iter().map(|vertex| connected[*vertex]).collect();
+        let is_left_out =
+            |group: usize| group != first && cut.contains(&group) && !has_ranks.contains(&group);
+        if let Some(lost) = connected.iter().position(|group| *group != first && !is_left_out(*group)) {
+            let id = self.node[lost].or_else(|| self.vertex.iter().position(|vertex| *vertex == Some(lost)));
+            let item = &draft.vertices[id.unwrap_or(0)];
+            let message = format!(
+                "{} is not connected with {}: expected [[link]] tables that connect all nodes and switches",
+                item.name, draft.vertices[self.node_of[0]].name
+            );
+            return Err(self.file.refuse(item.line, message));
+        }
+        let mut kept = 0;
+        let numbers: Vec<Option<usize>> = connected
+            .iter()
+            .map(|group| {
+                let number = (*group == first).then_some(kept);
+                kept += usize::from(number.is_some());
+                number
+            })
+            .collect();
+        let names = std::mem::take(&mut self.names);
+        self.names = names.into_iter().zip(&numbers).filter_map(|(name, kept)| kept.map(|_| name)).collect();
+        self.links.retain_mut(|link| {
+            let [Some(one), Some(other)] = link.ends.map(|end| numbers[end]) else { return false };
+            link.ends = [one, other];
+            true
+        });
+        Ok(())
     }
 }
 
@@ -267,6 +327,24 @@ mod tests {
     }
 
     #[test]
+    fn switches_that_only_absent_nodes_reach_are_left_out() {
+        let text = "[[node]]\nname = \"a\"\n[[node]]\nname = \"b\"\n[[node]]\nname = \"c\"
+[[switch]]\nname = \"s\"\n[[switch]]\nname = \"t\"
+[[link]]\nbetween = [\"c\", \"s\"]\nbandwidth = \"1G\"\n[[link]]\nbetween = [\"a\", \"t\"]\nbandwidth = \"1G\"
+[[link]]\nbetween = [\"t\", \"b\"]\nbandwidth = \"1G\"\n";
+        let topology = read(text, Some(&["b", "a"])).expect("a graph");
+        let fabric = topology.fabric().expect("a graph");
+        assert_eq!(fabric.names(), ["b", "a", "t"]);
+        let ends: Vec<_> = fabric.links().iter().map(|link| link.ends).collect();
+        assert_eq!(ends, [[1, 2], [2, 0]]);
+        let message = read(text, Some(&["b", "c"])).expect_err("b and c are apart");
+        assert_eq!(
+            message,
+            "f:6: c is not connected with b: expected [[link]] tables that connect all nodes and switches"
+        );
+    }
+
+    #[test]
     fn errors_name_the_line_the_cause_and_the_fix() {
         let link = |between: &str, rest: &str| format!("{NODES}[[link]]\nbetween = [{between}]\n{rest}\n");
         let good = link("\"a\", \"b\"", "bandwidth = \"1G\"");
@@ -296,6 +374,15 @@ mod tests {
                 "8: \"z\" is not defined: expected the name of a [[node]] or [[switch]], or the number of a rank",
             ),
             (link("\"a\", \"a\"", "bandwidth = \"1G\""), "8: a is linked with itself: expected two ends"),
+            (link("\"a\", 2", "bandwidth = \"1G\""), "8: a and rank 2 are the same: expected two ends"),
+            (
+                format!("{good}[[link]]\nbetween = [2, \"b\"]\nbandwidth = \"1G\""),
+                "11: rank 2 and b are linked in line 8 already: expected one link with the sum of the bandwidths",
+            ),
+            (
+                link("1, \"b\"", "bandwidth = \"1G\""),
+                "8: rank 1 and b are linked by the node already: expected rank_bandwidth and rank_latency of the node",
+            ),
             (
                 format!("{good}[[link]]\nbetween = [\"b\", \"a\"]\nbandwidth = \"1G\""),
                 "11: b and a are linked in line 8 already: expected one link with the sum of the bandwidths",
