@@ -234,7 +234,8 @@ fn every_algorithm_is_correct_on_a_topology() {
 
 #[test]
 fn sums_over_links_that_form_no_tree_are_right() {
-    let rows = rows("--topology examples/torus.toml --transport tcp -b 4 -e 4M -f 1000");
+    let file = crate::programs::root().join("examples/torus.toml");
+    let rows = rows(&format!("--topology {} --transport tcp -b 4 -e 4M -f 1000", file.display()));
     assert!(rows.iter().all(|row| row[8] == "0" && row[12] == "0"), "{rows:?}");
 }
 

@@ -235,8 +235,8 @@ fn ranks_that_have_not_all_registered_use_stages() {
     });
     check(&outputs, false);
     // The log of a rank that has registered its vectors names one that has not.
-    for rank in [0, 2] {
-        let text = String::from_utf8_lossy(&outputs[rank].stderr);
+    for (rank, output) in outputs.iter().enumerate().filter(|(rank, _)| *rank != 1) {
+        let text = String::from_utf8_lossy(&output.stderr);
         let expected =
             format!("rank {rank}: a call goes through stages, because rank 1 has not registered its vectors");
         assert!(text.contains(&expected), "{text}");

@@ -156,7 +156,9 @@ fn setup(world: World, ranks: usize) -> Setup {
 
 #[test]
 fn sums_have_the_bits_of_rank_order_for_every_transport_and_algorithm() {
-    for algorithm in flexring_plan::test_util::algorithms().chain([Algorithm::Auto]) {
+    // These topologies are trees, for which there is no forest.
+    let algorithms = flexring_plan::test_util::algorithms().filter(|one| *one != Algorithm::Forest);
+    for algorithm in algorithms.chain([Algorithm::Auto]) {
         for (&world, ranks) in World::enabled().iter().zip([5, 3, 3, 5]) {
             let mut setup = setup(world, ranks);
             setup.config.algo = algorithm;

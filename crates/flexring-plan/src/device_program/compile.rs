@@ -114,18 +114,14 @@ impl Compiler<'_> {
                 Body::Combine { .. } if self.program.dependents(number).iter().any(is_awaited) => Turn::Local,
                 Body::Combine { .. } => Turn::Deliver,
             };
-            order.extend((0..place.subs).map(|sub| {
-                let cell = place.first + u64::from(sub);
-                Due {
-                    wave: waves
-                        .map_or(0, |(waves, lag)| cell * waves / place.cells + lag * u64::from(step.depth)),
-                    depth: step.depth,
-                    group: step.group,
-                    cell: place.origin + cell * subchunk,
-                    turn,
-                    step: number,
-                    sub,
-                }
+            order.extend((0..place.subs).map(|sub| Due {
+                wave: waves.map_or(0, |waves| place.due(sub, waves, step.depth)),
+                depth: step.depth,
+                group: step.group,
+                cell: place.origin + (place.first + u64::from(sub)) * subchunk,
+                turn,
+                step: number,
+                sub,
             }));
         }
         order.sort_unstable();

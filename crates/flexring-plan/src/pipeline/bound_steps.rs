@@ -29,6 +29,14 @@ pub(crate) struct BoundPlace {
     step: StepId,
 }
 
+impl BoundPlace {
+    /// When a sub-chunk is due, in waves: its position in its grid, scaled to the number of waves, and the
+    /// lag of each hop before.
+    pub(crate) fn due(&self, sub: u32, (waves, lag): (u64, u64), depth: u32) -> u64 {
+        (self.first + u64::from(sub)) * waves / self.cells + lag * u64::from(depth)
+    }
+}
+
 /// The elements of all steps of a program.
 #[derive(Clone, Debug)]
 pub(crate) struct BoundSteps {

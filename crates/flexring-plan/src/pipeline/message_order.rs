@@ -93,12 +93,11 @@ impl MessageOrder {
             let (place, depth) = bound(messages.step);
             messages.base = total;
             total += place.subs;
-            let Some((waves, lag)) = waves else { continue };
-            let due = |sub| (place.first + sub) * waves / place.cells + lag * u64::from(depth);
-            self.order.extend((0..u64::from(place.subs)).map(|sub| DueMessage {
-                due: due(sub),
+            let Some(waves) = waves else { continue };
+            self.order.extend((0..place.subs).map(|sub| DueMessage {
+                due: place.due(sub, waves, depth),
                 entry,
-                sub: sub as u32,
+                sub,
             }));
         }
         end.base = total;

@@ -5,6 +5,7 @@
 use flexring_core::call::Collective;
 use flexring_core::config::Config;
 use flexring_core::error::{Error, Result};
+use flexring_plan::calculation;
 use flexring_plan::call_layout::{
     CallFacts, CallLayout, IN_PLACE_WINDOW, LinkDelivery, link_profile, slots_per_link,
 };
@@ -94,8 +95,8 @@ impl SimulationParameters {
         window: 16,
         completes_on_arrival: false,
         tcp_in_flight: 64 << 10,
-        memory_bandwidth: 20_000_000_000,
-        job_nanoseconds: 1_000,
+        memory_bandwidth: calculation::MEMORY_BANDWIDTH,
+        job_nanoseconds: calculation::JOB_NANOSECONDS,
     };
 
     /// What is known on the cluster of a profile, with these settings.
