@@ -24,6 +24,8 @@ pub const MEMORY_BANDWIDTH: u64 = 20_000_000_000;
 /// Nanoseconds that an addition or a copy takes besides. The simulator's default.
 pub const JOB_NANOSECONDS: u64 = 1_000;
 
+const JOB_SECONDS: f64 = JOB_NANOSECONDS as f64 * 1e-9;
+
 /// Sub-chunks that links with several levels of messages between nodes idle for at the ends of a call in
 /// waves, because each level lags behind the one before. By the simulator, 64 MiB in sub-chunks of 128 KiB
 /// take as long as 5 to 15 MB more with two or three such levels, and 0.3 to 1.5 MB more with one.
@@ -87,7 +89,7 @@ impl CalculatedTime {
 
     /// Seconds for each byte on the busiest link or rank.
     fn in_waves(&self, subchunk: f64) -> f64 {
-        self.busiest.max(self.jobs * JOB_NANOSECONDS as f64 * 1e-9 / subchunk)
+        self.busiest.max(self.jobs * JOB_SECONDS / subchunk)
     }
 }
 
@@ -166,7 +168,6 @@ impl<'a> Calculator<'a> {
         let world = self.topology.world();
         let (mut latency, mut in_turn, mut levels) = (0.0, 0.0, 0);
         let mut all = PhaseCosts::new(self.links.len(), world);
-        let job = JOB_NANOSECONDS as f64 * 1e-9;
         for (level, patterns) in plan.levels() {
             for gathers in [false, true] {
                 let phase = self.phase(level, patterns, gathers);
@@ -175,7 +176,7 @@ impl<'a> Calculator<'a> {
                 let memory = largest(&phase.moved) / MEMORY_BANDWIDTH as f64;
                 levels += u32::from(phase.crosses && gathers);
                 in_turn += if phase.crosses { link + memory } else { link.max(memory) };
-                latency += largest(&phase.jobs) * job;
+                latency += largest(&phase.jobs) * JOB_SECONDS;
                 for (all, more) in [
                     (&mut all.up, &phase.up),
                     (&mut all.down, &phase.down),
@@ -236,7 +237,7 @@ impl<'a> Calculator<'a> {
             spared[place] += extent;
         }
         let mut latency = 0.0;
-        let most = costs.jobs.iter().copied().fold(0.0, f64::max);
+        let most = largest(&costs.jobs);
         for (place, spared) in spared.iter().enumerate() {
             let (from, to) = (ring.participant((place + len - 1) % len), ring.participant(place));
             latency += self.message(from, to, total - spared, gathers, costs);
@@ -277,7 +278,7 @@ impl<'a> Calculator<'a> {
                     } else {
                         (chain_rank(group, hop), chain_rank(group, hop + 1))
                     };
-                    latency += self.message(from, to, extent, gathers, costs) + JOB_NANOSECONDS as f64 * 1e-9;
+                    latency += self.message(from, to, extent, gathers, costs) + JOB_SECONDS;
                 }
                 costs.latency = costs.latency.max(latency);
             }

@@ -37,11 +37,14 @@ impl CandidatePlan {
     /// The planner and the variant.
     #[must_use]
     pub fn name(&self) -> String {
-        match &self.variant[..] {
-            "" => self.algorithm.name().to_owned(),
-            variant => format!("{} {variant}", self.algorithm.name()),
-        }
+        with_variant(self.algorithm.name(), &self.variant)
     }
+}
+
+/// The name of a plan that differs from its planner's by `variant`, which may be empty.
+#[must_use]
+pub fn with_variant(name: &str, variant: &str) -> String {
+    format!("{name} {variant}").trim_end().to_owned()
 }
 
 /// The candidates for a topology, without repetitions. The planners on the tree as it is come first.

@@ -4,7 +4,7 @@
 //! programs are run or simulated.
 
 use super::calculation::{CalculatedTime, Calculator};
-use super::candidates::candidates;
+use super::candidates::{candidates, with_variant};
 use super::lowering::Plan;
 use super::planner::{self, Details};
 use super::selection::{AlgorithmSelection, ShortPlan, is_automatic, select_algorithm, short_plans};
@@ -37,6 +37,12 @@ impl SizedPlan {
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.short == Some(ShortPlan::Direct)
+    }
+
+    /// The schedule and the variant.
+    #[must_use]
+    pub fn name(&self) -> String {
+        with_variant(self.plan.schedule().name(), &self.variant)
     }
 }
 
@@ -174,7 +180,7 @@ fn calculated(
                 algorithm: algorithms[at],
                 reason: format!(
                     "{} is calculated to be faster than {} for long vectors",
-                    format!("{} {}", algorithms[at].name(), timed[at].plan.variant).trim_end(),
+                    with_variant(algorithms[at].name(), &timed[at].plan.variant),
                     selection.algorithm.name()
                 ),
             };

@@ -406,6 +406,16 @@ impl Topology {
         }
     }
 
+    /// Nanoseconds of the link with the highest latency.
+    #[must_use]
+    pub fn longest_link_latency(&self) -> u64 {
+        let longest = match &self.fabric {
+            Some(fabric) => fabric.links().iter().map(|link| link.latency).max(),
+            None => self.vertices.iter().skip(1).map(|vertex| vertex.uplink.latency).max(),
+        };
+        longest.unwrap_or(0)
+    }
+
     /// This tree without the switches at these depths below the root, which has depth 0. What is below them
     /// is below what is above them.
     #[must_use]

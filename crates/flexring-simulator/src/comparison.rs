@@ -6,7 +6,7 @@ use super::cost_model::lower_bound::{LowerBound, lower_bound};
 use super::simulator::{SimulationInput, SimulationParameters, messages, simulate};
 use flexring_core::config::{Algorithm, Lowering};
 use flexring_plan::calculation::Calculator;
-use flexring_plan::candidates::candidates;
+use flexring_plan::candidates::{candidates, with_variant};
 use flexring_plan::lowering::{Plan, ProgramSpec};
 use flexring_plan::planner::{self, Details};
 use flexring_plan::topology::{Topology, TopologyLink};
@@ -71,7 +71,7 @@ impl Candidate {
     #[must_use]
     pub fn name(&self) -> String {
         let names: Vec<&str> = self.algorithms.iter().map(|algorithm| algorithm.name()).collect();
-        format!("{} {}", names.join(", "), self.variant).trim_end().to_owned()
+        with_variant(&names.join(", "), &self.variant)
     }
 
     fn link_seconds(&self) -> f64 {
@@ -205,8 +205,8 @@ impl Comparison {
 /// Seconds that a message between the two ranks that are farthest apart is on its way, at most.
 #[must_use]
 pub fn longest_latency(topology: &Topology) -> f64 {
-    if let Some(fabric) = topology.fabric() {
-        return fabric.links().iter().map(|link| link.latency).max().unwrap_or(0) as f64 * 1e-9;
+    if topology.fabric().is_some() {
+        return topology.longest_link_latency() as f64 * 1e-9;
     }
     let vertices = topology.vertices();
     let mut below = vec![0; vertices.len()];

@@ -28,9 +28,8 @@ const ELEMENT: u64 = 4;
 pub fn text(planned: &Planned, count: Option<u64>) -> String {
     let Planned { topology, selection, .. } = planned;
     let schedule = planned.schedule();
-    let variant = &planned.plans[planned.plans.len() - 1].variant;
-    let name = format!("{} {variant}", schedule.name());
-    let mut text = format!("{} on {}\n{}\n", name.trim_end(), planned.place(), selection.reason);
+    let name = planned.plans[planned.plans.len() - 1].name();
+    let mut text = format!("{name} on {}\n{}\n", planned.place(), selection.reason);
     for (number, caption) in captions(schedule, topology).iter().enumerate() {
         text += &format!("  level {number}: {caption}\n");
     }
@@ -58,10 +57,10 @@ fn exceptions(planned: &Planned) -> Vec<String> {
             }
             Some(plan) => (plan.phrase().to_owned(), "FLEXRING_DIRECT"),
             None if planned.profile.is_some() => continue,
-            None => (format!("{} {}", sized.plan.schedule().name(), sized.variant), "by calculation"),
+            None => (sized.name(), "by calculation"),
         };
         let longest = Size(sized.longest);
-        notes.push(format!("vectors of at most {longest} use {} instead ({reason})", plan.trim_end()));
+        notes.push(format!("vectors of at most {longest} use {plan} instead ({reason})"));
     }
     let shares_memory = config.transport.shares_memory() && topology.nodes() == 1 && topology.world() > 1;
     if shares_memory && config.mailbox > Size(0) {

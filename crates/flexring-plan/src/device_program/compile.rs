@@ -130,9 +130,7 @@ impl Compiler<'_> {
 
     /// The elements of a sub-chunk of a step.
     fn elements(&self, step: StepId, sub: u32) -> Range<u64> {
-        let (place, subchunk) = (self.bound.place(step), self.layout.binding.subchunk);
-        let cell = place.origin + (place.first + u64::from(sub)) * subchunk;
-        cell.max(place.start)..(cell + subchunk).min(place.end)
+        self.bound.place(step).elements(sub.into(), self.layout.binding.subchunk)
     }
 
     /// The sub-chunks of another step that an item waits for.

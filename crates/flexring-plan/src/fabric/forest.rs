@@ -143,8 +143,13 @@ impl ForestSearch<'_> {
 
 /// The forest of a fabric whose links have these widths, in units of so many bits per second. It has at least
 /// two ranks.
-pub(super) fn forest(fabric: &FabricGraph, network: &LinkNetwork, widths: &[i64], unit: u64) -> Forest {
-    let least = network.least_time(widths);
+pub(super) fn forest(
+    fabric: &FabricGraph,
+    network: &LinkNetwork,
+    widths: &[i64],
+    unit: u64,
+    least: LeastTime,
+) -> Forest {
     let least_seconds = 8.0 * least.numerator as f64 / least.denominator as f64 / unit as f64;
     let has_switches = network.ranks.len() < network.vertices;
     let known = vec![least.sets.clone(), VertexSets(network.ranks.iter().map(|rank| vec![*rank]).collect())];

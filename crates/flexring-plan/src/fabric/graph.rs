@@ -137,20 +137,27 @@ impl FabricGraph {
 
     /// Whether these ranks are connected by vertices that have a number.
     fn connects(&self, ranks: &[Rank], number: &[Option<usize>]) -> bool {
-        let mut reached = vec![false; self.names.len()];
-        let mut order = vec![ranks[0]];
-        reached[ranks[0]] = true;
-        let mut next = 0;
-        while let Some(at) = order.get(next).copied() {
-            next += 1;
-            for link in &self.links_of[at] {
-                for end in self.links[*link].ends {
-                    if number[end].is_some() && !std::mem::replace(&mut reached[end], true) {
-                        order.push(end);
-                    }
-                }
-            }
-        }
-        ranks.iter().all(|rank| reached[*rank])
+        let ends = self.links.iter().map(|link| link.ends);
+        let kept = ends.filter(|ends| ends.iter().all(|end| number[*end].is_some()));
+        let component = components(self.names.len(), kept);
+        ranks.iter().all(|rank| component[*rank] == component[ranks[0]])
     }
+}
+
+/// By vertex, a vertex that all those have in common which these pairs connect.
+pub(crate) fn components(vertices: usize, ends: impl Iterator<Item = [usize; 2]>) -> Vec<usize> {
+    // The vertex that each vertex is connected with, found by halving paths.
+    let mut with: Vec<usize> = (0..vertices).collect();
+    fn find(with: &mut [usize], mut vertex: usize) -> usize {
+        while with[vertex] != vertex {
+            with[vertex] = with[with[vertex]];
+            vertex = with[vertex];
+        }
+        vertex
+    }
+    for [one, other] in ends {
+        let (one, other) = (find(&mut with, one), find(&mut with, other));
+        with[one] = other;
+    }
+    (0..vertices).map(|vertex| find(&mut with, vertex)).collect()
 }

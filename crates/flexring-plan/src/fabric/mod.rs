@@ -24,6 +24,7 @@ mod splitting;
 mod throughput;
 mod trees;
 
+pub(crate) use graph::components;
 pub use graph::{FabricLink, Route};
 pub use trees::{Forest, SpanningTree};
 
@@ -38,8 +39,19 @@ use throughput::{LeastTime, LinkNetwork, gcd};
 #[derive(Debug)]
 pub struct Fabric {
     graph: FabricGraph,
+    slower: OnceLock<DirectionLimit>,
     forest: OnceLock<Forest>,
     bound: OnceLock<FabricBound>,
+}
+
+/// What the slower direction of each link allows.
+#[derive(Debug)]
+struct DirectionLimit {
+    /// By link, its rate in units.
+    widths: Vec<i64>,
+    /// Bits per second.
+    unit: u64,
+    least: LeastTime,
 }
 
 /// What limits every all-reduce on a fabric.
@@ -71,7 +83,7 @@ impl Fabric {
     }
 
     fn of(graph: FabricGraph) -> Self {
-        Self { graph, forest: OnceLock::new(), bound: OnceLock::new() }
+        Self { graph, slower: OnceLock::new(), forest: OnceLock::new(), bound: OnceLock::new() }
     }
 
     /// Number of ranks.
@@ -109,9 +121,17 @@ impl Fabric {
             if self.world() < 2 {
                 return Forest::default();
             }
+            let DirectionLimit { widths, unit, least } = self.slower();
+            forest::forest(&self.graph, &self.network(), widths, *unit, least.clone())
+        })
+    }
+
+    fn slower(&self) -> &DirectionLimit {
+        self.slower.get_or_init(|| {
             let slower = self.links().iter().map(|link| link.bandwidths[0].min(link.bandwidths[1]));
             let (widths, unit) = self.scaled(slower.collect());
-            forest::forest(&self.graph, &self.network(), &widths, unit)
+            let least = self.network().least_time(&widths);
+            DirectionLimit { widths, unit, least }
         })
     }
 
@@ -122,23 +142,13 @@ impl Fabric {
     }
 
     fn compute_bound(&self) -> FabricBound {
-        let network = self.network();
-        let both: Vec<u64> =
-            self.links().iter().map(|link| link.bandwidths[0] + link.bandwidths[1]).collect();
-        let (widths, unit) = self.scaled(both);
-        let LeastTime { numerator, denominator, sets } = network.least_time(&widths);
-        // Each message passes two ends of links, where it leaves a set and where it enters another.
-        let bandwidth = (denominator as u64).saturating_mul(unit) / 2;
-        let of_sets = FabricBound {
-            seconds_per_byte: 8.0 * numerator as f64 / bandwidth as f64,
-            sets: sets.0,
-            vectors: numerator as usize,
-            bandwidth,
-        };
-        let is_alike = |link: &FabricLink| link.bandwidths[0] == link.bandwidths[1];
-        if self.links().iter().all(is_alike) {
-            return of_sets;
+        if self.links().iter().all(|link| link.bandwidths[0] == link.bandwidths[1]) {
+            let DirectionLimit { unit, least, .. } = self.slower();
+            return bound_of_sets(least.clone(), 2 * unit);
         }
+        let both = self.links().iter().map(|link| link.bandwidths[0] + link.bandwidths[1]);
+        let (widths, unit) = self.scaled(both.collect());
+        let of_sets = bound_of_sets(self.network().least_time(&widths), unit);
         // A direction of a cut carries the vector once.
         let pairs = (1..self.world()).flat_map(|rank| [[0, rank], [rank, 0]]);
         pairs.map(|[from, to]| self.cut(from, to)).fold(of_sets, |longest, cut| {
@@ -184,6 +194,19 @@ impl Fabric {
     #[must_use]
     pub(super) fn restricted_to(&self, ranks: &[Rank]) -> Self {
         Self::of(self.graph.restricted_to(ranks))
+    }
+}
+
+/// The bound by sets. `unit`: bits per second of both directions of a link for a width of 1.
+fn bound_of_sets(least: LeastTime, unit: u64) -> FabricBound {
+    let LeastTime { numerator, denominator, sets } = least;
+    // Each message passes two ends of links, where it leaves a set and where it enters another.
+    let bandwidth = (denominator as u64).saturating_mul(unit) / 2;
+    FabricBound {
+        seconds_per_byte: 8.0 * numerator as f64 / bandwidth as f64,
+        sets: sets.0,
+        vectors: numerator as usize,
+        bandwidth,
     }
 }
 

@@ -247,12 +247,17 @@ impl<'a> RoutedDivision<'a> {
             tree.share = *share as f64 / sum as f64;
         }
         self.measure();
-        let mut owned = vec![0; world];
+        let mut owned: Vec<u64> = vec![0; world];
         let trees: Vec<SpanningTree> = self
             .trees
             .iter()
             .zip(shares)
-            .map(|(tree, share)| rooted(&tree.edges, share, &mut owned))
+            .map(|(tree, share)| {
+                // Of several ranks with which it is least deep, the root is the one that owns least so far.
+                let tree = SpanningTree::least_deep(world, &tree.edges, share, |rank| owned[rank]);
+                owned[tree.root] += share;
+                tree
+            })
             .collect();
         let used = |pair: &RankPair| self.trees.iter().any(|tree| tree.edges.binary_search(pair).is_ok());
         let routes =
@@ -273,31 +278,4 @@ fn whole_numbers(trees: &[DividedTree]) -> Vec<u64> {
         |parts: &u32| in_parts(f64::from(*parts)).all(|share| (share - share.round()).abs() < 1e-6);
     let parts = (1..=1_000).find(is_exact).map_or(PARTS, f64::from);
     in_parts(parts).map(|share| (share.round() as u64).max(1)).collect()
-}
-
-/// The tree with its root where it is least deep; of several such ranks, at the one that owns least so far.
-fn rooted(edges: &[RankPair], share: u64, owned: &mut [u64]) -> SpanningTree {
-    let world = owned.len();
-    let mut neighbours = vec![Vec::new(); world];
-    for [one, other] in edges {
-        neighbours[*one].push(*other);
-        neighbours[*other].push(*one);
-    }
-    let from = |root: Rank| {
-        let mut tree = SpanningTree { root, parent: vec![None; world], share };
-        let (mut order, mut next) = (vec![root], 0);
-        while let Some(at) = order.get(next).copied() {
-            next += 1;
-            let up = tree.parent[at];
-            for other in neighbours[at].iter().copied().filter(|other| Some(*other) != up) {
-                tree.parent[other] = Some(at);
-                order.push(other);
-            }
-        }
-        tree
-    };
-    let deepest = |root: &Rank| from(*root).depths().into_iter().max().unwrap_or(0);
-    let root = (0..world).min_by_key(|root| (deepest(root), owned[*root])).unwrap_or(0);
-    owned[root] += share;
-    from(root)
 }

@@ -34,12 +34,25 @@ impl Forest {
     /// The least deep tree of the pairs of ranks that the trees join.
     #[must_use]
     pub fn least_deep(&self, world: usize) -> SpanningTree {
+        SpanningTree::least_deep(world, self.routes.keys(), 1, |_| 0)
+    }
+}
+
+impl SpanningTree {
+    /// The least deep tree in a connected graph of ranks; of several, one whose root has the lowest
+    /// `rank_by`.
+    pub(super) fn least_deep<'a>(
+        world: usize,
+        edges: impl IntoIterator<Item = &'a [Rank; 2]>,
+        share: u64,
+        rank_by: impl Fn(Rank) -> u64,
+    ) -> Self {
         let mut neighbours = vec![Vec::new(); world];
-        for [one, other] in self.routes.keys() {
+        for [one, other] in edges {
             neighbours[*one].push(*other);
             neighbours[*other].push(*one);
         }
-        let tree = |root: Rank| {
+        let from = |root: Rank| {
             let mut parent = vec![None; world];
             let (mut order, mut next) = (vec![root], 0);
             while let Some(at) = order.get(next).copied() {
@@ -51,14 +64,12 @@ impl Forest {
                     }
                 }
             }
-            SpanningTree { root, parent, share: 1 }
+            Self { root, parent, share }
         };
-        let deepest = |tree: &SpanningTree| tree.depths().into_iter().max();
-        (0..world).map(tree).min_by_key(deepest).expect("at least one rank")
+        let key = |tree: &Self| (tree.depths().into_iter().max(), rank_by(tree.root));
+        (0..world).map(from).min_by_key(key).expect("at least one rank")
     }
-}
 
-impl SpanningTree {
     /// By rank, the edges between it and the root.
     #[must_use]
     pub fn depths(&self) -> Vec<usize> {

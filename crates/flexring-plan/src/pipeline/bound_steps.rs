@@ -30,6 +30,13 @@ pub(crate) struct BoundPlace {
 }
 
 impl BoundPlace {
+    /// The elements of a sub-chunk, as a range of the vector.
+    #[inline]
+    pub(crate) fn elements(&self, sub: u64, subchunk: u64) -> Range<u64> {
+        let cell = self.origin + (self.first + sub) * subchunk;
+        cell.max(self.start)..(cell + subchunk).min(self.end)
+    }
+
     /// When a sub-chunk is due, in waves: its position in its grid, scaled to the number of waves, and the
     /// lag of each hop before.
     pub(crate) fn due(&self, sub: u32, (waves, lag): (u64, u64), depth: u32) -> u64 {

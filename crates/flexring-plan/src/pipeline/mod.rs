@@ -256,9 +256,7 @@ impl Pipeline {
     #[must_use]
     #[inline]
     pub fn elements(&self, step: StepId, sub: u64) -> Range<u64> {
-        let bound = self.place(step);
-        let cell = bound.origin + (bound.first + sub) * self.binding.subchunk;
-        cell.max(bound.start)..(cell + self.binding.subchunk).min(bound.end)
+        self.place(step).elements(sub, self.binding.subchunk)
     }
 
     /// Where operand number `part` of a combine is for this sub-chunk.

@@ -4,12 +4,13 @@
 //! the format.
 
 use super::super::Rank;
-use super::super::fabric::{Fabric, FabricLink};
+use super::super::fabric::{Fabric, FabricLink, components};
 use super::super::topology::Uplink;
 use super::draft::{Draft, DraftId, DraftKind, DraftLink, DraftVertex, LinkEnd};
 use crate::file_context::FileContext;
 use flexring_core::error::Result;
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 
 /// The name of an end, for errors and output.
 fn end_name(draft: &Draft, end: LinkEnd) -> String {
@@ -19,23 +20,37 @@ fn end_name(draft: &Draft, end: LinkEnd) -> String {
     }
 }
 
-/// Checks what needs no ranks: that no two vertices have two links, and no link has one vertex at both ends.
+/// The lines of links by their ends.
+type LinkLines<End> = HashMap<[End; 2], usize>;
+
+/// Checks that a link has two ends, and that no link before has the same ones.
+fn check_ends<End: Copy + Ord + Hash>(
+    file: FileContext,
+    draft: &Draft,
+    link: &DraftLink,
+    ends: [End; 2],
+    lines: &mut LinkLines<End>,
+) -> Result<()> {
+    let [one, other] = link.ends.map(|end| end_name(draft, end));
+    let message = if ends[0] != ends[1] {
+        let Some(before) = lines.insert([ends[0].min(ends[1]), ends[0].max(ends[1])], link.line) else {
+            return Ok(());
+        };
+        format!(
+            "{one} and {other} are linked in line {before} already: expected one link with the sum of the bandwidths"
+        )
+    } else if one == other {
+        format!("{one} is linked with itself: expected two ends")
+    } else {
+        format!("{one} and {other} are the same: expected two ends")
+    };
+    Err(file.refuse(link.line, message))
+}
+
+/// Checks what needs no ranks: the ends of links as they are written.
 pub(super) fn check_links(file: FileContext, draft: &Draft) -> Result<()> {
-    let mut lines: HashMap<[LinkEnd; 2], usize> = HashMap::new();
-    for DraftLink { ends, line, .. } in &draft.links {
-        let [one, other] = ends.map(|end| end_name(draft, end));
-        if ends[0] == ends[1] {
-            return Err(file.refuse(*line, format!("{one} is linked with itself: expected two ends")));
-        }
-        let pair = [ends[0].min(ends[1]), ends[0].max(ends[1])];
-        if let Some(before) = lines.insert(pair, *line) {
-            let message = format!(
-                "{one} and {other} are linked in line {before} already: expected one link with the sum of the bandwidths"
-            );
-            return Err(file.refuse(*line, message));
-        }
-    }
-    Ok(())
+    let mut lines = LinkLines::new();
+    draft.links.iter().try_for_each(|link| check_ends(file, draft, link, link.ends, &mut lines))
 }
 
 /// The fabric of a draft with links, whose ranks are assigned. Sets the bandwidths of its nodes to those of
@@ -72,7 +87,7 @@ struct GraphBuilder<'a> {
     /// By node, the bandwidth of its links to others together.
     outside: Vec<u64>,
     /// By pair of vertices, the line of their link.
-    lines: HashMap<[usize; 2], usize>,
+    lines: LinkLines<usize>,
     /// The vertices that have lost a link, because its other end is a node without ranks.
     cut: HashSet<usize>,
 }
@@ -112,7 +127,7 @@ impl<'a> GraphBuilder<'a> {
             names.push(item.name.clone());
         }
         let outside = vec![0; draft.vertices.len()];
-        let (lines, cut) = (HashMap::new(), HashSet::new());
+        let (lines, cut) = (LinkLines::new(), HashSet::new());
         Ok(Self { file, world, names, links: Vec::new(), node_of, vertex, node, outside, lines, cut })
     }
 
@@ -158,21 +173,12 @@ impl<'a> GraphBuilder<'a> {
     /// Checks that no two vertices have two links, of which names and ranks may be two descriptions, and no
     /// link has one vertex at both ends.
     fn check_once(&mut self, draft: &Draft, link: &DraftLink, ends: [usize; 2]) -> Result<()> {
-        let [one, other] = link.ends.map(|end| end_name(draft, end));
-        if ends[0] == ends[1] {
-            let message = format!("{one} and {other} are the same: expected two ends");
-            return Err(self.file.refuse(link.line, message));
-        }
+        check_ends(self.file, draft, link, ends, &mut self.lines)?;
         let pair = [ends[0].min(ends[1]), ends[0].max(ends[1])];
         if pair[0] < self.world && self.vertex[self.node_of[pair[0]]] == Some(pair[1]) {
+            let [one, other] = link.ends.map(|end| end_name(draft, end));
             let message = format!(
                 "{one} and {other} are linked by the node already: expected rank_bandwidth and rank_latency of the node"
-            );
-            return Err(self.file.refuse(link.line, message));
-        }
-        if let Some(before) = self.lines.insert(pair, link.line) {
-            let message = format!(
-                "{one} and {other} are linked in line {before} already: expected one link with the sum of the bandwidths"
             );
             return Err(self.file.refuse(link.line, message));
         }
@@ -200,20 +206,7 @@ impl<'a> GraphBuilder<'a> {
     /// # Errors
     /// If another vertex is not connected with rank 0.
     fn connect(&mut self, draft: &Draft) -> Result<()> {
-        // The vertex that each vertex is connected with, found by halving paths.
-        let mut with: Vec<usize> = (0..self.names.len()).collect();
-        fn find(with: &mut [usize], mut vertex: usize) -> usize {
-            while with[vertex] != vertex {
-                with[vertex] = with[with[vertex]];
-                vertex = with[vertex];
-            }
-            vertex
-        }
-        for link in &self.links {
-            let [one, other] = link.ends.map(|end| find(&mut with, end));
-            with[one] = other;
-        }
-        let connected: Vec<usize> = (0..self.names.len()).map(|vertex| find(&mut with, vertex)).collect();
+        let connected = components(self.names.len(), self.links.iter().map(|link| link.ends));
         let Some(first) = connected[..self.world].first().copied() else { return Ok(()) };
         // Groups with a rank or a node are not left out.
         let has_ranks: HashSet<usize> =

@@ -139,11 +139,7 @@ pub(super) fn messages(plan: &Plan, bytes: u64, parameters: &SimulationParameter
 /// slowest link.
 fn longest_time(topology: &Topology, bytes: u64, messages: u64, parameters: &SimulationParameters) -> f64 {
     let slowest = PhysicalLinks::new(topology).bandwidths().flatten().min().unwrap_or(1) as f64 / 8.0;
-    let longest = match topology.fabric() {
-        Some(fabric) => fabric.links().iter().map(|link| link.latency).max(),
-        None => topology.vertices().iter().skip(1).map(|vertex| vertex.uplink.latency).max(),
-    };
-    let latencies = longest.unwrap_or(0) as f64 / 1e9;
+    let latencies = topology.longest_link_latency() as f64 / 1e9;
     // Two vectors in each direction. A message takes as long as on the slowest of its links. An addition
     // reads two operands and writes one.
     let sent = 4.0 * bytes as f64 * topology.world() as f64;
