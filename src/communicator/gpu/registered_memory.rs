@@ -6,6 +6,7 @@
 
 use crate::cuda_driver::Address;
 use crate::device::cuda::collective::{CollectiveMemory, Place};
+use crate::device::cuda::naps::nap_until;
 use crate::device::cuda::objects::{Gpu, address};
 use crate::device::cuda::peer_memory::{self, Allocation};
 use crate::error::{Error, Result};
@@ -20,8 +21,6 @@ use std::time::{Duration, Instant};
 /// How long a rank that ends the use of its memory waits for neighbours to close it. They do so in their next
 /// collective that kernels run. Chosen, not measured.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
-/// How often it looks whether they have. Chosen, not measured.
-const NAP: Duration = Duration::from_micros(100);
 
 /// What a rank has registered, and what it has open of its neighbours.
 pub(in crate::communicator) struct OfferedMemory {
@@ -144,24 +143,28 @@ impl OfferedMemory {
         state.own.remove(&number);
         self.notices.withdraw(number);
         drop(state);
-        self.await_closed(&[number]);
+        // The neighbours may wait for this rank alike.
+        self.await_closed(&[number], || self.follow());
         Ok(())
     }
 
-    /// Waits for a moment until the neighbours have closed these allocations, and closes meanwhile what they
-    /// have withdrawn.
-    fn await_closed(&self, numbers: &[usize]) {
+    /// Waits for a moment until the neighbours have closed these allocations, and calls `meanwhile` until
+    /// then.
+    fn await_closed(&self, numbers: &[usize], meanwhile: impl Fn()) {
         let begun = Instant::now();
-        while !numbers.iter().all(|number| self.notices.is_open(*number, 0)) {
+        nap_until(|| {
+            if numbers.iter().all(|number| self.notices.is_open(*number, 0)) {
+                return true;
+            }
             if begun.elapsed() > CLOSE_TIMEOUT {
                 log::debug!(
                     "a neighbour has not closed memory within {CLOSE_TIMEOUT:?}: it does so in its next call"
                 );
-                return;
+                return true;
             }
-            self.follow();
-            std::thread::sleep(NAP);
-        }
+            meanwhile();
+            false
+        });
     }
 
     /// How many allocations this rank has named.
@@ -293,11 +296,6 @@ impl OfferedMemory {
         let numbers: Vec<usize> = state.own.drain().map(|(number, _)| number).collect();
         drop(state);
         numbers.iter().for_each(|number| self.notices.withdraw(*number));
-        let begun = Instant::now();
-        while !numbers.iter().all(|number| self.notices.is_open(*number, 0))
-            && begun.elapsed() < CLOSE_TIMEOUT
-        {
-            std::thread::sleep(NAP);
-        }
+        self.await_closed(&numbers, || {});
     }
 }
