@@ -14,19 +14,8 @@ links=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do links+=("$1"); shift; done
 [ $# -gt 1 ] || { echo "expected -- and a command" >&2; exit 2; }
 shift
-[ "$(id -u)" -eq 0 ] || { echo "skipped: network namespaces need root"; exit 0; }
-
 lab="ff$$"
-nodes=()
-down() {
-    for node in ${nodes[@]+"${nodes[@]}"}; do
-        # All processes in the namespaces of this lab were started by it.
-        for pid in $(ip netns pids "$node" 2>/dev/null); do kill -9 "$pid" 2>/dev/null || true; done
-        ip netns del "$node" 2>/dev/null || true
-    done
-}
-trap down EXIT
-trap 'exit 130' INT TERM
+. "$(dirname "$0")/lab_links.sh"
 
 most=0
 for link in "${links[@]}"; do for end in ${link/-/ }; do [ "$end" -le "$most" ] || most=$end; done; done
@@ -40,8 +29,7 @@ for number in $(seq 0 "$most"); do
     ip -n "$node" addr add "${addresses[number]}/32" dev lo
     ip netns exec "$node" sysctl -qw net.ipv4.ip_forward=1
 done
-case $rate in *gbit) mbit=$((${rate%gbit} * 1000)) ;; *) mbit=${rate%mbit} ;; esac
-burst=$((mbit * 262)); [ "$burst" -ge 32768 ] || burst=32768
+packet=$(packet_of "$rate")
 neighbours=()
 for link in "${links[@]}"; do
     one=${link%-*} other=${link#*-}
@@ -49,8 +37,8 @@ for link in "${links[@]}"; do
     for ends in "$one $other" "$other $one"; do
         read -r from to <<<"$ends"
         neighbours[from]="${neighbours[from]-} $to"
-        ip -n "${nodes[from]}" link set "to$to" up gso_max_size $((burst / 4 > 65536 ? 65536 : burst / 4))
-        ip netns exec "${nodes[from]}" tc qdisc add dev "to$to" root tbf rate "$rate" burst "$burst" latency 100ms
+        ip -n "${nodes[from]}" link set "to$to" up gso_max_size "$packet"
+        shape "${nodes[from]}" "to$to" "$rate"
     done
 done
 # The fewest links from each node to all others.

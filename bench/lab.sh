@@ -14,37 +14,10 @@ words=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do words+=("$1"); shift; done
 [ ${#words[@]} -gt 0 ] && [ "${1-}" = -- ] && [ $# -gt 1 ] || { sed -n 's/^# \{0,1\}//;4,10p' "$0"; exit 2; }
 shift
-[ "$(id -u)" -eq 0 ] || { echo "skipped: network namespaces need root"; exit 0; }
-
 lab="fr$$"
 switch="$lab-switch"
-nodes=()
-down() {
-    for node in ${nodes[@]+"${nodes[@]}"} "$switch"; do
-        # All processes in the namespaces of this lab were started by it.
-        for pid in $(ip netns pids "$node" 2>/dev/null); do kill -9 "$pid" 2>/dev/null || true; done
-        ip netns del "$node" 2>/dev/null || true
-    done
-    # Open MPI names its segments by host, and leaves them behind when its ranks are killed during a call.
-    rm -f /dev/shm/vader_segment."$lab"-n*
-}
-trap down EXIT
-trap 'exit 130' INT TERM
-
-# Limits the rate at which one end of a link sends, with a queue of at most 100 ms. Packets before segmentation are shorter than the
-# burst, so that a timer that is late costs no bandwidth.
-burst_of() {
-    local mbit
-    case $1 in
-    *gbit) mbit=$((${1%gbit} * 1000)) ;;
-    *mbit) mbit=$((${1%mbit})) ;;
-    *) echo "$1: expected a rate such as 1gbit or 500mbit" >&2; exit 2 ;;
-    esac
-    # With the bytes of 0.26 ms, links of 1 Gbit/s carry 13 to 20 % less on two busy cores, and with those of 2.1 ms 1 %.
-    local bytes=$((mbit * 262))
-    echo $((bytes < 32768 ? 32768 : bytes))
-}
-shape() { ip netns exec "$1" tc qdisc add dev "$2" root tbf rate "$3" burst "$(burst_of "$3")" latency 100ms; }
+. "$(dirname "$0")/lab_links.sh"
+others=("$switch")
 
 ip netns add "$switch"
 add_bridge() {
@@ -63,9 +36,9 @@ add_node() {
     ip -n "$node" link set lo up
     ip -n "$node" link add up0 type veth peer name "port$number" netns "$switch"
     ip -n "$node" addr add "${addresses[number]}/24" dev up0
-    local burst
-    burst=$(burst_of "$1")
-    ip -n "$node" link set up0 up gso_max_size $((burst / 4 > 65536 ? 65536 : burst / 4))
+    local packet
+    packet=$(packet_of "$1")
+    ip -n "$node" link set up0 up gso_max_size "$packet"
     ip -n "$switch" link set "port$number" master "$bridge"
     ip -n "$switch" link set "port$number" up
     shape "$node" up0 "$1"
