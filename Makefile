@@ -14,7 +14,7 @@ NCCL_ABI = 2
 
 # Debian packages: for the check against rdma-sys, for the tests, and for their virtual machines.
 VERBS_PACKAGES = pkg-config libibverbs-dev librdmacm-dev libclang-dev
-TEST_PACKAGES = gcc g++ pkg-config iproute2 iperf3 openmpi-bin libopenmpi-dev mpich slurm-wlm munge python3 python3-torch mypy \
+TEST_PACKAGES = gcc g++ libibverbs-dev pkg-config iproute2 iperf3 openmpi-bin libopenmpi-dev mpich slurm-wlm munge python3 python3-torch mypy \
 	gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 VERSUS_PACKAGES = gcc libc6-dev libopenmpi-dev openmpi-bin libmpich-dev mpich python3-torch python3-matplotlib iproute2 iperf3 python3
 VM_PACKAGES = qemu-system-x86 busybox-static cpio kmod xz-utils binutils iproute2 ibverbs-utils ibverbs-providers perftest python3

@@ -10,6 +10,7 @@ mod harness;
 mod programs;
 mod rank_processes;
 
+mod adapters;
 mod all_reduce;
 mod allocations;
 mod architecture;
