@@ -5,6 +5,7 @@
 
 mod choices;
 mod log_filter;
+mod nccl;
 mod secret_text;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ pub use secret_text::SecretText;
 pub use values::{Dimensions, ListeningPorts, Servers, Size, Switch};
 
 use crate::error::{Error, Result};
+use nccl::NcclSettings;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -460,8 +462,23 @@ impl Config {
     }
 }
 
-/// Reads a variable from this process's environment. Text that is not Unicode is converted lossily.
+/// Reads a variable from this process's environment, or what NCCL has for the same setting, unless it is set.
+/// Text that is not Unicode is converted lossily.
 #[must_use]
 pub fn environment(name: &str) -> Option<String> {
+    let own = variable(name);
+    if !nccl::has(name) || own.as_ref().is_some_and(|text| !text.is_empty()) {
+        return own;
+    }
+    NcclSettings::read().value(name, variable).map(|(value, _)| value).or(own)
+}
+
+/// The settings whose values are those of NCCL's variables and files, as in `FLEXRING_IB_TC=106 (NCCL_IB_TC)`.
+#[must_use]
+pub fn nccl_settings() -> Vec<String> {
+    NcclSettings::read().used(variable)
+}
+
+fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|text| text.to_string_lossy().into_owned())
 }
