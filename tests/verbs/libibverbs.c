@@ -12,6 +12,7 @@
 //   einval          posting in the error state is refused
 //   no_length       received writes with immediate data have no byte_len
 //   relaxed_only    memory is registered with relaxed ordering only
+//   min_inline=N    queue pairs with less inline data are refused, too, to see that it is used
 //   max_inline=N  max_cqe=N  max_qp=N  max_qp_wr=N      limits; a queue pair with more inline data is refused
 //   no_rc           there are no reliable queue pairs
 //   fails_after=N   the device fails after N bytes
@@ -57,7 +58,7 @@ struct pair {
 struct network { atomic_int owner; uint32_t keys; struct queue queues[CQS]; struct pair pairs[QPS]; };
 
 struct adapter {
-    uint64_t lose, mtu, status, delay, network, no_flush, einval, no_length, relaxed_only, max_inline, max_cqe, max_qp, max_qp_wr,
+    uint64_t lose, mtu, status, delay, network, no_flush, einval, no_length, relaxed_only, min_inline, max_inline, max_cqe, max_qp, max_qp_wr,
         no_rc, fails_after, carried, qps;
 };
 struct my_device { struct ibv_device device; struct adapter adapter; };
@@ -111,7 +112,7 @@ static void configure(struct adapter *adapter, const char *word) {
     const struct { const char *name; uint64_t *place; } fields[] = {
         {"lose", &adapter->lose}, {"mtu", &adapter->mtu}, {"status", &adapter->status}, {"delay", &adapter->delay},
         {"network", &adapter->network}, {"no_flush", &adapter->no_flush}, {"einval", &adapter->einval},
-        {"no_length", &adapter->no_length}, {"relaxed_only", &adapter->relaxed_only}, {"max_inline", &adapter->max_inline},
+        {"no_length", &adapter->no_length}, {"relaxed_only", &adapter->relaxed_only}, {"min_inline", &adapter->min_inline}, {"max_inline", &adapter->max_inline},
         {"max_cqe", &adapter->max_cqe}, {"max_qp", &adapter->max_qp}, {"max_qp_wr", &adapter->max_qp_wr},
         {"no_rc", &adapter->no_rc}, {"fails_after", &adapter->fails_after}};
     size_t length = strcspn(word, "=");
@@ -479,7 +480,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attribu
     struct adapter *adapter = ((struct my_context *)pd->context)->adapter;
     struct ibv_qp_cap *cap = &attributes->cap;
     errno = adapter->no_rc ? EOPNOTSUPP : adapter->qps >= adapter->max_qp ? ENOMEM : EINVAL;
-    if (adapter->no_rc || adapter->qps >= adapter->max_qp || cap->max_inline_data > adapter->max_inline ||
+    if (adapter->no_rc || adapter->qps >= adapter->max_qp || cap->max_inline_data < adapter->min_inline || cap->max_inline_data > adapter->max_inline ||
         cap->max_send_wr > adapter->max_qp_wr || cap->max_recv_wr > adapter->max_qp_wr)
         return NULL;
     struct my_qp *my = calloc(1, sizeof *my);

@@ -25,6 +25,7 @@ fn rail(device: &str, network: &str) -> Rail {
         position: 0,
         distance: PciDistance::Node,
         is_software: false,
+        is_reserve: false,
     }
 }
 
@@ -44,7 +45,11 @@ fn info(rails: Vec<Rail>) -> Vec<u8> {
         has_gpu: false,
         may_have_gpus: false,
         cores: Cores::of_this_process(),
-        rails: RailOffer { ports: Offer { rails, most: 4, is_near_gpu: false }, why_not: None },
+        rails: RailOffer {
+            ports: Offer { rails, most: 4, is_near_gpu: false },
+            why_not: None,
+            is_idle: false,
+        },
     };
     postcard::to_stdvec(&info).expect("short")
 }

@@ -9,7 +9,7 @@ use super::peer_info::{PeerInfo, RailOffer};
 use crate::bootstrap::PeerMessages;
 use crate::bootstrap::{ControlConnection, JobSecret};
 use crate::config::{Config, TransportChoice};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Registrar};
 use crate::rank::Rank;
@@ -53,13 +53,22 @@ pub(super) fn offer(config: &Config, world: usize) -> RailOffer {
     }
     if config.tls.0 {
         let error = Error::unsupported("FLEXRING_TLS=1 cannot encrypt what RDMA devices send");
-        return RailOffer { ports: Offer::default(), why_not: Some(error) };
+        return RailOffer { why_not: Some(error), ..RailOffer::default() };
     }
     match offer_ports(config) {
         // Ports without a library are offered with the reason, so that no rank silently uses TCP.
-        Ok(ports) => RailOffer { ports, why_not: open_library(config).err() },
-        Err(error) => RailOffer { ports: Offer::default(), why_not: Some(error) },
+        Ok(ports) => RailOffer { ports, why_not: open_library(config).err(), is_idle: false },
+        Err(error) => {
+            // Devices that settings exclude are not missed.
+            let is_idle = error.kind() != ErrorKind::InvalidSetting && has_devices();
+            RailOffer { why_not: Some(error), is_idle, ..RailOffer::default() }
+        }
     }
+}
+
+/// Whether this machine has RDMA devices of any kind.
+fn has_devices() -> bool {
+    !crate::transport::verbs::inventory::Inventory::local().devices.is_empty()
 }
 
 #[cfg(feature = "verbs")]
@@ -131,7 +140,13 @@ impl InterNodeSetup<'_> {
                     self.fault.check()?;
                     let offering = self.infos.iter().position(|info| !info.rails.ports.rails.is_empty());
                     let offering = offering.map(|rank| (rank, &*self.infos[rank].host));
-                    let level = fall_back(self.config.transport, offering, &why_not)?;
+                    let idle = (0..).zip(self.infos).find(|(_, info)| info.rails.is_idle);
+                    let why_not =
+                        match idle.and_then(|(rank, info)| Some((rank, info.rails.why_not.clone()?))) {
+                            Some((rank, idle)) if offering.is_none() => self.at_rank(rank, idle),
+                            _ => why_not,
+                        };
+                    let level = fall_back(self.config.transport, offering, idle.is_some(), &why_not)?;
                     let level = if self.me == 0 { level } else { log::Level::Debug };
                     log::log!(level, "links between nodes use tcp, not RDMA devices: {}", why_not.message());
                 }
@@ -221,15 +236,33 @@ impl InterNodeSetup<'_> {
     fn verbs(&self, pool: Piece) -> Result<Result<InterNodeTransport>> {
         use crate::transport::verbs::{rails_to_drop, remove_rails};
         let mut rails = self.rails();
+        let level = if self.me == 0 { log::Level::Warn } else { log::Level::Debug };
+        self.warn_of_staging(&rails, level);
+        self.warn_of_traffic_class(&rails, level);
+        let mut halves_mtu = false;
         loop {
             if let Some(error) = self.rdma_obstacle(&rails) {
                 return Ok(Err(error));
             }
-            let faults = match self.link_rails(rails.clone(), pool)? {
+            let faults = match self.link_rails(rails.clone(), pool, halves_mtu)? {
                 LinkAttempt::Linked(linked) => return Ok(Ok(linked)),
                 LinkAttempt::Failed(error) => return Ok(Err(error)),
-                LinkAttempt::Faults(faults) => faults,
+                LinkAttempt::LongPacketsLost(faults) if !halves_mtu => {
+                    let fault = (0..).zip(&faults).find_map(|(rank, faults)| Some((rank, faults.first()?)));
+                    if let Some((rank, fault)) = fault {
+                        let host = &self.infos[rank].host;
+                        let cause = fault.cause.message();
+                        log::log!(
+                            level,
+                            "verbs: rank {rank} on {host}: {cause}; all ranks try packets of half the length"
+                        );
+                    }
+                    halves_mtu = true;
+                    continue;
+                }
+                LinkAttempt::Faults(faults) | LinkAttempt::LongPacketsLost(faults) => faults,
             };
+            halves_mtu = false;
             let dropped = rails_to_drop(&faults);
             for dropped in &dropped {
                 let host = &self.infos[dropped.rank].host;
@@ -240,7 +273,6 @@ impl InterNodeSetup<'_> {
                 };
                 let what =
                     format!("rank {} on {host} does not use {}:{}", dropped.rank, rail.device, rail.port);
-                let level = if self.me == 0 { log::Level::Warn } else { log::Level::Debug };
                 log::log!(
                     level,
                     "verbs: {what}, nor does any rank connect to it: rank {}: {}",
@@ -261,21 +293,72 @@ impl InterNodeSetup<'_> {
         }
     }
 
-    /// Makes the RDMA links over these rails, by rank.
+    /// Logs which ranks copy the memory of their GPUs through host memory because of distances, and why.
+    #[cfg(feature = "verbs")]
+    fn warn_of_staging(&self, rails: &[Vec<Rail>], log_level: log::Level) {
+        use crate::config::GpuDirect;
+        use crate::transport::verbs::far_rail;
+        let level = self.config.gdr_level;
+        let far = |(rank, info): (Rank, &PeerInfo)| {
+            let rail = far_rail(&rails[rank], level).filter(|_| info.rails.ports.is_near_gpu)?;
+            Some((rank, rail))
+        };
+        let far: Vec<(Rank, &Rail)> = (0..).zip(self.infos).filter_map(far).collect();
+        if let Some((rank, rail)) = far.first()
+            && self.config.gpu_direct == GpuDirect::Auto
+        {
+            let ranks: Vec<Rank> = far.iter().map(|(rank, _)| *rank).collect();
+            log::log!(
+                log_level,
+                "verbs: GPU memory of {} is copied through host memory: {} is {} from the GPU of rank {rank} on {}, farther than \
+                 FLEXRING_GDR_LEVEL={}; if a virtual machine hides the PCI switches, set FLEXRING_GDR_LEVEL=SYS",
+                crate::rank::RankList::new(&ranks),
+                rail.device,
+                rail.distance,
+                self.infos[*rank].host,
+                level.name(),
+            );
+        }
+    }
+
+    /// Logs that packets of RoCE are in the class that usually loses some, unless the settings or the system
+    /// say which class.
+    #[cfg(feature = "verbs")]
+    fn warn_of_traffic_class(&self, rails: &[Vec<Rail>], level: log::Level) {
+        use crate::transport::verbs::inventory::{LinkLayer, sets_traffic_class};
+        let is_lossy = |rail: &&Rail| {
+            rail.layer == LinkLayer::Ethernet
+                && !rail.is_software
+                && !sets_traffic_class(std::path::Path::new("/"), &rail.device, rail.port)
+        };
+        let is_set = self.config.given.contains("FLEXRING_IB_TC") || self.config.ib_tc != 0;
+        if let Some(rail) = rails[self.me].iter().find(is_lossy).filter(|_| !is_set) {
+            log::log!(
+                level,
+                "verbs: packets of {}:{} have traffic class 0, for which most RoCE networks guarantee no delivery: set FLEXRING_IB_TC to \
+                 that of the lossless class, often 106, or to 0 if that is right",
+                rail.device,
+                rail.port
+            );
+        }
+    }
+
+    /// Makes the RDMA links over these rails, by rank. With `halves_mtu`, packets are half as long as they
+    /// could be.
     ///
     /// # Errors
     /// Those of the exchange.
     #[cfg(feature = "verbs")]
-    fn link_rails(&self, rails: Vec<Vec<Rail>>, pool: Piece) -> Result<LinkAttempt> {
+    fn link_rails(&self, rails: Vec<Vec<Rail>>, pool: Piece, halves_mtu: bool) -> Result<LinkAttempt> {
         use crate::transport::Transport;
         use crate::transport::verbs::{
-            ConnectInfo, LinkDirectory, SetupFailure, UnconnectedVerbs, VerbsOptions,
+            ConnectInfo, LinkDirectory, RailFault, SetupFailure, UnconnectedVerbs, VerbsOptions,
         };
         let mine = &rails[self.me];
         for Rail { device, port, network, distance, .. } in mine {
             log::debug!("verbs: rank {} uses {device}:{port}, {distance}, in {network}", self.me);
         }
-        let mut options = VerbsOptions::new(self.config);
+        let mut options = VerbsOptions { halves_mtu, ..VerbsOptions::new(self.config) };
         if self.infos[self.me].rails.ports.is_near_gpu {
             options = options.at_distance(mine, self.config.gdr_level);
         }
@@ -315,13 +398,27 @@ impl InterNodeSetup<'_> {
             return Ok(attempt);
         }
         let mut verbs = connected.ok_or_else(unreported)?;
-        let handshake = verbs.handshake(self.deadline.min(Instant::now() + HANDSHAKE_TIMEOUT));
-        let handshakes = self.exchange("handshakes", &handshake);
-        if !matches!(handshakes, Ok(Ok(_))) {
+        let (handshake, lost) = verbs.handshake(self.deadline.min(Instant::now() + HANDSHAKE_TIMEOUT));
+        let handshakes = self.exchange("handshakes", &Ok((handshake, lost)));
+        let failed = match handshakes {
+            Ok(Ok(all)) => {
+                let (outcomes, lost): (Vec<Result<()>>, Vec<Vec<RailFault>>) = all.into_iter().unzip();
+                // Where long packets are lost, other ends are found to be broken.
+                if lost.iter().any(|lost| !lost.is_empty()) {
+                    Ok(Some(LinkAttempt::LongPacketsLost(lost)))
+                } else {
+                    let failed = (0..).zip(outcomes).find_map(|(rank, outcome)| Some((rank, outcome.err()?)));
+                    Ok(failed.map(|(rank, error)| LinkAttempt::Failed(self.at_rank(rank, error))))
+                }
+            }
+            Ok(Err(error)) => Ok(Some(LinkAttempt::Failed(error))),
+            Err(error) => Err(error),
+        };
+        if !matches!(failed, Ok(None)) {
             verbs.abort();
         }
-        if let Err(error) = handshakes? {
-            return Ok(LinkAttempt::Failed(error));
+        if let Some(failed) = failed? {
+            return Ok(failed);
         }
         log::debug!("verbs: rank {} uses {}", self.me, verbs.summary());
         let rails = Arc::clone(verbs.counters());
@@ -374,10 +471,13 @@ impl InterNodeSetup<'_> {
         T: serde::Serialize + serde::de::DeserializeOwned,
     {
         let results = self.connection.gather_values(step, mine)?;
-        let named = |(rank, result): (Rank, Result<T>)| {
-            result.map_err(|error| error.context(format_args!("rank {rank} on {}", self.infos[rank].host)))
-        };
+        let named = |(rank, result): (Rank, Result<T>)| result.map_err(|error| self.at_rank(rank, error));
         Ok(results.into_iter().enumerate().map(named).collect())
+    }
+
+    /// The error of a rank, which it names.
+    fn at_rank(&self, rank: Rank, error: Error) -> Error {
+        error.context(format_args!("rank {rank} on {}", self.infos[rank].host))
     }
 }
 
@@ -388,6 +488,8 @@ enum LinkAttempt {
     Failed(Error),
     /// By rank: the rails that cannot be used.
     Faults(Vec<Vec<crate::transport::verbs::RailFault>>),
+    /// By rank: the rails that carry short packets only.
+    LongPacketsLost(Vec<Vec<crate::transport::verbs::RailFault>>),
 }
 
 /// What the keys of links are derived from.
@@ -432,7 +534,12 @@ impl OutOfBand for PeerMessages {
 /// # Errors
 /// `why_not`, with the fix, if TCP may not be used: 400 Gbit/s would become the speed of a management
 /// network.
-fn fall_back(choice: TransportChoice, offering: Option<(Rank, &str)>, why_not: &Error) -> Result<log::Level> {
+fn fall_back(
+    choice: TransportChoice,
+    offering: Option<(Rank, &str)>,
+    has_idle_devices: bool,
+    why_not: &Error,
+) -> Result<log::Level> {
     match (choice, offering) {
         (TransportChoice::Verbs, _) => Err(why_not.clone()),
         (TransportChoice::Auto, Some((rank, host))) => Err(why_not.clone().context(format_args!(
@@ -440,7 +547,8 @@ fn fall_back(choice: TransportChoice, offering: Option<(Rank, &str)>, why_not: &
              FLEXRING_TRANSPORT=auto-tcp on all ranks; the cause"
         ))),
         (_, Some(_)) => Ok(log::Level::Warn),
-        // Nothing that works is left unused.
+        (_, None) if has_idle_devices => Ok(log::Level::Warn),
+        // There is nothing that could be used.
         (_, None) => Ok(log::Level::Debug),
     }
 }
@@ -448,10 +556,14 @@ fn fall_back(choice: TransportChoice, offering: Option<(Rank, &str)>, why_not: &
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
 
     fn outcome(choice: TransportChoice, offering: Option<(Rank, &str)>) -> Result<log::Level> {
-        fall_back(choice, offering, &Error::system("rank 1 on b: no RDMA port can be used: mlx5_0:1 is down"))
+        fall_back(
+            choice,
+            offering,
+            false,
+            &Error::system("rank 1 on b: no RDMA port can be used: mlx5_0:1 is down"),
+        )
     }
 
     #[test]

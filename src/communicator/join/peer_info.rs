@@ -53,6 +53,8 @@ pub(super) struct RailOffer {
     pub ports: Offer,
     /// Why RDMA cannot be used, if it is wanted.
     pub why_not: Option<Error>,
+    /// Whether the rank's node has RDMA devices of which none can be used.
+    pub is_idle: bool,
 }
 
 impl PeerInfo {

@@ -73,6 +73,14 @@ impl LinkResources {
             && self.qps.iter().zip(&other.qps).all(|(mine, theirs)| mine >= theirs)
     }
 
+    /// For how many links that need so much the devices' completion queues have room.
+    pub(super) fn most_links(&self, devices: &[RailDevice]) -> usize {
+        let most = |(rail, device): (usize, &RailDevice)| {
+            device.context.limits().map_or(usize::MAX, |limits| limits.completions / self.completions(rail))
+        };
+        devices.iter().enumerate().map(most).min().unwrap_or(usize::MAX)
+    }
+
     /// Entries of the completion queue of a rail.
     pub(super) fn completions(&self, rail: usize) -> usize {
         self.qps[rail].max(1) * (DEPTH.sends + DEPTH.receives) as usize

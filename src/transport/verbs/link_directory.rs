@@ -40,9 +40,10 @@ impl LinkDirectory {
         rails.iter().map(|(mine, theirs)| rate(self.me, *mine).min(rate(peer, *theirs))).collect()
     }
 
-    /// The most rails that a rank uses. Equal on all ranks.
+    /// The most rails that a rank uses, without reserves. Equal on all ranks.
     pub(super) fn most_rails(&self) -> usize {
-        self.rails.iter().map(Vec::len).max().unwrap_or(1).max(1)
+        let own = |rails: &Vec<Rail>| rails.iter().filter(|rail| !rail.is_reserve).count();
+        self.rails.iter().map(own).max().unwrap_or(1).max(1)
     }
 
     /// The path of each queue pair of a link, and its end at the peer, which has published `info` and

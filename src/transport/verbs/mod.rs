@@ -84,7 +84,7 @@ pub(crate) use link_batch::LinkResources;
 #[cfg(feature = "verbs")]
 pub(crate) use link_directory::LinkDirectory;
 #[cfg(feature = "verbs")]
-pub(crate) use options::VerbsOptions;
+pub(crate) use options::{VerbsOptions, far_rail};
 pub(crate) use rail_counters::RailCounters;
 pub use rail_counters::RailStatistics;
 #[cfg(feature = "verbs")]

@@ -49,6 +49,8 @@ pub(crate) struct VerbsOptions {
     pub relaxed_ordering: bool,
     /// How devices reach GPU memory.
     pub gpu_direct: GpuDirect,
+    /// Whether packets are half as long as both ports allow, because longer ones were lost.
+    pub halves_mtu: bool,
     /// Bytes of a sub-chunk.
     pub subchunk: usize,
     /// Interval at which idle queue pairs are probed while this rank waits.
@@ -73,6 +75,7 @@ impl VerbsOptions {
             registration: config.ib_register,
             relaxed_ordering: config.ib_relaxed_ordering.0,
             gpu_direct: config.gpu_direct,
+            halves_mtu: false,
             subchunk: config.subchunk.0,
             heartbeat: config.heartbeat,
             shim: Shim::none(),
@@ -82,16 +85,7 @@ impl VerbsOptions {
     /// These options for a rank whose GPU is this far from its rails. Without direct access to GPU memory if
     /// that is farther than `FLEXRING_GDR_LEVEL`, unless `FLEXRING_GPU_DIRECT` names a way.
     pub(crate) fn at_distance(mut self, rails: &[Rail], level: GdrLevel) -> Self {
-        let far =
-            rails.iter().filter(|rail| !reaches_gpu(rail.distance, level)).max_by_key(|rail| rail.distance);
-        if let Some(Rail { device, distance, .. }) = far
-            && self.gpu_direct == GpuDirect::Auto
-        {
-            let level = level.name();
-            log::info!(
-                "verbs: GPU memory is copied through host memory, as {device} is {distance} from the GPU and \
-                 FLEXRING_GDR_LEVEL={level}"
-            );
+        if self.gpu_direct == GpuDirect::Auto && far_rail(rails, level).is_some() {
             self.gpu_direct = GpuDirect::Off;
         }
         self
@@ -114,7 +108,7 @@ impl VerbsOptions {
             gid: theirs.gid,
             lid: if is_routed && theirs.flid != 0 { theirs.flid } else { theirs.lid },
             global: is_ethernet || is_routed || port.needs_global,
-            mtu,
+            mtu: if self.halves_mtu { mtu.saturating_sub(1).max(1) } else { mtu },
             service_level: self.service_level,
             traffic_class: self.traffic_class,
             timeout: self.timeout.unwrap_or(usual),
@@ -133,6 +127,13 @@ impl VerbsOptions {
             AdaptiveRouting::On => true,
         }
     }
+}
+
+/// The rail because of which a GPU's memory is copied through host memory: the rank's own one that is the
+/// farthest, if that is farther than this level.
+pub(crate) fn far_rail(rails: &[Rail], level: GdrLevel) -> Option<&Rail> {
+    let own = rails.iter().filter(|rail| !rail.is_reserve);
+    own.filter(|rail| !reaches_gpu(rail.distance, level)).max_by_key(|rail| rail.distance)
 }
 
 #[cfg(test)]
@@ -209,7 +210,9 @@ mod tests {
             let config = Config { gpu_direct, ..Config::default() };
             VerbsOptions::new(&config).at_distance(rails, level).gpu_direct
         };
-        let both = [near.clone(), far];
+        let both = [near.clone(), far.clone()];
+        let reserve = Rail { is_reserve: true, ..far };
+        assert_eq!(with(GpuDirect::Auto, &[near.clone(), reserve], GdrLevel::Pxb), GpuDirect::Auto);
         assert_eq!(with(GpuDirect::Auto, &[near], GdrLevel::Pxb), GpuDirect::Auto);
         assert_eq!(
             with(GpuDirect::Auto, &both, GdrLevel::Pxb),

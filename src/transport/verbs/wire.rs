@@ -72,6 +72,13 @@ pub(super) struct ImmData {
     pub epoch: u64,
 }
 
+impl ImmKind {
+    /// Whether a write of this kind always has bytes.
+    pub(super) fn has_bytes(self) -> bool {
+        matches!(self, Self::Call | Self::EagerCall | Self::Cts(_) | Self::Recovery(..))
+    }
+}
+
 impl ImmData {
     /// Encodes the immediate data in 32 bits.
     pub(super) fn pack(self) -> u32 {
@@ -222,6 +229,9 @@ impl LinkShape {
     }
 }
 
+/// Bytes of the write that proves that a queue pair carries long packets: two of the longest.
+pub(super) const TRIAL_BYTES: usize = 2 * 4096;
+
 /// Offsets of the entries in either side of a control buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ControlLayout {
@@ -234,7 +244,12 @@ pub(super) struct ControlLayout {
 impl ControlLayout {
     /// Bytes of one side.
     pub(super) fn bytes(self) -> usize {
-        (self.recovery(self.qps)).next_multiple_of(4096)
+        (self.trial() + TRIAL_BYTES).next_multiple_of(4096)
+    }
+
+    /// What trials write, which is not read.
+    pub(super) fn trial(self) -> usize {
+        self.recovery(self.qps)
     }
 
     /// The call of an epoch, if it is sent without a message.

@@ -129,8 +129,7 @@ pub fn job(nodes: &[Node], arguments: &str) -> Option<Job> {
         }
     };
     let network = tempfile::tempdir().expect("a folder");
-    let places: Vec<usize> =
-        nodes.iter().enumerate().flat_map(|(at, node)| vec![at; node.ranks]).collect();
+    let places: Vec<usize> = nodes.iter().enumerate().flat_map(|(at, node)| vec![at; node.ranks]).collect();
     let port = free_port();
     let rank = |(rank, at): (usize, &usize)| {
         let node = &nodes[*at];

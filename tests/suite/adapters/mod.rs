@@ -5,24 +5,232 @@
 mod fake;
 mod lab;
 
-use fake::{FakeMachine, FakePort, INFINIBAND};
+use fake::{ETHERNET, FakeMachine, FakePort, INFINIBAND};
 use lab::{Node, job};
+
+/// A short job that checks its sums.
+const SHORT: &str = "perf -b 8 -e 4M -f 64 -w 1 -n 3";
 
 /// A node with this many InfiniBand adapters, each at a PCI switch of its own.
 fn infiniband(adapters: usize) -> FakeMachine {
+    of_networks(adapters, |_| 0)
+}
+
+/// A node with this many InfiniBand adapters, each in the subnet of this number.
+fn of_networks(adapters: usize, network: impl Fn(usize) -> usize) -> FakeMachine {
     let machine = FakeMachine::new();
     for number in 0..adapters {
         let slot = format!("pci0000:{number}0/0000:{number}0:00.0/0000:{number}1:00.0");
-        machine.hca(&format!("mlx5_{number}"), &slot, 0, &[FakePort { ..INFINIBAND }]);
+        let gid = format!("fe80:0000:0000:{:04x}:9803:9b03:0067:ce60", network(number));
+        let port = FakePort { gids: &[(0, &gid, "IB/RoCE v1", "")], ..INFINIBAND };
+        machine.hca(&format!("mlx5_{number}"), &slot, 0, &[port]);
     }
     machine
 }
 
+/// Two nodes whose adapters differ from good ones in this way, and whose ranks must use them.
+fn pair(adapters: usize, ranks: usize, quirks: &str) -> [Node; 2] {
+    [0, 1].map(|_| Node::new(infiniband(adapters), ranks).quirks(quirks).set("FLEXRING_TRANSPORT", "verbs"))
+}
+
+/// Whether a line contains all of these words.
+fn has_line(text: &str, words: &[&str]) -> bool {
+    text.lines().any(|line| words.iter().all(|word| line.contains(word)))
+}
+
 #[test]
-fn good_adapters_carry_the_right_sums() {
+fn good_adapters_carry_the_right_sums_without_a_word() {
     for (adapters, ranks) in [(1, 1), (3, 2)] {
-        let nodes = [0, 1].map(|_| Node::new(infiniband(adapters), ranks).set("FLEXRING_TRANSPORT", "verbs"));
-        let Some(job) = job(&nodes, "perf -b 8 -e 4M -f 64 -w 1 -n 3") else { return };
-        job.sums_are_right();
+        let Some(job) = job(&pair(adapters, ranks, ""), SHORT) else { return };
+        let text = job.sums_are_right();
+        assert!(!text.contains("WARN") && !text.contains("verbs:"), "{text}");
     }
+}
+
+#[test]
+fn every_adapter_is_used_where_each_has_a_subnet() {
+    // Ranks of one position have a rail in common; a broadcast needs links between others.
+    for arguments in [SHORT, "perf --collective broadcast --root 1 -b 64K -e 64K -w 1 -n 2"] {
+        let node = |_| {
+            let node = Node::new(of_networks(4, |number| number), 2).set("FLEXRING_LOG", "debug");
+            let quirks: Vec<String> =
+                (0..4).map(|number| format!("mlx5_{number}:network={number}")).collect();
+            node.quirks(&quirks.join(" ")).set("FLEXRING_TRANSPORT", "verbs")
+        };
+        let Some(job) = job(&[0, 1].map(node), arguments) else { return };
+        let text = job.sums_are_right();
+        for (rank, adapter) in [(0, 0), (1, 1), (0, 2), (1, 3), (2, 0), (3, 3)] {
+            let uses = format!("verbs: rank {rank} uses mlx5_{adapter}:1");
+            assert!(text.contains(&uses), "{uses}: {text}");
+        }
+    }
+}
+
+#[test]
+fn packets_of_half_the_length_are_used_where_a_switch_passes_no_longer_ones() {
+    let Some(job) = job(&pair(1, 1, "mtu=2048"), SHORT) else { return };
+    let text = job.sums_are_right();
+    let words = ["WARN", "packets of 4096 bytes get lost", "MTU", "mlx5_0", "half the length"];
+    assert!(has_line(&text, &words), "{text}");
+    assert_eq!(text.matches("half the length").count(), 1, "rank 0 alone says so: {text}");
+}
+
+#[test]
+fn a_rail_that_loses_long_packets_is_left_out_or_named() {
+    let Some(with_another) = job(&pair(2, 1, "mlx5_1:lose=4096"), SHORT) else { return };
+    let text = with_another.sums_are_right();
+    assert!(has_line(&text, &["WARN", "does not use mlx5_1:1", "MTU"]), "{text}");
+    let alone = job(&pair(1, 1, "lose=4096"), SHORT).expect("not skipped");
+    let text = alone.text();
+    assert!(alone.0.iter().all(|rank| !rank.status.success()), "{text}");
+    for rank in &alone.0 {
+        assert!(has_line(&rank.text, &["packets of 2048 bytes get lost", "MTU", "mlx5_0"]), "{text}");
+    }
+}
+
+/// Counter-example: such a rail broke and worked again 33 times in 100 s.
+#[test]
+fn a_rail_that_loses_messages_again_and_again_is_given_up() {
+    let Some(job) = job(&pair(2, 1, "mlx5_1:lose=30000"), "perf -b 1M -e 1M -w 2 -n 40") else { return };
+    let text = job.sums_are_right();
+    assert!(
+        has_line(&text, &["WARN", "broke again before it had carried 1 MiB", "is not used any more"]),
+        "{text}"
+    );
+    assert!(text.matches("works again").count() <= 4, "{text}");
+}
+
+#[test]
+fn queue_pairs_that_are_not_flushed_or_refuse_requests_cost_no_sum() {
+    for quirks in ["mlx5_1:lose=30000 no_flush", "mlx5_1:lose=30000 einval"] {
+        let begun = std::time::Instant::now();
+        let Some(job) = job(&pair(2, 1, quirks), "perf -b 1M -e 1M -w 1 -n 20") else { return };
+        job.sums_are_right();
+        // A device that does not flush costs a second for each of three failures.
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{quirks}");
+    }
+}
+
+#[test]
+fn a_device_that_fails_costs_its_rail_only() {
+    let Some(job) = job(&pair(2, 1, "mlx5_0:fails_after=3000000"), "perf -b 1M -e 1M -w 2 -n 10") else {
+        return;
+    };
+    let text = job.sums_are_right();
+    assert!(has_line(&text, &["WARN", "mlx5_0: the device failed"]), "{text}");
+}
+
+#[test]
+fn keys_with_relaxed_ordering_and_short_inline_data_are_enough() {
+    let Some(relaxed) = job(&pair(1, 1, "relaxed_only"), SHORT) else { return };
+    relaxed.sums_are_right();
+    let inline = job(&pair(1, 1, "max_inline=100 min_inline=90"), SHORT).expect("not skipped");
+    inline.sums_are_right();
+}
+
+#[test]
+fn errors_name_the_cause() {
+    let refused = |quirks: &str, words: &[&str]| {
+        let job = job(&pair(1, 1, quirks), "perf -b 1M -e 1M -w 1 -n 3")?;
+        let text = job.text();
+        assert!(job.0.iter().all(|rank| !rank.status.success()), "{text}");
+        for rank in &job.0 {
+            assert!(has_line(&rank.text, words), "{quirks}: {text}");
+        }
+        Some(())
+    };
+    let limits = [
+        ("max_cqe=300", ["ibv_create_cq", "mlx5_0", "315 entries", "256 queues of 300"]),
+        ("max_qp=0", ["ibv_create_qp", "mlx5_0", "allows 0 of 512", "Cannot allocate memory"]),
+        ("max_qp_wr=100", ["ibv_create_qp", "mlx5_0", "of 127 and 188 requests", "of 100"]),
+        ("no_rc", ["ibv_create_qp", "mlx5_0", "not supported", ""]),
+        ("lose=30000 status=4", ["local protection error", "mlx5_0", "(ACS)", "IOMMU"]),
+        ("no_length", ["mlx5_0", "without their length", "update", ""]),
+    ];
+    for (quirks, words) in limits {
+        if refused(quirks, &words).is_none() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn links_that_calls_make_fit_the_devices_completion_queues() {
+    // Plans link each rank with one of the other node. An exchange with all makes three more links.
+    let node = |_| Node::new(infiniband(1), 4).quirks("max_cqe=400");
+    let Some(job) = job(&[0, 1].map(node), "perf --collective all_to_all -b 8M -e 8M -w 1 -n 2") else {
+        return;
+    };
+    job.sums_are_right();
+}
+
+#[test]
+fn adapters_that_are_there_and_not_used_are_named_once_with_the_fix() {
+    let cases: [(&str, &[&str]); 4] = [
+        (
+            "no file",
+            &["mlx5_0:1", "there is no /dev/infiniband/uverbsmlx5_0", "docker run --device=/dev/infiniband"],
+        ),
+        ("efa", &["mlx5_0:1", "Elastic Fabric Adapter", "aws-ofi-nccl"]),
+        ("no subnet manager", &["mlx5_0:1", "no subnet manager", "opensm"]),
+        ("iwarp", &["mlx5_0:1", "iWARP"]),
+    ];
+    for (case, words) in cases {
+        let node = |_| {
+            let machine = infiniband(1);
+            let root = machine.root().to_owned();
+            let device = root.join("sys/class/infiniband/mlx5_0");
+            match case {
+                "no file" => std::fs::remove_dir_all(root.join("dev/infiniband")).expect("removed"),
+                "efa" => {
+                    std::fs::remove_file(device.join("device/driver")).expect("removed");
+                    machine.link("sys/class/infiniband/mlx5_0/device/driver", "sys/bus/pci/drivers/efa");
+                    machine.file("sys/class/infiniband/mlx5_0/ports/1/link_layer", "Unspecified");
+                }
+                "no subnet manager" => {
+                    machine.file("sys/class/infiniband/mlx5_0/ports/1/state", "2: INIT");
+                }
+                _ => {
+                    machine.file("sys/class/infiniband/mlx5_0/node_type", "4: RNIC");
+                }
+            }
+            Node::new(machine, 1)
+        };
+        let Some(job) = job(&[0, 1].map(node), SHORT) else { return };
+        let text = job.sums_are_right();
+        let all: Vec<&str> = [&["WARN", "use tcp"], words].concat();
+        assert!(has_line(&text, &all), "{case}: {text}");
+        assert_eq!(text.matches("use tcp").count(), 1, "{case}: {text}");
+    }
+}
+
+#[test]
+fn settings_of_nccl_count_where_flexrings_are_unset_and_roce_without_a_class_is_named() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "NCCL_IB_HCA=mlx5_1\nNCCL_IB_SL=3\n").expect("written");
+    let node = |settings: &[(&'static str, &str)]| {
+        let machine = FakeMachine::new();
+        for number in 0..2 {
+            let gid = format!("0000:0000:0000:0000:0000:ffff:0a01:000{}", number + 1);
+            let port = FakePort { gids: &[(3, &gid, "RoCE v2", "eth9")], ..ETHERNET };
+            machine.hca(
+                &format!("mlx5_{number}"),
+                &format!("pci0000:{number}0/0000:{number}0:00.0"),
+                0,
+                &[port],
+            );
+        }
+        let node = Node::new(machine, 1).set("FLEXRING_TRANSPORT", "verbs").set("FLEXRING_LOG", "debug");
+        settings.iter().fold(node, |node, (name, value)| node.set(name, *value))
+    };
+    let conf = file.path().to_str().expect("a path");
+    let nodes = [0, 1].map(|_| node(&[("NCCL_CONF_FILE", conf)]));
+    let Some(with_file) = job(&nodes, SHORT) else { return };
+    let text = with_file.sums_are_right();
+    assert!(has_line(&text, &["FLEXRING_IB_HCA=mlx5_1 (NCCL_IB_HCA in ", "FLEXRING_IB_SL=3"]), "{text}");
+    assert!(!text.contains("uses mlx5_0:1") && text.contains("uses mlx5_1:1"), "{text}");
+    assert!(has_line(&text, &["WARN", "mlx5_1:1", "traffic class 0", "FLEXRING_IB_TC"]), "{text}");
+    let with_class = job(&[0, 1].map(|_| node(&[("NCCL_IB_TC", "106")])), SHORT).expect("not skipped");
+    let text = with_class.sums_are_right();
+    assert!(!text.contains("traffic class 0") && text.contains("uses mlx5_0:1"), "{text}");
 }

@@ -225,6 +225,7 @@ mod tests {
             position: 0,
             distance: PciDistance::Node,
             is_software: false,
+            is_reserve: false,
         };
         let options = VerbsOptions::new(&crate::config::Config::default());
         Flusher::new(&pd, &rail, pd.context().port(1)?, &options)

@@ -28,4 +28,4 @@ pub use device::{
     RdmaPort,
 };
 pub use hw_counters::retransmissions;
-pub use reader::addresses;
+pub use reader::{addresses, sets_traffic_class};

@@ -38,6 +38,14 @@ impl Inventory {
     }
 }
 
+/// Whether the administrator of the machine below `root` has set a traffic class for all packets of a port.
+/// Drivers that have such a setting write `Global tclass=106`, for example.
+#[must_use]
+pub fn sets_traffic_class(root: &Path, device: &str, port: u8) -> bool {
+    let file = root.join("sys/class/infiniband").join(device).join(format!("tc/{port}/traffic_class"));
+    text(&file).is_some_and(|text| text.bytes().any(|byte| matches!(byte, b'1'..=b'9')))
+}
+
 /// All addresses of this network namespace; none if the system does not list them.
 #[must_use]
 pub fn addresses() -> Vec<InterfaceAddress> {

@@ -44,8 +44,11 @@ impl CarriedWrites {
                     self.cts[message as usize % WINDOW] = on_qp(kind);
                 }
             }
-            RequestKind::Recovery { .. } | RequestKind::Hello | RequestKind::Goodbye | RequestKind::Probe => {
-            }
+            RequestKind::Recovery { .. }
+            | RequestKind::Hello
+            | RequestKind::Trial
+            | RequestKind::Goodbye
+            | RequestKind::Probe => {}
         }
     }
 

@@ -39,14 +39,16 @@ pub(super) use request::{LinkRequest, Payload};
 
 use super::control_buffer::ControlBuffer;
 use super::registry::RegisteredMemory;
-use super::wire::{ClearToSend, ImmData, ImmKind, MAX_RAILS, MESSAGE_NUMBERS, RecoveryState, WINDOW, parity};
+use super::wire::{
+    ClearToSend, ImmData, ImmKind, MAX_RAILS, MESSAGE_NUMBERS, RecoveryState, TRIAL_BYTES, WINDOW, parity,
+};
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use crate::rank::Rank;
 use crate::secret::SecretKey;
 use crate::transport::{Event, Events};
-use qp_state::QpState;
+use qp_state::{MOST_FAILURES, QpState};
 use recv_state::RecvState;
 use request::RequestKind;
 use send_state::{OutgoingMessage, SendState};
@@ -82,6 +84,8 @@ pub(super) struct Link {
     polls_since_goodbye: Option<u32>,
     /// Whether broken queue pairs are connected again.
     reconnects: bool,
+    /// How often a queue pair may break before it has carried enough.
+    most_failures: u32,
     /// Why the last queue pair broke, if none works.
     isolation: Option<Error>,
     /// A disagreement with the peer in this epoch, to be reported once the caller has seen the peer's call:
@@ -124,6 +128,7 @@ impl Link {
             goodbye_due: false,
             polls_since_goodbye: None,
             reconnects: false,
+            most_failures: MOST_FAILURES,
             isolation: None,
             held_disagreement: None,
             failure: None,
@@ -160,6 +165,11 @@ impl Link {
     /// Whether this rank's current call was written to the peer, if it uses this link.
     pub(super) fn is_announced(&self) -> bool {
         !self.announced || self.send_states[parity(self.epoch)].call_posted
+    }
+
+    /// Whether the next request repeats what another queue pair lost, so that it is no progress.
+    pub(super) fn repeats(&self) -> bool {
+        !self.retransmits.is_empty()
     }
 
     /// Whether messages are in flight, so that the link holds memory of the caller.
@@ -359,6 +369,7 @@ impl Link {
                 (Some(ImmKind::Recovery(qp, self.qps[qp].generation)), 0, Payload::Control(range))
             }
             RequestKind::Hello => (Some(ImmKind::Hello(self.tags.mine)), 0, Payload::Empty),
+            RequestKind::Trial => (None, 0, Payload::Control((self.control.layout.trial(), TRIAL_BYTES))),
             RequestKind::Goodbye => (Some(ImmKind::Goodbye), 0, Payload::Empty),
             RequestKind::Probe => (None, 0, Payload::Empty),
         };
@@ -379,11 +390,22 @@ impl Link {
         self.request(qp, RequestKind::Hello)
     }
 
+    /// What follows a hello: a write of long packets.
+    pub(super) fn trial(&mut self, qp: usize) -> Result<LinkRequest> {
+        self.request(qp, RequestKind::Trial)
+    }
+
+    /// Whether the oldest request of a queue pair in flight is a trial: a hello has passed, long packets have
+    /// not yet.
+    pub(super) fn awaits_trial(&self, qp: usize) -> bool {
+        self.qps[qp].oldest() == Some(RequestKind::Trial)
+    }
+
     /// A request succeeded, and with it all before it on its queue pair.
     pub(super) fn write_completed(&mut self, qp: usize, serial: u32) {
         while let Some(kind) = self.qps[qp].pop_completed(serial) {
             self.complete(kind);
-            if kind == RequestKind::Hello {
+            if kind == RequestKind::Trial {
                 self.prove(qp);
             }
         }

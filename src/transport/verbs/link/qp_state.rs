@@ -17,6 +17,13 @@ pub(in super::super) const WORK_REQUESTS: usize = SEND_DEPTH + WINDOW + 1;
 /// next.
 pub(in super::super) const RECV_DEPTH: usize = 2 * SEND_DEPTH;
 
+/// Bytes of messages that a rail must carry to count as one that works.
+const PROOF: u64 = 1 << 20;
+
+/// A queue pair that breaks so often before it has carried [`PROOF`] is not connected again: its rail passes
+/// hellos, and loses what matters.
+pub(super) const MOST_FAILURES: u32 = 3;
+
 /// One queue pair of a link.
 #[derive(Debug)]
 pub(in super::super) struct QpState {
@@ -30,6 +37,10 @@ pub(in super::super) struct QpState {
     pub bytes: u64,
     /// Bytes of messages posted since the beginning.
     pub carried: u64,
+    /// Bytes of messages acknowledged since it was connected.
+    acknowledged: u64,
+    /// How often in succession it broke before it had carried [`PROOF`].
+    pub(super) failures: u32,
     /// How often it was connected again, modulo [`GENERATIONS`].
     pub(in super::super) generation: u32,
     /// Whether it is connected at this end, and not broken.
@@ -84,6 +95,8 @@ impl QpState {
             rate_mbps: 1,
             bytes: 0,
             carried: 0,
+            acknowledged: 0,
+            failures: 0,
             generation: 0,
             alive: true,
             proven: true,
@@ -135,8 +148,24 @@ impl QpState {
         (self.local_state, self.peer_state) = (None, self.early_state.take());
         self.first_serial = self.serial.wrapping_add(1);
         self.receives = RECV_DEPTH;
+        self.acknowledged = 0;
         #[cfg(test)]
         self.carried_before.get_or_insert(self.carried);
+    }
+
+    /// Whether it has carried so much since it was connected that its rail works.
+    pub(in super::super) fn is_reliable(&self) -> bool {
+        self.acknowledged >= PROOF
+    }
+
+    /// It broke while it carried what the link writes.
+    pub(super) fn count_failure(&mut self) {
+        self.failures = if self.is_reliable() { 0 } else { self.failures + 1 };
+    }
+
+    /// The oldest request in flight.
+    pub(super) fn oldest(&self) -> Option<RequestKind> {
+        self.in_flight.front().map(|write| write.kind)
     }
 
     /// Whether the recovery state of this queue pair is in flight on this one, or was.
@@ -211,7 +240,10 @@ impl QpState {
 
     /// Removes the oldest request if its serial is `serial` or an earlier one.
     pub(super) fn pop_completed(&mut self, serial: u32) -> Option<RequestKind> {
-        self.pop_if(|write| is_from(serial, write.serial))
+        let before = self.bytes;
+        let popped = self.pop_if(|write| is_from(serial, write.serial));
+        self.acknowledged += before - self.bytes;
+        popped
     }
 
     /// Removes the oldest request if its serial is earlier than `serial`.

@@ -15,7 +15,7 @@
 use super::super::wire::RecoveryState;
 use super::Link;
 use super::qp_state::QpState;
-use super::request::{LinkRequest, RequestKind};
+use super::request::RequestKind;
 use crate::error::{Error, Result};
 
 impl Link {
@@ -65,12 +65,24 @@ impl Link {
         self.qps.iter_mut().enumerate().for_each(|(number, qp)| qp.proven &= qps >> number & 1 == 0);
     }
 
+    /// Whether a queue pair is never used again.
+    pub(super) fn is_dropped(&self, qp: usize) -> bool {
+        self.qps[qp].failures >= self.most_failures
+    }
+
+    /// Drops no queue pair, however often it breaks.
+    #[cfg(test)]
+    pub(in super::super) fn drop_none(&mut self) {
+        self.most_failures = u32::MAX;
+    }
+
     /// Whether a new queue pair may take the place of this one: it is broken, and nothing of it is left.
     pub(in super::super) fn is_replaceable(&self, qp: usize) -> bool {
         let recovery = RequestKind::Recovery { qp };
         let state = &self.qps[qp];
         self.reconnects()
             && !state.alive
+            && !self.is_dropped(qp)
             && state.recovered
             && !state.state_due
             && !self.retransmits.contains(&recovery)
@@ -82,21 +94,14 @@ impl Link {
         self.qps[qp].restart();
     }
 
-    /// The peer's end of a queue pair is connected. Returns the hello that proves that it works, unless it
-    /// broke since or needs none.
-    pub(in super::super) fn peer_connected(
-        &mut self,
-        qp: usize,
-        generation: u32,
-    ) -> Result<Option<LinkRequest>> {
+    /// The peer's end of a queue pair is connected. Whether a hello and a trial must prove that it works: not
+    /// if it broke since.
+    pub(in super::super) fn needs_hello(&self, qp: usize, generation: u32) -> bool {
         let state = &self.qps[qp];
-        if state.generation != generation || !state.alive || state.proven {
-            return Ok(None);
-        }
-        self.hello(qp).map(Some)
+        state.generation == generation && state.alive && !state.proven
     }
 
-    /// A hello over a queue pair was acknowledged.
+    /// A hello over a queue pair was acknowledged, and a trial.
     pub(super) fn prove(&mut self, qp: usize) {
         let Self { qps, peer, .. } = self;
         if !qps[qp].alive || std::mem::replace(&mut qps[qp].proven, true) {

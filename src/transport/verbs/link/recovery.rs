@@ -27,12 +27,20 @@ impl Link {
         self.qps[qp].recv_completed()
     }
 
-    /// A request failed. All before it succeeded; those after it complete one by one.
-    pub(in super::super) fn write_failed(&mut self, qp: usize, serial: u32) {
+    /// A request failed. All before it succeeded; those after it complete one by one. Whether it was a
+    /// message in GPU memory.
+    pub(in super::super) fn write_failed(&mut self, qp: usize, serial: u32) -> bool {
         while let Some(kind) = self.qps[qp].pop_before(serial) {
             self.complete(kind);
         }
+        let is_of_gpu = match self.qps[qp].oldest() {
+            Some(RequestKind::Data { epoch, message }) => {
+                !self.send_states[parity(epoch)].message(message).piece.is_host()
+            }
+            _ => false,
+        };
         self.qps[qp].lose(serial);
+        is_of_gpu
     }
 
     /// A request was never posted, nor any after it. It may be a drain marker.
@@ -70,13 +78,22 @@ impl Link {
             return false;
         }
         let was_proven = std::mem::replace(&mut self.qps[qp].proven, false);
+        if was_proven {
+            self.qps[qp].count_failure();
+        }
+        let is_last = !self.reconnects || (0..self.qps.len()).all(|qp| self.is_dropped(qp));
         let working = self.qps.iter().filter(|qp| qp.is_proven()).count();
         let (peer, cause_text, of) = (self.peer, cause.message(), self.qps.len());
-        if working == 0 && !self.reconnects {
+        if working == 0 && is_last {
             self.mark_unreachable(cause);
         } else if self.failure.is_some() {
         } else if !was_proven {
             log::debug!("verbs: a queue pair to rank {peer} does not work yet ({cause_text})");
+        } else if self.is_dropped(qp) {
+            log::warn!(
+                "verbs: a queue pair to rank {peer} broke again before it had carried 1 MiB, and is not used any more ({cause_text}); \
+                 {working} of {of} remain"
+            );
         } else if working == 0 {
             log::warn!(
                 "verbs: the last queue pair to rank {peer} broke ({cause_text}); it is connected again if its rail comes back"
@@ -272,9 +289,11 @@ fn is_missing(state: &RecoveryState, kind: RequestKind) -> bool {
         RequestKind::Eager { message, .. } => !report.has_eager(message),
         RequestKind::Cts { from, .. } => !report.has_cts(from),
         RequestKind::Data { message, .. } => !report.has_message(message),
-        RequestKind::Recovery { .. } | RequestKind::Hello | RequestKind::Goodbye | RequestKind::Probe => {
-            false
-        }
+        RequestKind::Recovery { .. }
+        | RequestKind::Hello
+        | RequestKind::Trial
+        | RequestKind::Goodbye
+        | RequestKind::Probe => false,
     }
 }
 

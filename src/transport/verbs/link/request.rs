@@ -8,13 +8,33 @@ use std::sync::Arc;
 /// What a request is about. Enough to make it again over another queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum RequestKind {
-    Call { epoch: u64 },
-    EagerCall { epoch: u64, len: usize },
-    Eager { epoch: u64, message: u64, len: usize },
-    Cts { epoch: u64, from: u64, to: u64 },
-    Data { epoch: u64, message: u64 },
-    Recovery { qp: usize },
+    Call {
+        epoch: u64,
+    },
+    EagerCall {
+        epoch: u64,
+        len: usize,
+    },
+    Eager {
+        epoch: u64,
+        message: u64,
+        len: usize,
+    },
+    Cts {
+        epoch: u64,
+        from: u64,
+        to: u64,
+    },
+    Data {
+        epoch: u64,
+        message: u64,
+    },
+    Recovery {
+        qp: usize,
+    },
     Hello,
+    /// A write as long as two of the longest packets, after a hello: a switch may pass short ones only.
+    Trial,
     Goodbye,
     Probe,
 }
@@ -28,7 +48,7 @@ impl RequestKind {
             | Self::Eager { epoch, .. }
             | Self::Cts { epoch, .. }
             | Self::Data { epoch, .. } => Some(epoch),
-            Self::Recovery { .. } | Self::Hello | Self::Goodbye | Self::Probe => None,
+            Self::Recovery { .. } | Self::Hello | Self::Trial | Self::Goodbye | Self::Probe => None,
         }
     }
 
@@ -54,7 +74,7 @@ impl RequestKind {
 
     /// Whether it must reach the peer, over any queue pair.
     pub(super) fn must_arrive(self) -> bool {
-        !matches!(self, Self::Hello | Self::Probe)
+        !matches!(self, Self::Hello | Self::Trial | Self::Probe)
     }
 }
 

@@ -11,7 +11,7 @@
 #![allow(non_camel_case_types, dead_code, reason = "names and fields are those of the header")]
 
 use libc::{pthread_cond_t, pthread_mutex_t};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// Defines structures, and compares their layout with rdma-sys.
 macro_rules! structures {
@@ -129,6 +129,49 @@ structures! {
         _compat_attach_mcast: Unused,
         _compat_detach_mcast: Unused,
         _compat_async_event: Unused,
+    }
+
+    struct ibv_device_attr {
+        fw_ver: [c_char; 64],
+        node_guid: u64,
+        sys_image_guid: u64,
+        max_mr_size: u64,
+        page_size_cap: u64,
+        vendor_id: u32,
+        vendor_part_id: u32,
+        hw_ver: u32,
+        max_qp: c_int,
+        max_qp_wr: c_int,
+        device_cap_flags: c_uint,
+        max_sge: c_int,
+        max_sge_rd: c_int,
+        max_cq: c_int,
+        max_cqe: c_int,
+        max_mr: c_int,
+        max_pd: c_int,
+        max_qp_rd_atom: c_int,
+        max_ee_rd_atom: c_int,
+        max_res_rd_atom: c_int,
+        max_qp_init_rd_atom: c_int,
+        max_ee_init_rd_atom: c_int,
+        atomic_cap: u32,
+        max_ee: c_int,
+        max_rdd: c_int,
+        max_mw: c_int,
+        max_raw_ipv6_qp: c_int,
+        max_raw_ethy_qp: c_int,
+        max_mcast_grp: c_int,
+        max_mcast_qp_attach: c_int,
+        max_total_mcast_qp_attach: c_int,
+        max_ah: c_int,
+        max_fmr: c_int,
+        max_map_per_fmr: c_int,
+        max_srq: c_int,
+        max_srq_wr: c_int,
+        max_srq_sge: c_int,
+        max_pkeys: u16,
+        local_ca_ack_delay: u8,
+        phys_port_cnt: u8,
     }
 
     struct ibv_port_attr {

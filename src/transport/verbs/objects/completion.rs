@@ -53,14 +53,32 @@ impl WcStatus {
         )
     }
 
-    /// Whose fault it is, if it is not the network's or the device's.
-    fn fault(self) -> Option<&'static str> {
+    /// Whether a device was refused access to memory that is registered, if the request is right.
+    pub(crate) fn is_refused_access(self) -> bool {
+        matches!(self.code, IBV_WC_LOC_PROT_ERR | IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR)
+    }
+
+    /// What is usually the cause, and the fix.
+    fn cause(self) -> Option<&'static str> {
         match self.code {
-            IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_ACCESS_ERR => {
+            IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_ACCESS_ERR => {
                 Some("this rank's request was wrong, which is a bug of flexring: the peer is not lost")
             }
-            IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_ACCESS_ERR => Some(
-                "the peer's device refused the request, which is a bug of flexring unless the peer is ending",
+            IBV_WC_LOC_PROT_ERR => Some(
+                "this rank's device could not access the memory; for GPU memory usually because PCI Access Control Services (ACS) \
+                 or an IOMMU are between the two: lspci -vvv shows SrcValid+ at a bridge whose ACS is on; switch it off in the \
+                 firmware, boot with iommu=pt, or set FLEXRING_GPU_DIRECT=off",
+            ),
+            IBV_WC_REM_INV_REQ_ERR => {
+                Some("the peer's device refused the request, which is a bug of flexring")
+            }
+            IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR => Some(
+                "the peer's device could not access its memory: the peer is ending, or, for GPU memory, Access Control Services \
+                 (ACS) or an IOMMU are on there: set FLEXRING_GPU_DIRECT=off to test it",
+            ),
+            IBV_WC_RETRY_EXC_ERR => Some(
+                "no acknowledgement came: the peer or a cable is down, the network loses packets (FLEXRING_IB_TC names a lossless \
+                 class?), or no route leads to its address (FLEXRING_IB_GID_INDEX)",
             ),
             _ => None,
         }
@@ -94,7 +112,7 @@ impl fmt::Display for WcStatus {
             write!(f, ", vendor error {:#x}", self.vendor_err)?;
         }
         f.write_str(")")?;
-        self.fault().map_or(Ok(()), |fault| write!(f, ": {fault}"))
+        self.cause().map_or(Ok(()), |cause| write!(f, ": {cause}"))
     }
 }
 
@@ -163,7 +181,11 @@ impl CompletionQueue {
         // address.
         let queue = unsafe { (library.ibv_create_cq)(raw, entries, number, channel, vector) };
         new.queue = VerbsHandle::from_raw(queue, library).ok_or_else(|| {
-            error(Verb::CreateCq, errno()).context(format_args!("a completion queue of {entries} entries"))
+            let limit = context.limits().map_or_else(String::new, |limits| {
+                format!(", where the device allows {} queues of {}", limits.queues, limits.completions)
+            });
+            error(Verb::CreateCq, errno())
+                .context(format_args!("a completion queue of {entries} entries{limit}"))
         })?;
         Ok(Arc::new(new))
     }
@@ -338,15 +360,14 @@ mod tests {
     #[test]
     fn a_status_tells_lost_peers_from_bugs() {
         let text = |code, vendor_err| WcStatus { code, vendor_err }.to_string();
-        assert_eq!(
-            text(IBV_WC_RETRY_EXC_ERR, 0x81),
-            "transport retry counter exceeded (status 12, vendor error 0x81)"
-        );
-        let local =
-            "local protection error (status 4): this rank's request was wrong, which is a bug of flexring";
-        assert!(text(IBV_WC_LOC_PROT_ERR, 0).starts_with(local), "{}", text(IBV_WC_LOC_PROT_ERR, 0));
-        let remote =
-            "remote access error (status 10, vendor error 0x88): the peer's device refused the request";
+        let retries =
+            "transport retry counter exceeded (status 12, vendor error 0x81): no acknowledgement came";
+        assert!(text(IBV_WC_RETRY_EXC_ERR, 0x81).starts_with(retries));
+        let bug = "local length error (status 1): this rank's request was wrong, which is a bug of flexring";
+        assert!(text(IBV_WC_LOC_LEN_ERR, 0).starts_with(bug), "{}", text(IBV_WC_LOC_LEN_ERR, 0));
+        let local = text(IBV_WC_LOC_PROT_ERR, 0);
+        assert!(local.contains("(ACS)") && local.contains("IOMMU") && !local.contains("bug"), "{local}");
+        let remote = "remote access error (status 10, vendor error 0x88): the peer's device could not access its memory";
         assert!(text(IBV_WC_REM_ACCESS_ERR, 0x88).starts_with(remote));
         assert_eq!(text(77, 0), "unknown (status 77)");
         assert!(WcStatus { code: IBV_WC_WR_FLUSH_ERR, vendor_err: 0xf9 }.is_flushed());

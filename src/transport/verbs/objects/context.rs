@@ -6,7 +6,7 @@ use super::bindings::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE,
     IBV_EVENT_PKEY_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR,
     IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_PORT_ACTIVE, IBV_QPF_GRH_REQUIRED, ibv_async_event,
-    ibv_context, ibv_port_attr,
+    ibv_context, ibv_device_attr, ibv_port_attr,
 };
 use super::fork_protection;
 use super::handle::VerbsHandle;
@@ -29,7 +29,21 @@ pub(crate) struct Context {
     /// Whether the device has failed or was removed. It then refuses every verb, so that no further
     /// communicator can use it as it is open now.
     has_failed: AtomicBool,
+    limits: Option<DeviceLimits>,
     pub(super) shim: Shim,
+}
+
+/// What a device has at most (`ibv_device_attr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceLimits {
+    /// Completion queues.
+    pub queues: usize,
+    /// Entries of a completion queue.
+    pub completions: usize,
+    /// Queue pairs.
+    pub queue_pairs: usize,
+    /// Requests in each direction of a queue pair.
+    pub requests: usize,
 }
 
 /// The attributes of a port (`ibv_port_attr`).
@@ -127,8 +141,23 @@ impl Context {
         // SAFETY: the list is from ibv_get_device_list, and its devices are no longer used; open devices stay
         // valid.
         unsafe { (library.ibv_free_device_list)(list) };
+        let handle = opened?;
+        let limits = handle.raw().and_then(|(raw, library)| {
+            let mut attributes = MaybeUninit::<ibv_device_attr>::zeroed();
+            // SAFETY: the context is open, and all zeros are valid attributes: integers.
+            let code = unsafe { (library.ibv_query_device)(raw, attributes.as_mut_ptr()) };
+            // SAFETY: as above.
+            let attributes = unsafe { attributes.assume_init() };
+            let number = |limit: i32| usize::try_from(limit).unwrap_or(0);
+            (code == 0).then(|| DeviceLimits {
+                queues: number(attributes.max_cq),
+                completions: number(attributes.max_cqe),
+                queue_pairs: number(attributes.max_qp),
+                requests: number(attributes.max_qp_wr),
+            })
+        });
         let context =
-            Self { handle: opened?, name: name.to_owned(), has_failed: AtomicBool::new(false), shim };
+            Self { handle, name: name.to_owned(), has_failed: AtomicBool::new(false), limits, shim };
         if let Some(fd) = context.async_fd() {
             set_nonblocking(fd)?;
         }
@@ -139,7 +168,8 @@ impl Context {
     #[cfg(test)]
     pub(crate) fn inert(name: &str, shim: Shim) -> Arc<Self> {
         let has_failed = AtomicBool::new(false);
-        Arc::new(Self { handle: VerbsHandle::inert(), name: name.to_owned(), has_failed, shim })
+        let handle = VerbsHandle::inert();
+        Arc::new(Self { handle, name: name.to_owned(), has_failed, limits: None, shim })
     }
 
     /// Opens a device that does not exist.
@@ -166,6 +196,11 @@ impl Context {
 
     pub(super) fn site(&self) -> CallSite {
         CallSite { device: self.name.clone(), ..CallSite::default() }
+    }
+
+    /// What the device has at most; `None` if it does not say.
+    pub(crate) fn limits(&self) -> Option<DeviceLimits> {
+        self.limits
     }
 
     /// Queries a port.

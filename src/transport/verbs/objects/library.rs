@@ -9,9 +9,9 @@
 //! are optional.
 
 use super::bindings::{
-    _compat_ibv_port_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_ece,
-    ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_wc,
-    verbs_context,
+    _compat_ibv_port_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
+    ibv_device_attr, ibv_ece, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_recv_wr, ibv_send_wr, ibv_wc, verbs_context,
 };
 use crate::error::{Error, Result};
 use crate::named_file;
@@ -113,6 +113,7 @@ functions! {
         "IBVERBS_1.1" ibv_close_device(*mut ibv_context) -> c_int;
         "IBVERBS_1.1" ibv_get_async_event(*mut ibv_context, *mut ibv_async_event) -> c_int;
         "IBVERBS_1.1" ibv_ack_async_event(*mut ibv_async_event) -> ();
+        "IBVERBS_1.1" ibv_query_device(*mut ibv_context, *mut ibv_device_attr) -> c_int;
         "IBVERBS_1.1" ibv_query_port(*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
         "IBVERBS_1.1" ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;
         "IBVERBS_1.1" ibv_dealloc_pd(*mut ibv_pd) -> c_int;
@@ -355,7 +356,7 @@ mod tests {
     #[test]
     fn another_library_is_refused_with_the_functions_that_it_lacks() {
         let message = refusal("libc.so.6");
-        let start = "libc.so.6 is no libibverbs that flexring can use: it has no ibv_get_device_list@IBVERBS_1.1 and 20 more";
+        let start = "libc.so.6 is no libibverbs that flexring can use: it has no ibv_get_device_list@IBVERBS_1.1 and 21 more";
         assert!(message.starts_with(start), "{message}");
     }
 

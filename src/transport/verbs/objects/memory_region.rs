@@ -16,6 +16,8 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
+const NOT_SUPPORTED: i32 = rustix::io::Errno::OPNOTSUPP.raw_os_error();
+
 /// The rights to registered memory. The local device may always read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct AccessFlags {
@@ -109,7 +111,7 @@ impl ProtectionDomain {
         // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and nothing
         // here accesses it. The caller guarantees that the range stays mapped while the region lives, as the
         // contract of pieces requires.
-        let region = unsafe {
+        let register = |access: AccessFlags| unsafe {
             match library.ibv_reg_mr_iova2 {
                 // It removes the optional flag, relaxed ordering, where the driver does not support it.
                 Some(register) => register(raw, start, len, address, access.flags()),
@@ -119,7 +121,15 @@ impl ProtectionDomain {
                 }
             }
         };
-        MemoryRegion::from_raw(region, library, self).ok_or_else(errno)
+        let strict = MemoryRegion::from_raw(register(access), library, self).ok_or_else(errno);
+        match strict {
+            // Some modes of firmware have no other keys. What is written is read after its completion only.
+            Err(NOT_SUPPORTED) if !access.relaxed => {
+                let region = register(AccessFlags { relaxed: true, ..access });
+                MemoryRegion::from_raw(region, library, self).ok_or_else(errno)
+            }
+            outcome => outcome,
+        }
     }
 
     /// Registers `len` bytes from `offset` of a DMA-BUF, under the addresses from `address` on.

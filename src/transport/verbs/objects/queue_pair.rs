@@ -363,13 +363,24 @@ impl QueuePair<Fresh> {
                 };
                 // SAFETY: domain and queue are alive; the attributes are valid for reads and writes.
                 let mut raw = unsafe { (library.ibv_create_qp)(pd, &raw mut attributes) };
-                if raw.is_null() && depth.inline > 0 {
-                    // A device does not report how much inline data it supports, so try without any.
-                    attributes.cap.max_inline_data = 0;
-                    // SAFETY: as above.
-                    raw = unsafe { (library.ibv_create_qp)(pd, &raw mut attributes) };
+                // A device does not report how much inline data it supports: 96 bytes or a little more are
+                // common.
+                for inline in [96, 64, 0] {
+                    if raw.is_null() && inline < depth.inline {
+                        attributes.cap.max_inline_data = inline;
+                        // SAFETY: as above.
+                        raw = unsafe { (library.ibv_create_qp)(pd, &raw mut attributes) };
+                    }
                 }
-                let handle = VerbsHandle::from_raw(raw, library).ok_or_else(|| error(errno()))?;
+                let handle = VerbsHandle::from_raw(raw, library).ok_or_else(|| {
+                    let error = error(errno());
+                    let Some(limits) = context.limits() else { return error };
+                    let (pairs, requests) = (limits.queue_pairs, limits.requests);
+                    error.context(format_args!(
+                        "a queue pair of {} and {} requests, where the device allows {pairs} of {requests}",
+                        depth.sends, depth.receives
+                    ))
+                })?;
                 // SAFETY: the queue pair was just created.
                 (handle, unsafe { (*raw).qp_num }, attributes.cap.max_inline_data)
             }

@@ -14,7 +14,7 @@ use super::link::{Link, LinkRequest, Payload, SEND_DEPTH, WORK_REQUESTS};
 use super::objects::{Completion, Connected, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
 use super::rail_counters::RailCounters;
 use super::registry::RegisteredMemory;
-use super::wire::MAX_RAILS;
+use super::wire::{ImmData, MAX_RAILS};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::transport::Events;
@@ -184,11 +184,49 @@ impl Peer {
         self.is_ready = true;
         for qp in 0..self.link.qps.len() {
             let generation = self.link.qps[qp].generation;
-            if let Some(hello) = self.link.peer_connected(qp, generation)? {
-                self.post_now(&hello)?;
+            if self.link.needs_hello(qp, generation) {
+                self.greet(qp)?;
             }
         }
         Ok(())
+    }
+
+    /// Posts a hello over a queue pair, and a trial.
+    ///
+    /// # Errors
+    /// Those of posting.
+    pub(super) fn greet(&mut self, qp: usize) -> Result<()> {
+        let hello = self.link.hello(qp)?;
+        self.post_now(&hello)?;
+        let trial = self.link.trial(qp)?;
+        self.post_now(&trial)
+    }
+
+    /// What a queue pair whose trial is lost says.
+    fn trial_loss(&self, qp: usize) -> String {
+        let path = &self.qps[qp].reconnection.path;
+        format!(
+            "packets of {} bytes get lost where short ones arrive: is the MTU of a switch smaller than that of the ports?",
+            128u32 << path.mtu
+        )
+    }
+
+    /// Breaks the queue pairs that have carried no trial in time.
+    pub(super) fn break_late_trials(&mut self) {
+        for qp in 0..self.qps.len() {
+            if self.link.qps[qp].is_alive() && self.link.awaits_trial(qp) {
+                let ends = self.qps[qp].connected.as_ref().map(QueuePair::ends).unwrap_or_default();
+                let error = Error::peer_lost(format!("{}; {ends}", self.trial_loss(qp)));
+                self.break_qp(qp, &error);
+                self.qps[qp].lost_trial = Some(error);
+            }
+        }
+    }
+
+    /// The rails, this rank's and the peer's, of queue pairs that have lost a trial, and why.
+    pub(super) fn lost_trials(&self) -> impl Iterator<Item = (usize, usize, Error)> {
+        let qps = self.qps.iter().zip(&self.link.qps);
+        qps.filter_map(|(slot, qp)| Some((qp.rail, qp.peer_rail, slot.lost_trial.clone()?)))
     }
 
     /// Whether this rank may write.
@@ -230,6 +268,12 @@ impl Peer {
                     // The receive was not posted, so it will not complete.
                     self.link.recv_completed(qp);
                 }
+                if len == 0 && ImmData::unpack(imm).kind.has_bytes() {
+                    let ends = self.qps[qp].connected.as_ref().map(QueuePair::ends).unwrap_or_default();
+                    let message = "the driver reports received writes without their length (byte_len is 0), which flexring needs: \
+                                   update rdma-core and the driver, or exclude the device by FLEXRING_IB_HCA";
+                    return Err(Error::system(format!("{message}; {ends}")));
+                }
                 let bytes = self.link.received(qp, imm, len)?;
                 self.counters[self.link.qps[qp].rail].received(bytes);
             }
@@ -244,12 +288,17 @@ impl Peer {
             Err(status) => {
                 let request = if receive { "receive" } else { "write" };
                 let ends = self.qps[qp].connected.as_ref().map(QueuePair::ends).unwrap_or_default();
-                let message = format!("a {request} ended with: {status}; {ends}");
+                let is_trial = !receive && !status.is_flushed() && self.link.awaits_trial(qp);
+                let trial = if is_trial { format!("{}; ", self.trial_loss(qp)) } else { String::new() };
+                let message = format!("{trial}a {request} ended with: {status}; {ends}");
                 let error = Error::peer_lost(message);
+                if is_trial {
+                    self.qps[qp].lost_trial = Some(error.clone());
+                }
                 self.break_qp(qp, &error);
                 if !receive {
-                    self.link.write_failed(qp, serial);
-                    if status.is_wrong_request() {
+                    let is_of_gpu = self.link.write_failed(qp, serial);
+                    if status.is_wrong_request() || (is_of_gpu && status.is_refused_access()) {
                         // It would fail again over every queue pair, for ever.
                         self.break_all(&error);
                     }
@@ -271,6 +320,9 @@ impl Peer {
     pub(super) fn break_qp(&mut self, qp: usize, cause: &Error) {
         if !self.link.break_qp(qp, cause) {
             return;
+        }
+        if self.link.qps[qp].is_reliable() {
+            self.qps[qp].reconnection.attempts = 0;
         }
         if let Err(error) = self.begin_drain(qp) {
             log::warn!("verbs: {}; the queue pair is destroyed", error.message());
@@ -356,7 +408,7 @@ impl Peer {
         Ok(moved || events.len() > before)
     }
 
-    /// Posts what is due. `true` if there was anything.
+    /// Posts what is due. `true` if there was anything that was not posted before.
     fn post_due(&mut self) -> Result<bool> {
         while let Some(qp) = self.link.next_qp_to_break() {
             let message = "the peer's end is broken";
@@ -373,8 +425,10 @@ impl Peer {
         }
         self.recover();
         let mut any = false;
-        while let Some(request) = self.link.next_request()? {
-            any = true;
+        loop {
+            let repeats = self.link.repeats();
+            let Some(request) = self.link.next_request()? else { break };
+            any |= !repeats;
             self.enqueue(&request)?;
         }
         self.post_batches();

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// How long a device may take to flush a broken queue pair, before the queue pair is destroyed. Devices that
 /// work need milliseconds.
-const FLUSH_DEADLINE: Duration = Duration::from_secs(10);
+const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The longest time between two looks that counts as waiting for a rail: ranks do not look between calls.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -134,7 +134,8 @@ impl Peer {
         match connected {
             Ok(connected) => {
                 slot.connected = Some(connected);
-                slot.reconnection.connected_at = Some(now);
+                // The peer's offer made this attempt due; the next one waits.
+                slot.reconnection.due = None;
                 messages.push(RailMessage::Connected { qp: qp as u8, generation });
             }
             Err(error) => {
@@ -180,8 +181,8 @@ impl Peer {
                 }
             }
             RailMessage::Connected { generation, .. } => {
-                if let Some(hello) = self.link.peer_connected(qp, generation)? {
-                    self.post_now(&hello)?;
+                if self.link.needs_hello(qp, generation) {
+                    self.greet(qp)?;
                 }
             }
             RailMessage::Broken { generation, state, .. } => {

@@ -2,6 +2,7 @@
 //!
 //! Owns the times of attempts.
 
+use crate::error::Error;
 use crate::transport::verbs::objects::{
     Connected, Destruction, Endpoint, Fresh, PathAttributes, QueuePair, QueuePairSpec,
 };
@@ -14,9 +15,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest time between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A queue pair that worked for so long begins with the first pause again.
-const STABLE: Duration = Duration::from_secs(30);
-
 /// A queue pair, or what is left of it.
 pub(super) struct PeerQp {
     /// `None` once it is destroyed.
@@ -26,6 +24,8 @@ pub(super) struct PeerQp {
     pub destruction: Option<Destruction>,
     /// Whether its destruction was over at an earlier look, so that its last completions were polled since.
     pub destroyed: bool,
+    /// Why its trial was lost.
+    pub lost_trial: Option<Error>,
     pub reconnection: Reconnection,
 }
 
@@ -39,6 +39,7 @@ impl PeerQp {
             unflushed_since: None,
             destruction: None,
             destroyed: false,
+            lost_trial: None,
             reconnection,
         }
     }
@@ -54,7 +55,14 @@ impl PeerQp {
     /// What is left of a queue pair that was never connected.
     pub(super) fn lost(spec: QueuePairSpec, path: PathAttributes) -> Self {
         let reconnection = Reconnection::new(spec, path);
-        Self { connected: None, unflushed_since: None, destruction: None, destroyed: true, reconnection }
+        Self {
+            connected: None,
+            unflushed_since: None,
+            destruction: None,
+            destroyed: true,
+            lost_trial: None,
+            reconnection,
+        }
     }
 
     /// Destroys the queue pair, unless it is destroyed.
@@ -81,12 +89,10 @@ impl PeerQp {
 pub(super) struct Reconnection {
     pub spec: QueuePairSpec,
     pub path: PathAttributes,
-    /// Attempts since it was stable.
+    /// Attempts since it was reliable.
     pub attempts: u32,
     /// When the next attempt is due, if that is known.
     pub due: Option<Instant>,
-    /// When this end was connected last.
-    pub connected_at: Option<Instant>,
     /// This end of the next generation, which was offered to the peer.
     pub fresh: Option<QueuePair<Fresh>>,
     /// The peer's end of the next generation.
@@ -95,14 +101,11 @@ pub(super) struct Reconnection {
 
 impl Reconnection {
     pub(super) fn new(spec: QueuePairSpec, path: PathAttributes) -> Self {
-        Self { spec, path, attempts: 0, due: None, connected_at: None, fresh: None, offered: None }
+        Self { spec, path, attempts: 0, due: None, fresh: None, offered: None }
     }
 
     /// Whether an attempt is due, of which the first is due some time after this is called first.
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
-        if self.connected_at.take_if(|at| now.duration_since(*at) > STABLE).is_some() {
-            self.attempts = 0;
-        }
         let pause = FIRST_PAUSE.saturating_mul(1 << self.attempts.min(16)).min(LONGEST_PAUSE);
         now >= *self.due.get_or_insert(now + pause)
     }

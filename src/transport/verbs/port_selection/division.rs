@@ -41,17 +41,6 @@ impl Offer {
     fn networks(&self) -> BTreeSet<&str> {
         self.ports().iter().map(|rail| &*rail.network).collect()
     }
-
-    /// The ports that the rank uses if it does not share the ports of its node: the nearest; or, if there are
-    /// more networks than it may use ports, those of the first positions, which are the same for all ranks.
-    fn undivided(&self) -> Vec<Rail> {
-        let mut rails = self.ports().to_vec();
-        if self.networks().len() > self.most() {
-            rails.sort_by_key(|rail| rail.position);
-        }
-        rails.truncate(self.most());
-        rails
-    }
 }
 
 /// The ports that each rank of a node uses, as positions in its offer, ascending.
@@ -119,9 +108,9 @@ fn key(rail: &Rail) -> (&str, u8) {
 /// The rails of every rank of a world, the best first. `nodes` has the name of each rank's node; ranks of one
 /// node are not linked by RDMA if they share memory.
 ///
-/// The ranks of each node divide its ports, unless that separates ranks that have ports in one network: ports
-/// of different networks reach each other only over routers, of which nothing is known here. Then every rank
-/// uses as many ports as it may.
+/// The ranks of each node divide its ports. If that separates ranks that have ports in one network, as where
+/// each port of a node has a network of its own, every rank has the others as reserves: one for each network.
+/// Only links to peers whose own ports are in no network of this rank's use them.
 #[must_use]
 pub fn rails_of_world(offers: &[&Offer], nodes: &[&str], shares_memory: bool) -> Vec<Vec<Rail>> {
     let mut divided: Vec<Vec<Rail>> = vec![Vec::new(); offers.len()];
@@ -147,14 +136,28 @@ pub fn rails_of_world(offers: &[&Offer], nodes: &[&str], shares_memory: bool) ->
         })
     };
     if places.iter().any(is_separated) {
-        offers.iter().map(|offer| offer.undivided()).collect()
-    } else {
-        divided
+        for (offer, rails) in offers.iter().zip(&mut divided) {
+            add_reserves(offer, rails);
+        }
+    }
+    divided
+}
+
+/// Appends a port of each network that these rails of a rank are not in. The first positions come first, as
+/// they are the same for all ranks.
+fn add_reserves(offer: &Offer, rails: &mut Vec<Rail>) {
+    let mut others: Vec<&Rail> = offer.ports().iter().collect();
+    others.sort_by_key(|rail| rail.position);
+    for rail in others {
+        if rails.len() < MAX_RAILS && rails.iter().all(|used| used.network != rail.network) {
+            rails.push(Rail { is_reserve: true, ..rail.clone() });
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::pairing::pair_rails;
     use super::*;
     use proptest::prelude::*;
 
@@ -173,8 +176,13 @@ mod tests {
         Offer { rails, most, is_near_gpu }
     }
 
+    /// The devices, reserves after a plus.
     fn names(rails: &[Rail]) -> String {
-        rails.iter().map(|rail| &*rail.device).collect()
+        let name = |(at, rail): (usize, &Rail)| {
+            let is_first = rail.is_reserve && !rails[at - 1].is_reserve;
+            format!("{}{}", if is_first { "+" } else { "" }, rail.device)
+        };
+        rails.iter().enumerate().map(name).collect()
     }
 
     /// The devices of each rank, joined by spaces.
@@ -223,14 +231,11 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_not_divided_if_that_separates_ranks_that_have_a_network_in_common() {
+    fn ports_are_always_divided_and_others_of_the_node_are_reserves_where_ranks_are_separated() {
         assert_eq!(of_world("a- b-", 4, true), "a b a b", "one network");
-        assert_eq!(
-            of_world("a-1 b-2", 4, true),
-            "ab ab ab ab",
-            "the first ranks would be in 1, the second in 2"
-        );
-        assert_eq!(of_world("a-1 b-2 c-3", 2, true), "ab ab ab ab", "the same networks for all");
+        let separated = "a+b b+a a+b b+a";
+        assert_eq!(of_world("a-1 b-2", 4, true), separated, "the first ranks are in 1, the second in 2");
+        assert_eq!(of_world("a-1 b-2 c-3", 1, true), "a+bc b+ac a+bc b+ac", "the same networks for all");
         let one = offer("a-1 b-2", 4, false);
         let other = offer("a-3 b-4", 4, false);
         let rails = rails_of_world(&[&one, &one, &other, &other], &["x", "x", "y", "y"], true);
@@ -238,7 +243,37 @@ mod tests {
         let rails = rails_of_world(&[&one, &one], &["x", "x"], true);
         assert_eq!([names(&rails[0]), names(&rails[1])], ["a", "b"], "they share memory");
         let rails = rails_of_world(&[&one, &one], &["x", "x"], false);
-        assert_eq!([names(&rails[0]), names(&rails[1])], ["ab", "ab"], "they are linked by RDMA");
+        assert_eq!([names(&rails[0]), names(&rails[1])], ["a+b", "b+a"], "they are linked by RDMA");
+    }
+
+    /// Counter-example: with a subnet for each rail, every rank of such nodes used the first four ports.
+    #[test]
+    fn each_of_eight_gpus_uses_its_own_port_where_every_rail_has_a_subnet() {
+        let ports = |near: usize| {
+            let port = |at: usize| {
+                format!(
+                    "{}{}{at}",
+                    ["a", "b", "c", "d", "e", "f", "g", "h"][at],
+                    if at == near { '=' } else { '-' }
+                )
+            };
+            (0..8).map(port).collect::<Vec<_>>().join(" ")
+        };
+        let offers: Vec<Offer> = (0..16).map(|rank| offer(&ports(rank % 8), 4, true)).collect();
+        let nodes: Vec<&str> = (0..16).map(|rank| if rank < 8 { "x" } else { "y" }).collect();
+        let rails = rails_of_world(&offers.iter().collect::<Vec<_>>(), &nodes, true);
+        for (rank, rails) in rails.iter().enumerate() {
+            assert_eq!((rails.len(), usize::from(rails[0].position)), (8, rank % 8));
+            assert!(rails[1..].iter().all(|rail| rail.is_reserve) && !rails[0].is_reserve);
+            // The link that a plan uses stays on the rail; another crosses to a port of one of the ends.
+            assert_eq!(pair_rails(rails, &rails.clone()), [(0, 0)]);
+        }
+        let crossing = pair_rails(&rails[0], &rails[9]);
+        assert_eq!(crossing.len(), 2, "{crossing:?}");
+        for (mine, theirs) in crossing {
+            let (mine, theirs) = (&rails[0][mine], &rails[9][theirs]);
+            assert!(mine.network == theirs.network && mine.is_reserve != theirs.is_reserve);
+        }
     }
 
     #[test]

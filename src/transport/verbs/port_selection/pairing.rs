@@ -12,28 +12,40 @@ use std::net::Ipv6Addr;
 ///
 /// Rails of the same network and the same position on their node are paired first, as networks of several
 /// rails connect these by the fewest switches; then others of the same network, then those that routers may
-/// connect, each in the order of the lists. Exchanging the lists does not change the set of pairs. The pairs
-/// are in the order of `mine`, so both ranks pass the lower rank's list first.
+/// connect, each in the order of the lists. Reserves are used only if no two other rails have a network in
+/// common: then the two ranks meet in the networks of either. The pairs are in the order of `mine`, so both
+/// ranks pass the lower rank's list first.
 ///
 /// Only the first [`MAX_RAILS`] of each list count: what a peer publishes is not trusted, and keys are
 /// exchanged for that many.
 #[must_use]
 pub fn pair_rails(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
+    type Relation = fn(&Rail, &Rail) -> bool;
     let [mine, theirs] = [mine, theirs].map(|rails| &rails[..rails.len().min(MAX_RAILS)]);
-    let mut pairs: Vec<(usize, usize)> = Vec::new();
-    // Each relation divides the rails that have partners into classes. Within a class, the first rail of one
-    // list is paired with the first of the other, whichever list comes first.
-    let relations: [fn(&Rail, &Rail) -> bool; 3] =
-        [|one, other| is_near(one, other) && one.position == other.position, is_near, are_routed];
-    for related in relations {
+    let owned: Relation = |one, other| !one.is_reserve && !other.is_reserve;
+    let half_owned: Relation = |one, other| !one.is_reserve || !other.is_reserve;
+    let same_position: Relation = |one, other| is_near(one, other) && one.position == other.position;
+    let pair = |pairs: &mut Vec<(usize, usize)>, admitted: Relation, related: Relation| {
         for (at, rail) in mine.iter().enumerate() {
             if pairs.iter().any(|(used, _)| *used == at) {
                 continue;
             }
             let free = |index: &usize| pairs.iter().all(|(_, used)| used != index);
-            let partner = (0..theirs.len()).filter(free).find(|index| related(rail, &theirs[*index]));
+            let fits = |index: &usize| admitted(rail, &theirs[*index]) && related(rail, &theirs[*index]);
+            let partner = (0..theirs.len()).filter(free).find(fits);
             pairs.extend(partner.map(|partner| (at, partner)));
         }
+    };
+    let mut pairs: Vec<(usize, usize)> = Vec::new();
+    for admitted in [owned, half_owned, |_, _| true] {
+        if pairs.is_empty() {
+            pair(&mut pairs, admitted, same_position);
+            pair(&mut pairs, admitted, is_near);
+        }
+    }
+    // Routers may connect the ranks' own rails besides, unless both meet in a network by reserves.
+    if pairs.iter().all(|(one, other)| owned(&mine[*one], &theirs[*other])) {
+        pair(&mut pairs, owned, are_routed);
     }
     pairs.sort_unstable();
     pairs

@@ -20,8 +20,18 @@ pub(super) fn check(
     if filter.is_some_and(|filter| !filter.admits(&device.name, port.number)) {
         return Err(Rejection::new("is excluded by FLEXRING_IB_HCA").by_setting());
     }
-    if device.kind == "RNIC" {
-        return Err(Rejection::new("uses iWARP, which flexring does not support"));
+    match device.driver.as_deref() {
+        Some("efa") => {
+            let message = "is an Elastic Fabric Adapter, which flexring does not support, as it has no reliable connections";
+            return Err(Rejection::new(message).with_fix("NCCL uses it by aws-ofi-nccl"));
+        }
+        Some("erdma") => {
+            return Err(Rejection::new("is an eRDMA adapter, which flexring does not support"));
+        }
+        _ if device.kind == "RNIC" => {
+            return Err(Rejection::new("uses iWARP, which flexring does not support"));
+        }
+        _ => {}
     }
     if port.layer == LinkLayer::Other {
         return Err(Rejection::new("supports neither InfiniBand nor RoCE"));

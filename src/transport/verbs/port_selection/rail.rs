@@ -52,6 +52,10 @@ pub struct Rail {
     pub distance: PciDistance,
     /// Whether it is a software device, such as Soft-RoCE.
     pub is_software: bool,
+    /// Whether other ranks of the node use the port, and this one only to reach peers that its own ports do
+    /// not reach. The division decides; ranks do not exchange it.
+    #[serde(skip)]
+    pub is_reserve: bool,
 }
 
 impl Rail {
@@ -95,6 +99,7 @@ impl Rail {
             position: 0,
             distance,
             is_software: device.driver.is_none(),
+            is_reserve: false,
         }
     }
 }
@@ -120,6 +125,7 @@ impl Rail {
             position: 0,
             distance: PciDistance::Node,
             is_software: false,
+            is_reserve: false,
         }
     }
 }

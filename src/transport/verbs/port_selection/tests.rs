@@ -75,6 +75,7 @@ fn an_adapter_with_a_port_down_is_one_rail() {
         position: 0,
         distance: PciDistance::Node,
         is_software: false,
+        is_reserve: false,
     };
     assert_eq!(selection.rails.first(), Some(&rail));
     assert_eq!(selection.rails.len(), 1);
@@ -297,6 +298,7 @@ fn rails(text: &str) -> Vec<Rail> {
             position: 0,
             distance: PciDistance::Node,
             is_software: false,
+            is_reserve: false,
         }
     };
     text.split_whitespace().map(rail).collect()

@@ -35,8 +35,8 @@ fn two_ranks(rails: &[Rail]) -> (ConnectedRank, ConnectedRank) {
     let deadline = Instant::now() + LIMIT;
     thread::scope(|scope| {
         let handshake = scope.spawn(|| one.verbs.handshake(deadline));
-        other.verbs.handshake(deadline).expect("the peer is alive");
-        handshake.join().expect("no rank panics").expect("the peer is alive");
+        other.verbs.handshake(deadline).0.expect("the peer is alive");
+        handshake.join().expect("no rank panics").0.expect("the peer is alive");
     });
     (one, other)
 }

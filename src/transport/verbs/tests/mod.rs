@@ -173,7 +173,7 @@ fn run_linked(
     thread::scope(|scope| {
         let running = ranks.into_iter().map(|mut rank| {
             scope.spawn(move || {
-                let handshake = rank.verbs.handshake(Instant::now() + Duration::from_secs(20));
+                let (handshake, _) = rank.verbs.handshake(Instant::now() + Duration::from_secs(20));
                 handshake.and_then(|()| act(&mut rank)).inspect_err(|error| rank.fail(error))
             })
         });

@@ -15,6 +15,7 @@ use super::options::VerbsOptions;
 use super::peer::{Peer, list_failures, peer_index_of};
 use super::port_selection::Rail;
 use super::rail_counters::RailCounters;
+use super::rail_faults::RailFault;
 use super::registry::MemoryRegistry;
 use super::wire::{MAX_RAILS, WINDOW};
 use crate::call::Call;
@@ -132,17 +133,26 @@ impl Verbs {
         })
     }
 
-    /// Sends a hello over every queue pair, and waits for the peers' hellos. All ranks must be connected. A
-    /// queue pair without a hello until the deadline is not used, and a warning is logged.
+    /// Sends a hello and a trial over every queue pair, and waits for the peers' hellos. All ranks must be
+    /// connected. A queue pair without a hello until the deadline is not used, and a warning is logged.
+    /// Returns the rails that carried hellos and lost the trial, whatever the outcome.
     ///
     /// # Errors
     /// `PeerLost` if a peer is unreachable over every queue pair; the fault that was raised meanwhile.
-    pub(crate) fn handshake(&mut self, deadline: Instant) -> Result<()> {
+    pub(crate) fn handshake(&mut self, deadline: Instant) -> (Result<()>, Vec<RailFault>) {
+        let outcome = self.exchange_hellos(deadline);
+        let mut lost = Vec::new();
+        for peer in &self.peers {
+            let rank = peer.rank();
+            let fault = |(rail, theirs, cause)| RailFault { rail, other_end: Some((rank, theirs)), cause };
+            lost.extend(peer.lost_trials().map(fault));
+        }
+        (outcome, lost)
+    }
+
+    fn exchange_hellos(&mut self, deadline: Instant) -> Result<()> {
         for peer in &mut self.peers {
-            for qp in 0..peer.qp_count() {
-                let hello = peer.link.hello(qp)?;
-                peer.post_now(&hello)?;
-            }
+            (0..peer.qp_count()).try_for_each(|qp| peer.greet(qp))?;
         }
         let mut events = Events::new();
         loop {
@@ -162,6 +172,7 @@ impl Verbs {
             self.fault.check_waiting()?;
             if Instant::now() > deadline {
                 for peer in &mut self.peers {
+                    peer.break_late_trials();
                     for qp in 0..peer.qp_count() {
                         if !peer.link.hello_received(qp) {
                             let message = "no hello arrived from the peer";

@@ -147,7 +147,9 @@ impl TwoEnds {
             return;
         }
         let marker = link.drain_marker(qp).expect("a queue pair");
-        (0..=marker.serial).for_each(|serial| link.write_failed(qp, serial));
+        (0..=marker.serial).for_each(|serial| {
+            link.write_failed(qp, serial);
+        });
         for _ in 0..RECV_DEPTH {
             link.recv_completed(qp);
         }

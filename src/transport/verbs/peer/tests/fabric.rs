@@ -9,6 +9,7 @@
 use super::super::wr_id;
 use crate::transport::verbs::link::{RECV_DEPTH, WORK_REQUESTS};
 use crate::transport::verbs::objects::{Completion, RecordedCalls, WcStatus, WriteRequest};
+use crate::transport::verbs::wire::TRIAL_BYTES;
 use fastrand::Rng;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -114,7 +115,8 @@ impl Fabric {
         if recorded.in_error {
             self.break_end(rank, qp, FLUSHED, random);
         }
-        let is_apart = |write: &WriteRequest| write.immediate.is_none() && write.len > 0;
+        let is_trial = |write: &WriteRequest| write.len as usize == TRIAL_BYTES && write.signalled;
+        let is_apart = |write: &WriteRequest| write.immediate.is_none() && write.len > 0 && !is_trial(write);
         for (at, write) in recorded.posted.iter().enumerate().filter(|(_, write)| is_apart(write)) {
             let next = recorded.posted.get(at + 1);
             let is_followed = next.is_some_and(|next| {

@@ -151,6 +151,8 @@ impl SimulatedRank {
         let patience = if scenario.reconnects { Duration::MAX } else { Duration::ZERO };
         let peer = Peer::new(0, link, control, &Arc::new(control_memory), &counters);
         let mut peer = peer.with_reconnects(patience);
+        // Its faults come at any time.
+        peer.link.drop_none();
         peer.connect(fresh.collect(), &paths, (&info, &link_info), &[]).expect("inert");
         peer.set_ready().expect("nothing is suspected");
         Self {

@@ -121,7 +121,7 @@ impl OnDemand {
         let shape = links.options.link_shape;
         let needed = LinkResources::of_link(&pairs, shape);
         if !self.batches.last().is_some_and(|batch| batch.has_room(&needed)) {
-            let further = links.peers.len().clamp(1, MOST_IN_BATCH);
+            let further = links.peers.len().min(needed.most_links(links.devices)).clamp(1, MOST_IN_BATCH);
             self.batches.push(links.add_batch(needed.times(further))?);
         }
         let rails = links.rails;
