@@ -151,6 +151,7 @@ const OLD: [(&str, &[&str]); 2] = [
             "ibv_close_device",
             "ibv_get_async_event",
             "ibv_ack_async_event",
+            "ibv_query_device",
             "ibv_query_port",
             "ibv_alloc_pd",
             "ibv_dealloc_pd",
@@ -198,7 +199,7 @@ fn a_libibverbs_without_a_needed_function_or_version_is_refused() {
     let library = imitation(folder.path(), &[("IBVERBS_1.0", &all)]);
     let path = library.to_str().expect("a path in UTF-8");
     let refused = format!(
-        "{path} is no libibverbs that flexring can use: it has no ibv_get_device_list@IBVERBS_1.1 and 18 more functions; install \
+        "{path} is no libibverbs that flexring can use: it has no ibv_get_device_list@IBVERBS_1.1 and 19 more functions; install \
          rdma-core's libibverbs"
     );
     let (code, out, _) = run("doctor", &[("FLEXRING_IBVERBS", path)]);

@@ -234,3 +234,43 @@ fn settings_of_nccl_count_where_flexrings_are_unset_and_roce_without_a_class_is_
     let text = with_class.sums_are_right();
     assert!(!text.contains("traffic class 0") && text.contains("uses mlx5_0:1"), "{text}");
 }
+
+#[test]
+fn the_doctor_tests_the_ports_of_a_job_one_by_one() {
+    let with_facts = |node: usize| {
+        let machine = infiniband(2);
+        let bridge = "sys/devices/pci0000:10/0000:10:00.0";
+        // Access Control Services at 0x100 that redirect requests.
+        let mut space = vec![0; 256];
+        space.extend([0x0d, 0, 1, 0, 0, 0, 0x1d, 0]);
+        std::fs::write(machine.root().join(bridge).join("config"), space).expect("written");
+        let device = format!("{bridge}/0000:11:00.0");
+        machine.file(&format!("{device}/current_link_speed"), "32.0 GT/s PCIe");
+        machine.file(&format!("{device}/current_link_width"), "8");
+        machine.file(&format!("{device}/max_link_speed"), "32.0 GT/s PCIe");
+        machine.file(&format!("{device}/max_link_width"), "16");
+        machine.file("sys/class/infiniband/mlx5_0/fw_ver", &format!("28.39.{node}"));
+        Node::new(machine, 1)
+    };
+    let Some(good) = job(&[0, 1].map(with_facts), "doctor --pair") else { return };
+    let text = &good.0[0].text;
+    assert!(good.0.iter().all(|rank| rank.status.success()) && good.0[1].text.is_empty(), "{}", good.text());
+    for words in [
+        &["rail 0", "mlx5_0:1", "works", "GB/s of 50.0"][..],
+        &["rail 1", "mlx5_1:1", "works"],
+        &["mlx5_1:1", "32.0 GT/s PCIe x8", "could have 32.0 GT/s PCIe x16"],
+        &["mlx5_1:1", "Access Control Services", "0000:10:00.0"],
+        &["different firmware", "mlx5_core 28.39.0", "mlx5_core 28.39.1"],
+        &["all 2 rails between 2 ranks work"],
+    ] {
+        assert!(has_line(text, words), "{words:?}: {text}");
+    }
+    let bad = job(&pair(2, 1, "mlx5_1:lose=4096"), "doctor --pair --json").expect("not skipped");
+    assert!(bad.0.iter().all(|rank| rank.status.code() == Some(1)), "{}", bad.text());
+    let text = &bad.0[0].text;
+    let report: serde_json::Value =
+        serde_json::from_str(&text[text.find("{\n").expect("JSON")..]).expect("JSON");
+    assert!(report["tests"][0]["gbytes_per_second"].as_f64() > Some(0.0), "{report:#}");
+    let failure = report["tests"][1]["failure"].as_str().expect("why it failed");
+    assert!(failure.contains("MTU") && failure.contains("mlx5_1"), "{failure}");
+}

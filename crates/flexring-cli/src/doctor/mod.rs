@@ -13,6 +13,7 @@
 //! | `gpu` | GPUs, their driver, and the GDR modes |
 //! | `topology` | where GPUs and RDMA devices are, and which ports the ranks of a job would use |
 //! | `machine` | descriptions of other machines |
+//! | `pair`, `pci` | tests between the nodes of a job, and what may slow its RDMA devices down |
 //! | `facts` | all of these in one tree |
 //! | `transports` | which transports can be used |
 //! | `findings` | what is wrong, how severe it is, and how to fix it |
@@ -26,6 +27,8 @@ mod facts;
 mod findings;
 mod gpu;
 mod machine;
+mod pair;
+mod pci;
 mod process;
 mod rdma;
 mod report;
@@ -47,9 +50,9 @@ use std::path::{Path, PathBuf};
 ///
 /// Shows processors, memory, interfaces, RDMA devices with the ports and addresses that would be used, GPUs,
 /// and the settings that are set. Ends with the findings and commands that fix them. Within a job, every rank
-/// can run it.
+/// can run it. With --pair, the ranks of a job test their RDMA ports together.
 ///
-/// Exits with 1 if flexring cannot run here with these settings.
+/// Exits with 1 if flexring cannot run here with these settings, or if a port fails.
 #[derive(Args, Debug)]
 pub struct DoctorOptions {
     /// Print JSON
@@ -59,6 +62,10 @@ pub struct DoctorOptions {
     /// lists them
     #[arg(long, value_name = "PATH")]
     machine: Option<PathBuf>,
+    /// Test the RDMA ports between the nodes of this job, one after the other, with long packets and sums that
+    /// are checked. Start one rank on each node; rank 0 prints a line for each port
+    #[arg(long, conflicts_with = "machine")]
+    pair: bool,
 }
 
 /// Runs the command.
@@ -66,6 +73,9 @@ pub fn run(options: &DoctorOptions) -> Result<(), CommandError> {
     let variables = std::env::vars_os()
         .map(|(name, text)| (name.to_string_lossy().into_owned(), text.to_string_lossy().into_owned()));
     let variables = variables.collect();
+    if options.pair {
+        return pair::run(options.json);
+    }
     if let Some(path) = &options.machine {
         let machine = Machine::open(path)?;
         let report = DoctorReport::gather(machine.root(), &variables);

@@ -1,0 +1,355 @@
+//! `flexring doctor --pair`: tests the RDMA ports between the nodes of a job.
+//!
+//! Owns the order of the tests, which is the same on all ranks, and the report. The ranks find each other
+//! over TCP. Then, for each port of a node in turn, all ranks make a communicator that uses that port only.
+
+use super::pci::PciFacts;
+use super::process::MemoryReport;
+use super::rdma::RdmaReport;
+use crate::error::CommandError;
+use crate::output;
+use flexring::internal::bootstrap::host_name;
+use flexring::internal::transport::verbs::inventory::{
+    Affinity, LinkLayer, retransmissions, sets_traffic_class,
+};
+use flexring::internal::transport::verbs::port_selection::{Rail, offer};
+use flexring::{Communicator, Error, Identity, ReduceOp, UniqueId, create_unique_id};
+use flexring_core::config::{Config, TransportChoice};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Instant;
+
+/// Elements of the vectors that are added: 32 MiB.
+const ELEMENTS: usize = 8 << 20;
+
+/// Timed all-reduces of a test.
+const REPEATS: u32 = 4;
+
+/// A rank's node, as ranks exchange it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct NodeFacts {
+    rank: usize,
+    host: String,
+    /// The version of libibverbs, if its file has one.
+    libibverbs: Option<String>,
+    /// The limit of locked memory of this process, if it has one that is too low for the job.
+    low_memlock: Option<u64>,
+    /// By position.
+    ports: Vec<PortFacts>,
+    /// Why there are none.
+    failure: Option<String>,
+}
+
+/// A port that can be used.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct PortFacts {
+    name: String,
+    is_ethernet: bool,
+    rate_gbps: f64,
+    firmware: Option<String>,
+    driver: Option<String>,
+    /// Whether packets have a traffic class, by a setting or the system's.
+    has_traffic_class: bool,
+    /// Whether it is a bond of several ports.
+    is_bond: bool,
+    pci: PciFacts,
+}
+
+/// The test of one port of each rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct RailTest {
+    /// By rank.
+    ports: Vec<String>,
+    /// Gigabytes per second that each port sent and received; `None` if the test failed.
+    gbytes_per_second: Option<f64>,
+    failure: Option<String>,
+    /// What the ports sent again meanwhile, where drivers count it.
+    retransmissions: u64,
+}
+
+/// The report of all ranks.
+#[derive(Clone, Debug, Serialize)]
+struct PairReport {
+    nodes: Vec<NodeFacts>,
+    tests: Vec<RailTest>,
+    /// What is wrong or unusual.
+    findings: Vec<String>,
+}
+
+/// Runs the tests as a rank of the job that the environment describes. Rank 0 prints the report.
+///
+/// # Errors
+/// Usage without a job of several ranks; failure of a test, which the report says.
+pub fn run(json: bool) -> Result<(), CommandError> {
+    let config = Config::from_env()?;
+    let usage = || {
+        let message = "doctor --pair is for jobs: start it as one rank on each of two or more nodes, as with mpirun or srun";
+        CommandError::Usage(message.to_owned())
+    };
+    let identity = Identity::from_env(&config).map_err(|_| usage())?;
+    if identity.world < 2 {
+        return Err(usage());
+    }
+    let over_tcp = Config { transport: TransportChoice::Tcp, ..config.clone() };
+    let control = Communicator::with_config(&over_tcp, &identity)?;
+    let (mine, rails) = NodeFacts::gather(&identity, &config);
+    let nodes = exchange(&control, &mine)?;
+    let fewest = nodes.iter().map(|node| node.ports.len()).min().unwrap_or(0);
+    let tests =
+        rails.iter().take(fewest).enumerate().map(|(at, rail)| test(&control, &config, &nodes, at, rail));
+    let tests = tests.collect::<Result<Vec<_>, _>>()?;
+    let findings = findings(&nodes, &tests);
+    let report = PairReport { nodes, tests, findings };
+    if identity.rank == 0 {
+        output::print(&if json { output::json(&report)? } else { report.text() })?;
+    }
+    if report.works() { Ok(()) } else { Err(CommandError::Reported) }
+}
+
+impl NodeFacts {
+    fn gather(identity: &Identity, config: &Config) -> (Self, Vec<Rail>) {
+        let root = Path::new("/");
+        let affinity = Affinity::local(None);
+        let rdma = RdmaReport::read(root, config, &affinity);
+        let memory = MemoryReport::read(root, config, identity.world, false);
+        let (mut rails, failure) = match offer(&rdma.inventory, config, &affinity) {
+            Ok(offer) => (offer.rails, rdma.library_failure().map(str::to_owned)),
+            Err(error) => (Vec::new(), Some(error.message().to_owned())),
+        };
+        rails.sort_by_key(|rail| rail.position);
+        if failure.is_some() {
+            rails.clear();
+        }
+        let port = |rail: &Rail| {
+            let device = rdma.inventory.devices.iter().find(|device| device.name == rail.device);
+            let folder = root.join("sys/class/infiniband").join(&rail.device).join("device");
+            PortFacts {
+                name: format!("{}:{}", rail.device, rail.port),
+                is_ethernet: rail.layer == LinkLayer::Ethernet,
+                rate_gbps: rail.rate_mbps as f64 / 1000.0,
+                firmware: device.and_then(|device| device.firmware.clone()),
+                driver: device.and_then(|device| device.driver.clone()),
+                has_traffic_class: config.ib_tc != 0 || sets_traffic_class(root, &rail.device, rail.port),
+                is_bond: rail.device.contains("bond"),
+                pci: PciFacts::read(&folder),
+            }
+        };
+        let low_memlock =
+            memory.memlock_bytes.filter(|bytes| !memory.memlock_exempt && *bytes < memory.needed_bytes);
+        let libibverbs = rdma.library.as_ref().and_then(|library| library.version.clone());
+        let ports = rails.iter().map(port).collect();
+        (Self { rank: identity.rank, host: host_name(), libibverbs, low_memlock, ports, failure }, rails)
+    }
+}
+
+/// Gathers a value of every rank, by rank.
+fn exchange<T: Serialize + DeserializeOwned>(control: &Communicator, mine: &T) -> Result<Vec<T>, Error> {
+    let failed = |cause| Error::internal(format!("cannot exchange facts: {cause}"));
+    let text = serde_json::to_vec(mine).map_err(failed)?;
+    let mut longest = [text.len() as u64];
+    control.all_reduce(&mut longest, ReduceOp::Max)?;
+    // Text of JSON has no zero bytes.
+    let longest = longest[0] as usize;
+    let mut all = vec![0_u8; longest * control.world_size()];
+    all[longest * control.rank()..][..text.len()].copy_from_slice(&text);
+    control.all_gather_in_place(&mut all)?;
+    let parts = all.chunks(longest).map(|part| part.split(|byte| *byte == 0).next().unwrap_or_default());
+    parts.map(|text| serde_json::from_slice(text).map_err(failed)).collect()
+}
+
+/// Tests the port at this position of every rank.
+///
+/// # Errors
+/// Those of the exchange, not of the test.
+fn test(
+    control: &Communicator,
+    config: &Config,
+    nodes: &[NodeFacts],
+    at: usize,
+    rail: &Rail,
+) -> Result<RailTest, Error> {
+    let mut id = [0; UniqueId::SIZE];
+    if control.rank() == 0 {
+        id = *create_unique_id(config)?.as_bytes();
+    }
+    control.broadcast(&mut id, 0)?;
+    let one_port = Config {
+        transport: TransportChoice::Verbs,
+        ib_hca: Some(format!("={}:{}", rail.device, rail.port)),
+        ib_rails: 1,
+        ..config.clone()
+    };
+    let count = || retransmissions(Path::new("/"), &rail.device, rail.port).unwrap_or(0);
+    let before = count();
+    let measured = measure(&one_port, control, &id);
+    let again = count().saturating_sub(before);
+    let outcomes = exchange(control, &(measured.map_err(|error| error.message().to_owned()), again))?;
+    let mut new = RailTest {
+        ports: nodes.iter().map(|node| node.ports[at].name.clone()).collect(),
+        gbytes_per_second: None,
+        failure: None,
+        retransmissions: 0,
+    };
+    for (outcome, again) in outcomes {
+        new.retransmissions += again;
+        match outcome {
+            Ok(rate) => {
+                new.gbytes_per_second = Some(new.gbytes_per_second.map_or(rate, |slowest| rate.min(slowest)))
+            }
+            Err(failure) => new.failure = new.failure.or(Some(failure)),
+        }
+    }
+    if new.failure.is_some() {
+        new.gbytes_per_second = None;
+    }
+    Ok(new)
+}
+
+/// Adds vectors over one port, and checks the sums. Returns gigabytes per second in each direction.
+fn measure(config: &Config, control: &Communicator, id: &[u8]) -> Result<f64, Error> {
+    let world = control.world_size();
+    let identity = Identity::from_unique_id(world, &UniqueId::from_bytes(id)?, control.rank())?;
+    let comm = Communicator::with_config(config, &identity)?;
+    let mut vector = comm.alloc::<u32>(ELEMENTS)?;
+    (0..).zip(vector.iter_mut()).for_each(|(at, element): (u32, &mut u32)| *element = at);
+    comm.all_reduce(&mut vector, ReduceOp::Sum)?;
+    let begun = Instant::now();
+    for _ in 0..REPEATS {
+        comm.all_reduce(&mut vector, ReduceOp::Sum)?;
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let factor = (world as u32).wrapping_pow(REPEATS + 1);
+    let is_wrong = |(at, sum): &(u32, &u32)| **sum != at.wrapping_mul(factor);
+    let wrong = (0..).zip(vector.iter()).filter(is_wrong).count();
+    if wrong > 0 {
+        return Err(Error::system(format!("{wrong} of {ELEMENTS} sums are wrong")));
+    }
+    let bytes = 2.0 * (world - 1) as f64 / world as f64 * (4 * ELEMENTS) as f64;
+    Ok(f64::from(REPEATS) * bytes / seconds / 1e9)
+}
+
+/// What is wrong or unusual, the same things of several ports in one sentence each.
+fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
+    let mut found = Vec::new();
+    let counts: BTreeSet<usize> = nodes.iter().map(|node| node.ports.len()).collect();
+    if counts.len() > 1 {
+        let each: Vec<String> =
+            nodes.iter().map(|node| format!("{} has {}", node.host, node.ports.len())).collect();
+        found.push(format!(
+            "the nodes have different numbers of ports, of which the fewest were tested: {}",
+            each.join(", ")
+        ));
+    }
+    let versions: BTreeSet<&str> = nodes.iter().filter_map(|node| node.libibverbs.as_deref()).collect();
+    if versions.len() > 1 {
+        found.push(format!(
+            "the nodes have different versions of libibverbs: {}",
+            Vec::from_iter(versions).join(", ")
+        ));
+    }
+    let ports = || nodes.iter().flat_map(|node| &node.ports);
+    let firmware: BTreeSet<(&str, &str)> =
+        ports().filter_map(|port| Some((port.driver.as_deref()?, port.firmware.as_deref()?))).collect();
+    let drivers: BTreeSet<&str> = firmware.iter().map(|(driver, _)| *driver).collect();
+    if firmware.len() > drivers.len() {
+        let each: Vec<String> =
+            firmware.iter().map(|(driver, version)| format!("{driver} {version}")).collect();
+        found.push(format!("adapters have different firmware: {}", each.join(", ")));
+    }
+    for node in nodes {
+        let host = &node.host;
+        found.extend(node.failure.as_ref().map(|failure| format!("{host} has no port: {failure}")));
+        found.extend(node.low_memlock.map(|bytes| {
+            format!("{host} may lock {bytes} bytes of memory only (fix: ulimit -l unlimited, in the job's own limits)")
+        }));
+        for port in &node.ports {
+            let name = format!("{} of {host}", port.name);
+            let pci = &port.pci;
+            if pci.link != pci.best_link && !pci.link.is_empty() {
+                found
+                    .push(format!("{name} has a PCI link of {}, and could have {}", pci.link, pci.best_link));
+            }
+            if pci.read_request.is_some_and(|bytes| bytes < 512) {
+                let bytes = pci.read_request.unwrap_or_default();
+                found.push(format!(
+                    "{name} reads {bytes} bytes at a time (fix: setpci CAP_EXP+8.w, MaxReadReq 4096)"
+                ));
+            }
+            if !pci.redirecting.is_empty() {
+                let bridges = pci.redirecting.join(", ");
+                found.push(format!(
+                    "{name} is below bridges whose Access Control Services send transfers to GPUs through the root complex or \
+                     refuse them: {bridges} (fix: switch ACS off in the firmware, or setpci ECAP_ACS+6.w=0)"
+                ));
+            }
+            if pci.is_translated {
+                found.push(format!("an IOMMU translates what {name} accesses, which GPUs may not bear (fix: boot with iommu=pt)"));
+            }
+            if port.is_ethernet && !port.has_traffic_class && port.driver.is_some() {
+                found.push(format!("{name} sends with traffic class 0 (fix: FLEXRING_IB_TC is that of the lossless class, often 106)"));
+            }
+            if port.is_bond {
+                found.push(format!("{name} is a bond, of which one queue pair uses one port (fix: FLEXRING_IB_QPS_PER_RAIL=2)"));
+            }
+        }
+    }
+    for test in tests.iter().filter(|test| test.retransmissions > 0) {
+        found.push(format!(
+            "{} sent {} packets again: the network loses some",
+            test.ports.join(" and "),
+            test.retransmissions
+        ));
+    }
+    found
+}
+
+impl PairReport {
+    /// Whether all ports of all nodes work.
+    fn works(&self) -> bool {
+        !self.tests.is_empty() && self.tests.iter().all(|test| test.failure.is_none())
+    }
+
+    fn text(&self) -> String {
+        /// Ranks whose ports a line names; of more, the first and the last.
+        const MOST: usize = 4;
+        let mut text = String::new();
+        for (at, test) in self.tests.iter().enumerate() {
+            let named: Vec<String> = self
+                .nodes
+                .iter()
+                .zip(&test.ports)
+                .map(|(node, port)| format!("{} {port}", node.host))
+                .collect();
+            let named = match &named[..] {
+                [first, .., last] if named.len() > MOST => {
+                    format!("{first} to {last}, {} ranks", named.len())
+                }
+                all => all.join(" - "),
+            };
+            let outcome = match (test.gbytes_per_second, &test.failure) {
+                (Some(rate), _) => {
+                    format!("works   {rate:6.2} GB/s of {:.1}", self.nodes[0].ports[at].rate_gbps / 8.0)
+                }
+                (None, failure) => format!("FAILED  {}", failure.as_deref().unwrap_or("no rank says why")),
+            };
+            let _ = writeln!(text, "rail {at:<3} {named:<44} {outcome}");
+        }
+        for finding in &self.findings {
+            let _ = writeln!(text, "note     {finding}");
+        }
+        let failed = self.tests.iter().filter(|test| test.failure.is_some()).count();
+        let verdict = match (self.tests.len(), failed) {
+            (0, _) => "no port was tested".to_owned(),
+            (all, 0) => format!(
+                "all {} between {} work",
+                output::counted(all, "rail"),
+                output::counted(self.nodes.len(), "rank")
+            ),
+            (all, failed) => format!("{failed} of {} failed", output::counted(all, "rail")),
+        };
+        text + &verdict + "\n"
+    }
+}
