@@ -84,6 +84,11 @@ impl RailCounters {
         self.bytes_received.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Messages that have arrived so far.
+    pub(super) fn arrivals(&self) -> u64 {
+        self.messages_received.load(Ordering::Relaxed)
+    }
+
     /// A connection over this rail was made again.
     pub(super) fn reconnected(&self) {
         self.reconnections.fetch_add(1, Ordering::Relaxed);

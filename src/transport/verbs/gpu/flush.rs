@@ -110,8 +110,9 @@ impl Flusher {
 
 /// Holds back receive completions of GPU memory until the data has arrived on the GPU.
 ///
-/// One flush by each rail covers all events that were held back before it started; later events wait for the
-/// next one.
+/// One flush by each rail over which messages have arrived since its last one covers all events that were
+/// held back before it started; later events wait for the next one. Other rails have nothing to flush, and a
+/// read over a port that is down would take long.
 pub(in crate::transport::verbs) struct FlushQueue {
     /// By rail; `None` if its device has failed: no data comes over it any more, and no flush by it ends.
     flushers: Vec<Option<Flusher>>,
@@ -123,6 +124,8 @@ pub(in crate::transport::verbs) struct FlushQueue {
     from: u64,
     /// The rkeys of that memory, by rail.
     keys: Vec<u32>,
+    /// What had arrived over each rail when its last flush started.
+    flushed: Vec<u64>,
     /// The numbers of flushes that must be complete before `flushing` is reported, by rail.
     targets: Vec<u64>,
     /// Events that wait for the current flush.
@@ -134,9 +137,18 @@ pub(in crate::transport::verbs) struct FlushQueue {
 impl FlushQueue {
     /// A queue for the GPU with the memory at `from`, flushed by every rail that works.
     pub(in crate::transport::verbs) fn new(flushers: Vec<Option<Flusher>>, from: u64, keys: &[u32]) -> Self {
-        let (keys, targets) = (keys[..flushers.len()].to_vec(), vec![0; flushers.len()]);
-        let (flushing, waiting) = (VecDeque::new(), VecDeque::new());
-        Self { flushers, retired: Vec::new(), failure: None, from, keys, targets, flushing, waiting }
+        let (keys, none) = (keys[..flushers.len()].to_vec(), vec![0; flushers.len()]);
+        Self {
+            flushers,
+            retired: Vec::new(),
+            failure: None,
+            from,
+            keys,
+            flushed: none.clone(),
+            targets: none,
+            flushing: VecDeque::new(),
+            waiting: VecDeque::new(),
+        }
     }
 
     /// The device of a rail has failed. `of_call` is why the current call fails, if it is on this GPU: what
@@ -156,11 +168,16 @@ impl FlushQueue {
         }
     }
 
-    /// Reports events whose flush is complete, and starts the next flush.
+    /// Reports events whose flush is complete, and starts the next flush. `arrivals` are the messages that
+    /// have arrived over each rail.
     ///
     /// # Errors
     /// `System` if a flush failed, or a device during a call on this GPU.
-    pub(in crate::transport::verbs) fn step(&mut self, events: &mut Events) -> Result<()> {
+    pub(in crate::transport::verbs) fn step(
+        &mut self,
+        events: &mut Events,
+        arrivals: impl Fn(usize) -> u64,
+    ) -> Result<()> {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
@@ -176,10 +193,14 @@ impl FlushQueue {
         }
         if !self.waiting.is_empty() {
             std::mem::swap(&mut self.flushing, &mut self.waiting);
-            for ((flusher, key), target) in self.flushers.iter_mut().zip(&self.keys).zip(&mut self.targets) {
-                // There is room, as the previous flush is complete.
-                let number = flusher.as_mut().map_or(Ok(None), |flusher| flusher.start(self.from, *key))?;
-                *target = number.map_or(*target, |number| number + 1);
+            for (rail, flusher) in self.flushers.iter_mut().enumerate() {
+                let arrived = arrivals(rail);
+                if let Some(flusher) = flusher.as_mut().filter(|_| arrived != self.flushed[rail])
+                    // There is room, as the previous flush is complete.
+                    && let Some(number) = flusher.start(self.from, self.keys[rail])?
+                {
+                    (self.targets[rail], self.flushed[rail]) = (number + 1, arrived);
+                }
             }
         }
         Ok(())
@@ -271,14 +292,38 @@ mod tests {
         let mut failed = queue();
         failed.hold(&mut events(), 0);
         failed.fail(0, Some(Error::system("inert: the device failed")));
-        assert!(failed.step(&mut Events::new()).is_err());
+        assert!(failed.step(&mut Events::new(), |_| 1).is_err());
         let mut later = queue();
         later.fail(0, None);
         let mut arrived = events();
         later.hold(&mut arrived, 0);
         assert!(arrived.is_empty() && later.is_busy());
-        (0..2).for_each(|_| later.step(&mut arrived).expect("no rail is left to flush"));
+        (0..2).for_each(|_| later.step(&mut arrived, |_| 1).expect("no rail is left to flush"));
         assert_eq!(arrived.len(), 1);
+    }
+
+    #[test]
+    fn rails_are_flushed_over_which_something_has_arrived_since() {
+        let flushers = (0..2).map(|_| Some(flusher(&Shim::none()).expect("inert")));
+        let mut queue = FlushQueue::new(flushers.collect(), 64, &[1, 2]);
+        let started =
+            |queue: &FlushQueue| [0, 1].map(|rail| queue.flushers[rail].as_ref().map_or(0, |it| it.started));
+        let mut rounds = Vec::new();
+        for arrivals in [[0, 5], [3, 5], [3, 5]] {
+            let mut events = Events::from([Event::RecvComplete { peer: 1 }]);
+            queue.hold(&mut events, 0);
+            queue.step(&mut events, |rail| arrivals[rail]).expect("inert");
+            rounds.push(started(&queue));
+            for (rail, count) in started(&queue).into_iter().enumerate() {
+                let flusher = queue.flushers[rail].as_ref().expect("it works");
+                let completion = |id| crate::transport::verbs::objects::Completion { id, outcome: Ok(None) };
+                let mut injected = flusher.queue.injected.lock().expect("no other thread");
+                injected.extend((flusher.completed..count).map(completion));
+            }
+            queue.step(&mut events, |rail| arrivals[rail]).expect("inert");
+            assert_eq!(events.len(), 1, "{arrivals:?}");
+        }
+        assert_eq!(rounds, [[0, 1], [1, 1], [1, 1]]);
     }
 
     #[test]

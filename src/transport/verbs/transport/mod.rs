@@ -539,7 +539,7 @@ impl Transport for Verbs {
             && let Some(flushes) = &mut self.flushes
         {
             flushes.hold(events, before);
-            flushes.step(events)?;
+            flushes.step(events, |rail| self.counters[rail].arrivals())?;
         }
         Ok(moved || events.len() > before)
     }
