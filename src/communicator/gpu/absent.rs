@@ -28,6 +28,11 @@ pub(in crate::communicator) fn numa_node(_requested: Option<usize>) -> Option<u3
 }
 
 #[cfg(feature = "verbs")]
+pub(in crate::communicator) fn is_coherent(_requested: Option<usize>) -> bool {
+    false
+}
+
+#[cfg(feature = "verbs")]
 pub(in crate::communicator) fn address(_requested: Option<usize>) -> Option<String> {
     None
 }

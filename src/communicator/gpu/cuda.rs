@@ -65,6 +65,12 @@ pub(in crate::communicator) fn numa_node(requested: Option<usize>) -> Option<u32
     Gpu::node(known(requested)?)
 }
 
+/// Whether a coherent link connects the known GPU with its processor.
+#[cfg(feature = "verbs")]
+pub(in crate::communicator) fn is_coherent(requested: Option<usize>) -> bool {
+    known(requested).is_some_and(Gpu::is_coherent)
+}
+
 /// The PCI address of the known GPU, if there is one and the driver reports it.
 #[cfg(feature = "verbs")]
 pub(in crate::communicator) fn address(requested: Option<usize>) -> Option<String> {

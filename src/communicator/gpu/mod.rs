@@ -14,18 +14,18 @@ mod kernel_watch;
 #[cfg(feature = "cuda")]
 mod registered_memory;
 
-#[cfg(all(feature = "verbs", not(feature = "cuda")))]
-pub(super) use absent::address;
 #[cfg(not(feature = "cuda"))]
 pub(super) use absent::{
     GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node, slot_bytes,
 };
-#[cfg(all(feature = "verbs", feature = "cuda"))]
-pub(super) use cuda::address;
+#[cfg(all(feature = "verbs", not(feature = "cuda")))]
+pub(super) use absent::{address, is_coherent};
 #[cfg(feature = "cuda")]
 pub(super) use cuda::{
     GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node, slot_bytes,
 };
+#[cfg(all(feature = "verbs", feature = "cuda"))]
+pub(super) use cuda::{address, is_coherent};
 #[cfg(feature = "cuda")]
 pub(super) use {
     cuda::{OpenedGpu, PreparedCollective},

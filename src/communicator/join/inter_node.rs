@@ -76,7 +76,9 @@ fn offer_ports(config: &Config) -> Result<Offer> {
     use crate::transport::verbs::inventory::{Affinity, Inventory};
     use crate::transport::verbs::port_selection::offer;
     let gpu = crate::communicator::gpu::address(config.gpu);
-    offer(&Inventory::local(), config, &Affinity::local(gpu.as_deref()))
+    let is_coherent = crate::communicator::gpu::is_coherent(config.gpu);
+    let affinity = Affinity { is_coherent, ..Affinity::local(gpu.as_deref()) };
+    offer(&Inventory::local(), config, &affinity)
 }
 
 /// Opens libibverbs.
@@ -358,7 +360,8 @@ impl InterNodeSetup<'_> {
         for Rail { device, port, network, distance, .. } in mine {
             log::debug!("verbs: rank {} uses {device}:{port}, {distance}, in {network}", self.me);
         }
-        let mut options = VerbsOptions { halves_mtu, ..VerbsOptions::new(self.config) };
+        let mut options =
+            VerbsOptions { halves_mtu, ..VerbsOptions::new(self.config) }.for_bonds(&rails, self.config);
         if self.infos[self.me].rails.ports.is_near_gpu {
             options = options.at_distance(mine, self.config.gdr_level);
         }

@@ -10,7 +10,7 @@ use crate::cuda_driver::{
 use crate::descriptor::StandardHeld;
 use crate::error::{Error, Result};
 use crate::memory::Piece;
-use cudarc::driver::sys::{CUevent_flags, CUstream_flags, CUstreamCaptureMode};
+use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags, CUstream_flags, CUstreamCaptureMode};
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
@@ -85,6 +85,14 @@ impl Gpu {
     /// The PCI address of the GPU with this index, such as `0000:1b:00.0`, if the driver reports it.
     pub(crate) fn address(ordinal: u32) -> Option<String> {
         Some(gpu_info(ordinal as usize).ok()?.address)
+    }
+
+    /// Whether a coherent link connects the GPU with this index with its processor: it uses the processor's
+    /// page tables.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn is_coherent(ordinal: u32) -> bool {
+        let tables = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+        driver().is_ok_and(|driver| driver.attribute(ordinal as usize, tables).is_ok_and(|uses| uses != 0))
     }
 
     /// The NUMA node nearest to the GPU with this index, if the driver and the kernel report it.

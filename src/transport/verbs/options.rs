@@ -91,6 +91,16 @@ impl VerbsOptions {
         self
     }
 
+    /// These options for a world with these rails, by rank. Two queue pairs for each pair of rails, unless the
+    /// setting is given, if some are bonds: a connection uses one of a bond's ports. All ranks find the same.
+    pub(crate) fn for_bonds(mut self, rails: &[Vec<Rail>], config: &Config) -> Self {
+        let is_given = config.given.contains("FLEXRING_IB_QPS_PER_RAIL");
+        if !is_given && rails.iter().flatten().any(|rail| rail.device.contains("bond")) {
+            self.link_shape.qps_per_rail = self.link_shape.qps_per_rail.max(2);
+        }
+        self
+    }
+
     /// Attributes of the path from a rail of this rank, whose port has these attributes, to one of the peer,
     /// with packets of `mtu` (as verbs number MTUs: 1 is 256 bytes, 5 is 4096).
     pub(super) fn path_attributes(

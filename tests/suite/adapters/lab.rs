@@ -90,6 +90,9 @@ impl Job {
 
 /// The folder of the library, for `LD_LIBRARY_PATH`, or why there is none.
 fn library() -> Result<PathBuf, String> {
+    if !cfg!(feature = "verbs") {
+        return Err("this build has no RDMA".to_owned());
+    }
     if !rustix::process::geteuid().is_root() {
         return Err("mount namespaces need root".to_owned());
     }
@@ -138,11 +141,13 @@ pub fn job(nodes: &[Node], arguments: &str) -> Option<Job> {
         command.arg(node.machine.root()).arg(network.path().join(format!("rank{rank}")));
         command.arg(env!("CARGO_BIN_EXE_flexring")).args(arguments.split_whitespace());
         command.env("FAKE_VERBS", network.path()).env("FAKE_VERBS_ADAPTERS", &node.quirks);
-        command.env("LD_LIBRARY_PATH", &library);
         command.env("FLEXRING_RANK", rank.to_string()).env("FLEXRING_WORLD_SIZE", places.len().to_string());
         command.env("FLEXRING_MASTER_ADDR", "127.0.0.1").env("FLEXRING_MASTER_PORT", port.to_string());
         command.env("FLEXRING_NODE", format!("node{at}")).env("FLEXRING_THREADS", "1");
         command.envs(node.settings.iter().map(|(name, value)| (name, value)));
+        let others = node.settings.iter().filter(|(name, _)| *name == "LD_LIBRARY_PATH");
+        let paths = others.map(|(_, path)| path.clone()).chain([library.display().to_string()]);
+        command.env("LD_LIBRARY_PATH", paths.collect::<Vec<_>>().join(":"));
         command
     };
     let ranks: Vec<Command> = places.iter().enumerate().map(rank).collect();

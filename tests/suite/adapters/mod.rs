@@ -5,6 +5,7 @@
 mod fake;
 mod lab;
 
+use crate::programs::simulated_cuda;
 use fake::{ETHERNET, FakeMachine, FakePort, INFINIBAND};
 use lab::{Node, job};
 
@@ -273,4 +274,46 @@ fn the_doctor_tests_the_ports_of_a_job_one_by_one() {
     assert!(report["tests"][0]["gbytes_per_second"].as_f64() > Some(0.0), "{report:#}");
     let failure = report["tests"][1]["failure"].as_str().expect("why it failed");
     assert!(failure.contains("MTU") && failure.contains("mlx5_1"), "{failure}");
+}
+
+#[test]
+fn a_gpu_without_a_near_adapter_is_named_unless_nccls_file_says_where_both_are() {
+    let Some(cuda) = simulated_cuda() else { return };
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let topology = r#"<system version="1"><cpu numaid="0"><pci busid="ffff:ff:01.0">
+        <pci busid="0000:01:00.0"/><pci busid="0000:b1:00.0"/></pci></cpu></system>"#;
+    std::fs::write(file.path(), topology).expect("written");
+    let node = |_| {
+        let machine = FakeMachine::new();
+        machine.hca("mlx5_0", "pci0000:b0/0000:b1:00.0", 0, &[INFINIBAND]);
+        machine.link("sys/bus/pci/devices/0000:01:00.0", "sys/devices/pci0000:00/0000:01:00.0");
+        Node::new(machine, 1)
+            .set("FLEXRING_TRANSPORT", "verbs")
+            .set("FLEXRING_GPU", "0")
+            .set("LD_LIBRARY_PATH", cuda.to_str().expect("a path"))
+    };
+    let Some(hidden) = job(&[0, 1].map(node), SHORT) else { return };
+    let text = hidden.sums_are_right();
+    let words = [
+        "WARN",
+        "GPU memory of ranks 0 and 1 is copied",
+        "mlx5_0 is NODE from the GPU of rank 0",
+        "FLEXRING_GDR_LEVEL=PXB",
+    ];
+    assert!(has_line(&text, &words), "{text}");
+    let file = file.path().to_str().expect("a path");
+    let shown = job(&[0, 1].map(|at| node(at).set("NCCL_TOPO_FILE", file)), SHORT).expect("not skipped");
+    let text = shown.sums_are_right();
+    assert!(!text.contains("is copied through host memory"), "{text}");
+}
+
+#[test]
+fn a_bond_of_ports_carries_two_queue_pairs() {
+    let node = |_| {
+        let machine = FakeMachine::new();
+        machine.hca("mlx5_bond_0", "pci0000:b0/0000:b1:00.0", 0, &[INFINIBAND]);
+        Node::new(machine, 1).quirks("lose=30000").set("FLEXRING_TRANSPORT", "verbs")
+    };
+    let Some(job) = job(&[0, 1].map(node), "perf -b 1M -e 1M -w 1 -n 3") else { return };
+    assert!(has_line(&job.text(), &["mlx5_bond_0", "1 of 2 remain"]), "{}", job.text());
 }

@@ -56,9 +56,7 @@ impl TopologyReport {
         affinity: &Affinity,
         gpus: &[String],
     ) -> Self {
-        let located = |address: &String| {
-            PciLocation::read(&root.join("sys/bus/pci/devices").join(address.to_ascii_lowercase()))
-        };
+        let located = |address: &String| Affinity::read(root, Some(address)).gpu.unwrap_or_default();
         let gpus: Vec<(&String, PciLocation)> =
             gpus.iter().map(|address| (address, located(address))).collect();
         Self {

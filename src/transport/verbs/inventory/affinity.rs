@@ -3,6 +3,7 @@
 //! Owns the distance between a rank and a PCI device.
 
 use super::sysfs::{names, number, text};
+use super::topology_file::TopologyFile;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
@@ -37,6 +38,9 @@ pub struct Affinity {
     pub nodes: Vec<NumaNode>,
     /// The location of the rank's GPU, if it has one.
     pub gpu: Option<PciLocation>,
+    /// Whether a coherent link connects the GPU with its processor, as in GH200 and GB200: devices of the same
+    /// NUMA node reach its memory over it as fast as below a switch.
+    pub is_coherent: bool,
 }
 
 /// How far a device is from a rank's GPU or, without a GPU, from its processors; in NCCL's words, the nearest
@@ -131,9 +135,11 @@ impl Affinity {
         };
         let gpu = gpu.map(|address| {
             // CUDA writes addresses in upper case.
-            PciLocation::read(&root.join("sys/bus/pci/devices").join(address.to_ascii_lowercase()))
+            let folder = root.join("sys/bus/pci/devices").join(address.to_ascii_lowercase());
+            let given = TopologyFile::of(root).location(address);
+            given.map_or_else(|| PciLocation::read(&folder), |(path, numa)| PciLocation { path, numa })
         });
-        Self { nodes: names(&folder).iter().filter_map(node).collect(), gpu }
+        Self { nodes: names(&folder).iter().filter_map(node).collect(), gpu, is_coherent: false }
     }
 
     /// The location of the rank's GPU, if it has one and the kernel shows where it is.
@@ -162,7 +168,8 @@ impl Affinity {
             (_, 0..=2) => PciDistance::Pix,
             _ => PciDistance::Pxb,
         };
-        Distance { pci, numa }
+        let is_near = self.is_coherent && pci <= PciDistance::Node;
+        Distance { pci: if is_near { pci.min(PciDistance::Pxb) } else { pci }, numa }
     }
 
     fn numa_distance(&self, one: Option<u32>, other: Option<u32>) -> u32 {

@@ -9,6 +9,7 @@
 //! | `affinity` | NUMA nodes and PCI paths: how far a device is from this process or its GPU |
 //! | `reader` | where the kernel shows the devices, and in what format |
 //! | `hw_counters` | the counters of a port's driver |
+//! | `topology_file` | NCCL's file of where devices are |
 //! | `sysfs` | reading small files and directories |
 //! | `fake` | file trees for tests |
 
@@ -21,6 +22,7 @@ mod reader;
 mod sysfs;
 #[cfg(test)]
 mod tests;
+mod topology_file;
 
 pub use affinity::{Affinity, Distance, NumaNode, PciDistance, PciLocation};
 pub use device::{

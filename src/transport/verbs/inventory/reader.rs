@@ -8,6 +8,7 @@ use super::device::{
     RdmaPort,
 };
 use super::sysfs::{names, target, text};
+use super::topology_file::TopologyFile;
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 use std::path::Path;
@@ -25,8 +26,14 @@ impl Inventory {
     /// A file that cannot be read counts as missing: the kernel refuses to read most entries of a GID table.
     #[must_use]
     pub fn read(root: &Path, addresses: Vec<InterfaceAddress>) -> Self {
-        let devices: Vec<RdmaDevice> =
+        let mut devices: Vec<RdmaDevice> =
             names(&root.join("sys/class/infiniband")).iter().map(|name| device(root, name)).collect();
+        let file = TopologyFile::of(root);
+        for device in &mut devices {
+            if let Some((path, numa)) = device.pci.address().and_then(|address| file.location(address)) {
+                device.pci = PciLocation { path, numa };
+            }
+        }
         let ports = devices.iter().flat_map(|device| &device.ports);
         let netdevs_of = |port: &RdmaPort| {
             let of_gids = port.gids.iter().filter_map(|gid| gid.netdev.clone());

@@ -162,6 +162,9 @@ fn devices_are_near_that_share_pci_bridges_or_the_numa_node() {
         [0, 1, 2, 3].map(pci),
         [PciDistance::Pix, PciDistance::Phb, PciDistance::Sys, PciDistance::Node]
     );
+    let coherent = Affinity { is_coherent: true, ..gpu.clone() };
+    let pci = |index: usize| coherent.distance(&inventory.devices[index].pci).pci;
+    assert_eq!([0, 1, 2].map(pci), [PciDistance::Pix, PciDistance::Pxb, PciDistance::Sys]);
     let nowhere = Distance { pci: PciDistance::Node, numa: 10 };
     assert_eq!(Affinity::default().distance(&inventory.devices[2].pci), nowhere);
 }

@@ -18,7 +18,7 @@ pub(in super::super) const WORK_REQUESTS: usize = SEND_DEPTH + WINDOW + 1;
 pub(in super::super) const RECV_DEPTH: usize = 2 * SEND_DEPTH;
 
 /// Bytes of messages that a rail must carry to count as one that works.
-const PROOF: u64 = 1 << 20;
+pub(super) const PROOF: u64 = 1 << 20;
 
 /// A queue pair that breaks so often before it has carried [`PROOF`] is not connected again: its rail passes
 /// hellos, and loses what matters.

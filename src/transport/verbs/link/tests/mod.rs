@@ -5,6 +5,7 @@
 mod fuzz;
 mod protocol_violations;
 
+use super::qp_state::PROOF;
 use super::*;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::objects::{Context, ProtectionDomain, Shim};
@@ -473,4 +474,48 @@ fn a_queue_pair_without_pending_completion_is_probed() {
     ends.links[0].write_completed(0, u32::MAX / 4);
     assert_eq!(ends.events(0).len(), 1);
     assert!(ends.links[0].probe(0).expect("alive").is_none(), "a peer that left is not probed");
+}
+
+#[test]
+fn a_failed_write_says_whether_it_was_gpu_memory() {
+    for on_gpu in [false, true] {
+        let mut ends = TwoEnds::new(1);
+        ends.begin(1);
+        (0..2).for_each(|me| ends.transfer(me));
+        ends.post_recv(1, LONG);
+        ends.transfer(1);
+        ends.memory.push(vec![1; LONG]);
+        let source = piece(ends.memory.last_mut().expect("just pushed"));
+        let region = ends.registry.for_sending(source).expect("inert");
+        let start = NonNull::new(source.as_ptr()).expect("an address");
+        // SAFETY: the test keeps the memory, which nothing reads through this piece.
+        let source = if on_gpu { unsafe { Piece::on_gpu(start, LONG, 0) } } else { source };
+        ends.links[0].send(source, Some(region)).expect("alive");
+        let requests = ends.requests(0);
+        assert_eq!(requests.len(), 1);
+        assert_eq!(ends.links[0].write_failed(0, requests[0].serial), on_gpu);
+    }
+}
+
+#[test]
+fn a_queue_pair_that_breaks_before_it_has_carried_enough_is_dropped_after_three_times() {
+    let broken = Error::peer_lost("a write was lost");
+    for (carried, is_dropped) in [(PROOF as usize, false), (PROOF as usize - 1, true)] {
+        let mut ends = TwoEnds::new(2);
+        let link = &mut ends.links[0];
+        for _ in 0..MOST_FAILURES {
+            let serial = link.qps[0].record(RequestKind::Probe, carried as u64);
+            link.write_completed(0, serial);
+            link.break_qp(0, &broken);
+            assert!(link.check().is_ok(), "the other queue pair works");
+            link.restart_qp(0);
+            assert!(link.needs_hello(0, link.qps[0].generation));
+            for request in [link.hello(0), link.trial(0)] {
+                assert!(!link.qps[0].is_proven(), "a hello says nothing of long packets");
+                link.write_completed(0, request.expect("alive").serial);
+            }
+            assert!(link.qps[0].is_proven());
+        }
+        assert_eq!(link.is_dropped(0), is_dropped, "{carried} bytes");
+    }
 }
