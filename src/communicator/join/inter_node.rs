@@ -357,8 +357,9 @@ impl InterNodeSetup<'_> {
             ConnectInfo, LinkDirectory, RailFault, SetupFailure, UnconnectedVerbs, VerbsOptions,
         };
         let mine = &rails[self.me];
-        for Rail { device, port, network, distance, .. } in mine {
-            log::debug!("verbs: rank {} uses {device}:{port}, {distance}, in {network}", self.me);
+        for Rail { device, port, network, distance, is_reserve, .. } in mine {
+            let as_reserve = if *is_reserve { ", as a reserve" } else { "" };
+            log::debug!("verbs: rank {} uses {device}:{port}, {distance}, in {network}{as_reserve}", self.me);
         }
         let mut options =
             VerbsOptions { halves_mtu, ..VerbsOptions::new(self.config) }.for_bonds(&rails, self.config);

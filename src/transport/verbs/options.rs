@@ -91,8 +91,9 @@ impl VerbsOptions {
         self
     }
 
-    /// These options for a world with these rails, by rank. Two queue pairs for each pair of rails, unless the
-    /// setting is given, if some are bonds: a connection uses one of a bond's ports. All ranks find the same.
+    /// These options for a world with these rails, by rank. Two queue pairs for each pair of rails, unless
+    /// the setting is given, if some are bonds: a connection uses one of a bond's ports. All ranks find the
+    /// same.
     pub(crate) fn for_bonds(mut self, rails: &[Vec<Rail>], config: &Config) -> Self {
         let is_given = config.given.contains("FLEXRING_IB_QPS_PER_RAIL");
         if !is_given && rails.iter().flatten().any(|rail| rail.device.contains("bond")) {

@@ -1,4 +1,5 @@
-//! Nodes with adapters that are in memory: `tests/verbs/libibverbs.c`, and trees of files for `/sys` and `/dev`.
+//! Nodes with adapters that are in memory: `tests/verbs/libibverbs.c`, and trees of files for `/sys` and
+//! `/dev`.
 //!
 //! Owns building the library, the mounts, and starting ranks. Each rank is in a mount namespace of its own,
 //! and counts as a rank of the node whose tree it sees.

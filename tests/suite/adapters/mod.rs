@@ -48,21 +48,27 @@ fn good_adapters_carry_the_right_sums_without_a_word() {
     }
 }
 
+/// Counter-example: all ranks used the first four adapters, and the others were idle.
 #[test]
-fn every_adapter_is_used_where_each_has_a_subnet() {
-    // Ranks of one position have a rail in common; a broadcast needs links between others.
+fn every_adapter_is_used_by_one_rank_where_each_has_a_subnet() {
+    const ADAPTERS: usize = 8;
+    // Ranks of one position have rails in common; a broadcast needs links between others.
     for arguments in [SHORT, "perf --collective broadcast --root 1 -b 64K -e 64K -w 1 -n 2"] {
         let node = |_| {
-            let node = Node::new(of_networks(4, |number| number), 2).set("FLEXRING_LOG", "debug");
-            let quirks: Vec<String> =
-                (0..4).map(|number| format!("mlx5_{number}:network={number}")).collect();
-            node.quirks(&quirks.join(" ")).set("FLEXRING_TRANSPORT", "verbs")
+            let of_each = (0..ADAPTERS).map(|number| format!("mlx5_{number}:network={number}"));
+            Node::new(of_networks(ADAPTERS, |number| number), 2)
+                .quirks(&of_each.collect::<Vec<_>>().join(" "))
+                .set("FLEXRING_TRANSPORT", "verbs")
+                .set("FLEXRING_LOG", "debug")
         };
         let Some(job) = job(&[0, 1].map(node), arguments) else { return };
         let text = job.sums_are_right();
-        for (rank, adapter) in [(0, 0), (1, 1), (0, 2), (1, 3), (2, 0), (3, 3)] {
-            let uses = format!("verbs: rank {rank} uses mlx5_{adapter}:1");
-            assert!(text.contains(&uses), "{uses}: {text}");
+        for (node, adapter) in (0..2).flat_map(|node| (0..ADAPTERS).map(move |adapter| (node, adapter))) {
+            let uses = |line: &&str| {
+                let of = |rank| line.contains(&format!("verbs: rank {rank} uses mlx5_{adapter}:1, "));
+                (of(2 * node) || of(2 * node + 1)) && !line.contains("reserve")
+            };
+            assert_eq!(text.lines().filter(uses).count(), 1, "mlx5_{adapter} of node {node}: {text}");
         }
     }
 }

@@ -62,8 +62,8 @@ pub struct DoctorOptions {
     /// lists them
     #[arg(long, value_name = "PATH")]
     machine: Option<PathBuf>,
-    /// Test the RDMA ports between the nodes of this job, one after the other, with long packets and sums that
-    /// are checked. Start one rank on each node; rank 0 prints a line for each port
+    /// Test the RDMA ports between the nodes of this job, one after the other, with long packets and checked
+    /// sums. Start one rank on each node; rank 0 prints a line for each port
     #[arg(long, conflicts_with = "machine")]
     pair: bool,
 }

@@ -473,7 +473,8 @@ pub fn environment(name: &str) -> Option<String> {
     NcclSettings::read().value(name, variable).map(|(value, _)| value).or(own)
 }
 
-/// The settings whose values are those of NCCL's variables and files, as in `FLEXRING_IB_TC=106 (NCCL_IB_TC)`.
+/// The settings whose values are those of NCCL's variables and files, as in
+/// `FLEXRING_IB_TC=106 (NCCL_IB_TC)`.
 #[must_use]
 pub fn nccl_settings() -> Vec<String> {
     NcclSettings::read().used(variable)

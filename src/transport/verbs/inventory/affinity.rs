@@ -38,8 +38,8 @@ pub struct Affinity {
     pub nodes: Vec<NumaNode>,
     /// The location of the rank's GPU, if it has one.
     pub gpu: Option<PciLocation>,
-    /// Whether a coherent link connects the GPU with its processor, as in GH200 and GB200: devices of the same
-    /// NUMA node reach its memory over it as fast as below a switch.
+    /// Whether a coherent link connects the GPU with its processor, as in GH200 and GB200: devices of the
+    /// same NUMA node reach its memory over it as fast as below a switch.
     pub is_coherent: bool,
 }
 
