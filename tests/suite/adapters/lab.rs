@@ -97,6 +97,12 @@ fn library() -> Result<PathBuf, String> {
     if !rustix::process::geteuid().is_root() {
         return Err("mount namespaces need root".to_owned());
     }
+    let mut mount = Command::new("unshare");
+    mount.args(["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "none", "/sys/class"]);
+    let mounted = mount.output().map_err(|cause| format!("unshare: {cause}"))?;
+    if !mounted.status.success() {
+        return Err(String::from_utf8_lossy(&mounted.stderr).trim().to_owned());
+    }
     if !Path::new("/usr/include/infiniband/verbs.h").exists() {
         return Err("no libibverbs-dev for the adapters in memory".to_owned());
     }
