@@ -79,11 +79,13 @@ constexpr u64 kPatience = 1'000'000;
 
 // The round of a direct call has all bytes of a slice, which are less than these.
 constexpr u32 kDirect = 0xfffffff0;
-// Bytes of a stage, and granules that a CTA has of the blocks of all ranks. A test makes both small.
+// Bytes of a stage, granules that a CTA has of the blocks of all ranks, and bytes of a slot. A test makes them small.
 #ifdef FLEXRING_STRESSED
 constexpr u32 kStage = 1024;
 constexpr u32 kGathered = 48;
+constexpr u32 kSlot = 512;
 #else
+constexpr u32 kSlot = kSlotBytes;
 constexpr u32 kStage = kStageBytes;
 constexpr u32 kGathered = 2048;
 #endif
@@ -120,13 +122,26 @@ struct Rounds {
 // In place of a round's number: a rank has entered a call that may be direct.
 constexpr u32 kEntered = 0xffffffff;
 
+// The item that a CTA runs. items.h explains it.
+struct ItemShared {
+    u32 index;
+    u32 bytes;
+    u32 flags;
+    u32 first_place;
+    u32 first_wait;
+    u32 sources;
+    u32 destinations;
+    u32 waits;
+};
+
 // What the threads of a CTA share. Also what would take registers.
 struct CollectiveShared {
     CollectiveState* peers[kMostRanks];
-    // By rank, of the round that is next: its input stage with the block for this rank, and its output stage; in a direct call the part
-    // of its input that this rank reads, and that of its output.
-    u8* inputs[kMostRanks];
-    u8* outputs[kMostRanks];
+    // The addresses that are next. Of a round, in the order of the ranks received: the block for this rank in their input stages; and
+    // by rank: the output stages. In a direct call the parts of their inputs that this rank reads, and those of outputs. Of an item: its
+    // sources and destinations, marked as items.h says.
+    u64 sources[kMostPlaces];
+    u64 destinations[kMostPlaces];
     // The ranks whose blocks are received, in order.
     u32 received[kMostRanks];
     u64 epoch;
@@ -136,6 +151,7 @@ struct CollectiveShared {
     bool runs;
     bool failed;
     Rounds rounds;
+    ItemShared item;
     Granule gathered[kGathered];
 };
 constexpr u32 kNoSlice = 0xffffffff;
@@ -201,7 +217,8 @@ __device__ __forceinline__ void fail(CollectiveState& state, CollectiveStatus& s
 // A thread that waits for another rank.
 class Waiter {
   public:
-    // Called after a poll in vain; `what` returns the first missing one as kind << 16 | rank. False if the call has failed.
+    // Called after a poll in vain; `what` returns the first missing one as kind << 16 | rank, or 0 if another CTA of this rank reports
+    // it. False if the call has failed.
     template <class What>
     __device__ __forceinline__ bool again(const Running& run, What what) {
         pause_waiter();
@@ -210,6 +227,7 @@ class Waiter {
         const u64 now = nanoseconds();
         if (since_ == 0) since_ = now;
         const u32 now_for = what();
+        if (now_for == 0) return true;
         if (reported_ != 0 || (now - since_ > kPatience && compare_and_swap(&run.state.reporter, 0, 1) == 0)) {
             if (reported_ != now_for) store_relaxed_sys(&run.status.waiting_for, static_cast<u64>(run.slice()) << 32 | now_for);
             if (reported_ == 0) store_release_sys(&run.status.waiting_epoch, run.epoch());
@@ -334,6 +352,29 @@ __device__ __forceinline__ Granule scaled(const CollectiveParameters& call, cons
     take<E, 1>(true, E::factor(call.factor), read, values);
     return narrow<E>(values[0]);
 }
+
+// What a CTA does in a turn of a long call, between what it waits for and what it says to others.
+enum Work : u32 { kIdle, kWaits, kFill, kReduce, kPull, kEnd, kFailure };
+struct Turn {
+    u32 work;
+    // Of a sum: the number of sources, and of ranks to divide by; granules and destinations.
+    u32 sources;
+    u32 divide;
+    u32 begin;
+    u32 end;
+    u32 first;
+    u32 last;
+    // Of a round: the ranks that are informed by these words that the round `round` was staged, or is complete.
+    u32 informed;
+    u32 round;
+    bool staged;
+};
+
+}  // namespace flexring
+
+#include "items.h"
+
+namespace flexring {
 
 // The place among those received of a rank's block.
 __device__ __forceinline__ u32 place_of(const CollectiveParameters& call, u32 rank) {
@@ -477,11 +518,10 @@ struct Exchange {
             if (rank == me) at = vector(kind);
             at += part.first + (kind == 0 ? me * call.send_stride : 0);
             if (kind == 0) {
-                run.shared.inputs[rank] = const_cast<u8*>(reinterpret_cast<const u8*>(
-                    reach_to_read(reinterpret_cast<const Stored*>(at), part.bytes)));
+                run.shared.sources[place_of(call, rank)] =
+                    reinterpret_cast<u64>(reach_to_read(reinterpret_cast<const Stored*>(at), part.bytes));
             } else {
-                run.shared.outputs[rank] =
-                    reinterpret_cast<u8*>(reach_to_write(reinterpret_cast<Stored*>(at), part.bytes));
+                run.shared.destinations[rank] = reinterpret_cast<u64>(reach_to_write(reinterpret_cast<Stored*>(at), part.bytes));
             }
         }
         failed = __syncthreads_or(failed);
@@ -633,7 +673,6 @@ struct Exchange {
         const u32 step = granules < room ? granules : room;
         const u32 sent = (call.sends & ~(1u << me)) | (receives_own() ? 1u << me : 0);
         const InputBlocks<Stored> input(static_cast<const u8*>(call.input), call.send_stride, sent, part.first, part.bytes);
-        enter();
         for (u32 item = threadIdx.x; item < granules * call.ranks; item += blockDim.x) {
             const u32 rank = rank_of(item, granules), granule = item % granules;
             if (!is_sent(rank)) continue;
@@ -766,7 +805,7 @@ struct Exchange {
                     if (!reduced && !rounds.direct && block == me) return get<Stored>(input[me] + first + at, bytes);
                 }
                 Granule granule;
-                const u8* const base = reduced ? run.shared.outputs[me] : run.shared.inputs[block];
+                const u64 base = reduced ? run.shared.destinations[me] : run.shared.sources[place_of(call, block)];
                 load_staged(reinterpret_cast<const u32*>(base + at), granule.words);
                 return granule;
             },
@@ -780,40 +819,32 @@ struct Exchange {
             });
     }
 
-    // Operands in input stages, or inputs, for `combine`.
-    struct Operands {
+    // The sources, for `combine`.
+    struct Sources {
         const CollectiveShared& shared;
-        __device__ __forceinline__ u64 operator[](u32 nth) const {
-            return reinterpret_cast<u64>(shared.inputs[shared.received[nth]]);
-        }
-        static __device__ __forceinline__ const Granule* address_of(u64 word) { return reinterpret_cast<const Granule*>(word); }
+        __device__ __forceinline__ u64 operator[](u32 nth) const { return shared.sources[nth]; }
+        static __device__ __forceinline__ u64 address_of(u64 word) { return word & ~kScaled; }
     };
 
-    // Reduces a round into this rank's output stage, or in a direct call its output; if `owned`, this rank's part of it into those of
-    // all ranks.
-    __device__ __forceinline__ void reduce(u32 round, bool owned) const {
-        const Arithmetic<E> job = arithmetic();
+    // Adds granules `begin` to `end` of all sources, and writes the sums to the destinations `first` to `last`.
+    __device__ __forceinline__ void reduce(const Turn& turn) const {
+        const Arithmetic<E> job{turn.sources, turn.divide, call.operation, E::factor(call.factor)};
         if (job.operands == 0) return;
-        const Rounds& rounds = run.shared.rounds;
         constexpr int kGranules = kStagedAtOnce<E>;
-        const u32 all = (rounds.bytes(round) + 15) / 16, step = blockDim.x;
-        const u32 begin = owned ? all * me / call.ranks : 0, end = owned ? all * (me + 1) / call.ranks : all;
-        const u32 first = owned ? 0 : me, last = owned ? call.ranks : me + 1;
-        const Operands operands{run.shared};
-        for (u32 at = begin + threadIdx.x; at < end; at += step * kGranules) {
+        const u32 end = turn.end, first = turn.first, last = turn.last, step = blockDim.x;
+        CollectiveShared& shared = run.shared;
+        for (u32 at = turn.begin + threadIdx.x; at < end; at += step * kGranules) {
             combine<E, kGranules>(
-                operands, job,
-                [=](const Granule* from, int g) {
-                    Granule granule{};
-                    if (from != nullptr && at + g * step < end) load_staged(from[at + g * step].words, granule.words);
-                    return granule;
+                Sources{shared}, job,
+                [&](u64 from, int g) {
+                    const u32 granule = at + g * step;
+                    return from != 0 && granule < end ? load_source(shared, from, granule) : Granule{};
                 },
-                [&](int g, const Granule& granule) {
-                    if (at + g * step >= end) return;
+                [&](int g, const Granule& sum) {
+                    const u32 granule = at + g * step;
+                    if (granule >= end) return;
 #pragma unroll 1
-                    for (u32 rank = first; rank < last; ++rank) {
-                        store_staged(reinterpret_cast<u32*>(run.shared.outputs[rank] + (at + g * step) * 16), granule.words);
-                    }
+                    for (u32 nth = first; nth < last; ++nth) store_sum(shared, shared.destinations[nth], granule, sum);
                 });
         }
     }
@@ -822,22 +853,20 @@ struct Exchange {
     __device__ __forceinline__ void set_stages(u32 round) const {
         const u32 stride = run.shared.rounds.stride;
         for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
-            run.shared.inputs[rank] = memory_of(rank) + stage_at(call, kInput, run.slice(), round) + me * stride;
-            run.shared.outputs[rank] = memory_of(rank) + stage_at(call, kOutput, run.slice(), round);
+            const u64 memory = reinterpret_cast<u64>(memory_of(rank));
+            const u64 block = memory + stage_at(call, kInput, run.slice(), round) + me * stride;
+            if (has(call.receives, rank)) run.shared.sources[place_of(call, rank)] = block;
+            run.shared.destinations[rank] = memory + stage_at(call, kOutput, run.slice(), round);
         }
     }
 
-    // A slice by rounds through stages, or direct. Returns whether the call has failed.
+    // Begins a slice by rounds through stages, or direct. Returns whether the call has failed.
     template <class After>
-    __device__ __forceinline__ bool run_staged(After after_sending) const {
-        const u32 others = ~(1u << me), to = call.sends & others, from = call.receives & others;
-        const u32 all = (1u << call.ranks) - 1;
-        enter();
-        send_words();
+    __device__ __forceinline__ bool begin_rounds(After after_sending) const {
         if (threadIdx.x == 0 && run.slice() == 0) send_places();
         // Whether the call may be direct, as far as this rank knows.
         bool direct = (call.places[0] & call.places[1] & kPlaced) != 0;
-        if (direct) publish(&CollectiveState::ready, to, kEntered);
+        if (direct) publish(&CollectiveState::ready, call.sends & ~(1u << me), kEntered);
         after_sending();
         if (direct) {
             const Part part = part_of(block(), run.slice(), call.slices);
@@ -853,55 +882,85 @@ struct Exchange {
             rounds.count = static_cast<u32>((rounds.part.bytes + rounds.room - 1) / rounds.room);
         }
         __syncthreads();
+        return false;
+    }
+
+    // A stage is filled while the other ranks read the one of the round before. Those of earlier calls are not read any more.
+    __device__ __forceinline__ Turn next_round(u32 nth) const {
         const Rounds& rounds = run.shared.rounds;
-        const u32 count = rounds.count;
+        const u32 count = rounds.count, filled = nth / 3, round = filled - 1;
+        const bool fills = nth % 3 == 0, reduces_now = nth % 3 == 1;
+        Turn turn{};
+        if (filled >= count + 2) turn.work = kEnd;
+        if (turn.work == kEnd || (fills ? rounds.direct : round >= count)) return turn;
+
+        const u32 others = ~(1u << me), to = call.sends & others, from = call.receives & others;
+        const u32 all = (1u << call.ranks) - 1;
         const bool reduces = !kMoves<E> || call.reduces;
         // An all-reduce. All ranks see that alike.
         const bool owned = reduces && call.send_stride == 0 && call.sends == all && call.receives == all;
-        // A stage is filled while the other ranks read the one of the round before. Those of earlier calls are not read any more. Each
-        // turn waits, works and publishes in the same place, because this code is in the kernel of every type.
-        for (u32 turn = 0; turn < 3 * (count + 2); ++turn) {
-            const u32 filled = turn / 3, round = filled - 1;
-            const bool fills = turn % 3 == 0, reduces_now = turn % 3 == 1;
-            if (fills ? rounds.direct : round >= count) continue;
-
-            auto words = &CollectiveState::done;
-            u32 kind = kWaitDone, awaited = 0, at = round;
-            if (reduces_now) {
-                words = &CollectiveState::ready, kind = kWaitReady, awaited = from;
-                if (rounds.direct) awaited = keeps(kWaitForInputs) ? from : 0, at = kEntered;
-            } else if (rounds.direct) {
-                awaited = keeps(kWaitForReaders) ? to : 0;
-            } else if (!keeps(kWaitForDone)) {
-                awaited = 0;
-            } else if (!fills) {
-                awaited = owned ? to : 0;
-            } else if (!owned && filled >= 2) {
-                awaited = to, at = filled - 2;
-            }
-            if (awaited != 0 && await(words, kind, awaited, at)) return true;
-
-            // Says to these ranks that the stage is filled, or read.
-            u32 informed = 0;
-            if (fills) {
-                if (filled < count) fill(filled), informed = to;
-                if (filled != 0) set_stages(round);
-                words = &CollectiveState::ready, at = filled;
-            } else {
-                words = &CollectiveState::done, at = round;
-                if (reduces && reduces_now) {
-                    reduce(round, owned);
-                    informed = from;
-                } else if (rounds.direct == reduces_now) {
-                    pull(round);
-                    informed = reduces ? 0 : from;
-                }
-            }
-            __syncthreads();
-            if (informed != 0) publish(words, informed, at);
-            if (turn == 0 && __syncthreads_or(receive(true, rounds.part, 0, 0))) return true;
+        auto words = &CollectiveState::done;
+        u32 kind = kWaitDone, awaited = 0, at = round;
+        if (reduces_now) {
+            words = &CollectiveState::ready, kind = kWaitReady, awaited = from;
+            if (rounds.direct) awaited = keeps(kWaitForInputs) ? from : 0, at = kEntered;
+        } else if (rounds.direct) {
+            awaited = keeps(kWaitForReaders) ? to : 0;
+        } else if (!keeps(kWaitForDone)) {
+            awaited = 0;
+        } else if (!fills) {
+            awaited = owned ? to : 0;
+        } else if (!owned && filled >= 2) {
+            awaited = to, at = filled - 2;
         }
-        return false;
+        turn.work = kWaits;
+        if (awaited != 0 && await(words, kind, awaited, at)) turn.work = kFailure;
+        if (turn.work == kFailure) return turn;
+
+        turn.staged = fills;
+        turn.round = fills ? filled : round;
+        if (fills) {
+            if (filled < count) turn.work = kFill, turn.informed = to;
+            if (filled != 0) set_stages(round);
+        } else if (reduces && reduces_now) {
+            const u32 granules = (rounds.bytes(round) + 15) / 16;
+            turn.work = kReduce;
+            turn.informed = from;
+            turn.sources = static_cast<u32>(__popc(call.receives)), turn.divide = call.divide;
+            turn.begin = owned ? granules * me / call.ranks : 0, turn.end = owned ? granules * (me + 1) / call.ranks : granules;
+            turn.first = owned ? 0 : me, turn.last = owned ? call.ranks : me + 1;
+        } else if (rounds.direct == reduces_now) {
+            turn.work = kPull;
+            turn.informed = reduces ? 0 : from;
+        }
+        return turn;
+    }
+
+    // A slice by rounds, or all items that this CTA gets. Each turn waits, works and publishes in the same place, because this code is in
+    // the kernel of every type, and the sum is most of it. Returns whether the call has failed.
+    template <class After>
+    __device__ __forceinline__ bool run_long(After after_sending) const {
+        const bool is_listed = call.path == kListed;
+        const Items<Stored> items(run);
+        ItemPart part;
+        if (is_listed ? items.begin() : begin_rounds(after_sending)) return true;
+        for (u32 nth = 0;; ++nth) {
+            const Turn turn = is_listed ? items.next(part) : next_round(nth);
+            if (turn.work == kIdle) continue;
+            if (turn.work == kEnd || turn.work == kFailure) return turn.work == kFailure;
+            if (turn.work == kReduce) reduce(turn);
+            if (turn.work == kFill) fill(turn.round);
+            if (turn.work == kPull) pull(turn.round);
+            __syncthreads();
+            if (is_listed) {
+                items.end(part);
+            } else {
+                if (turn.informed != 0) {
+                    publish(turn.staged ? &CollectiveState::ready : &CollectiveState::done, turn.informed, turn.round);
+                }
+                if (nth == 0 && __syncthreads_or(receive(true, run.shared.rounds.part, 0, 0))) return true;
+            }
+        }
     }
 };
 
@@ -926,9 +985,12 @@ __device__ __forceinline__ void leave(const Running& run, bool failed) {
     if (gridDim.x != 1) {
         const u64 before = add_acq_rel(&state.epoch, kOneLeft);
         if (((before >> kLeftShift) & ((1u << kCountBits) - 1)) + 1 != gridDim.x) return;
-        word = (run.epoch() - 1) | kOneLeft * gridDim.x | kOneTicket * (gridDim.x + run.call.slices);
+        // Items are taken by tickets of their own.
+        const u32 slices = run.call.path == kListed ? 0 : run.call.slices;
+        word = (run.epoch() - 1) | kOneLeft * gridDim.x | kOneTicket * (gridDim.x + slices);
         failed = load_relaxed(&state.stopped) != 0;
     }
+    if (run.call.path == kListed) end_program(reach_shared(run.call.program));
     if (!keeps(kOneKernel)) {
         store_relaxed(&state.epoch, run.epoch());
     } else if (!failed && compare_and_swap(&state.epoch, word, run.epoch()) != word) {
@@ -948,11 +1010,17 @@ template <bool kIsShort, class E>
 __device__ __forceinline__ bool run_slices(const Exchange<E>& exchange, u32 guess, const Granule& early) {
     const CollectiveParameters& call = exchange.call;
     CollectiveShared& shared = exchange.run.shared;
-    for (u32 slice; (slice = shared.slice) < call.slices;) {
+    const bool is_listed = !kIsShort && call.path == kListed;
+    for (u32 slice; (slice = shared.slice) < call.slices || is_listed;) {
         // A CTA that is alone takes no tickets. The others take the next one early, which is under way while they work.
         const bool takes_tickets = gridDim.x != 1 && keeps(kSlicesByTicket);
         u32 next = slice + (keeps(kSlicesByTicket) ? 1 : gridDim.x);
-        if ((shared.epoch & 0x7fffffff) < 2 && keeps(kClearAtWrap)) exchange.clear();
+        // All CTAs run items, but only the first one speaks for the rank.
+        if (slice < call.slices) {
+            if ((shared.epoch & 0x7fffffff) < 2 && keeps(kClearAtWrap)) exchange.clear();
+            exchange.enter();
+            if constexpr (!kIsShort) exchange.send_words();
+        }
         const auto take_ticket = [&] {
             if (!takes_tickets || threadIdx.x != 0) return;
             next = static_cast<u32>(add_relaxed(&exchange.run.state.epoch, kOneTicket) >> kTicketShift);
@@ -961,11 +1029,11 @@ __device__ __forceinline__ bool run_slices(const Exchange<E>& exchange, u32 gues
         if constexpr (kIsShort) {
             failed = exchange.run_short(slice == guess, early, take_ticket);
         } else {
-            failed = exchange.run_staged(take_ticket);
+            failed = exchange.run_long(take_ticket);
         }
         end_reach();
         __syncthreads();
-        if (failed) return true;
+        if (failed || is_listed) return failed;
         if (!takes_tickets && next >= call.slices) return false;
         if (threadIdx.x == 0) shared.slice = next;
         __syncthreads();

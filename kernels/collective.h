@@ -28,6 +28,24 @@ constexpr unsigned long long kInMemory = 1ull << 62;
 // How a call moves its data.
 constexpr unsigned int kShort = 0;
 constexpr unsigned int kStaged = 1;
+// By the items of a Program.
+constexpr unsigned int kListed = 2;
+// Bytes of a slot of a link: the longest message.
+constexpr int kSlotBytes = 131072;
+// Slots of a direction of a link, at most.
+constexpr int kMostSlots = 64;
+// Places that an item reads or writes, at most.
+constexpr int kMostPlaces = 64;
+// ProgramItem::flags: this rank's elements are multiplied by `factor`; the result is complete, and is divided.
+constexpr unsigned int kScales = 1;
+constexpr unsigned int kLast = 2;
+// ProgramPlace::kind. Input, output, scratch memory and the copy of the input: `at` is an element. A message: `at` is its number in the
+// call, from 0.
+constexpr unsigned int kInputPlace = 0;
+constexpr unsigned int kOutputPlace = 1;
+constexpr unsigned int kScratchPlace = 2;
+constexpr unsigned int kMessagePlace = 3;
+constexpr unsigned int kCopyPlace = 4;
 // Why a kernel left without having completed its call.
 constexpr unsigned int kNoFailure = 0;
 // Another rank makes another call: `failed_rank`, `own_words` and `their_words` say which.
@@ -43,6 +61,7 @@ constexpr unsigned int kWaitEntry = 1;
 constexpr unsigned int kWaitData = 2;
 constexpr unsigned int kWaitReady = 3;
 constexpr unsigned int kWaitDone = 4;
+constexpr unsigned int kWaitSlot = 5;
 
 // 8 bytes of data in two halves. Each half has 32 bits of data, and above them the flag of its call, so that 8 bytes that arrive
 // together are all that is needed: no fence, no count. The flag of call number `epoch` is 1 << 31 | (epoch & 0x7fffffff).
@@ -78,6 +97,73 @@ struct CollectiveState {
     // By slice and rank: epoch << kRoundBits | the rounds of that call that are staged, and that are complete. Only grow.
     alignas(128) unsigned long long ready[kMostSlices][kMostRanks];
     alignas(128) unsigned long long done[kMostSlices][kMostRanks];
+    // Of the links of a Program. By the rank that sends: the message in each slot. By the rank that uses them: likewise.
+    alignas(128) unsigned long long sent[kMostRanks][kMostSlots];
+    alignas(128) unsigned long long used[kMostRanks][kMostSlots];
+};
+
+// A link to another rank, which may be on another node. Messages go through its slots: message n of a direction through slot n modulo
+// `slots`, a power of two. The memory of a direction belongs to whoever lets the other side write there; a transport may be in between.
+struct ProgramLink {
+    // Messages to the peer: their slots; by slot, the number of the message there, from 1, which this rank writes; and that of the
+    // message that the peer has used last, which it writes.
+    unsigned char* out;
+    unsigned long long* out_sent;
+    const unsigned long long* out_used;
+    // Messages from the peer, likewise.
+    const unsigned char* in;
+    const unsigned long long* in_sent;
+    unsigned long long* in_used;
+    // Messages of earlier calls. Written by the last CTA of a call.
+    unsigned long long sent;
+    unsigned long long received;
+    unsigned int slots;
+    // The rank at the other end.
+    unsigned int rank;
+};
+
+// A part of a Program that one CTA runs: adds what is at its sources, and writes the sum to its destinations.
+struct ProgramItem {
+    unsigned int elements;
+    unsigned int flags;
+    // Its places in Program::places: sources, and behind them destinations.
+    unsigned int first_place;
+    // The items before it that it waits for, in Program::waits.
+    unsigned int first_wait;
+    unsigned short sources;
+    unsigned short destinations;
+    unsigned int waits;
+};
+
+struct ProgramPlace {
+    unsigned int kind;
+    // Of a message, its link in Program::links.
+    unsigned int link;
+    unsigned long long at;
+};
+
+// Messages of a call on a link.
+struct LinkCount {
+    unsigned int link;
+    unsigned int sends;
+    unsigned int receives;
+};
+
+// The work of a rank in calls of one kind and length, in GPU memory: src/plan/device_program explains it.
+struct Program {
+    const ProgramItem* items;
+    const ProgramPlace* places;
+    const unsigned int* waits;
+    ProgramLink* links;
+    const LinkCount* counts;
+    // By item, the number of the last call in which it was done.
+    unsigned long long* done;
+    unsigned char* scratch;
+    unsigned char* copy;
+    // Items that CTAs have taken. 0 between calls.
+    unsigned long long taken;
+    unsigned int item_count;
+    unsigned int link_count;
 };
 
 // In pinned host memory.
@@ -113,6 +199,8 @@ struct CollectiveParameters {
     unsigned long long words[kCallWords];
     const void* input;
     void* output;
+    // What this rank does, if the path is kListed.
+    Program* program;
     // The places of input and output, for a staged call that is direct if all ranks have theirs; all 0 if this rank has not.
     unsigned long long places[kPlaces];
     // Multiplies this rank's elements, rounded to their type, if `scales`.
@@ -158,6 +246,10 @@ enum Rule : unsigned int {
     kPlacesSentOnce,
     kWaitForInputs,
     kWaitForReaders,
+    kWaitForItems,
+    kWaitForMessages,
+    kWaitForSlots,
+    kItemsInOrder,
     kRules,
 };
 

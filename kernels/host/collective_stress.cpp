@@ -8,85 +8,21 @@
 //
 // Nothing but the protocol orders the threads of different ranks. Every rank's elements have bits of their own, where the type has
 // enough, so that a wrong sum shows whose elements are missing.
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <memory>
-#include <random>
-#include <string>
-#include <thread>
 
-#include "kernels.h"
+#include "slow_machine.h"
 
 using namespace flexring;
 
 namespace {
-
-using std::chrono::microseconds;
-using std::chrono::milliseconds;
-
-// What the watchdog looks at: the steps of all ranks, and what is played.
-std::atomic<u64> steps{0};
-std::atomic<const char*> scene{""};
-
-[[noreturn]] void fail(const std::string& what) {
-    std::fprintf(stderr, "failed: %s\n", what.c_str());
-    std::fflush(stderr);
-    _exit(1);
-}
-void check(bool holds, const std::string& what) {
-    if (!holds) fail(what);
-}
-
-class Random {
-  public:
-    explicit Random(u64 seed) : bits_(seed * 0x9e3779b97f4a7c15ull + 1) {}
-    u64 bits() { return bits_(); }
-    u64 below(u64 limit) { return bits_() % limit; }
-    bool one_in(u64 n) { return below(n) == 0; }
-
-  private:
-    std::mt19937_64 bits_;
-};
 
 u64 mixed(u64 a, u64 b, u64 c) {
     u64 bits = a * 0x9e3779b97f4a7c15ull ^ b * 0xc2b2ae3d27d4eb4full ^ c * 0x165667b19e3779f9ull;
     bits = (bits ^ bits >> 31) * 0xd6e8feb86659fd93ull;
     return bits ^ bits >> 29;
 }
-
-// A machine whose addresses are those of the host. Sometimes it is slow.
-class SlowMachine final : public Machine {
-  public:
-    SlowMachine(u64 seed, bool hurries) : random_(seed), hurries_(hurries) {}
-    void* reach(void* at, u64, u32 alignment, bool) override {
-        check(reinterpret_cast<u64>(at) % alignment == 0, "an address is not aligned to its elements");
-        lag(16, 200);
-        return at;
-    }
-    void* reach_shared(void* at, u64) override { return at; }
-    void end_reach() override { lag(16, 200); }
-    void pause(bool) override {
-        if (++pauses_ % 16 == 0) {
-            std::this_thread::sleep_for(microseconds(random_.below(30)));
-        } else {
-            std::this_thread::yield();
-        }
-    }
-    void published(const void*) override { lag(300, 100); }
-
-  private:
-    void lag(u64 one_in, u64 longest) {
-        if (!hurries_ && random_.one_in(one_in)) std::this_thread::sleep_for(microseconds(random_.below(longest)));
-    }
-
-    Random random_;
-    bool hurries_;
-    u64 pauses_ = 0;
-};
 
 enum class Kind { Signed, Unsigned, Float, Bool };
 
@@ -630,18 +566,7 @@ int main(int count, char** arguments) {
     const u64 seed = argument(1, 1), worlds = argument(2, 10), rule = argument(3, kNoRule);
     check(rule < kRules, "there is no such rule");
     break_rule(static_cast<u32>(rule));
-    const auto patience = milliseconds(rule == kNoRule ? 20'000 : 1'000);
-    std::atomic<bool> over{false};
-    std::thread watchdog([&] {
-        u64 last = 0;
-        auto since = std::chrono::steady_clock::now();
-        while (!over) {
-            std::this_thread::sleep_for(milliseconds(20));
-            const auto now = std::chrono::steady_clock::now();
-            if (steps != last) last = steps, since = now;
-            if (now - since > patience) fail(std::string("a call hangs in ") + scene.load());
-        }
-    });
+    Watchdog watchdog(milliseconds(rule == kNoRule ? 20'000 : 1'000));
     for (u64 nth = 0; nth < worlds; ++nth) {
         const u64 at = seed * 1'000'003 + nth * 17;
         play(at, 40, false);
@@ -651,6 +576,4 @@ int main(int count, char** arguments) {
         closed_and_abandoned(at + 4);
     }
     std::printf("%llu worlds, %llu kernels: every result is right\n", worlds, steps.load());
-    over = true;
-    watchdog.join();
 }

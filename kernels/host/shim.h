@@ -151,12 +151,12 @@ inline T* reach_to_write(T* at, u64 bytes) {
     return machine ? static_cast<T*>(machine->reach(at, bytes, sizeof(T), true)) : at;
 }
 template <class T>
-inline T& reach_shared(T* at) {
-    return machine ? *static_cast<T*>(machine->reach_shared(at, sizeof(T))) : *at;
+inline T* reach_shared(T* at, u64 bytes) {
+    return machine ? static_cast<T*>(machine->reach_shared(const_cast<void*>(static_cast<const void*>(at)), bytes)) : at;
 }
 template <class T>
-inline T* reach_shared(T* at, u64 bytes) {
-    return machine ? static_cast<T*>(machine->reach_shared(at, bytes)) : at;
+inline T& reach_shared(T* at) {
+    return *reach_shared(at, sizeof(T));
 }
 inline void end_reach() {
     if (machine) machine->end_reach();

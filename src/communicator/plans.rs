@@ -8,7 +8,8 @@ use crate::config::{Algorithm, Config};
 use crate::description;
 use crate::error::{Error, Result};
 use crate::executor::{Executor, ProgramNumber};
-use crate::plan::call_layout::CallFacts;
+use crate::plan::call_layout::{CallFacts, CallLayout};
+use crate::plan::device_program::DeviceProgram;
 use crate::plan::link_shares::{self, SentByRank, sent_to_peers};
 use crate::plan::lowering::{Movement, Plan, ProgramSpec};
 use crate::plan::program::Program;
@@ -77,6 +78,15 @@ struct LoweredProgram {
     /// Where the executor has it; `None` until it does.
     number: Option<ProgramNumber>,
 }
+
+/// Identifies a list of items: the digest of the plans, the program, the elements of the vector and their
+/// length, and whether input and output share memory.
+pub(super) type ListKey = (u64, ProgramKey, u64, usize, bool);
+
+/// Items into which a long vector is divided at least, so that all CTAs have some; and the shortest
+/// sub-chunk. Chosen by calculation.
+const LEAST_ITEMS: usize = 64;
+const SHORTEST_ITEM: usize = 4 << 10;
 
 /// How a call is executed by a program.
 #[derive(Clone, Copy)]
@@ -295,6 +305,41 @@ impl Plans {
         let key = self.key_of(checked);
         let facts = self.facts(checked, self.all[key.0].subchunk);
         scratch_layout::scratch_bytes(&self.lowered(key).program, &facts)
+    }
+
+    /// The list by which a kernel runs `checked`, in messages of at most `longest` bytes, and how to make it.
+    #[cfg(feature = "cuda")]
+    pub(super) fn list_key(&self, checked: &CheckedCall, longest: usize) -> ListKey {
+        let (at, spec) = self.key_of(checked);
+        let bytes = checked.whole_bytes();
+        let in_waves = self.all[at].plan.moves_in_waves(bytes as u64, Self::item_bytes(bytes, longest));
+        let key = (at, ProgramSpec { movement: Movement::through_levels(in_waves), ..spec });
+        (self.digest(), key, checked.count, checked.dtype.size(), checked.in_place)
+    }
+
+    /// Makes the list with this key.
+    ///
+    /// # Errors
+    /// `Internal` if the program cannot be a list.
+    #[cfg(feature = "cuda")]
+    pub(super) fn list(
+        &mut self,
+        key: ListKey,
+        checked: &CheckedCall,
+        longest: usize,
+    ) -> Result<DeviceProgram> {
+        let longest = Self::item_bytes(checked.whole_bytes(), longest);
+        let facts = CallFacts { on_gpu: false, slot_bytes: longest, ..self.facts(checked, longest) };
+        let program = &self.lowered(key.1).program;
+        let layout = CallLayout::of_program(&facts, program)?;
+        let list = DeviceProgram::new(program, &layout)?;
+        list.ok_or_else(|| Error::internal("kernels cannot run this plan: please report this"))
+    }
+
+    /// Bytes of a sub-chunk of a vector of this many.
+    #[cfg(feature = "cuda")]
+    fn item_bytes(bytes: usize, longest: usize) -> usize {
+        (bytes / LEAST_ITEMS).next_power_of_two().clamp(SHORTEST_ITEM, longest)
     }
 
     /// What the layout of `checked` depends on, with sub-chunks of at most `subchunk` bytes.

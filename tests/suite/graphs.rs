@@ -56,29 +56,55 @@ fn outputs(name: &str, ranks: usize, variables: &[(&str, &str)], body: impl Fn(R
     outputs
 }
 
+/// Replays a graph with calls of some lengths, in which `between` is done.
+fn replay_sums(rank: &Rank, between: impl Fn(&Arc<CudaStream>)) {
+    for count in [1, 1000, LONG] {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&vec![0f32; count]).expect("memory");
+        let graph = capture(&stream, || {
+            for _ in 0..4 {
+                rank.all_reduce_on_gpu(&mut vector, ReduceOp::Avg).expect("it is captured");
+            }
+            rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("it is captured");
+        });
+        for round in 0..20 {
+            let own = (round * 3 + rank.rank()) as f32;
+            stream.memcpy_htod(&vec![own; count], &mut vector).expect("a copy");
+            graph.launch().expect("a replay");
+            // The mean of the ranks' numbers, three times.
+            let expected = 3.0 * (round * 3 + 1) as f32;
+            assert_eq!(read(&stream, &vector), vec![expected; count], "{count} elements, round {round}");
+            if round == 10 {
+                between(&stream);
+            }
+        }
+        rank.synchronize().expect("all calls succeed");
+    }
+}
+
 #[test]
 fn replays_have_the_sums_of_the_vectors_at_that_time() {
-    processes("replays_have_the_sums_of_the_vectors_at_that_time", 3, |rank| {
-        for count in [1, 1000, LONG] {
-            let stream = stream();
-            let mut vector = stream.clone_htod(&vec![0f32; count]).expect("memory");
-            let graph = capture(&stream, || {
-                for _ in 0..4 {
-                    rank.all_reduce_on_gpu(&mut vector, ReduceOp::Avg).expect("it is captured");
-                }
-                rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("it is captured");
-            });
-            for round in 0..20 {
-                let own = (round * 3 + rank.rank()) as f32;
-                stream.memcpy_htod(&vec![own; count], &mut vector).expect("a copy");
-                graph.launch().expect("a replay");
-                // The mean of the ranks' numbers, three times.
-                let expected = 3.0 * (round * 3 + 1) as f32;
-                assert_eq!(read(&stream, &vector), vec![expected; count], "{count} elements, round {round}");
+    processes("replays_have_the_sums_of_the_vectors_at_that_time", 3, |rank| replay_sums(&rank, |_| {}));
+}
+
+/// Calls of so many other lengths come between replays that what a rank keeps of the captured ones is made
+/// again.
+#[test]
+fn plans_that_users_chose_are_captured_and_replayed() {
+    let name = "plans_that_users_chose_are_captured_and_replayed";
+    let chosen = [("FLEXRING_ALGO", "ring"), ("FLEXRING_MAILBOX", "0")];
+    let ended = outputs(name, 3, &chosen, |rank| {
+        replay_sums(&rank, |stream| {
+            for count in 1..70 {
+                let mut vector = stream.clone_htod(&vec![1f32; count]).expect("memory");
+                rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a call");
+                assert_eq!(read(stream, &vector), vec![3f32; count]);
             }
-            rank.synchronize().expect("all calls succeed");
-        }
+        });
     });
+    for output in ended {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 /// The simulated driver has the kernels skip calls after the first 20, so that the flags of these appear

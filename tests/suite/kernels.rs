@@ -14,7 +14,10 @@ use flexring::internal::device::host::Host;
 use flexring::internal::device::{Arithmetic, Device, Finish, Job, Submitted};
 use flexring::internal::memory::Piece;
 use flexring_core::config::Simd;
+use flexring_plan::device_program::ItemPlace;
+use flexring_plan::test_util::{ListedCall, contribution, listed_calls, random_plan};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -588,6 +591,9 @@ fn expect_right_results(output: &Output) {
 /// `kOrderedWords`.
 const ORDERED_WORDS: u32 = 6;
 
+/// The rules of lists: `kWaitForItems` to `kItemsInOrder`.
+const ITEM_RULES: std::ops::RangeInclusive<u32> = 13..=16;
+
 /// Wrong results, hangs, failures that are not reported: each rule is there to prevent one, which is seen
 /// where the kernels break it.
 #[test]
@@ -626,4 +632,96 @@ fn barriers_order_the_threads_of_collectives() {
             expect_right_results(&output.expect("the program runs"));
         }
     }
+}
+
+/// The world of `ranks` as kernels/host/items_stress.cpp reads it.
+fn text_of(ranks: &[ListedCall]) -> String {
+    let mut text = format!("{}\n", ranks.len());
+    let mut line = |values: &mut dyn Iterator<Item = u64>| {
+        values.for_each(|value| write!(text, "{value} ").expect("a string takes all"));
+        text.push('\n');
+    };
+    // Elements have 32 bits, of which a sum of contributions has those of the ranks and those of the place.
+    let element = |value: u64| (value & 0xffff_ffff).wrapping_add((value >> 32) << 12) & 0xffff_ffff;
+    for call in ranks {
+        let list = &call.program;
+        let input: Vec<u64> = call.input.clone().map(|at| element(contribution(list.rank, at))).collect();
+        let expected: Vec<u64> = call.expected().map(|value| value.map_or(u64::MAX, element)).collect();
+        line(&mut [input.len() as u64].into_iter().chain(input));
+        line(&mut [expected.len() as u64].into_iter().chain(expected));
+        let shared = if call.in_place { [call.count, call.input.start, call.output.start] } else { [0; 3] };
+        line(&mut shared.into_iter().chain([list.scratch, list.copied, list.links.len() as u64]));
+        for link in &list.links {
+            line(&mut [link.peer as u64, link.sends.into(), link.receives.into()].into_iter());
+        }
+        line(&mut [list.items.len() as u64].into_iter());
+        let (mut places, mut waits) = (Vec::<ItemPlace>::new(), Vec::<u64>::new());
+        for item in &list.items {
+            let flags = u64::from(item.scales) | u64::from(item.last) << 1;
+            let (sources, destinations) = (list.sources(item), list.destinations(item));
+            let counts =
+                [sources.len(), destinations.len(), list.waits(item).len()].map(|count| count as u64);
+            let first = [u64::from(item.elements), flags, places.len() as u64, waits.len() as u64];
+            line(&mut first.into_iter().chain(counts));
+            places.extend(sources.iter().chain(destinations).copied());
+            waits.extend(list.waits(item).iter().map(|wait| u64::from(*wait)));
+        }
+        line(&mut [places.len() as u64].into_iter());
+        for place in &places {
+            let (kind, link, at) = match *place {
+                ItemPlace::Input(at) => (0, 0, at),
+                ItemPlace::Output(at) => (1, 0, at),
+                ItemPlace::Scratch(at) => (2, 0, at),
+                ItemPlace::Message { link, number } => (3, link.into(), number.into()),
+                ItemPlace::InputCopy(at) => (4, 0, at),
+            };
+            line(&mut [kind, link, at].into_iter());
+        }
+        line(&mut [waits.len() as u64].into_iter().chain(waits));
+    }
+    text
+}
+
+/// Worlds with random plans and collectives, in a file that is removed at the end.
+fn listed_worlds(worlds: u64) -> tempfile::NamedTempFile {
+    let world = |seed| {
+        let mut random = Rng::with_seed(seed);
+        let (_, plan, spec) = random_plan(&mut random);
+        let lag = (spec.in_waves() && random.bool()).then_some(1);
+        listed_calls(&mut random, &plan, spec, lag, 64).map(|ranks| text_of(&ranks))
+    };
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&file, (0..worlds).filter_map(world).collect::<String>()).expect("the file is written");
+    file
+}
+
+/// Runs the program that plays ranks on lists of items; see kernels/host/items_stress.cpp. With a rule, the
+/// kernels break it.
+fn play_lists(program: &Path, lists: &Path, rule: Option<u32>) -> Output {
+    let rule = rule.map(|rule| rule.to_string());
+    let program = &mut Command::new(program);
+    program.args(["1", "3"]).arg(lists).args(rule).env("TSAN_OPTIONS", "halt_on_error=1");
+    program.output().expect("the program runs")
+}
+
+fn items_stress(options: &[&str]) -> Option<PathBuf> {
+    compiled(&["items_stress.cpp", "launch.cpp"], &[options, &["-DFLEXRING_STRESSED"]].concat())
+}
+
+#[test]
+fn lists_are_right_and_broken_rules_are_noticed() {
+    let Some(program) = items_stress(&["-O1"]) else { return };
+    let lists = listed_worlds(200);
+    expect_right_results(&play_lists(&program, lists.path(), None));
+    for rule in ITEM_RULES {
+        let output = play_lists(&program, lists.path(), Some(rule));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains("failed: "), "rule {rule} was broken, and nothing was noticed");
+    }
+}
+
+#[test]
+fn nothing_but_the_protocol_orders_lists() {
+    let Some(program) = items_stress(&["-O1", "-g", "-fsanitize=thread"]) else { return };
+    expect_right_results(&play_lists(&program, listed_worlds(40).path(), None));
 }

@@ -252,7 +252,7 @@ pub struct ListedCall {
     pub spec: ProgramSpec,
     /// Elements of the whole vector.
     pub count: u64,
-    /// Whether the input is the first part of the output.
+    /// Whether input and output share memory: that of the whole vector.
     pub in_place: bool,
     /// The elements of the rank's input.
     pub input: Range<u64>,
@@ -306,14 +306,14 @@ pub fn listed_calls(
             waves.lag = lag;
         }
         let HeldSpans { input, output, disjoint } = program.held_spans;
-        let in_place = random.bool() && !disjoint && !parts && !exchange && !spec.collective.has_root();
-        let binding = Binding { count, subchunk, align, in_place };
+        let in_place = random.bool() && !exchange;
+        let binding = Binding { count, subchunk, align, in_place: in_place && !disjoint };
         let (input, output) = (input.elements(count, align), output.elements(count, align));
         let layout = CallLayout {
             binding,
             input: input.clone(),
             output: output.clone(),
-            copies_input: false,
+            copies_input: in_place && disjoint,
             streaming: false,
         };
         let program = DeviceProgram::new(&program, &layout).unwrap_or_else(|error| panic!("{error}"))?;

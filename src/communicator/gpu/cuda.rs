@@ -45,11 +45,10 @@ fn collectives(config: &Config, ranks_of_node: usize) -> Option<CollectiveLayout
 }
 
 /// Bytes of a slot for vectors on GPUs; `ranks_of_node` is 0 unless all ranks are on one node. Equal on all
-/// ranks. Short where kernels run collectives, because only the few other calls need slots: long ones do if
-/// the user has chosen a plan.
+/// ranks. Short where kernels run collectives, because only the few other calls need slots.
 pub(in crate::communicator) fn slot_bytes(config: &Config, ranks_of_node: usize) -> usize {
     let bytes = config.gpu_slot_bytes();
-    match collectives(config, ranks_of_node).filter(|_| config.chooses_no_plan()) {
+    match collectives(config, ranks_of_node) {
         Some(_) => bytes.min(SLOT_BESIDE_KERNELS).max(config.subchunk.0),
         None => bytes,
     }

@@ -5,21 +5,27 @@
 use super::kernel_watch::{self, KernelOwner, KernelWatch};
 use super::registered_memory::OfferedMemory;
 use crate::communicator::checked_wait::CHECK_INTERVAL;
+use crate::communicator::plans::ListKey;
 use crate::device::cuda::Launcher;
-use crate::device::cuda::collective::CollectiveMemory;
+use crate::device::cuda::collective::{CollectiveMemory, ListScratch, ListedProgram};
 use crate::device::cuda::naps::nap_until;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::Piece;
+use crate::plan::device_program::DeviceProgram;
 use crate::rank::Rank;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long the end of a communicator waits for a stream that does not reach a kernel.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a kernel that was aborted may take to leave.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Lists of items that a communicator has at a time.
+const MOST_LISTS: usize = 64;
 
 /// What a communicator has for collectives that kernels run.
 pub(in crate::communicator) struct KernelCalls {
@@ -32,6 +38,14 @@ pub(in crate::communicator) struct KernelCalls {
     captures: AtomicU64,
     /// When a failure was noticed by a rank that ends a registration.
     failed: OnceLock<Instant>,
+    /// What kernels run in calls that follow a plan.
+    lists: Mutex<Lists>,
+}
+
+#[derive(Default)]
+struct Lists {
+    by_key: BTreeMap<ListKey, Arc<ListedProgram>>,
+    scratch: ListScratch,
 }
 
 impl KernelCalls {
@@ -42,6 +56,7 @@ impl KernelCalls {
             watch: OnceLock::new(),
             captures: AtomicU64::new(0),
             failed: OnceLock::new(),
+            lists: Mutex::default(),
         }
     }
 
@@ -63,10 +78,36 @@ impl KernelCalls {
         rank: Rank,
         timeout: Duration,
     ) -> Result<()> {
-        self.memory.connect(peers)?;
+        self.memory.connect(rank, peers)?;
         let watch =
             self.watch.get_or_init(|| Arc::new(KernelWatch::new(&self.memory, owner, fault, rank, timeout)));
         kernel_watch::add(watch)
+    }
+
+    /// The list of a call. The first call of its kind and length has it made. If there are many, all are made
+    /// again as they are needed: `await_kernels` returns when no kernel that was launched runs any more.
+    ///
+    /// # Errors
+    /// Those of `make`; `System` if the GPU has too little memory.
+    pub(in crate::communicator) fn list(
+        &self,
+        key: ListKey,
+        element: usize,
+        await_kernels: impl FnOnce(),
+        make: impl FnOnce() -> Result<DeviceProgram>,
+    ) -> Result<Arc<ListedProgram>> {
+        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = lists.by_key.get(&key) {
+            return Ok(Arc::clone(found));
+        }
+        if lists.by_key.len() == MOST_LISTS {
+            await_kernels();
+            lists.by_key.clear();
+        }
+        let Lists { by_key, scratch } = &mut *lists;
+        let list = Arc::new(ListedProgram::new(&self.memory, &make()?, element, scratch)?);
+        by_key.insert(key, Arc::clone(&list));
+        Ok(list)
     }
 
     /// The number of a captured call, which is the same on all ranks.

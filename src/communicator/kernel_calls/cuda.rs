@@ -14,7 +14,7 @@ use crate::communicator::request::{CallOutcome, WaitCheck};
 use crate::communicator::runner::CallRunner;
 use crate::device::CallerStream;
 use crate::device::cuda::Launcher;
-use crate::device::cuda::collective::{BlockCall, Blocks, CALL_WORDS, CollectiveMemory, Vector};
+use crate::device::cuda::collective::{BlockCall, Blocks, CALL_WORDS, ListedProgram, SLOT, Vector};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use crate::rank::Rank;
@@ -61,6 +61,13 @@ impl CallRunner {
         let peers: Vec<_> = (0..self.world).map(of).collect();
         let is_there = |(rank, peer): (Rank, &Option<_>)| rank == self.rank || peer.is_some();
         peers.iter().enumerate().all(is_there).then_some(peers)
+    }
+
+    /// The items by which this rank's kernels run a call.
+    fn list(&self, checked: &CheckedCall, calls: &KernelCalls) -> Result<Arc<ListedProgram>> {
+        let key = self.lock_plans().list_key(checked, SLOT);
+        let make = || self.lock_plans().list(key, checked, SLOT);
+        calls.list(key, checked.dtype.size(), || self.await_kernels(), make)
     }
 
     /// Waits until all kernels that were launched have ended, or the communicator has failed.
@@ -151,14 +158,16 @@ impl Communicator {
             let plans = runner.lock_plans();
             (plans.digest(), plans.are_automatic())
         };
-        // Only the host runs a plan that the user chose. Short calls need none.
-        if !are_automatic && !runner.is_small(checked) {
-            return None;
-        }
+        // Short calls need no plan, and an all-to-all goes straight.
+        let follows_plan = !are_automatic
+            && !runner.is_small(checked)
+            && !checked.collective.is_straight()
+            && checked.count > 0
+            && !calls.memory.layout().is_alone();
         let call = CallRunner::call(checked, 0, plans);
-        let words = words_of(&call);
-        let blocks = blocks(checked, runner.rank, words, &calls.memory)?;
-        Some(DescribedCall { opened, calls, watch, call, words, blocks })
+        let described = described_to_kernel(checked, runner.rank, words_of(&call));
+        let blocks = Blocks::new(&described, calls.memory.layout())?;
+        Some(DescribedCall { opened, calls, watch, call, described, blocks, follows_plan })
     }
 
     /// Launches a call in a stream, or has the stream's capture take it in, if it is one that kernels run.
@@ -176,7 +185,7 @@ impl Communicator {
         awaited: bool,
     ) -> Result<Option<Arc<CallOutcome>>> {
         let runner = &self.runner;
-        let Some(DescribedCall { opened, calls, watch, mut call, words, mut blocks }) =
+        let Some(DescribedCall { opened, calls, watch, mut call, described, mut blocks, follows_plan }) =
             self.described(checked)
         else {
             return Ok(None);
@@ -189,6 +198,13 @@ impl Communicator {
         let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
         let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
         runner.follow_registrations(&opened.launcher, calls);
+        if follows_plan {
+            let list = runner.list(checked, calls).map_err(fail)?;
+            blocks = Blocks::listed(&described, calls.memory.layout(), &list);
+            if streams.are_captured() {
+                calls.memory.keep_list(list);
+            }
+        }
         if streams.are_captured() {
             if runner.launch_member.is_some() {
                 return Err(Error::unsupported(
@@ -196,7 +212,7 @@ impl Communicator {
                 ));
             }
             let named = calls.registered.as_ref().map_or(0, OfferedMemory::named);
-            if self.agree_on_capture(words, named)? {
+            if self.agree_on_capture(described.words, named)? {
                 // All have named what they have registered so far; then all have opened it.
                 runner.follow_registrations(&opened.launcher, calls);
                 self.barrier()?;
@@ -258,8 +274,10 @@ struct DescribedCall<'a> {
     calls: &'a KernelCalls,
     watch: &'a Arc<KernelWatch>,
     call: Call,
-    words: [u64; CALL_WORDS],
+    described: BlockCall,
     blocks: Blocks,
+    /// Whether the kernel runs the items of the user's plan, and not the blocks.
+    follows_plan: bool,
 }
 
 /// The words of a call that all ranks must have equal; the last one is free.
@@ -292,13 +310,8 @@ fn set_places(checked: &CheckedCall, blocks: &mut Blocks, calls: &KernelCalls) -
     Ok(())
 }
 
-fn blocks(
-    checked: &CheckedCall,
-    rank: Rank,
-    words: [u64; CALL_WORDS],
-    memory: &CollectiveMemory,
-) -> Option<Blocks> {
-    let call = BlockCall {
+fn described_to_kernel(checked: &CheckedCall, rank: Rank, words: [u64; CALL_WORDS]) -> BlockCall {
+    BlockCall {
         collective: checked.collective,
         root: checked.root,
         rank,
@@ -308,6 +321,5 @@ fn blocks(
         average: checked.averages(),
         factor: checked.prescales().then_some(checked.op.factor()),
         words,
-    };
-    Blocks::new(&call, memory.layout())
+    }
 }

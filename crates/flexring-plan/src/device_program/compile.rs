@@ -37,16 +37,30 @@ impl DeviceProgram {
     /// programs that no list can be made of: those whose blocks have places of their own.
     ///
     /// # Errors
-    /// If an item would wait for a later one: a bug in the program.
+    /// If an item would wait for a later one, though input and output share no memory: a bug in the program.
     pub fn new(program: &Program, layout: &CallLayout) -> Result<Option<Self>> {
-        if program.blocks.is_some() || layout.copies_input {
+        if program.blocks.is_some() {
             return Ok(None);
         }
-        let mut bound = BoundSteps::new(program);
-        bound.bind(program, &layout.binding, &BlockLayout::default());
-        let mut scratch = ScratchLayout::default();
-        scratch.lay_out(program, &layout.binding);
-        Compiler { program, layout, bound, scratch, result: Self::default() }.run().map(Some)
+        let compile = |layout: &CallLayout| {
+            let mut bound = BoundSteps::new(program);
+            bound.bind(program, &layout.binding, &BlockLayout::default());
+            let mut scratch = ScratchLayout::default();
+            scratch.lay_out(program, &layout.binding);
+            Compiler { program, layout, bound, scratch, result: Self::default() }.run()
+        };
+        let in_place = layout.binding.in_place || layout.copies_input;
+        match if layout.copies_input { None } else { compile(layout) } {
+            None if in_place => {
+                let binding = Binding { in_place: false, ..layout.binding };
+                Ok(compile(&CallLayout { binding, copies_input: true, ..layout.clone() }))
+            }
+            None => Err(Error::internal(format!(
+                "rank {}: a step waits for one that is due later: please report this",
+                program.rank
+            ))),
+            list => Ok(list),
+        }
     }
 }
 
@@ -59,12 +73,14 @@ struct Compiler<'a> {
 }
 
 impl Compiler<'_> {
-    fn run(mut self) -> Result<DeviceProgram> {
+    /// `None` if an item would wait for a later one.
+    fn run(mut self) -> Option<DeviceProgram> {
         self.result.rank = self.program.rank;
         self.result.world = self.program.world;
         self.result.scratch = self.scratch.count();
         self.result.links =
             self.program.peers().map(|peer| LinkCounts { peer, sends: 0, receives: 0 }).collect();
+        let copied = self.copy_input();
         let order = self.order();
         // By step, the place in `item_of` of its first sub-chunk.
         let mut first = Vec::with_capacity(self.program.steps.len());
@@ -74,11 +90,13 @@ impl Compiler<'_> {
             subs += self.bound.place(step).subs as usize;
         }
         let mut item_of = vec![0; subs];
-        for (index, due) in (0..).zip(&order) {
+        let begin = self.result.items.len() as u32;
+        for (index, due) in (begin..).zip(&order) {
             item_of[first[due.step as usize] + due.sub as usize] = index;
         }
-        for (index, due) in (0..).zip(&order) {
+        for (index, due) in (begin..).zip(&order) {
             let first_wait = self.result.waits.len();
+            self.result.waits.extend(copied);
             for dependency in self.program.dependencies(due.step) {
                 let before = self.waited_for(due, *dependency);
                 let items = before.map(|sub| item_of[first[dependency.on as usize] + sub as usize]);
@@ -87,14 +105,48 @@ impl Compiler<'_> {
             let waits = &mut self.result.waits;
             waits[first_wait..].sort_unstable();
             if waits[first_wait..].last().is_some_and(|last| *last >= index) {
-                let (rank, step) = (self.program.rank, due.step);
-                return Err(Error::internal(format!(
-                    "rank {rank}: step {step} waits for a step that is due later: please report this"
-                )));
+                return None;
             }
             self.push(due, first_wait as u32..self.result.waits.len() as u32);
         }
-        Ok(self.result)
+        Some(self.result)
+    }
+
+    /// Adds the items that copy the input, if it must be copied, and one that is done when they are: its
+    /// index.
+    fn copy_input(&mut self) -> Option<u32> {
+        let held = self.layout.input.end - self.layout.input.start;
+        if !self.layout.copies_input || held == 0 {
+            return None;
+        }
+        self.result.copied = held;
+        let mut first = 0;
+        while first < held {
+            let elements = (held - first).min(self.layout.binding.subchunk);
+            let at = self.result.sources.len() as u32;
+            self.result.sources.push(ItemPlace::Input(first));
+            self.result.destinations.push(ItemPlace::InputCopy(first));
+            self.result.items.push(ListItem {
+                elements: elements as u32,
+                scales: false,
+                last: false,
+                sources: at..at + 1,
+                destinations: at..at + 1,
+                waits: 0..0,
+            });
+            first += elements;
+        }
+        let copies = self.result.items.len() as u32;
+        self.result.waits.extend(0..copies);
+        self.result.items.push(ListItem {
+            elements: 0,
+            scales: false,
+            last: false,
+            sources: copies..copies,
+            destinations: copies..copies,
+            waits: 0..copies,
+        });
+        Some(copies)
     }
 
     /// All sub-chunks of all steps, as they are due.
@@ -165,6 +217,7 @@ impl Compiler<'_> {
     /// Where the elements from this one on are in one of this rank's vectors.
     fn place(&self, buffer: BufferKind, element: u64) -> ItemPlace {
         match (buffer, self.layout.place_of(buffer, element, None)) {
+            (BufferKind::Input, Some(at)) if self.layout.copies_input => ItemPlace::InputCopy(at),
             (BufferKind::Input, Some(at)) => ItemPlace::Input(at),
             (_, Some(at)) => ItemPlace::Output(at),
             (_, None) => ItemPlace::Scratch(self.scratch.place_of(element)),

@@ -1,5 +1,5 @@
-//! The program of a rank as a list of items, for a GPU's kernel that runs it without the host. No kernel does
-//! so far: `tests/suite/device_program.rs` is the reference for one.
+//! The program of a rank as a list of items, for a GPU's kernel that runs it without the host:
+//! `kernels/items.h`. `tests/suite/device_program.rs` is the reference for it.
 //!
 //! Owns the order of the items, what each waits for, and which message it sends or uses. Must not know
 //! addresses: a kernel gets them with the call.
@@ -37,6 +37,8 @@ pub struct DeviceProgram {
     pub links: Vec<LinkCounts>,
     /// Elements of scratch memory.
     pub scratch: u64,
+    /// Elements of the input that are copied before other items begin: of all of it or none.
+    pub copied: u64,
     sources: Vec<ItemPlace>,
     destinations: Vec<ItemPlace>,
     waits: Vec<u32>,
@@ -72,6 +74,9 @@ pub struct ListItem {
 pub enum ItemPlace {
     /// From this element of the caller's input on.
     Input(u64),
+    /// From this element of the copy of the input on. It stands for the input where that shares memory with
+    /// the output, and the order of the list would have the output written first.
+    InputCopy(u64),
     /// From this element of the caller's output on.
     Output(u64),
     /// From this element of scratch memory on.

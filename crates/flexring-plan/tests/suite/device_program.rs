@@ -57,7 +57,10 @@ struct SimulatedRank {
     before: Vec<[u64; 2]>,
     input: Vec<u64>,
     output: Vec<u64>,
+    /// In place of both, if they share memory: the whole vector.
+    whole: Vec<u64>,
     scratch: Vec<u64>,
+    copy: Vec<u64>,
 }
 
 struct World {
@@ -74,19 +77,21 @@ impl SimulatedRank {
         self.done = vec![false; call.program.items.len()];
         self.input = call.input.clone().map(|at| contribution(rank, at)).collect();
         self.output = vec![u64::MAX; (call.output.end - call.output.start) as usize];
-        if call.in_place {
-            self.output.resize(call.count as usize, u64::MAX);
-            self.output[..self.input.len()].copy_from_slice(&self.input);
-        }
+        self.whole = vec![u64::MAX; call.count as usize];
+        self.whole[call.input.start as usize..call.input.end as usize].copy_from_slice(&self.input);
         self.scratch = vec![u64::MAX; call.program.scratch as usize];
+        self.copy = vec![u64::MAX; call.program.copied as usize];
     }
 
     fn memory(&mut self, place: ItemPlace, elements: usize) -> &mut [u64] {
-        let in_place = self.calls[self.now].in_place;
+        let call = &self.calls[self.now];
         let (memory, at) = match place {
-            ItemPlace::Input(at) if !in_place => (&mut self.input, at),
-            ItemPlace::Input(at) | ItemPlace::Output(at) => (&mut self.output, at),
+            ItemPlace::Input(at) if call.in_place => (&mut self.whole, call.input.start + at),
+            ItemPlace::Output(at) if call.in_place => (&mut self.whole, call.output.start + at),
+            ItemPlace::Input(at) => (&mut self.input, at),
+            ItemPlace::Output(at) => (&mut self.output, at),
             ItemPlace::Scratch(at) => (&mut self.scratch, at),
+            ItemPlace::InputCopy(at) => (&mut self.copy, at),
             ItemPlace::Message { .. } => unreachable!("slots belong to links"),
         };
         &mut memory[at as usize..at as usize + elements]
@@ -125,6 +130,8 @@ impl World {
         let item = call.program.items[index].clone();
         let next = match phase {
             Phase::Wait if !self.is_due(rank, &item) => return Ok(false),
+            // The item behind those that copy the input.
+            Phase::Wait if item.elements == 0 => Some(Phase::Publish(0)),
             Phase::Wait => Some(Phase::Read(0, vec![0; item.elements as usize])),
             Phase::Read(nth, sum) => Some(self.read(rank, &item, nth, sum)?),
             Phase::Write(nth, sum) => Some(self.write(rank, &item, nth, sum)),
@@ -168,7 +175,7 @@ impl World {
             Some((slots, slot, _)) => slots.values[slot][..sum.len()].to_vec(),
             None => self.ranks[rank].memory(place, sum.len()).to_vec(),
         };
-        let scaled = item.scales && matches!(place, ItemPlace::Input(_));
+        let scaled = item.scales && matches!(place, ItemPlace::Input(_) | ItemPlace::InputCopy(_));
         let by = factor(rank, scaled);
         sum.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.wrapping_add(value.wrapping_mul(by)));
         let sources = self.places(rank, item).0.len();
@@ -206,7 +213,12 @@ impl World {
     fn end_call(&mut self, rank: Rank) -> Result<(), String> {
         let state = &mut self.ranks[rank];
         while let Some(call) = state.calls.get(state.now).filter(|_| state.done.iter().all(|done| *done)) {
-            for ((at, value), must) in call.output.clone().zip(&state.output).zip(call.expected()) {
+            let output = if call.in_place {
+                &state.whole[call.output.start as usize..call.output.end as usize]
+            } else {
+                &state.output
+            };
+            for ((at, value), must) in call.output.clone().zip(output).zip(call.expected()) {
                 if must.is_some_and(|must| *value != must) {
                     return Err(format!("rank {rank}, element {at} is {value:#x}: {:?}", call.spec));
                 }
@@ -278,7 +290,9 @@ fn simulate(seed: u64, broken: Rule) -> Result<(), String> {
             before: vec![[0; 2]; world],
             input: Vec::new(),
             output: Vec::new(),
+            whole: Vec::new(),
             scratch: Vec::new(),
+            copy: Vec::new(),
         };
         state.begin(rank);
         state

@@ -4,6 +4,7 @@
 //! Must not know who allocates it.
 
 use std::sync::atomic::AtomicU64;
+use zerocopy::{Immutable, IntoBytes};
 
 /// Ranks of a node that kernels can connect.
 pub(super) const MOST_RANKS: usize = 16;
@@ -26,6 +27,22 @@ pub(super) const IN_MEMORY: u64 = 1 << 62;
 /// Values of [`CollectiveParameters::path`].
 pub(super) const SHORT: u32 = 0;
 pub(super) const STAGED: u32 = 1;
+pub(super) const LISTED: u32 = 2;
+/// Bytes of a slot of a link: the longest message.
+pub(crate) const SLOT: usize = 128 << 10;
+/// Slots of a direction of a link.
+const MOST_SLOTS: usize = 64;
+/// Places that an item reads or writes.
+pub(super) const MOST_PLACES: usize = 64;
+/// Values of [`ItemWords::flags`].
+pub(super) const SCALES: u32 = 1;
+pub(super) const LAST: u32 = 2;
+/// Values of [`PlaceWords::kind`].
+pub(super) const INPUT: u32 = 0;
+pub(super) const OUTPUT: u32 = 1;
+pub(super) const SCRATCH: u32 = 2;
+pub(super) const MESSAGE: u32 = 3;
+pub(super) const COPY: u32 = 4;
 
 /// Values of [`StatusWords::failure`]. The others say that the kernel was to leave.
 pub(super) const MISMATCH: u64 = 1;
@@ -61,10 +78,15 @@ struct ReceivedWords {
     places: [[[Packet; PLACES]; MOST_RANKS]; 2],
     ready: Counters,
     done: Counters,
+    sent: LinkCounters,
+    used: LinkCounters,
 }
 
 #[repr(C, align(128))]
 struct Counters([[u64; MOST_RANKS]; MOST_SLICES]);
+
+#[repr(C, align(128))]
+struct LinkCounters([[u64; MOST_SLOTS]; MOST_RANKS]);
 
 /// Where the host writes and reads a rank's state.
 pub(super) const OWNER: usize = std::mem::offset_of!(CollectiveState, owner);
@@ -73,6 +95,20 @@ pub(super) const PEERS: usize = std::mem::offset_of!(CollectiveState, peers);
 /// Where the address of an allocation of a rank is.
 pub(super) fn memory_at(rank: usize, number: usize) -> usize {
     std::mem::offset_of!(CollectiveState, memories) + (rank * MOST_MEMORIES + number) * size_of::<u64>()
+}
+
+/// Where a rank's state has the words of the messages that it gets from a rank.
+pub(super) fn sent_at(from: usize) -> usize {
+    counters_at(std::mem::offset_of!(ReceivedWords, sent), from)
+}
+
+/// Where it has the words of the messages that a rank has used.
+pub(super) fn used_at(by: usize) -> usize {
+    counters_at(std::mem::offset_of!(ReceivedWords, used), by)
+}
+
+fn counters_at(counters: usize, rank: usize) -> usize {
+    std::mem::offset_of!(CollectiveState, received) + counters + rank * size_of::<[u64; MOST_SLOTS]>()
 }
 
 /// The sizes of the memory that each rank of a node has on its GPU. Equal on all of them.
@@ -106,6 +142,18 @@ impl CollectiveLayout {
     pub(super) fn zeroed_bytes(self) -> usize {
         let packets = 2 * self.ranks * self.short_bytes() / 8;
         (size_of::<CollectiveState>() + packets * size_of::<Packet>()).next_multiple_of(PART)
+    }
+
+    /// Where the slots of links begin: where the stages do, because no call uses both.
+    pub(super) fn slots_at(self, from: usize) -> usize {
+        self.zeroed_bytes() + from * self.slots() * SLOT
+    }
+
+    /// Slots of each direction of a link: a power of two, because kernels find a message's slot by its low
+    /// bits.
+    pub(super) fn slots(self) -> usize {
+        let room = (self.bytes() - self.zeroed_bytes()) / self.ranks / SLOT;
+        1 << room.min(MOST_SLOTS).ilog2()
     }
 
     /// Bytes of all.
@@ -151,6 +199,7 @@ pub(crate) struct CollectiveParameters {
     pub words: [u64; CALL_WORDS],
     pub input: u64,
     pub output: u64,
+    pub program: u64,
     pub places: [u64; PLACES],
     pub factor: f64,
     pub count: u64,
@@ -170,8 +219,72 @@ pub(crate) struct CollectiveParameters {
     pub reports: u32,
 }
 
-const _: () = assert!(size_of::<CollectiveParameters>() == 176);
+const _: () = assert!(size_of::<CollectiveParameters>() == 184);
 const _: () = assert!(size_of::<StatusWords>() == 256);
+/// A link to another rank. All addresses are the GPU's.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct LinkWords {
+    pub out: u64,
+    pub out_sent: u64,
+    pub out_used: u64,
+    pub incoming: u64,
+    pub in_sent: u64,
+    pub in_used: u64,
+    pub sent: u64,
+    pub received: u64,
+    pub slots: u32,
+    pub rank: u32,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct ItemWords {
+    pub elements: u32,
+    pub flags: u32,
+    pub first_place: u32,
+    pub first_wait: u32,
+    pub sources: u16,
+    pub destinations: u16,
+    pub waits: u32,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct PlaceWords {
+    pub kind: u32,
+    pub link: u32,
+    pub at: u64,
+}
+
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct CountWords {
+    pub link: u32,
+    pub sends: u32,
+    pub receives: u32,
+}
+
+/// The work of a rank in calls of one kind and length.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct ProgramWords {
+    pub items: u64,
+    pub places: u64,
+    pub waits: u64,
+    pub links: u64,
+    pub counts: u64,
+    pub done: u64,
+    pub scratch: u64,
+    pub copy: u64,
+    pub taken: u64,
+    pub item_count: u32,
+    pub link_count: u32,
+}
+
+const _: () = assert!(size_of::<LinkWords>() == 72 && size_of::<ItemWords>() == 24);
+const _: () = assert!(size_of::<PlaceWords>() == 16 && size_of::<CountWords>() == 12);
+const _: () = assert!(size_of::<ProgramWords>() == 80);
 const _: () = assert!(CLOSED_AT == 28 && PEERS == 32);
 
 #[cfg(test)]
@@ -187,6 +300,9 @@ mod tests {
             ("kMostSlices", MOST_SLICES),
             ("kStageBytes", STAGE),
             ("kCallWords", CALL_WORDS),
+            ("kSlotBytes", SLOT),
+            ("kMostSlots", MOST_SLOTS),
+            ("kMostPlaces", MOST_PLACES),
             ("kMostMemories", MOST_MEMORIES),
             ("kPlaces", PLACES),
             ("kOffsetBits", OFFSET_BITS as usize),
@@ -203,6 +319,13 @@ mod tests {
         for (name, number) in [
             ("kShort", u64::from(SHORT)),
             ("kStaged", u64::from(STAGED)),
+            ("kListed", u64::from(LISTED)),
+            ("kScales", u64::from(SCALES)),
+            ("kLast", u64::from(LAST)),
+            ("kInputPlace", u64::from(INPUT)),
+            ("kOutputPlace", u64::from(OUTPUT)),
+            ("kScratchPlace", u64::from(SCRATCH)),
+            ("kMessagePlace", u64::from(MESSAGE)),
             ("kMismatch", MISMATCH),
             ("kOverlap", OVERLAP),
         ] {
@@ -229,7 +352,7 @@ mod tests {
             fields("CollectiveState"),
             [
                 "owner", "epoch", "reporter", "stopped", "closed", "peers", "memories", "entry", "words",
-                "places", "ready", "done"
+                "places", "ready", "done", "sent", "used"
             ]
         );
         assert_eq!(
@@ -249,6 +372,32 @@ mod tests {
             ]
         );
         assert_eq!(
+            fields("ProgramLink"),
+            ["out", "out_sent", "out_used", "in", "in_sent", "in_used", "sent", "received", "slots", "rank"]
+        );
+        assert_eq!(
+            fields("ProgramItem"),
+            ["elements", "flags", "first_place", "first_wait", "sources", "destinations", "waits"]
+        );
+        assert_eq!(fields("ProgramPlace"), ["kind", "link", "at"]);
+        assert_eq!(fields("LinkCount"), ["link", "sends", "receives"]);
+        assert_eq!(
+            fields("Program"),
+            [
+                "items",
+                "places",
+                "waits",
+                "links",
+                "counts",
+                "done",
+                "scratch",
+                "copy",
+                "taken",
+                "item_count",
+                "link_count"
+            ]
+        );
+        assert_eq!(
             fields("CollectiveParameters"),
             [
                 "state",
@@ -258,6 +407,7 @@ mod tests {
                 "words",
                 "input",
                 "output",
+                "program",
                 "places",
                 "factor",
                 "count",

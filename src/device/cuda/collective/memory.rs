@@ -4,6 +4,7 @@
 //! which have captured calls. Must not know how kernels are launched.
 
 use super::layout::{CLOSED_AT, CollectiveLayout, MOST_RANKS, OWNER, PEERS, StatusWords, memory_at};
+use super::listed::{self, ListedProgram};
 use super::status::{CollectiveFailure, CollectiveWait};
 use crate::cuda_driver::{Address, DriverHandle};
 use crate::device::cuda::naps::nap_until;
@@ -14,8 +15,9 @@ use crate::error::{Error, Result};
 use crate::memory::{Piece, lend, lend_in_place};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use zerocopy::IntoBytes as _;
 
 /// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: nothing waits for the destructor.
 const NO_DESTRUCTOR_SYNC: u32 = 1;
@@ -39,6 +41,10 @@ pub(crate) struct CollectiveMemory {
     launches: AtomicU64,
     /// Whether a replay after the end was logged.
     replay_logged: AtomicBool,
+    /// The links to the other ranks, once their memory is connected.
+    links: OnceLock<GpuMemory>,
+    /// Lists of items that graphs have captured.
+    captured_lists: Mutex<Vec<Arc<ListedProgram>>>,
 }
 
 /// Memory whose communicators have ended, but not the graphs that have captured their calls: a replay finds
@@ -79,6 +85,8 @@ impl CollectiveMemory {
             captures: Arc::default(),
             launches: AtomicU64::new(0),
             replay_logged: AtomicBool::new(false),
+            links: OnceLock::new(),
+            captured_lists: Mutex::default(),
         }))
     }
 
@@ -87,13 +95,36 @@ impl CollectiveMemory {
     ///
     /// # Errors
     /// `Internal` if an allocation is too short; `System` if the GPU fails.
-    pub(crate) fn connect(&self, peers: &[Option<Piece>]) -> Result<()> {
+    pub(crate) fn connect(&self, rank: usize, peers: &[Option<Piece>]) -> Result<()> {
         let mut addresses = [0; MOST_RANKS];
         for (address_of, peer) in addresses.iter_mut().zip(peers) {
             let shared = peer.unwrap_or(self.shared.piece());
             *address_of = address(shared) + offset_in(shared, self.layout)? as Address;
         }
+        let links = listed::links(self.layout, rank, &addresses);
+        let memory = GpuMemory::new(&self.gpu, size_of_val(&links[..]))?;
+        listed::write(&self.gpu, &memory, links.as_bytes())?;
+        let _ = self.links.set(memory);
         self.write(PEERS, &addresses)
+    }
+
+    /// The GPU.
+    pub(super) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Where the GPU has the links to the other ranks.
+    ///
+    /// # Errors
+    /// `Internal` if their memory is not connected.
+    pub(super) fn links(&self) -> Result<Address> {
+        let links = self.links.get().ok_or_else(|| Error::internal("kernels are not connected"))?;
+        Ok(address(links.piece()))
+    }
+
+    /// Keeps a list that a graph has captured.
+    pub(crate) fn keep_list(&self, list: Arc<ListedProgram>) {
+        self.captured_lists.lock().unwrap_or_else(PoisonError::into_inner).push(list);
     }
 
     /// Sets where this GPU maps an allocation that a rank has named; 0 if it is not to be used any more.

@@ -7,17 +7,20 @@
 //! | file | owns |
 //! |---|---|
 //! | `layout` | the memory that host and kernels share |
+//! | `listed` | the items of a plan, and the links that their messages take |
 //! | `memory` | who allocates and clears it, and how long it lives |
 //! | `shape` | a collective as blocks that ranks send and receive |
 //! | `status` | what kernels report, and how the host ends them |
 
 mod layout;
+mod listed;
 mod memory;
 mod shape;
 mod status;
 
 pub(super) use layout::CollectiveParameters;
-pub(crate) use layout::{CALL_WORDS, CollectiveLayout};
+pub(crate) use layout::{CALL_WORDS, CollectiveLayout, SLOT};
+pub(crate) use listed::{ListScratch, ListedProgram};
 pub(crate) use memory::CollectiveMemory;
 pub(crate) use shape::{BlockCall, Blocks, Place, Vector};
 pub(crate) use status::{CollectiveFailure, CollectiveWait};

@@ -4,9 +4,10 @@
 //! slices. All of them follow from what all ranks of a call know, so that they agree. Must not know GPUs.
 
 use super::layout::{
-    CALL_WORDS, CollectiveLayout, CollectiveParameters, IN_MEMORY, MOST_SLICES, OFFSET_BITS, PLACED, SHORT,
-    STAGE, STAGED,
+    CALL_WORDS, CollectiveLayout, CollectiveParameters, IN_MEMORY, LISTED, MOST_SLICES, OFFSET_BITS, PLACED,
+    SHORT, STAGE, STAGED,
 };
+use super::listed::ListedProgram;
 use crate::call::Collective;
 use crate::device::Arithmetic;
 use crate::dtype::DType;
@@ -141,6 +142,26 @@ impl Blocks {
 }
 
 impl Blocks {
+    /// The call by the items of this rank's list.
+    pub(crate) fn listed(call: &BlockCall, layout: CollectiveLayout, program: &ListedProgram) -> Self {
+        let ranks = layout.ranks() as u32;
+        let mut parameters = CollectiveParameters {
+            words: call.words,
+            program: program.address(),
+            factor: call.factor.unwrap_or(1.0),
+            operation: call.arithmetic as u32,
+            divide: if call.average { ranks } else { 0 },
+            rank: call.rank as u32,
+            ranks,
+            path: LISTED,
+            slices: 1,
+            short_bytes: layout.short_bytes() as u32,
+            ..CollectiveParameters::default()
+        };
+        parameters.hash = hash(&parameters);
+        Self { parameters, dtype: call.dtype, ctas: program.items().max(1), threads: THREADS[1] as u32 }
+    }
+
     /// Whether the call is long, so that it takes stages or accesses vectors directly.
     pub(crate) fn is_long(&self) -> bool {
         self.parameters.path == STAGED
@@ -198,7 +219,7 @@ impl Blocks {
 /// once in 2^64 cases.
 fn hash(parameters: &CollectiveParameters) -> u64 {
     let CollectiveParameters { words, path, slices, short_bytes, .. } = parameters;
-    let sizes = u64::from(*path) << 63 | u64::from(*slices) << 32 | u64::from(*short_bytes);
+    let sizes = u64::from(*path) << 62 | u64::from(*slices) << 32 | u64::from(*short_bytes);
     let mut bytes = [0; 8 * (CALL_WORDS + 1)];
     for (bytes, word) in bytes.chunks_exact_mut(8).zip(words.iter().chain([&sizes])) {
         bytes.copy_from_slice(&word.to_le_bytes());

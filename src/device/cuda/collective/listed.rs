@@ -1,0 +1,174 @@
+//! The items of a rank's plan in the memory of its GPU, for kernels that run them.
+//!
+//! Owns their form there. `plan::device_program` explains items. Must not know which calls run so.
+
+use super::layout::{
+    COPY, CollectiveLayout, CountWords, INPUT, ItemWords, LAST, LinkWords, MESSAGE, MOST_PLACES, MOST_RANKS,
+    OUTPUT, PlaceWords, ProgramWords, SCALES, SCRATCH, sent_at, used_at,
+};
+use super::memory::CollectiveMemory;
+use crate::cuda_driver::Address;
+use crate::device::cuda::objects::{Gpu, GpuMemory, address};
+use crate::error::{Error, Result};
+use crate::memory::lend;
+use crate::plan::device_program::{DeviceProgram, ItemPlace};
+use std::sync::Arc;
+use zerocopy::{Immutable, IntoBytes};
+
+/// Bytes of scratch memory that are allocated at least.
+const LEAST_SCRATCH: usize = 64 << 10;
+/// The alignment of the parts of a list.
+const PART: usize = 16;
+
+/// A list of items on a GPU. It must stay until the kernels that run it have ended.
+pub(crate) struct ListedProgram {
+    memory: GpuMemory,
+    /// The list has its address.
+    _scratch: Arc<GpuMemory>,
+    items: u32,
+}
+
+/// Memory for the partial sums and copies of the calls of a communicator, which run one after the other.
+#[derive(Default)]
+pub(crate) struct ListScratch(Option<Arc<GpuMemory>>);
+
+impl ListScratch {
+    /// Memory of at least this many bytes.
+    fn of(&mut self, gpu: &Arc<Gpu>, bytes: usize) -> Result<Arc<GpuMemory>> {
+        if let Some(memory) = self.0.as_ref().filter(|memory| memory.piece().len() >= bytes) {
+            return Ok(Arc::clone(memory));
+        }
+        // Lists that were made before keep what they have.
+        let memory = Arc::new(GpuMemory::new(gpu, bytes.max(LEAST_SCRATCH).next_power_of_two())?);
+        Ok(Arc::clone(self.0.insert(memory)))
+    }
+}
+
+impl ListedProgram {
+    /// Copies a list to the GPU. `element`: bytes of an element; `scratch`: that of the communicator.
+    ///
+    /// # Errors
+    /// `System` if the GPU has too little memory; `Internal` if an item is larger than a kernel can run.
+    pub(crate) fn new(
+        memory: &CollectiveMemory,
+        list: &DeviceProgram,
+        element: usize,
+        scratch: &mut ListScratch,
+    ) -> Result<Self> {
+        let (mut items, mut places, mut waits) = (Vec::new(), Vec::new(), Vec::new());
+        for item in &list.items {
+            let (sources, destinations) = (list.sources(item), list.destinations(item));
+            if sources.len() + destinations.len() > MOST_PLACES {
+                return Err(Error::internal("an item has too many places: please report this"));
+            }
+            items.push(ItemWords {
+                elements: item.elements,
+                flags: if item.scales { SCALES } else { 0 } | if item.last { LAST } else { 0 },
+                first_place: places.len() as u32,
+                first_wait: waits.len() as u32,
+                sources: sources.len() as u16,
+                destinations: destinations.len() as u16,
+                waits: list.waits(item).len() as u32,
+            });
+            places.extend(sources.iter().chain(destinations).map(|place| place_of(list, *place)));
+            waits.extend_from_slice(list.waits(item));
+        }
+        let counts: Vec<_> = list
+            .links
+            .iter()
+            .map(|link| CountWords { link: link.peer as u32, sends: link.sends, receives: link.receives })
+            .collect();
+        let scratch_bytes = (list.scratch as usize * element).next_multiple_of(PART);
+        let mut image = Image(vec![0; size_of::<ProgramWords>().next_multiple_of(PART)]);
+        let starts = [image.add(&items), image.add(&places), image.add(&waits), image.add(&counts)];
+        let done = image.add(&vec![0u64; items.len()]);
+        let scratch = scratch.of(memory.gpu(), scratch_bytes + list.copied as usize * element)?;
+        let held = GpuMemory::new(memory.gpu(), image.0.len())?;
+        let at = |offset: usize| address(held.piece()) + offset as Address;
+        let [items_at, places_at, waits_at, counts_at] = starts.map(at);
+        let program = ProgramWords {
+            items: items_at,
+            places: places_at,
+            waits: waits_at,
+            links: memory.links()?,
+            counts: counts_at,
+            done: at(done),
+            scratch: address(scratch.piece()),
+            copy: address(scratch.piece()) + scratch_bytes as Address,
+            taken: 0,
+            item_count: items.len() as u32,
+            link_count: counts.len() as u32,
+        };
+        image.0[..size_of::<ProgramWords>()].copy_from_slice(program.as_bytes());
+        write(memory.gpu(), &held, &image.0)?;
+        Ok(Self { memory: held, _scratch: scratch, items: items.len() as u32 })
+    }
+
+    /// Where the GPU has it.
+    pub(super) fn address(&self) -> Address {
+        address(self.memory.piece())
+    }
+
+    /// How many items it has.
+    pub(super) fn items(&self) -> u32 {
+        self.items
+    }
+}
+
+/// What is copied to the GPU.
+struct Image(Vec<u8>);
+
+impl Image {
+    /// Adds a part. Returns where it begins.
+    fn add<T: IntoBytes + Immutable>(&mut self, values: &[T]) -> usize {
+        let start = self.0.len();
+        self.0.extend_from_slice(values.as_bytes());
+        self.0.resize(self.0.len().next_multiple_of(PART), 0);
+        start
+    }
+}
+
+fn place_of(list: &DeviceProgram, place: ItemPlace) -> PlaceWords {
+    let (kind, link, at) = match place {
+        ItemPlace::Input(at) => (INPUT, 0, at),
+        ItemPlace::InputCopy(at) => (COPY, 0, at),
+        ItemPlace::Output(at) => (OUTPUT, 0, at),
+        ItemPlace::Scratch(at) => (SCRATCH, 0, at),
+        ItemPlace::Message { link, number } => {
+            (MESSAGE, list.links[link as usize].peer as u32, u64::from(number))
+        }
+    };
+    PlaceWords { kind, link, at }
+}
+
+/// By rank, the links of `rank`, for ranks whose memory this GPU maps at `memories`.
+pub(super) fn links(
+    layout: CollectiveLayout,
+    rank: usize,
+    memories: &[Address; MOST_RANKS],
+) -> Vec<LinkWords> {
+    let link = |peer: usize| {
+        let at = |owner: usize, offset: usize| memories[owner] + offset as Address;
+        LinkWords {
+            out: at(peer, layout.slots_at(rank)),
+            out_sent: at(peer, sent_at(rank)),
+            out_used: at(rank, used_at(peer)),
+            incoming: at(rank, layout.slots_at(peer)),
+            in_sent: at(rank, sent_at(peer)),
+            in_used: at(peer, used_at(rank)),
+            sent: 0,
+            received: 0,
+            slots: layout.slots() as u32,
+            rank: peer as u32,
+        }
+    };
+    (0..layout.ranks()).map(link).collect()
+}
+
+/// Copies `bytes` to the start of an allocation.
+pub(super) fn write(gpu: &Arc<Gpu>, memory: &GpuMemory, bytes: &[u8]) -> Result<()> {
+    lend(bytes, &mut [], |bytes, _| {
+        // SAFETY: the allocation is as long, and no kernel uses it yet.
+        unsafe { gpu.copy_now(memory.piece().narrow(0, bytes.len()), bytes) }
+    })
+}
