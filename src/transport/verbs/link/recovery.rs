@@ -81,13 +81,15 @@ impl Link {
         if was_proven {
             self.qps[qp].count_failure();
         }
+        // While links are made, rank 0 logs what follows from lost trials.
+        let was_on_trial = self.awaits_trial(qp);
         let is_last = !self.reconnects || (0..self.qps.len()).all(|qp| self.is_dropped(qp));
         let working = self.qps.iter().filter(|qp| qp.is_proven()).count();
         let (peer, cause_text, of) = (self.peer, cause.message(), self.qps.len());
         if working == 0 && is_last {
             self.mark_unreachable(cause);
         } else if self.failure.is_some() {
-        } else if !was_proven {
+        } else if !was_proven || was_on_trial {
             log::debug!("verbs: a queue pair to rank {peer} does not work yet ({cause_text})");
         } else if self.is_dropped(qp) {
             log::warn!(
