@@ -9,6 +9,7 @@ use crate::description;
 use crate::error::{Error, Result};
 use crate::executor::{Executor, ProgramNumber};
 use crate::plan::call_layout::{CallFacts, CallLayout};
+use crate::plan::choice::{Simulate, Trial};
 use crate::plan::device_program::DeviceProgram;
 use crate::plan::link_shares::{self, SentByRank, sent_to_peers};
 use crate::plan::lowering::{Movement, Plan, ProgramSpec};
@@ -102,19 +103,21 @@ pub(super) struct Installed {
 
 impl Plans {
     /// Makes the plans for `topology` according to the settings of the user, and to the tuning profile if
-    /// there is one. Vectors that are exchanged in one hop and those on GPUs do not use the choices of a
+    /// there is one. Where times decide, `simulate` is called. Vectors that are exchanged in one hop and those on GPUs do not use the choices of a
     /// profile: these were measured with longer vectors on the host.
     pub(super) fn new(
         config: &Config,
         topology: &Topology,
         rank: Rank,
         profile: Option<&TuningProfile>,
+        simulate: &mut Simulate<'_>,
     ) -> Result<Self> {
         let measured = profile.map(|profile| profile.topology(topology));
         let measured = measured.as_ref().unwrap_or(topology);
         let choices = profile.map_or(Ok(Vec::new()), |profile| profile.plans(config, measured))?;
         // With choices, what has none is planned as without a profile. Otherwise the profile is its links.
-        let (mut all, mut selection) = untuned(config, if choices.is_empty() { measured } else { topology })?;
+        let (mut all, mut selection) =
+            untuned(config, if choices.is_empty() { measured } else { topology }, simulate)?;
         let untuned = all.len();
         if let (Some(last), Some(profile)) = (choices.last(), profile) {
             if last.choice.algorithm != Algorithm::Auto {
@@ -252,7 +255,8 @@ impl Plans {
         let Some(topology) = topology else {
             return Ok(self.first.clone().unwrap_or_else(|| self.all[self.positions(false)].to_vec()));
         };
-        let (mut plans, _) = untuned(config, topology)?;
+        // Ranks cannot tell each other times now.
+        let (mut plans, _) = untuned(config, topology, &mut no_times)?;
         plans.iter_mut().for_each(|sized| sized.subchunk = self.main().subchunk);
         verify(&plans)?;
         Ok(plans)
@@ -427,6 +431,11 @@ impl Plans {
     }
 }
 
+/// For ranks that simulate nothing: calculated times decide.
+pub(super) fn no_times(_: &Topology, trials: &[Trial]) -> Result<Vec<Option<u64>>> {
+    Ok(vec![None; trials.len()])
+}
+
 /// Tests verify the planners. Debug builds, where speed does not matter, verify each plan, too.
 fn verify(plans: &[SizedPlan]) -> Result<()> {
     let needs_proof = |sized: &&SizedPlan| {
@@ -438,8 +447,12 @@ fn verify(plans: &[SizedPlan]) -> Result<()> {
 
 /// The plans for `topology` without the choices of a profile, in ascending order of the longest vectors. The
 /// last one has no limit.
-fn untuned(config: &Config, topology: &Topology) -> Result<(Vec<SizedPlan>, AlgorithmSelection)> {
-    let Some(path) = &config.plan_file else { return sized_plans::selected(config, topology) };
+fn untuned(
+    config: &Config,
+    topology: &Topology,
+    simulate: &mut Simulate<'_>,
+) -> Result<(Vec<SizedPlan>, AlgorithmSelection)> {
+    let Some(path) = &config.plan_file else { return sized_plans::selected(config, topology, simulate) };
     let selection = AlgorithmSelection {
         algorithm: Algorithm::Auto,
         reason: format!("FLEXRING_PLAN_FILE={path} was given"),
@@ -484,7 +497,7 @@ mod tests {
         let mut profile = parse("f", include_str!("../../tests/data/tuning.toml")).expect("a profile");
         change(&mut profile);
         let topology = Topology::from_names(names);
-        Plans::new(&Config::default(), &topology, 0, Some(&profile)).expect("plans")
+        Plans::new(&Config::default(), &topology, 0, Some(&profile), &mut no_times).expect("plans")
     }
 
     /// Algorithm, longest vector and sub-chunk of the plans of vectors on the host, or on a GPU.
@@ -538,7 +551,7 @@ mod tests {
             profile.choices[0].algorithm = Algorithm::Auto;
         });
         let of = |on_gpu| shown(&all, on_gpu).into_iter().map(|(name, ..)| name).collect::<Vec<_>>();
-        assert_eq!(of(false)[1..], of(true)[..]);
+        assert_eq!(of(false), of(true));
         assert_eq!(shown(&all, false).last().map(|last| last.1), Some(usize::MAX));
     }
 }

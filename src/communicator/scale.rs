@@ -1,6 +1,6 @@
 //! What RDMA links cost a rank of a large world, by calculation: the table in docs/rdma.md.
 
-use super::plans::Plans;
+use super::plans::{Plans, no_times};
 use crate::config::Config;
 use crate::plan::topology::Topology;
 use crate::rank::Rank;
@@ -13,7 +13,8 @@ fn most_planned(nodes: usize, ranks_of_node: usize) -> usize {
     let names: Vec<String> = (0..world).map(|rank| (rank / ranks_of_node).to_string()).collect();
     let topology = Topology::from_names(&names);
     let planned = |rank: Rank| {
-        let plans = Plans::new(&Config::default(), &topology, rank, None).expect("a plan for every topology");
+        let plans = Plans::new(&Config::default(), &topology, rank, None, &mut no_times)
+            .expect("a plan for every topology");
         let peers = plans.usual_peers();
         assert!(!peers.contains(&rank));
         peers.into_iter().filter(|peer| peer / ranks_of_node != rank / ranks_of_node).count()

@@ -95,6 +95,10 @@ pub(crate) const DIRECT_BETWEEN_NODES: usize = 16;
 /// as many about five times as long.
 pub(crate) const MOST_CALCULATED: usize = 2048;
 
+/// Most ranks for which plans are chosen by simulation, too. A simulation of one length takes up to 30 ms of
+/// processor time with 64 ranks.
+pub(crate) const MOST_SIMULATED: usize = 64;
+
 /// Longest vector in bytes that ranks exchange in one hop by a direct plan, where each adds all contributions
 /// itself. Two ranks send as many bytes as with any other algorithm, and half of the messages: over TCP on
 /// loopback 8 KiB take 7 us instead of 12, 16 KiB 8.3 instead of 12.6, and 64 KiB 19 us both ways. More ranks

@@ -1,4 +1,4 @@
-//! Predictions about plans, and what users see of them: for the command and for tests, not for running calls.
+//! Predictions about plans: for choosing between them, for the command and for tests.
 //!
 //! Owns virtual time, the closed forms of the papers, the order of all plans for one topology, and drawings.
 //! Must not know I/O: all of it is a pure function of topologies, plans and profiles.
@@ -13,6 +13,7 @@ pub mod drawing;
 #[cfg(test)]
 mod fuzz;
 pub mod simulator;
+pub mod trials;
 
 /// Counts what fuzz targets and other tests allocate.
 #[cfg(test)]

@@ -25,7 +25,7 @@ use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
 use super::gpu;
 use super::launch_group::LaunchGroup;
 use super::local_gathering::LocalGathering;
-use super::plans::Plans;
+use super::plans::{Plans, no_times};
 use super::resource_offers::ResourceKey;
 use super::runner::CallRunner;
 use super::timeline::{self, Timeline};
@@ -203,7 +203,7 @@ impl Communicator {
                 plan: &plan,
                 world,
                 me,
-                plans: plan.plans(me)?,
+                plans: plan.plans(me, &mut no_times)?,
                 links: RankLinks::within_process(me, &memory, &mut region, &of_ranks)?,
                 ranks_per_core,
                 launch_group: Some(Arc::clone(&launch_group)),

@@ -10,10 +10,13 @@ use crate::communicator::world_template::{WorldSpec, WorldTemplate};
 use crate::config::{Algorithm, Config};
 use crate::description;
 use crate::error::{Error, Result};
+use crate::plan::choice::{Simulate, Trial, share_out};
 use crate::plan::topology::Topology;
 use crate::plan::tuning::{ClusterIdentity, TuningProfile};
 use crate::rank::Rank;
+use flexring_simulator::trials::simulated_time;
 use std::collections::BTreeMap;
+use twox_hash::XxHash3_64;
 
 /// The transport of worlds whose ranks all share memory, in tuning profiles.
 const SHARED_MEMORY: &str = "memory";
@@ -61,14 +64,15 @@ impl WorldPlan {
         self.spec.topology.is_some() || self.spec.config.topology.is_some() || self.profile.is_some()
     }
 
-    /// The plans of rank `me`. If an algorithm that the user named cannot be used on what is left of a world,
+    /// The plans of rank `me`. Where times decide, `simulate` is called. If an algorithm that the user named cannot be used on what is left of a world,
     /// selects one.
     ///
     /// # Errors
-    /// `InvalidSetting` if the settings fit no plan.
-    pub(super) fn plans(&self, me: Rank) -> Result<Plans> {
+    /// `InvalidSetting` if the settings fit no plan; those of `simulate`.
+    pub(super) fn plans(&self, me: Rank, simulate: &mut Simulate<'_>) -> Result<Plans> {
         let WorldSpec { config, is_derived, .. } = &self.spec;
-        let plans = |config: &Config| Plans::new(config, &self.planned, me, self.profile.as_ref());
+        let mut plans =
+            |config: &Config| Plans::new(config, &self.planned, me, self.profile.as_ref(), simulate);
         plans(config).or_else(|error| {
             if !is_derived || config.algo == Algorithm::Auto {
                 return Err(error);
@@ -81,13 +85,23 @@ impl WorldPlan {
         })
     }
 
-    /// The plans of this rank, compared with those of the other ranks.
+    /// The plans of this rank, compared with those of the other ranks. The ranks divide the simulations that
+    /// the choice needs.
     ///
     /// # Errors
     /// As for [`plans`](Self::plans); `Disagreement` if the ranks made different ones.
     pub(super) fn agree_on_plans(&self, connection: &ControlConnection) -> Result<Plans> {
-        let plans = self.plans(connection.rank())?;
-        check_equal(&connection.all_gather("plans", &plans.digest().to_le_bytes())?)?;
+        let (me, world) = (connection.rank(), connection.world());
+        let plans = self.plans(me, &mut |topology, trials| {
+            let ranks = share_out(trials, world);
+            let mine = trials.iter().zip(&ranks).filter(|(_, rank)| **rank == me);
+            let mine = mine.map(|(trial, _)| simulated_time(&self.spec.config, topology, trial)).collect();
+            let exchange = PlanExchange { plans: digest(trials), are_last: false, times: mine };
+            let mut times = exchange.agree(connection)?;
+            Ok(ranks.into_iter().map(|rank| times[rank].next().flatten()).collect())
+        })?;
+        let chosen = PlanExchange { plans: plans.digest(), are_last: true, times: Vec::new() };
+        chosen.agree(connection)?;
         Ok(plans)
     }
 
@@ -186,14 +200,39 @@ fn configured_topology(text: &str, world: usize, hosts: Option<&[String]>) -> Re
     Ok(topology)
 }
 
-/// Checks that all ranks have the same plans, by their digests.
-fn check_equal(digests: &[Vec<u8>]) -> Result<()> {
-    match digests.iter().position(|digest| *digest != digests[0]) {
-        None => Ok(()),
-        Some(rank) => Err(Error::disagreement(format!(
-            "ranks 0 and {rank} made different plans: do they read the same topology and plan files?"
-        ))),
+/// What a rank tells the others while all choose plans.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct PlanExchange {
+    /// A hash of the chosen plans, or of those to be simulated. It is equal on all ranks.
+    plans: u64,
+    /// Whether these are the chosen ones.
+    are_last: bool,
+    /// The simulated times of this rank's part of the plans.
+    times: Vec<Option<u64>>,
+}
+
+impl PlanExchange {
+    /// The times of all ranks.
+    ///
+    /// # Errors
+    /// `Disagreement` if a rank has other plans.
+    fn agree(&self, connection: &ControlConnection) -> Result<Vec<std::vec::IntoIter<Option<u64>>>> {
+        let all = connection.gather_values("plans", self)?;
+        match all.iter().position(|one| (one.plans, one.are_last) != (all[0].plans, all[0].are_last)) {
+            None => Ok(all.into_iter().map(|one| one.times.into_iter()).collect()),
+            Some(rank) => Err(Error::disagreement(format!(
+                "ranks 0 and {rank} made different plans: do they read the same topology and plan files?"
+            ))),
+        }
     }
+}
+
+/// A hash of plans and lengths.
+fn digest(trials: &[Trial]) -> u64 {
+    let combine = |digest: u64, trial: &Trial| {
+        XxHash3_64::oneshot(&(digest ^ trial.plan.digest() ^ trial.bytes).to_le_bytes())
+    };
+    trials.iter().fold(0, combine)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use flexring_plan::topology::Topology;
 use flexring_plan::tuning::{self, ClusterIdentity, TuningProfile};
 use flexring_plan::verifier::VerifiedPlan;
 use flexring_simulator::simulator::SimulationParameters;
+use flexring_simulator::trials::simulate_all;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -111,7 +112,10 @@ impl Planned {
                 (sized_plans::untuned(&config, planned_on, Arc::new(main)), selection)
             }
             None => {
-                let (plans, mut selection) = sized_plans::selected(&config, planned_on)?;
+                let (plans, mut selection) =
+                    sized_plans::selected(&config, planned_on, &mut |topology, trials| {
+                        Ok(simulate_all(&config, topology, trials))
+                    })?;
                 if let Some(flag) = source.algo.as_ref().filter(|_| config.algo != Algorithm::Auto) {
                     selection.reason = format!("--algo {flag} was given");
                 }

@@ -15,6 +15,7 @@ use flexring_plan::tuning::{MeasuredChoice, TuningProfile};
 use flexring_plan::verifier::VerifiedPlan;
 use flexring_simulator::comparison::Comparison;
 use flexring_simulator::simulator::SimulationParameters;
+use flexring_simulator::trials::simulate_all;
 use std::cell::OnceCell;
 use std::time::Instant;
 
@@ -221,9 +222,11 @@ fn candidates(
 ) -> Vec<PlanName> {
     let details = Details::of(config);
     let selected = (select_algorithm(Algorithm::Auto, topology, &details).algorithm, Lowering::Auto);
-    let untuned = sized_plans::selected(config, job).ok().and_then(|(plans, _)| {
-        plans.into_iter().find(|sized| bytes <= sized.longest).map(|sized| sized.plan)
-    });
+    let untuned = sized_plans::selected(config, job, &mut |topology, trials| {
+        Ok(simulate_all(config, topology, trials))
+    })
+    .ok()
+    .and_then(|(plans, _)| plans.into_iter().find(|sized| bytes <= sized.longest).map(|sized| sized.plan));
     let parameters = SimulationParameters::measured(profile, config);
     let mut predicted: Vec<(f64, PlanName)> = Vec::new();
     for lowering in Lowering::ALL {

@@ -3,4 +3,5 @@
 mod choices;
 mod cost_model;
 mod fabrics;
+mod random_trees;
 mod simulator;

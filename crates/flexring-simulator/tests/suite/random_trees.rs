@@ -1,0 +1,180 @@
+//! What `auto` chooses on random trees, in the simulator, beside all candidates run one by one.
+//!
+//! With `FLEXRING_TEST_EFFORT=10` on 200 trees of up to 64 ranks, else on small trees only. It prints the table
+//! of bench/results.
+
+use fastrand::Rng;
+use flexring_core::config::{Algorithm, Config};
+use flexring_plan::candidates::candidates;
+use flexring_plan::choice::Trial;
+use flexring_plan::lowering::Plan;
+use flexring_plan::sized_plans::selected;
+use flexring_plan::topology::{Topology, TopologyBuilder, Uplink, VertexId};
+use flexring_simulator::cost_model::lower_bound::lower_bound;
+use flexring_simulator::simulator::{SimulationInput, SimulationParameters, simulate};
+use flexring_simulator::trials::simulate_all;
+use flexring_testkit::effort::cases;
+
+/// A length of each kind: short, of a few sub-chunks, and in many waves.
+const LENGTHS: [u64; 3] = [64 << 10, 1 << 20, 64 << 20];
+
+/// Most ranks for which `auto` has time to simulate all plans that may be the fastest.
+const MOST_EXACT: usize = 24;
+
+/// A tree of up to `most` ranks with 2 to 5 levels of switches and nodes, whose links have 100 Mbit/s to 400
+/// Gbit/s. On half of the trees, the links of a level are alike.
+fn tree(seed: u64, most: usize) -> Topology {
+    let random = &mut Rng::with_seed(seed);
+    let wanted = 2usize << random.u32(..most.ilog2());
+    let ranks = 2 + random.usize(..wanted - 1);
+    let levels = 2 + random.usize(..4);
+    let rate = |random: &mut Rng| (1e8 * 4000f64.powf(random.f64())) as u64;
+    let alike: Option<Vec<u64>> = random.bool().then(|| (0..=levels).map(|_| rate(random)).collect());
+    let mut order: Vec<usize> = (0..ranks).collect();
+    random.shuffle(&mut order);
+    let mut builder = TopologyBuilder::new("top");
+    // Vertices without children, each with the ranks and the number of levels below it.
+    let mut open: Vec<(VertexId, Vec<usize>, usize)> = vec![(0, order, levels - 1)];
+    while let Some((vertex, ranks, below)) = open.pop() {
+        let children = if vertex == 0 { 2 + random.usize(..8) } else { 1 + random.usize(..8) };
+        let children = children.min(ranks.len());
+        let mut parts: Vec<Vec<usize>> = vec![Vec::new(); children];
+        for (at, rank) in ranks.into_iter().enumerate() {
+            let part = if at < children { at } else { random.usize(..children) };
+            parts[part].push(rank);
+        }
+        for part in parts {
+            let bandwidth = alike.as_ref().map_or_else(|| rate(random), |rates| rates[below]);
+            let uplink = Uplink { bandwidth, ..Uplink::NODE_DEFAULT };
+            if below > 1 && random.u8(..4) > 0 {
+                open.push((builder.switch(vertex, "switch", uplink), part, below - 1));
+            } else {
+                let node = builder.node(vertex, "node", uplink);
+                for rank in part {
+                    builder.rank(node, rank, Uplink::RANK_DEFAULT);
+                }
+            }
+        }
+    }
+    builder.finish().expect("every rank is on a node")
+}
+
+/// Seconds of an all-reduce.
+fn simulated(plan: &Plan, topology: &Topology, bytes: u64) -> f64 {
+    let (call, parameters) = (SimulationInput::new(bytes), SimulationParameters::DEFAULT);
+    let run = simulate(plan, topology, call, &parameters, &mut |_, _| {});
+    run.expect("few messages").seconds()
+}
+
+/// What all plans take on a tree.
+struct TreeTimes {
+    seed: u64,
+    ranks: usize,
+    bytes: u64,
+    auto: (f64, String),
+    best: (f64, String),
+    ring: f64,
+    bound: f64,
+}
+
+fn times_on(seed: u64, most: usize) -> Vec<TreeTimes> {
+    let (topology, config) = (tree(seed, most), Config::default());
+    let mut simulate_all =
+        |topology: &Topology, trials: &[Trial]| Ok(simulate_all(&config, topology, trials));
+    let (plans, _) = selected(&config, &topology, &mut simulate_all).expect("plans");
+    let candidates = candidates(&topology);
+    let bound = lower_bound(&topology).expect("several ranks").seconds_per_byte;
+    let of_length = |bytes: u64| {
+        let auto = plans.iter().find(|sized| bytes <= sized.longest as u64).expect("the last has no limit");
+        let mut times: Vec<(f64, String, bool)> = candidates
+            .iter()
+            .map(|candidate| {
+                let time = simulated(&candidate.plan, &topology, bytes);
+                (time, candidate.name(), candidate.algorithm == Algorithm::Ring)
+            })
+            .collect();
+        times.sort_by(|one, other| one.0.total_cmp(&other.0));
+        TreeTimes {
+            seed,
+            ranks: topology.world(),
+            bytes,
+            auto: (simulated(&auto.plan, &topology, bytes), auto.name()),
+            best: (times[0].0, times[0].1.clone()),
+            ring: times.iter().find(|(.., is_ring)| *is_ring).expect("a candidate").0,
+            bound: bound * bytes as f64,
+        }
+    };
+    LENGTHS.into_iter().map(of_length).collect()
+}
+
+impl TreeTimes {
+    /// The time of auto's plan, as a multiple of that of the fastest plan.
+    fn loss(&self) -> f64 {
+        self.auto.0 / self.best.0
+    }
+
+    /// The plans, as a row of the table.
+    fn row(&self) -> String {
+        let Self { seed, ranks, bytes, auto, best, .. } = self;
+        let [auto_us, best_us] = [auto.0, best.0].map(|seconds| seconds * 1e6);
+        format!(
+            "| {seed} | {ranks} | {bytes} | {} {auto_us:.0} | {} {best_us:.0} | {:.3} |",
+            auto.1,
+            best.1,
+            self.loss()
+        )
+    }
+}
+
+/// The rows of the table for these times: by length and number of ranks.
+fn print_table(all: &[TreeTimes]) {
+    println!(
+        "| bytes | ranks | trees | within 2 % of the best | worst | slower than the ring | within 5 % of the bound |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for bytes in LENGTHS {
+        for ranks in [2..=MOST_EXACT, MOST_EXACT + 1..=64] {
+            let of: Vec<&TreeTimes> =
+                all.iter().filter(|times| times.bytes == bytes && ranks.contains(&times.ranks)).collect();
+            let count = |holds: &dyn Fn(&TreeTimes) -> bool| of.iter().filter(|times| holds(times)).count();
+            let worst = of.iter().map(|times| times.loss()).fold(1.0, f64::max);
+            println!(
+                "| {bytes} | {} to {} | {} | {} | {worst:.3} | {} | {} |",
+                ranks.start(),
+                ranks.end(),
+                of.len(),
+                count(&|times| times.loss() <= 1.02),
+                count(&|times| times.auto.0 > 1.001 * times.ring),
+                count(&|times| times.auto.0 <= 1.05 * times.bound),
+            );
+        }
+    }
+    println!("\n| seed | ranks | bytes | auto (us) | best (us) | |\n|---|---|---|---|---|---|");
+    all.iter().filter(|times| times.loss() > 1.02).for_each(|times| println!("{}", times.row()));
+}
+
+#[test]
+fn auto_takes_at_most_two_percent_longer_than_the_best_candidate() {
+    let is_long = cases(1) > 1;
+    // Those of the usual run have so few ranks that all take a second.
+    let most = if is_long { 64 } else { 8 };
+    let fresh = Rng::new().u64(1 << 32..);
+    let seeds: Vec<u64> = (0..cases(20)).chain(fresh..fresh + cases(2)).collect();
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let of_thread = |thread: usize| {
+        let mine = seeds.iter().skip(thread).step_by(threads);
+        mine.flat_map(|seed| times_on(*seed, most)).collect::<Vec<_>>()
+    };
+    let all: Vec<TreeTimes> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || of_thread(thread))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+    });
+    print_table(&all);
+    let bad: Vec<String> = all
+        .iter()
+        .filter(|times| times.ranks <= MOST_EXACT)
+        .filter(|times| times.loss() > 1.02 || times.auto.0 > 1.02 * times.ring)
+        .map(TreeTimes::row)
+        .collect();
+    assert!(bad.is_empty(), "{bad:#?}");
+}
