@@ -113,10 +113,10 @@ impl EmbeddedKernels {
     fn compile(compiler: &Compiler, out: &Path) -> Result<Self, String> {
         println!("cargo::rerun-if-changed={}", compiler.file().display());
         let files = SOURCES.map(|path| {
-            let text = fs::read_to_string(path).map_err(|cause| format!("cannot read {path}: {cause}"));
-            text.map(|text| (path.trim_start_matches("kernels/"), text))
+            let text = fs::read_to_string(path).map_err(|cause| format!("cannot read {path}: {cause}"))?;
+            Ok((path.trim_start_matches("kernels/"), without_comments(&text)))
         });
-        let files = files.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let files = files.into_iter().collect::<Result<Vec<_>, String>>()?;
         let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
         let supported = |all: &[u32], kind: &str| {
             let all = all.iter().filter(|number| compiler.architectures().contains(number));
@@ -181,6 +181,13 @@ impl EmbeddedKernels {
             self.major,
         )
     }
+}
+
+/// A source of kernels without its comments, so that a change of these costs no minutes of compiling. No
+/// literal there has two slashes.
+fn without_comments(source: &str) -> String {
+    let code = |line: &str| format!("{}\n", line.split("//").next().unwrap_or_default().trim_end());
+    source.lines().map(code).collect()
 }
 
 /// Compiles each target on one of as many threads as cargo grants. The error is that of the first target that

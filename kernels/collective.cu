@@ -132,6 +132,7 @@ struct ItemShared {
     u32 sources;
     u32 destinations;
     u32 waits;
+    u32 whole;
 };
 
 // What the threads of a CTA share. Also what would take registers.
@@ -364,10 +365,6 @@ struct Turn {
     u32 end;
     u32 first;
     u32 last;
-    // Of a round: the ranks that are informed by these words that the round `round` was staged, or is complete.
-    u32 informed;
-    u32 round;
-    bool staged;
 };
 
 }  // namespace flexring
@@ -393,8 +390,13 @@ constexpr int kStagedAtOnce = sizeof(typename E::Stored) == 1 || kAtOnce<E> == 1
 #endif
 
 // Granules that a thread copies at a time.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+template <class E>
+constexpr int kCopiedAtOnce = 2;
+#else
 template <class E>
 constexpr int kCopiedAtOnce = sizeof(typename E::Stored) == 1 ? 2 : 4;
+#endif
 
 template <class E>
 struct Exchange {
@@ -669,7 +671,9 @@ struct Exchange {
     __device__ __forceinline__ bool run_short(bool has_early, const Granule& early, After after_sending) const {
         const Part part = part_of(block(), run.slice(), call.slices);
         const u32 granules = static_cast<u32>((part.bytes + 15) / 16);
-        const u32 places = static_cast<u32>(__popc(call.receives)), room = kGathered / (places == 0 ? 1 : places);
+        // As in items.h.
+        const int places = __popc(call.receives);
+        const u32 room = kGathered >> (places < 2 ? 0 : 32 - __clz(places - 1));
         const u32 step = granules < room ? granules : room;
         const u32 sent = (call.sends & ~(1u << me)) | (receives_own() ? 1u << me : 0);
         const InputBlocks<Stored> input(static_cast<const u8*>(call.input), call.send_stride, sent, part.first, part.bytes);
@@ -917,23 +921,27 @@ struct Exchange {
         if (awaited != 0 && await(words, kind, awaited, at)) turn.work = kFailure;
         if (turn.work == kFailure) return turn;
 
-        turn.staged = fills;
-        turn.round = fills ? filled : round;
         if (fills) {
-            if (filled < count) turn.work = kFill, turn.informed = to;
+            if (filled < count) turn.work = kFill;
             if (filled != 0) set_stages(round);
         } else if (reduces && reduces_now) {
             const u32 granules = (rounds.bytes(round) + 15) / 16;
             turn.work = kReduce;
-            turn.informed = from;
             turn.sources = static_cast<u32>(__popc(call.receives)), turn.divide = call.divide;
             turn.begin = owned ? granules * me / call.ranks : 0, turn.end = owned ? granules * (me + 1) / call.ranks : granules;
             turn.first = owned ? 0 : me, turn.last = owned ? call.ranks : me + 1;
         } else if (rounds.direct == reduces_now) {
             turn.work = kPull;
-            turn.informed = reduces ? 0 : from;
         }
         return turn;
+    }
+
+    // Says to the ranks that wait for it that a stage is filled, or read. Not kept in a Turn, for the sake of registers.
+    __device__ __forceinline__ void end_round(u32 work, u32 nth) const {
+        const u32 others = ~(1u << me), round = nth / 3 - 1;
+        if (work == kFill) publish(&CollectiveState::ready, call.sends & others, round + 1);
+        const bool has_read = work == kReduce || (work == kPull && kMoves<E> && !call.reduces);
+        if (has_read) publish(&CollectiveState::done, call.receives & others, round);
     }
 
     // A slice by rounds, or all items that this CTA gets. Each turn waits, works and publishes in the same place, because this code is in
@@ -942,22 +950,20 @@ struct Exchange {
     __device__ __forceinline__ bool run_long(After after_sending) const {
         const bool is_listed = call.path == kListed;
         const Items<Stored> items(run);
-        ItemPart part;
+        u32 part = 0;
         if (is_listed ? items.begin() : begin_rounds(after_sending)) return true;
         for (u32 nth = 0;; ++nth) {
             const Turn turn = is_listed ? items.next(part) : next_round(nth);
             if (turn.work == kIdle) continue;
             if (turn.work == kEnd || turn.work == kFailure) return turn.work == kFailure;
             if (turn.work == kReduce) reduce(turn);
-            if (turn.work == kFill) fill(turn.round);
-            if (turn.work == kPull) pull(turn.round);
+            if (turn.work == kFill) fill(nth / 3);
+            if (turn.work == kPull) pull(nth / 3 - 1);
             __syncthreads();
             if (is_listed) {
                 items.end(part);
             } else {
-                if (turn.informed != 0) {
-                    publish(turn.staged ? &CollectiveState::ready : &CollectiveState::done, turn.informed, turn.round);
-                }
+                end_round(turn.work, nth);
                 if (nth == 0 && __syncthreads_or(receive(true, run.shared.rounds.part, 0, 0))) return true;
             }
         }

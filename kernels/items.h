@@ -54,15 +54,8 @@ __device__ __forceinline__ void end_program(Program& program) {
     program.taken = 0;
 }
 
-// How far a CTA is with its item. The first `whole` bytes are added where they are, if all places are aligned; the others in parts, for
-// which this rank's own places are copied to shared memory and from there, element by element.
-struct ItemPart {
-    u32 first = 0;
-    u32 length = 0;
-    u32 whole = 0;
-};
-
-// The items of a call, as a CTA takes them.
+// The items of a call, as a CTA takes them. The first `whole` bytes of an item are added where they are, if all places are aligned; the
+// others in parts, for which this rank's own places are copied to shared memory and from there, element by element.
 template <class Stored>
 class Items {
   public:
@@ -71,16 +64,16 @@ class Items {
     // Waits for the entry packets of all ranks. Returns whether the call has failed.
     __device__ __forceinline__ bool begin() const {
         __syncthreads();
-        if (threadIdx.x == 0) shared_.slice = 0, shared_.item.bytes = 0;
+        if (threadIdx.x == 0) shared_.slice = 0, shared_.item = ItemShared{};
         return __syncthreads_or(await_entries());
     }
 
-    // The next part of the item, or of the next item, once it can be run.
-    __device__ __forceinline__ Turn next(ItemPart& part) const {
+    // The next part of the item, or of the next item, once it can be run. `first`: where in the item the part begins.
+    __device__ __forceinline__ Turn next(u32& first) const {
         const ItemShared& item = shared_.item;
         Turn turn{};
-        part.first += part.length;
-        if (part.first == item.bytes) {
+        first += length(first);
+        if (first == item.bytes) {
             __syncthreads();
             if (threadIdx.x == 0) take();
             __syncthreads();
@@ -90,29 +83,28 @@ class Items {
             turn.work = kFailure;
             if (__syncthreads_or(await(skew))) return turn;
             reach_own();
-            part = ItemPart{0, 0, __syncthreads_or(skew != 0) ? 0 : item.bytes / 16 * 16};
+            const bool apart = __syncthreads_or(skew != 0);
+            if (threadIdx.x == 0) shared_.item.whole = apart ? 0 : item.bytes / 16 * 16;
+            __syncthreads();
+            first = 0;
         }
-        // Granules of each place in shared memory, and one result.
-        const u32 room = kGathered / (item.sources + 1), left = item.bytes - part.first;
-        const bool apart = part.first >= part.whole;
-        part.length = !apart ? part.whole : left < room * 16 ? left : room * 16;
-        if (apart) collect(part, room);
+        if (first >= item.whole) collect(first);
         turn.work = kReduce;
         turn.sources = item.sources;
         turn.divide = (item.flags & kLast) != 0 ? call_.divide : 0;
-        turn.end = (part.length + 15) / 16;
+        turn.end = (length(first) + 15) / 16;
         turn.last = item.destinations;
         return turn;
     }
 
     // Ends a part. Called after a barrier.
-    __device__ __forceinline__ void end(const ItemPart& part) const {
+    __device__ __forceinline__ void end(u32 first) const {
         const ItemShared& item = shared_.item;
-        if (part.first >= part.whole) {
-            distribute(part);
+        if (first >= item.whole) {
+            distribute(first);
             __syncthreads();
         }
-        if (part.first + part.length == item.bytes) {
+        if (first + length(first) == item.bytes) {
             end_reach();
             publish();
         }
@@ -138,6 +130,17 @@ class Items {
     __device__ __forceinline__ u64& word(u32 nth) const {
         const u32 sources = shared_.item.sources;
         return nth < sources ? shared_.sources[nth] : shared_.destinations[nth - sources];
+    }
+
+    // Granules in shared memory for each source, and for the sum. By a shift, because a division of such small numbers is a call that
+    // uses local memory on sm_100.
+    __device__ __forceinline__ u32 room() const { return kGathered >> (32 - __clz(static_cast<int>(shared_.item.sources))); }
+
+    // Bytes of the part that begins there.
+    __device__ __forceinline__ u32 length(u32 first) const {
+        const ItemShared& item = shared_.item;
+        const u32 left = item.bytes - first, most = first < item.whole ? item.whole : room() * 16;
+        return left < most ? left : most;
     }
 
     // Takes an item. Called by one thread.
@@ -260,40 +263,41 @@ class Items {
 
     // Where a part of one of this rank's own places is, which has whole elements and no granules; null for a message, whose slot has
     // whole granules.
-    __device__ __forceinline__ Stored* own_part(u32 nth, const ItemPart& part) const {
-        return place(nth).kind == kMessagePlace ? nullptr : reinterpret_cast<Stored*>(reached(nth) + part.first);
+    __device__ __forceinline__ Stored* own_part(u32 nth, u32 first) const {
+        return place(nth).kind == kMessagePlace ? nullptr : reinterpret_cast<Stored*>(reached(nth) + first);
     }
     // Sets the words of all places to where a part is: own ones in shared memory, those of messages in their slots.
-    __device__ __forceinline__ void collect(const ItemPart& part, u32 room) const {
+    __device__ __forceinline__ void collect(u32 first) const {
         const ItemShared& item = shared_.item;
-        const u32 places = item.sources + item.destinations, elements = part.length / static_cast<u32>(sizeof(Stored));
+        const u32 places = item.sources + item.destinations, room = this->room();
+        const u32 elements = length(first) / static_cast<u32>(sizeof(Stored));
 #pragma unroll 1
         for (u32 nth = threadIdx.x; nth < places; nth += blockDim.x) {
             const ProgramPlace& there = place(nth);
             const bool sends = nth >= item.sources;
             if (there.kind == kMessagePlace) {
                 const ProgramLink& way = link(there);
-                word(nth) = slot(way, message(way, there, sends), sends) + part.first;
+                word(nth) = slot(way, message(way, there, sends), sends) + first;
             } else {
                 word(nth) = kGatheredAt | scaled(there, sends) | (sends ? item.sources : nth) * room;
             }
         }
 #pragma unroll 1
         for (u32 source = 0; source < item.sources; ++source) {
-            const Stored* const from = own_part(source, part);
+            const Stored* const from = own_part(source, first);
             Stored* const into = reinterpret_cast<Stored*>(shared_.gathered + source * room);
 #pragma unroll 1
             for (u32 nth = threadIdx.x; from != nullptr && nth < elements; nth += blockDim.x) into[nth] = from[nth];
         }
         __syncthreads();
     }
-    __device__ __forceinline__ void distribute(const ItemPart& part) const {
+    __device__ __forceinline__ void distribute(u32 first) const {
         const ItemShared& item = shared_.item;
-        const u32 room = kGathered / (item.sources + 1), elements = part.length / static_cast<u32>(sizeof(Stored));
+        const u32 room = this->room(), elements = length(first) / static_cast<u32>(sizeof(Stored));
         const Stored* const from = reinterpret_cast<const Stored*>(shared_.gathered + item.sources * room);
 #pragma unroll 1
         for (u32 nth = 0; nth < item.destinations; ++nth) {
-            Stored* const into = own_part(item.sources + nth, part);
+            Stored* const into = own_part(item.sources + nth, first);
 #pragma unroll 1
             for (u32 element = threadIdx.x; into != nullptr && element < elements; element += blockDim.x) into[element] = from[element];
         }

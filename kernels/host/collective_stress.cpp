@@ -1,7 +1,7 @@
 // Plays the ranks of a node that run the kernels of collective.cu on CPU threads, with random calls, grids, residency and delays.
 //
 //     g++ -O1 -g -std=c++17 -ffp-contract=off -pthread -DFLEXRING_STRESSED -I kernels [-fsanitize=thread]
-//         kernels/host/{collective_stress,launch}.cpp
+//         kernels/host/{collective_stress,launch_collective}.cpp
 //     collective_stress SEED WORLDS [RULE]
 //
 // RULE is the number of a rule of the protocol that the kernels break. Then the program must fail.

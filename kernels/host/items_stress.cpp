@@ -1,7 +1,7 @@
 // Runs lists of items on CPU threads, with random residency, delays and grids: those of all ranks of some worlds, as a test writes them.
 //
 //     g++ -O1 -g -std=c++17 -ffp-contract=off -pthread -DFLEXRING_STRESSED -I kernels [-fsanitize=thread]
-//         kernels/host/{items_stress,launch}.cpp
+//         kernels/host/{items_stress,launch_collective}.cpp
 //     items_stress SEED CALLS FILE [RULE]
 //
 // FILE has numbers: of ranks, and for each rank its vectors and its list, as `read_rank` reads them. Elements are 32-bit integers. Each world

@@ -1,9 +1,8 @@
-// Runs kernels on a CPU; see kernels.h.
+// Runs the kernels of engine.cu on a CPU; see kernels.h.
 #include "kernels.h"
 
 #include <algorithm>
 
-#include "../collective.cu"
 #include "../engine.cu"
 
 namespace flexring {
@@ -18,14 +17,6 @@ struct NamedKernel {
 
 #define FLEXRING_NAMED(name, Type) {"flexring_" #name, flexring_##name, Reducing<Type>::work},
 constexpr NamedKernel kKernels[] = {FLEXRING_TYPES(FLEXRING_NAMED){"flexring_copy", flexring_copy, Copying::work}};
-
-struct NamedCollectiveKernel {
-    const char* name;
-    CollectiveKernel kernel;
-};
-
-#define FLEXRING_NAMED_COLLECTIVE(name, Type) {"flexring_collective_" #name, flexring_collective_##name},
-constexpr NamedCollectiveKernel kCollectiveKernels[] = {FLEXRING_TYPES(FLEXRING_NAMED_COLLECTIVE)};
 
 const NamedKernel* find(const char* name) {
     for (const NamedKernel& named : kKernels) {
@@ -55,37 +46,9 @@ bool shares_cover(unsigned workers, unsigned tiles, unsigned ring, bool on_host,
     return !others && std::all_of(taken.begin(), taken.end(), [](u32 times) { return times == 1; });
 }
 
-CollectiveKernel collective_kernel_named(const char* name) {
-    for (const NamedCollectiveKernel& named : kCollectiveKernels) {
-        if (std::strcmp(named.name, name) == 0) return named.kernel;
-    }
-    return nullptr;
-}
-
-namespace {
-
-template <class Parameters>
-void run_alone(void (*kernel)(Parameters), const Parameters& parameters, unsigned grid, unsigned cta, Machine& machine) {
-    gridDim = {grid, 1, 1};
-    blockDim = {1, 1, 1};
-    blockIdx = {cta, 0, 0};
-    threadIdx = {0, 0, 0};
-    flexring::machine = &machine;
-    kernel(parameters);
-    flexring::machine = nullptr;
-}
-
-}  // namespace
-
 void run_cta(Kernel kernel, const LaunchParameters& parameters, unsigned grid, unsigned cta, Machine& machine) {
     run_alone(kernel, parameters, grid, cta, machine);
 }
-
-void run_collective_cta(CollectiveKernel kernel, const CollectiveParameters& parameters, unsigned grid, unsigned cta, Machine& machine) {
-    run_alone(kernel, parameters, grid, cta, machine);
-}
-
-void break_rule(unsigned rule) { broken_rule = rule; }
 
 }  // namespace flexring
 

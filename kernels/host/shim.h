@@ -38,6 +38,7 @@ inline int meet_threads(int any) { return any; }
 inline void __syncthreads() { meet_threads(0); }
 inline int __syncthreads_or(int any) { return meet_threads(any); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 [[noreturn]] inline void __trap() {

@@ -572,7 +572,8 @@ fn nothing_but_the_protocol_orders_memory_accesses() {
 /// The program that plays the ranks of a node on the kernels of collectives; see
 /// kernels/host/collective_stress.cpp.
 fn collective_stress(options: &[&str]) -> Option<PathBuf> {
-    compiled(&["collective_stress.cpp", "launch.cpp"], &[options, &["-DFLEXRING_STRESSED"]].concat())
+    let options = [options, &["-DFLEXRING_STRESSED"]].concat();
+    compiled(&["collective_stress.cpp", "launch_collective.cpp"], &options)
 }
 
 /// Runs it; with a rule, the kernels break it.
@@ -705,7 +706,8 @@ fn play_lists(program: &Path, lists: &Path, rule: Option<u32>) -> Output {
 }
 
 fn items_stress(options: &[&str]) -> Option<PathBuf> {
-    compiled(&["items_stress.cpp", "launch.cpp"], &[options, &["-DFLEXRING_STRESSED"]].concat())
+    let stressed = ["-DFLEXRING_STRESSED", "-DFLEXRING_TYPES(with)=with(uint32, Uint32)"];
+    compiled(&["items_stress.cpp", "launch_collective.cpp"], &[options, &stressed].concat())
 }
 
 #[test]

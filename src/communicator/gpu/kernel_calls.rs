@@ -105,7 +105,7 @@ impl KernelCalls {
             lists.by_key.clear();
         }
         let Lists { by_key, scratch } = &mut *lists;
-        let list = Arc::new(ListedProgram::new(&self.memory, &make()?, element, scratch)?);
+        let list = Arc::new(self.memory.list(&make()?, element, scratch)?);
         by_key.insert(key, Arc::clone(&list));
         Ok(list)
     }

@@ -6,7 +6,6 @@ use super::layout::{
     COPY, CollectiveLayout, CountWords, INPUT, ItemWords, LAST, LinkWords, MESSAGE, MOST_PLACES, MOST_RANKS,
     OUTPUT, PlaceWords, ProgramWords, SCALES, SCRATCH, sent_at, used_at,
 };
-use super::memory::CollectiveMemory;
 use crate::cuda_driver::Address;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
 use crate::error::{Error, Result};
@@ -45,12 +44,14 @@ impl ListScratch {
 }
 
 impl ListedProgram {
-    /// Copies a list to the GPU. `element`: bytes of an element; `scratch`: that of the communicator.
+    /// Copies a list to the GPU, which has the links of the rank at `links`. `element`: bytes of an element;
+    /// `scratch`: that of the communicator.
     ///
     /// # Errors
     /// `System` if the GPU has too little memory; `Internal` if an item is larger than a kernel can run.
-    pub(crate) fn new(
-        memory: &CollectiveMemory,
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        links: Address,
         list: &DeviceProgram,
         element: usize,
         scratch: &mut ListScratch,
@@ -82,15 +83,15 @@ impl ListedProgram {
         let mut image = Image(vec![0; size_of::<ProgramWords>().next_multiple_of(PART)]);
         let starts = [image.add(&items), image.add(&places), image.add(&waits), image.add(&counts)];
         let done = image.add(&vec![0u64; items.len()]);
-        let scratch = scratch.of(memory.gpu(), scratch_bytes + list.copied as usize * element)?;
-        let held = GpuMemory::new(memory.gpu(), image.0.len())?;
+        let scratch = scratch.of(gpu, scratch_bytes + list.copied as usize * element)?;
+        let held = GpuMemory::new(gpu, image.0.len())?;
         let at = |offset: usize| address(held.piece()) + offset as Address;
         let [items_at, places_at, waits_at, counts_at] = starts.map(at);
         let program = ProgramWords {
             items: items_at,
             places: places_at,
             waits: waits_at,
-            links: memory.links()?,
+            links,
             counts: counts_at,
             done: at(done),
             scratch: address(scratch.piece()),
@@ -100,7 +101,7 @@ impl ListedProgram {
             link_count: counts.len() as u32,
         };
         image.0[..size_of::<ProgramWords>()].copy_from_slice(program.as_bytes());
-        write(memory.gpu(), &held, &image.0)?;
+        write(gpu, &held, &image.0)?;
         Ok(Self { memory: held, _scratch: scratch, items: items.len() as u32 })
     }
 

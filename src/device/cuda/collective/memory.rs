@@ -4,7 +4,7 @@
 //! which have captured calls. Must not know how kernels are launched.
 
 use super::layout::{CLOSED_AT, CollectiveLayout, MOST_RANKS, OWNER, PEERS, StatusWords, memory_at};
-use super::listed::{self, ListedProgram};
+use super::listed::{self, ListScratch, ListedProgram};
 use super::status::{CollectiveFailure, CollectiveWait};
 use crate::cuda_driver::{Address, DriverHandle};
 use crate::device::cuda::naps::nap_until;
@@ -13,6 +13,7 @@ use crate::device::cuda::pinned::PinnedMemory;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::{Piece, lend, lend_in_place};
+use crate::plan::device_program::DeviceProgram;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -108,18 +109,18 @@ impl CollectiveMemory {
         self.write(PEERS, &addresses)
     }
 
-    /// The GPU.
-    pub(super) fn gpu(&self) -> &Arc<Gpu> {
-        &self.gpu
-    }
-
-    /// Where the GPU has the links to the other ranks.
+    /// Copies a list to the GPU. `element`: bytes of an element; `scratch`: that of the communicator.
     ///
     /// # Errors
-    /// `Internal` if their memory is not connected.
-    pub(super) fn links(&self) -> Result<Address> {
+    /// As for [`ListedProgram::new`]; `Internal` if the memory of the ranks is not connected.
+    pub(crate) fn list(
+        &self,
+        list: &DeviceProgram,
+        element: usize,
+        scratch: &mut ListScratch,
+    ) -> Result<ListedProgram> {
         let links = self.links.get().ok_or_else(|| Error::internal("kernels are not connected"))?;
-        Ok(address(links.piece()))
+        ListedProgram::new(&self.gpu, address(links.piece()), list, element, scratch)
     }
 
     /// Keeps a list that a graph has captured.

@@ -2,7 +2,7 @@
 //!
 //! Owns the choice of the target and the cache on disk. Must not know the driver.
 
-use super::embedded::{OPTIONS, SOURCES};
+use super::embedded::OPTIONS;
 use crate::config::Size;
 use crate::device::cuda::nvrtc::{self, FIX, Nvrtc};
 use crate::error::{Error, ErrorKind, Result};
@@ -20,14 +20,15 @@ use twox_hash::XxHash3_128;
 /// between CTAs.
 const OLDEST: u32 = 70;
 
-/// The image that NVRTC, in `folder` or where the system finds it, compiles from the source for a GPU of this
-/// compute capability and a driver of this version, such as 12040; or the one in `cache`. Compiles once at a
-/// time, on a thread with the stack that NVRTC needs.
+/// The image that NVRTC, in `folder` or where the system finds it, compiles from `files`, by name, for a GPU
+/// of this compute capability and a driver of this version, such as 12040; or the one in `cache`. Compiles
+/// once at a time, on a thread with the stack that NVRTC needs.
 ///
 /// # Errors
 /// `Unsupported` if the GPU is too old or there is no NVRTC that suits the driver; `Internal` if the source
 /// cannot be compiled.
 pub(super) fn from_source(
+    files: &'static [(&'static str, &'static str)],
     folder: Option<PathBuf>,
     cache: Option<PathBuf>,
     capability: (u32, u32),
@@ -37,7 +38,7 @@ pub(super) fn from_source(
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let compiler = std::thread::Builder::new().name("flexring-kernels".to_owned()).stack_size(nvrtc::STACK);
     let compile =
-        move || compiled(SOURCES, folder.as_deref(), cache.as_deref(), capability, driver_version / 1000);
+        move || compiled(files, folder.as_deref(), cache.as_deref(), capability, driver_version / 1000);
     let compiled = process::spawn(compiler, compile)
         .map_err(|cause| Error::io("cannot start a thread for the compiler of kernels", cause))?;
     compiled.join().unwrap_or_else(|_| Err(Error::internal("the compiler of kernels panicked")))

@@ -10,7 +10,7 @@ mod embedded;
 #[cfg(test)]
 mod ptx;
 
-use self::embedded::{COMPILER, COMPILER_MAJOR, EmbeddedImage, MACHINE_CODE, PTX};
+use self::embedded::{COMPILER, COMPILER_MAJOR, EmbeddedImage, MACHINE_CODE, PTX, SOURCES};
 use super::nvrtc::{FIX, Nvrtc};
 use crate::cuda_driver::DriverError;
 use crate::dtype::DType;
@@ -37,7 +37,7 @@ pub(crate) fn load_image<M>(
     driver_version: c_int,
     try_load: impl FnMut(&[u8]) -> std::result::Result<M, DriverError>,
 ) -> Result<M> {
-    let compile = || compiler::from_source(None, compiler::cache(), capability, driver_version);
+    let compile = || compiler::from_source(SOURCES, None, compiler::cache(), capability, driver_version);
     load_first(&Attempt::all(MACHINE_CODE, PTX, capability), compile, capability, driver_version, try_load)
 }
 
