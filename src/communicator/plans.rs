@@ -103,8 +103,9 @@ pub(super) struct Installed {
 
 impl Plans {
     /// Makes the plans for `topology` according to the settings of the user, and to the tuning profile if
-    /// there is one. Where times decide, `simulate` is called. Vectors that are exchanged in one hop and those on GPUs do not use the choices of a
-    /// profile: these were measured with longer vectors on the host.
+    /// there is one. Where times decide, `simulate` is called. Vectors that are exchanged in one hop and
+    /// those on GPUs do not use the choices of a profile: these were measured with longer vectors on the
+    /// host.
     pub(super) fn new(
         config: &Config,
         topology: &Topology,

@@ -53,8 +53,8 @@ const MOST_NANOSECONDS: u64 = 80_000_000;
 const PROGRAM_NANOSECONDS: u64 = 4_000;
 const SUBCHUNK_NANOSECONDS: u64 = 400;
 
-/// A simulated plan replaces another at the lengths at which it takes less than this part of its time. 1.02 times
-/// as long is as good.
+/// A simulated plan replaces another at the lengths at which it takes less than this part of its time. 1.02
+/// times as long is as good.
 const FASTER_SIMULATED: f64 = 0.981;
 
 /// A plan replaces the one for the shape of the topology if its calculated time is less than this part of the
@@ -253,8 +253,8 @@ impl Choice {
         }
     }
 
-    /// The lengths at which one plan follows another, with both plans, as far as they were simulated at others
-    /// only.
+    /// The lengths at which one plan follows another, with both plans, as far as they were simulated at
+    /// others only.
     fn crossings(&self) -> Vec<(u64, usize)> {
         let choices = self.choices();
         let pairs = choices.windows(2).flat_map(|pair| [(pair[1].1, pair[0].0), (pair[1].1, pair[1].0)]);
@@ -281,9 +281,9 @@ impl Choice {
         trials
     }
 
-    /// The plans that may be the fastest at some of the lengths: those that take at most `within` times as long
-    /// as the one that is predicted to be, and were not simulated. As many as can be simulated without that a rank takes longer than
-    /// `most` nanoseconds, the fastest by prediction first.
+    /// The plans that may be the fastest at some of the lengths: those that take at most `within` times as
+    /// long as the one that is predicted to be, and were not simulated. As many as can be simulated without
+    /// that a rank takes longer than `most` nanoseconds, the fastest by prediction first.
     fn trials(&self, lengths: &[u64], within: f64, world: usize, most: u64) -> Vec<Trial> {
         let mut wanted: Vec<(f64, u64, usize)> = Vec::new();
         for bytes in lengths {

@@ -64,8 +64,8 @@ impl WorldPlan {
         self.spec.topology.is_some() || self.spec.config.topology.is_some() || self.profile.is_some()
     }
 
-    /// The plans of rank `me`. Where times decide, `simulate` is called. If an algorithm that the user named cannot be used on what is left of a world,
-    /// selects one.
+    /// The plans of rank `me`. Where times decide, `simulate` is called. If an algorithm that the user named
+    /// cannot be used on what is left of a world, selects one.
     ///
     /// # Errors
     /// `InvalidSetting` if the settings fit no plan; those of `simulate`.

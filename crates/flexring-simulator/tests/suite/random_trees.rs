@@ -1,7 +1,7 @@
 //! What `auto` chooses on random trees, in the simulator, beside all candidates run one by one.
 //!
-//! With `FLEXRING_TEST_EFFORT=10` on 200 trees of up to 64 ranks, else on small trees only. It prints the table
-//! of bench/results.
+//! With `FLEXRING_TEST_EFFORT=10` on 200 trees of up to 64 ranks, else on small trees only. It prints the
+//! table of bench/results.
 
 use fastrand::Rng;
 use flexring_core::config::{Algorithm, Config};
