@@ -16,7 +16,7 @@
 //   allocations that the peers have open. Each rank sends the places of its own once, and all do the same with those of all. Blocks
 //   are whole granules, also in memory.
 //   `ready` says that a rank has entered, `done` that it accesses the other's memory no more.
-//
+// - Listed: the items of a Program. items.h explains them.
 // | word         | writer               | order of the store   | reader              | order of the load      |
 // |--------------|----------------------|----------------------|---------------------|------------------------|
 // | owner        | all CTAs             | compare-and-swap     | the same            | relaxed: see below     |

@@ -103,7 +103,7 @@ struct CollectiveState {
 };
 
 // A link to another rank, which may be on another node. Messages go through its slots: message n of a direction through slot n modulo
-// `slots`, a power of two. The memory of a direction belongs to whoever lets the other side write there; a transport may be in between.
+// `slots`, a power of two. The memory of a direction belongs to the rank that lets the other one write there; a transport may be in between.
 struct ProgramLink {
     // Messages to the peer: their slots; by slot, the number of the message there, from 1, which this rank writes; and that of the
     // message that the peer has used last, which it writes.
@@ -149,7 +149,7 @@ struct LinkCount {
     unsigned int receives;
 };
 
-// The work of a rank in calls of one kind and length, in GPU memory: src/plan/device_program explains it.
+// The work of a rank in calls of one kind and length, in GPU memory: crates/flexring-plan/src/device_program explains it.
 struct Program {
     const ProgramItem* items;
     const ProgramPlace* places;
@@ -222,7 +222,7 @@ struct CollectiveParameters {
     unsigned int scales;
     unsigned int rank;
     unsigned int ranks;
-    // kShort or kStaged; and the number of slices: functions of the call alone.
+    // kShort, kStaged or kListed; and the number of slices: functions of the call alone.
     unsigned int path;
     unsigned int slices;
     // Bytes of a block that an inbox has room for.

@@ -125,7 +125,7 @@ impl TimedPlan {
             (before, next) => before.or(next.copied())?,
         };
         let calculated = [bytes, length].map(|bytes| self.calculated(bytes));
-        Some(match length >= STEADY {
+        Some(match length >= STEADY && bytes > length {
             true => time + (calculated[0] - calculated[1]).max(0.0),
             false => time * calculated[0] / calculated[1],
         })
@@ -282,8 +282,8 @@ impl Choice {
     }
 
     /// The plans that may be the fastest at some of the lengths: those that take at most `within` times as
-    /// long as the one that is predicted to be, and were not simulated. As many as can be simulated without
-    /// that a rank takes longer than `most` nanoseconds, the fastest by prediction first.
+    /// long as the one that is predicted to be, and were not simulated. As many as can be simulated so
+    /// that no rank takes longer than `most` nanoseconds, the fastest by prediction first.
     fn trials(&self, lengths: &[u64], within: f64, world: usize, most: u64) -> Vec<Trial> {
         let mut wanted: Vec<(f64, u64, usize)> = Vec::new();
         for bytes in lengths {
@@ -344,8 +344,10 @@ impl Choice {
                 let usual = (0..=main).find(|at| usable(*at, bytes)).filter(|at| is_close(*at));
                 let next = usual.unwrap_or(best);
                 let by = if is_simulated { FASTER_SIMULATED } else { 1.0 };
-                let is_faster =
-                    |bytes| !usable(current, bytes) || cost(next, bytes) < by * least(current, bytes);
+                let is_faster = |bytes| {
+                    usable(next, bytes)
+                        && (!usable(current, bytes) || cost(next, bytes) < by * least(current, bytes))
+                };
                 let most = choices[choices.len() - 1].1;
                 let mut length = bytes;
                 while length < most.min(LONGEST_CALCULATED) && is_faster(2 * length) {
@@ -378,7 +380,7 @@ impl Choice {
                 selection = AlgorithmSelection {
                     algorithm: *algorithm,
                     reason: format!(
-                        "{} is calculated to be faster than {} for long vectors",
+                        "{} is faster than {} for long vectors, as calculated or simulated",
                         with_variant(algorithm.name(), &plan.variant),
                         usual.name()
                     ),

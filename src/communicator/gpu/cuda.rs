@@ -349,6 +349,9 @@ impl GpuState {
         let mut scratch = opened.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(&mut *scratch));
         std::mem::forget(Arc::clone(&opened.engine));
+        if let Some(calls) = &opened.kernel_calls {
+            calls.leak();
+        }
         false
     }
 }

@@ -84,16 +84,17 @@ impl KernelCalls {
         kernel_watch::add(watch)
     }
 
-    /// The list of a call. The first call of its kind and length has it made. If there are many, all are made
-    /// again as they are needed: `await_kernels` returns when no kernel that was launched runs any more.
+    /// The list of a call, which is launched before another thread can ask for one. The first call of its
+    /// kind and length has it made. If there are many, all are made again as they are needed: `await_kernels`
+    /// succeeds when no kernel that was launched runs any more.
     ///
     /// # Errors
-    /// Those of `make`; `System` if the GPU has too little memory.
+    /// Those of `await_kernels` and `make`; `System` if the GPU has too little memory.
     pub(in crate::communicator) fn list(
         &self,
         key: ListKey,
         element: usize,
-        await_kernels: impl FnOnce(),
+        await_kernels: impl FnOnce() -> Result<()>,
         make: impl FnOnce() -> Result<DeviceProgram>,
     ) -> Result<Arc<ListedProgram>> {
         let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,13 +102,20 @@ impl KernelCalls {
             return Ok(Arc::clone(found));
         }
         if lists.by_key.len() == MOST_LISTS {
-            await_kernels();
+            await_kernels()?;
             lists.by_key.clear();
         }
         let Lists { by_key, scratch } = &mut *lists;
         let list = Arc::new(self.memory.list(&make()?, element, scratch)?);
         by_key.insert(key, Arc::clone(&list));
         Ok(list)
+    }
+
+    /// Never frees what a kernel accesses, because one has not ended.
+    pub(super) fn leak(&self) {
+        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::take(&mut *lists));
+        std::mem::forget(Arc::clone(&self.memory));
     }
 
     /// The number of a captured call, which is the same on all ranks.

@@ -67,7 +67,11 @@ impl CallRunner {
     fn list(&self, checked: &CheckedCall, calls: &KernelCalls) -> Result<Arc<ListedProgram>> {
         let key = self.lock_plans().list_key(checked, SLOT);
         let make = || self.lock_plans().list(key, checked, SLOT);
-        calls.list(key, checked.dtype.size(), || self.await_kernels(), make)
+        let await_kernels = || {
+            self.await_kernels();
+            self.fault.check()
+        };
+        calls.list(key, checked.dtype.size(), await_kernels, make)
     }
 
     /// Waits until all kernels that were launched have ended, or the communicator has failed.
@@ -158,10 +162,10 @@ impl Communicator {
             let plans = runner.lock_plans();
             (plans.digest(), plans.are_automatic())
         };
-        // Short calls need no plan, and an all-to-all goes straight.
+        // Short calls need no plan, and what is only moved within a node neither: blocks are bytes there.
         let follows_plan = !are_automatic
             && !runner.is_small(checked)
-            && !checked.collective.is_straight()
+            && checked.collective.reduces()
             && checked.count > 0
             && !calls.memory.layout().is_alone();
         let call = CallRunner::call(checked, 0, plans);
@@ -198,13 +202,8 @@ impl Communicator {
         let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
         let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
         runner.follow_registrations(&opened.launcher, calls);
-        if follows_plan {
-            let list = runner.list(checked, calls).map_err(fail)?;
-            blocks = Blocks::listed(&described, calls.memory.layout(), &list);
-            if streams.are_captured() {
-                calls.memory.keep_list(list);
-            }
-        }
+        // A replay of this call beside that of another one is found.
+        let mut capture = None;
         if streams.are_captured() {
             if runner.launch_member.is_some() {
                 return Err(Error::unsupported(
@@ -217,13 +216,25 @@ impl Communicator {
                 runner.follow_registrations(&opened.launcher, calls);
                 self.barrier()?;
             }
-            // A replay of this call beside that of another one is found.
-            blocks.set_capture(calls.next_capture());
+            capture = Some(calls.next_capture());
         }
-        set_places(checked, &mut blocks, calls).map_err(fail)?;
+        if !follows_plan {
+            set_places(checked, &mut blocks, calls).map_err(fail)?;
+        }
         let _call = self.begin_call()?;
         // Ranks launch in one order.
         let _submission = self.lock_submissions();
+        if follows_plan {
+            // The other ranks wait for this one now.
+            let list = runner.list(checked, calls).map_err(|error| runner.fail(error))?;
+            blocks = Blocks::listed(&described, calls.memory.layout(), &list);
+            if capture.is_some() {
+                calls.memory.keep_list(&list);
+            }
+        }
+        if let Some(number) = capture {
+            blocks.set_capture(number);
+        }
         if streams.are_captured() {
             watch.note(None);
         } else {

@@ -71,7 +71,10 @@ impl VerbsOptions {
             reconnect: config.ib_reconnect,
             adaptive_routing: config.ib_adaptive_routing,
             adaptive_routing_threshold: config.ib_ar_threshold.0,
-            link_shape: LinkShape { qps_per_rail: config.ib_qps_per_rail, longest_eager: config.ib_eager.0 },
+            link_shape: LinkShape {
+                qps_per_rail: config.ib_qps_per_rail.unwrap_or(1),
+                longest_eager: config.ib_eager.0,
+            },
             registration: config.ib_register,
             relaxed_ordering: config.ib_relaxed_ordering.0,
             gpu_direct: config.gpu_direct,
@@ -93,10 +96,10 @@ impl VerbsOptions {
 
     /// These options for a world with these rails, by rank. Two queue pairs for each pair of rails, unless
     /// the setting is given, if some are bonds: a connection uses one of a bond's ports. All ranks find the
-    /// same.
+    /// same, because they have compared the setting.
     pub(crate) fn for_bonds(mut self, rails: &[Vec<Rail>], config: &Config) -> Self {
-        let is_given = config.given.contains("FLEXRING_IB_QPS_PER_RAIL");
-        if !is_given && rails.iter().flatten().any(|rail| rail.device.contains("bond")) {
+        if config.ib_qps_per_rail.is_none() && rails.iter().flatten().any(|rail| rail.device.contains("bond"))
+        {
             self.link_shape.qps_per_rail = self.link_shape.qps_per_rail.max(2);
         }
         self

@@ -138,7 +138,7 @@ impl Setup {
             gpu_ipc: Switch(world != World::GpuPinned),
             register_shared: Switch(true),
             ib_rails: if world == World::Verbs { 1 } else { 4 },
-            ib_qps_per_rail: if world == World::VerbsMixed { 2 } else { 1 },
+            ib_qps_per_rail: (world == World::VerbsMixed).then_some(2),
             ib_register: match world {
                 World::Verbs => Registration::Subchunk,
                 World::VerbsStaged => Registration::Stage,

@@ -301,9 +301,12 @@ fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
 }
 
 impl PairReport {
-    /// Whether all ports of all nodes work.
+    /// Whether all ports of all nodes work, and all nodes have as many.
     fn works(&self) -> bool {
-        !self.tests.is_empty() && self.tests.iter().all(|test| test.failure.is_none())
+        let tested = self.tests.len();
+        tested > 0
+            && self.nodes.iter().all(|node| node.ports.len() == tested)
+            && self.tests.iter().all(|test| test.failure.is_none())
     }
 
     fn text(&self) -> String {

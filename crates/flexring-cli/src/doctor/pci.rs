@@ -10,7 +10,7 @@ use std::path::Path;
 pub struct PciFacts {
     /// Speed and width of the link, as in `16.0 GT/s PCIe x8`; empty if unknown.
     pub link: String,
-    /// The most that device and slot allow.
+    /// The most that the device allows.
     pub best_link: String,
     /// Bytes that the device reads at a time (MaxReadReq); `None` if unknown. Root sees it.
     pub read_request: Option<u32>,

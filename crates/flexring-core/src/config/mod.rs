@@ -256,8 +256,8 @@ settings! {
     ib_rails: usize = "FLEXRING_IB_RAILS", IB_RAILS, 1..=8,
         "Largest number of RDMA ports that a rank uses. The nearest ports are used first.";
     #[shared yes]
-    ib_qps_per_rail: usize = "FLEXRING_IB_QPS_PER_RAIL", 1, 1..=8,
-        "Number of queue pairs per link and rail. Use more than one if switches select paths by source port. Unset: 2 if some rails are bonds of ports.";
+    ib_qps_per_rail: Option<usize> = "FLEXRING_IB_QPS_PER_RAIL", None, 1..=8,
+        "Number of queue pairs per link and rail. Use more than one if switches select paths by source port. Unset: 1, or 2 if some rails are bonds of ports.";
     // Two ranks of one virtual machine with Soft-RoCE, medians of 4 rounds: 8 KiB take 210 us eager and 262
     // with a CTS, 16 and 32 KiB the same both ways (396 to 410, 677 to 752), 64 KiB 1,402 and 1,250. Not
     // measured on adapters, where a copy of 8 KiB takes each rank less than 1 us, and a CTS half a round trip
@@ -280,7 +280,7 @@ settings! {
     ib_retries: usize = "FLEXRING_IB_RETRIES", 7, 0..=7,
         "Number of retransmissions before an RDMA device reports the link as broken. Software devices take 7 as unlimited; flexring uses 6 there.";
     ib_reconnect: Duration = "FLEXRING_IB_RECONNECT_MS", Duration::from_secs(10), AnyValue,
-        "Time that a rank waits for a rail when no rail to a peer works, before the peer counts as lost. Broken rails are connected again in the background as long as the communicator exists.";
+        "Time that a rank waits for a rail when no rail to a peer works, before the peer counts as lost. Broken rails are connected again in the background: docs/rdma.md.";
     // The default is NCCL's.
     ib_adaptive_routing: AdaptiveRouting = "FLEXRING_IB_ADAPTIVE_ROUTING", AdaptiveRouting::Auto, AnyValue,
         "Whether RDMA messages longer than 8 KiB are written apart from their immediate data, because InfiniBand switches route only writes without such data adaptively. auto: on InfiniBand ports.";

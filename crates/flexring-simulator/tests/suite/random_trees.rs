@@ -158,7 +158,8 @@ fn auto_takes_at_most_two_percent_longer_than_the_best_candidate() {
     let is_long = cases(1) > 1;
     // Those of the usual run have so few ranks that all take a second.
     let most = if is_long { 64 } else { 8 };
-    let fresh = Rng::new().u64(1 << 32..);
+    // Others each time, but not in the usual run, which is to fail for what has changed only.
+    let fresh = if is_long { Rng::new().u64(1 << 32..) } else { 1 << 32 };
     let seeds: Vec<u64> = (0..cases(20)).chain(fresh..fresh + cases(2)).collect();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let of_thread = |thread: usize| {

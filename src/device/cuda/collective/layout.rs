@@ -326,6 +326,7 @@ mod tests {
             ("kOutputPlace", u64::from(OUTPUT)),
             ("kScratchPlace", u64::from(SCRATCH)),
             ("kMessagePlace", u64::from(MESSAGE)),
+            ("kCopyPlace", u64::from(COPY)),
             ("kMismatch", MISMATCH),
             ("kOverlap", OVERLAP),
         ] {

@@ -4,7 +4,7 @@
 
 use super::layout::{
     COPY, CollectiveLayout, CountWords, INPUT, ItemWords, LAST, LinkWords, MESSAGE, MOST_PLACES, MOST_RANKS,
-    OUTPUT, PlaceWords, ProgramWords, SCALES, SCRATCH, sent_at, used_at,
+    OUTPUT, PlaceWords, ProgramWords, SCALES, SCRATCH, SLOT, sent_at, used_at,
 };
 use crate::cuda_driver::Address;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
@@ -59,8 +59,9 @@ impl ListedProgram {
         let (mut items, mut places, mut waits) = (Vec::new(), Vec::new(), Vec::new());
         for item in &list.items {
             let (sources, destinations) = (list.sources(item), list.destinations(item));
-            if sources.len() + destinations.len() > MOST_PLACES {
-                return Err(Error::internal("an item has too many places: please report this"));
+            let is_long = item.elements as usize * element > SLOT;
+            if is_long || sources.len() + destinations.len() > MOST_PLACES {
+                return Err(Error::internal("an item is too large for a kernel: please report this"));
             }
             items.push(ItemWords {
                 elements: item.elements,

@@ -123,9 +123,15 @@ impl CollectiveMemory {
         ListedProgram::new(&self.gpu, address(links.piece()), list, element, scratch)
     }
 
-    /// Keeps a list that a graph has captured.
-    pub(crate) fn keep_list(&self, list: Arc<ListedProgram>) {
-        self.captured_lists.lock().unwrap_or_else(PoisonError::into_inner).push(list);
+    /// Keeps a list that a graph is about to capture, for as long as graphs with calls exist.
+    pub(crate) fn keep_list(&self, list: &Arc<ListedProgram>) {
+        let mut lists = self.captured_lists.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_captured() {
+            lists.clear();
+        }
+        if !lists.iter().any(|kept| Arc::ptr_eq(kept, list)) {
+            lists.push(Arc::clone(list));
+        }
     }
 
     /// Sets where this GPU maps an allocation that a rank has named; 0 if it is not to be used any more.

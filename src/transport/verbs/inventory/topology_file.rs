@@ -39,6 +39,7 @@ impl TopologyFile {
         let mut found = BTreeMap::new();
         let mut open: Vec<Option<String>> = Vec::new();
         let mut numa = None;
+        let text = without_comments(text);
         for tag in text.split('<').skip(1).filter_map(|part| Some(part.split_once('>')?.0)) {
             if tag.starts_with(['!', '?']) {
                 continue;
@@ -71,6 +72,12 @@ impl TopologyFile {
     }
 }
 
+fn without_comments(text: &str) -> String {
+    let mut parts = text.split("<!--");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |kept, part| kept + part.split_once("-->").map_or("", |(_, behind)| behind))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,7 +86,7 @@ mod tests {
     fn devices_are_where_the_file_nests_them() {
         let file = TopologyFile::parse(
             r#"<?xml version="1.0"?>
-            <!-- of an image of a cloud -->
+            <!-- of an image of a cloud, without <pci busid="0105:00:00.0"> -->
             <system version="1">
               <cpu numaid="0" affinity="ffff" arch="x86_64">
                 <pci busid="ffff:ff:01.0" class="0x060400">

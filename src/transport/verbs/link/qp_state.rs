@@ -3,6 +3,7 @@
 use super::super::wire::{EAGER_MESSAGES, GENERATIONS, RecoveryState, WINDOW};
 use super::request::RequestKind;
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// Requests that a queue pair takes. A call has at most a window of data and of CTS writes, the eager
 /// messages, and the call itself; the rest is for what must be sent when another queue pair breaks.
@@ -20,9 +21,13 @@ pub(in super::super) const RECV_DEPTH: usize = 2 * SEND_DEPTH;
 /// Bytes of messages that a rail must carry to count as one that works.
 pub(super) const PROOF: u64 = 1 << 20;
 
-/// A queue pair that breaks so often before it has carried [`PROOF`] is not connected again: its rail passes
-/// hellos, and loses what matters.
+/// A queue pair that breaks so often before it has carried [`PROOF`], each time within [`SUCCESSION`] of the
+/// time before, is not connected again: its rail passes hellos, and loses what matters.
 pub(super) const MOST_FAILURES: u32 = 3;
+
+/// What breaks again later has another cause, such as a cable that was pulled. A rail that loses data breaks
+/// each time that a retry time is over, which is half a minute on adapters.
+const SUCCESSION: Duration = Duration::from_secs(300);
 
 /// One queue pair of a link.
 #[derive(Debug)]
@@ -37,10 +42,12 @@ pub(in super::super) struct QpState {
     pub bytes: u64,
     /// Bytes of messages posted since the beginning.
     pub carried: u64,
-    /// Bytes of messages acknowledged since it was connected.
+    /// Bytes of messages acknowledged since it was connected, and bytes of those that arrived.
     acknowledged: u64,
-    /// How often in succession it broke before it had carried [`PROOF`].
+    arrived: u64,
+    /// How often in succession it broke before it had carried [`PROOF`], and when it broke last.
     pub(super) failures: u32,
+    failed_at: Option<Instant>,
     /// How often it was connected again, modulo [`GENERATIONS`].
     pub(in super::super) generation: u32,
     /// Whether it is connected at this end, and not broken.
@@ -96,7 +103,9 @@ impl QpState {
             bytes: 0,
             carried: 0,
             acknowledged: 0,
+            arrived: 0,
             failures: 0,
+            failed_at: None,
             generation: 0,
             alive: true,
             proven: true,
@@ -148,19 +157,28 @@ impl QpState {
         (self.local_state, self.peer_state) = (None, self.early_state.take());
         self.first_serial = self.serial.wrapping_add(1);
         self.receives = RECV_DEPTH;
-        self.acknowledged = 0;
+        (self.acknowledged, self.arrived) = (0, 0);
         #[cfg(test)]
         self.carried_before.get_or_insert(self.carried);
     }
 
-    /// Whether it has carried so much since it was connected that its rail works.
+    /// Whether it has carried so much since it was connected that its rail works. What arrives counts where
+    /// this end sends nothing.
     pub(in super::super) fn is_reliable(&self) -> bool {
-        self.acknowledged >= PROOF
+        self.acknowledged >= PROOF || (self.bytes == 0 && self.arrived >= PROOF)
     }
 
-    /// It broke while it carried what the link writes.
-    pub(super) fn count_failure(&mut self) {
-        self.failures = if self.is_reliable() { 0 } else { self.failures + 1 };
+    /// Bytes of a message have arrived over it.
+    pub(in super::super) fn count_arrived(&mut self, bytes: u64) {
+        self.arrived += bytes;
+    }
+
+    /// It broke `now`, while it carried what the link writes.
+    pub(super) fn count_failure(&mut self, now: Instant) {
+        let is_late = self.failed_at.is_some_and(|before| now.saturating_duration_since(before) > SUCCESSION);
+        let before = if is_late { 0 } else { self.failures };
+        self.failures = if self.is_reliable() { 0 } else { before + 1 };
+        self.failed_at = Some(now);
     }
 
     /// The oldest request in flight.

@@ -20,6 +20,7 @@ use super::Link;
 use super::qp_state::QpState;
 use super::request::{LinkRequest, RequestKind};
 use crate::error::{Error, ErrorKind, Result};
+use std::time::Instant;
 
 impl Link {
     /// A receive completed, successfully or not. Returns whether another must be posted.
@@ -79,7 +80,7 @@ impl Link {
         }
         let was_proven = std::mem::replace(&mut self.qps[qp].proven, false);
         if was_proven {
-            self.qps[qp].count_failure();
+            self.qps[qp].count_failure(Instant::now());
         }
         // While links are made, rank 0 logs what follows from lost trials.
         let was_on_trial = self.awaits_trial(qp);

@@ -53,6 +53,11 @@ impl WcStatus {
         )
     }
 
+    /// Whether the peer acknowledged nothing.
+    pub(crate) fn is_unanswered(self) -> bool {
+        matches!(self.code, IBV_WC_RETRY_EXC_ERR | IBV_WC_RESP_TIMEOUT_ERR)
+    }
+
     /// Whether a device was refused access to memory that is registered, if the request is right.
     pub(crate) fn is_refused_access(self) -> bool {
         matches!(self.code, IBV_WC_LOC_PROT_ERR | IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR)

@@ -275,6 +275,7 @@ impl Peer {
                     return Err(Error::system(format!("{message}; {ends}")));
                 }
                 let bytes = self.link.received(qp, imm, len)?;
+                self.link.qps[qp].count_arrived(bytes);
                 self.counters[self.link.qps[qp].rail].received(bytes);
             }
             Ok(None) => {
@@ -288,7 +289,7 @@ impl Peer {
             Err(status) => {
                 let request = if receive { "receive" } else { "write" };
                 let ends = self.qps[qp].connected.as_ref().map(QueuePair::ends).unwrap_or_default();
-                let is_trial = !receive && !status.is_flushed() && self.link.awaits_trial(qp);
+                let is_trial = !receive && status.is_unanswered() && self.link.awaits_trial(qp);
                 let trial = if is_trial { format!("{}; ", self.trial_loss(qp)) } else { String::new() };
                 let message = format!("{trial}a {request} ended with: {status}; {ends}");
                 let error = Error::peer_lost(message);

@@ -5,13 +5,14 @@
 mod fuzz;
 mod protocol_violations;
 
-use super::qp_state::PROOF;
+use super::qp_state::{PROOF, QpState};
 use super::*;
 use crate::transport::fixtures::{call, piece};
 use crate::transport::verbs::objects::{Context, ProtectionDomain, Shim};
 use crate::transport::verbs::registry::MemoryRegistry;
 use crate::transport::verbs::wire::{ControlLayout, EAGER_MESSAGES};
 use std::ptr::NonNull;
+use std::time::{Duration, Instant};
 
 const KEYS: [u32; MAX_RAILS] = [7; MAX_RAILS];
 /// Bytes of a message that is too long to be eager.
@@ -518,4 +519,28 @@ fn a_queue_pair_that_breaks_before_it_has_carried_enough_is_dropped_after_three_
         }
         assert_eq!(link.is_dropped(0), is_dropped, "{carried} bytes");
     }
+}
+
+/// A rank that only receives over a link proves no write of its own, and a port may be down three times in a
+/// job of weeks.
+#[test]
+fn only_breaks_in_succession_count_and_what_arrives_does_where_nothing_is_sent() {
+    let mut qp = QpState::new(0, 0);
+    let (begin, minute) = (Instant::now(), Duration::from_secs(60));
+    for hour in 1..=5 {
+        qp.count_failure(begin + hour * 60 * minute);
+        assert_eq!(qp.failures, 1);
+    }
+    let later = begin + 400 * minute;
+    for failures in 1..=2 {
+        qp.count_failure(later + failures * minute / 2);
+        assert_eq!(qp.failures, failures);
+    }
+    qp.count_arrived(PROOF);
+    let serial = qp.record(RequestKind::Probe, 1);
+    qp.count_failure(later + minute);
+    assert_eq!(qp.failures, 3, "what this end sends gets lost");
+    qp.lose_from(serial);
+    qp.count_failure(later + minute);
+    assert_eq!(qp.failures, 0);
 }
