@@ -125,7 +125,7 @@ impl TimedPlan {
             (before, next) => before.or(next.copied())?,
         };
         let calculated = [bytes, length].map(|bytes| self.calculated(bytes));
-        Some(match length >= STEADY && bytes > length {
+        Some(match length >= STEADY {
             true => time + (calculated[0] - calculated[1]).max(0.0),
             false => time * calculated[0] / calculated[1],
         })
@@ -344,10 +344,8 @@ impl Choice {
                 let usual = (0..=main).find(|at| usable(*at, bytes)).filter(|at| is_close(*at));
                 let next = usual.unwrap_or(best);
                 let by = if is_simulated { FASTER_SIMULATED } else { 1.0 };
-                let is_faster = |bytes| {
-                    usable(next, bytes)
-                        && (!usable(current, bytes) || cost(next, bytes) < by * least(current, bytes))
-                };
+                let is_faster =
+                    |bytes| !usable(current, bytes) || cost(next, bytes) < by * least(current, bytes);
                 let most = choices[choices.len() - 1].1;
                 let mut length = bytes;
                 while length < most.min(LONGEST_CALCULATED) && is_faster(2 * length) {
