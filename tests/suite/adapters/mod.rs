@@ -285,6 +285,29 @@ fn the_doctor_tests_the_ports_of_a_job_one_by_one() {
     assert!(failure.contains("MTU") && failure.contains("mlx5_1"), "{failure}");
 }
 
+/// Counter-example: ports were matched by position, so both rails of such nodes failed.
+#[test]
+fn the_doctor_tests_ports_that_reach_each_other() {
+    let node = |networks: [usize; 2]| {
+        let of_each = [0, 1].map(|number| format!("mlx5_{number}:network={}", networks[number]));
+        Node::new(of_networks(2, |number| networks[number]), 1).quirks(&of_each.join(" "))
+    };
+    let Some(crossed) = job(&[node([0, 1]), node([1, 0])], "doctor --pair") else { return };
+    let text = &crossed.0[0].text;
+    assert!(crossed.0.iter().all(|rank| rank.status.success()), "{}", crossed.text());
+    for words in [["mlx5_0:1 - ", " mlx5_1:1", "works"], ["mlx5_1:1 - ", " mlx5_0:1", "works"]] {
+        assert!(has_line(text, &words), "{words:?}: {text}");
+    }
+    let apart = job(&[node([0, 1]), node([0, 2])], "doctor --pair").expect("not skipped");
+    let text = &apart.0[0].text;
+    assert!(apart.0.iter().all(|rank| rank.status.code() == Some(1)), "{}", apart.text());
+    assert!(has_line(text, &["rail 0", "mlx5_0:1", "works"]), "{text}");
+    for rank in [0, 1] {
+        let words = ["mlx5_1:1", "reaches no port", &format!("rank {rank}'s rails"), "one subnet"];
+        assert!(has_line(text, &words), "{words:?}: {text}");
+    }
+}
+
 #[test]
 fn a_gpu_without_a_near_adapter_is_named_unless_nccls_file_says_where_both_are() {
     let Some(cuda) = simulated_cuda() else { return };

@@ -1,7 +1,8 @@
 //! `flexring doctor --pair`: tests the RDMA ports between the nodes of a job.
 //!
 //! Owns the order of the tests, which is the same on all ranks, and the report. The ranks find each other
-//! over TCP. Then, for each port of a node in turn, all ranks make a communicator that uses that port only.
+//! over TCP, and match ports that reach each other, as links of a job do. Then the ranks whose ports match
+//! make a communicator that uses these ports only.
 
 use super::pci::PciFacts;
 use super::process::MemoryReport;
@@ -12,7 +13,7 @@ use flexring::internal::bootstrap::host_name;
 use flexring::internal::transport::verbs::inventory::{
     Affinity, LinkLayer, retransmissions, sets_traffic_class,
 };
-use flexring::internal::transport::verbs::port_selection::{Rail, offer};
+use flexring::internal::transport::verbs::port_selection::{Rail, describe_mismatch, match_rails, offer};
 use flexring::{Communicator, Error, Identity, ReduceOp, UniqueId, create_unique_id};
 use flexring_core::config::{Config, TransportChoice};
 use serde::de::DeserializeOwned;
@@ -59,8 +60,10 @@ struct PortFacts {
 /// The test of one port of each rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct RailTest {
-    /// By rank.
-    ports: Vec<String>,
+    /// By rank, if it has one that reaches the others.
+    ports: Vec<Option<String>>,
+    /// The rate of the slowest.
+    rate_gbps: f64,
     /// Gigabytes per second that each port sent and received; `None` if the test failed.
     gbytes_per_second: Option<f64>,
     failure: Option<String>,
@@ -95,11 +98,13 @@ pub fn run(json: bool) -> Result<(), CommandError> {
     let control = Communicator::with_config(&over_tcp, &identity)?;
     let (mine, rails) = NodeFacts::gather(&identity, &config);
     let nodes = exchange(&control, &mine)?;
-    let fewest = nodes.iter().map(|node| node.ports.len()).min().unwrap_or(0);
-    let tests =
-        rails.iter().take(fewest).enumerate().map(|(at, rail)| test(&control, &config, &nodes, at, rail));
+    let rails: Vec<Vec<Rail>> = exchange(&control, &rails)?;
+    let (matched, alone): (Vec<_>, Vec<_>) =
+        match_rails(&rails).into_iter().partition(|group| group.iter().flatten().count() > 1);
+    let tests = matched.iter().map(|group| test(&control, &config, &nodes, &rails, group));
     let tests = tests.collect::<Result<Vec<_>, _>>()?;
-    let findings = findings(&nodes, &tests);
+    let mut findings = findings(&nodes, &tests);
+    findings.extend(alone.iter().filter_map(|group| unreachable(&nodes, &rails, group)));
     let report = PairReport { nodes, tests, findings };
     if identity.rank == 0 {
         output::print(&if json { output::json(&report)? } else { report.text() })?;
@@ -157,7 +162,7 @@ fn exchange<T: Serialize + DeserializeOwned>(control: &Communicator, mine: &T) -
     parts.map(|text| serde_json::from_slice(text).map_err(failed)).collect()
 }
 
-/// Tests the port at this position of every rank.
+/// Tests ports that reach each other, which have these positions, by rank.
 ///
 /// # Errors
 /// Those of the exchange, not of the test.
@@ -165,32 +170,39 @@ fn test(
     control: &Communicator,
     config: &Config,
     nodes: &[NodeFacts],
-    at: usize,
-    rail: &Rail,
+    rails: &[Vec<Rail>],
+    group: &[Option<usize>],
 ) -> Result<RailTest, Error> {
+    let members: Vec<usize> = (0..group.len()).filter(|rank| group[*rank].is_some()).collect();
     let mut id = [0; UniqueId::SIZE];
-    if control.rank() == 0 {
+    if control.rank() == members[0] {
         id = *create_unique_id(config)?.as_bytes();
     }
-    control.broadcast(&mut id, 0)?;
-    let one_port = Config {
-        transport: TransportChoice::Verbs,
-        ib_hca: Some(format!("={}:{}", rail.device, rail.port)),
-        ib_rails: 1,
-        ..config.clone()
-    };
-    let count = || retransmissions(Path::new("/"), &rail.device, rail.port).unwrap_or(0);
-    let before = count();
-    let measured = measure(&one_port, control, &id);
-    let again = count().saturating_sub(before);
-    let outcomes = exchange(control, &(measured.map_err(|error| error.message().to_owned()), again))?;
+    control.broadcast(&mut id, members[0])?;
+    let mine = members.iter().position(|rank| *rank == control.rank()).zip(group[control.rank()]);
+    let outcome = mine.map(|(at, port)| {
+        let rail = &rails[control.rank()][port];
+        let one_port = Config {
+            transport: TransportChoice::Verbs,
+            ib_hca: Some(format!("={}:{}", rail.device, rail.port)),
+            ib_rails: 1,
+            ..config.clone()
+        };
+        let count = || retransmissions(Path::new("/"), &rail.device, rail.port).unwrap_or(0);
+        let before = count();
+        let measured = measure(&one_port, (at, members.len()), &id);
+        (measured.map_err(|error| error.message().to_owned()), count().saturating_sub(before))
+    });
+    let port = |rank: usize| group[rank].map(|port| &nodes[rank].ports[port]);
+    let ports = || (0..group.len()).map(port);
     let mut new = RailTest {
-        ports: nodes.iter().map(|node| node.ports[at].name.clone()).collect(),
+        ports: ports().map(|port| port.map(|port| port.name.clone())).collect(),
+        rate_gbps: ports().flatten().map(|port| port.rate_gbps).fold(f64::INFINITY, f64::min),
         gbytes_per_second: None,
         failure: None,
         retransmissions: 0,
     };
-    for (outcome, again) in outcomes {
+    for (outcome, again) in exchange(control, &outcome)?.into_iter().flatten() {
         new.retransmissions += again;
         match outcome {
             Ok(rate) => {
@@ -205,10 +217,26 @@ fn test(
     Ok(new)
 }
 
-/// Adds vectors over one port, and checks the sums. Returns gigabytes per second in each direction.
-fn measure(config: &Config, control: &Communicator, id: &[u8]) -> Result<f64, Error> {
-    let world = control.world_size();
-    let identity = Identity::from_unique_id(world, &UniqueId::from_bytes(id)?, control.rank())?;
+/// What is said of a port without a counterpart, if it reaches no port of another rank. If it reaches some,
+/// nodes have different numbers of ports.
+fn unreachable(nodes: &[NodeFacts], rails: &[Vec<Rail>], group: &[Option<usize>]) -> Option<String> {
+    let (rank, port) = (0..).zip(group).find_map(|(rank, port)| Some((rank, (*port)?)))?;
+    let one = [rails[rank][port].clone()];
+    let reaches = |other: &Vec<Rail>| match_rails(&[one.to_vec(), other.clone()])[0][1].is_some();
+    let mut others = rails.iter().enumerate().filter(|(other, rails)| *other != rank && !rails.is_empty());
+    let (other, _) = others.clone().next()?;
+    if others.any(|(_, rails)| reaches(rails)) {
+        return None;
+    }
+    let name = format!("{} of {}", nodes[rank].ports[port].name, nodes[rank].host);
+    let mismatch = describe_mismatch((rank, &one), (other, &rails[other]));
+    Some(format!("{name} reaches no port of another rank: {mismatch}"))
+}
+
+/// Adds vectors over one port as this rank of a world of this size, and checks the sums. Returns gigabytes
+/// per second in each direction.
+fn measure(config: &Config, (rank, world): (usize, usize), id: &[u8]) -> Result<f64, Error> {
+    let identity = Identity::from_unique_id(world, &UniqueId::from_bytes(id)?, rank)?;
     let comm = Communicator::with_config(config, &identity)?;
     let mut vector = comm.alloc::<u32>(ELEMENTS)?;
     (0..).zip(vector.iter_mut()).for_each(|(at, element): (u32, &mut u32)| *element = at);
@@ -235,10 +263,7 @@ fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
     if counts.len() > 1 {
         let each: Vec<String> =
             nodes.iter().map(|node| format!("{} has {}", node.host, node.ports.len())).collect();
-        found.push(format!(
-            "the nodes have different numbers of ports, of which the fewest were tested: {}",
-            each.join(", ")
-        ));
+        found.push(format!("the nodes have different numbers of ports: {}", each.join(", ")));
     }
     let versions: BTreeSet<&str> = nodes.iter().filter_map(|node| node.libibverbs.as_deref()).collect();
     if versions.len() > 1 {
@@ -293,7 +318,7 @@ fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
     for test in tests.iter().filter(|test| test.retransmissions > 0) {
         found.push(format!(
             "{} sent {} packets again: the network loses some",
-            test.ports.join(" and "),
+            test.ports.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" and "),
             test.retransmissions
         ));
     }
@@ -301,7 +326,7 @@ fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
 }
 
 impl PairReport {
-    /// Whether all ports of all nodes work, and all nodes have as many.
+    /// Whether all ports of all nodes work, and each reaches one of every other node.
     fn works(&self) -> bool {
         let tested = self.tests.len();
         tested > 0
@@ -318,7 +343,7 @@ impl PairReport {
                 .nodes
                 .iter()
                 .zip(&test.ports)
-                .map(|(node, port)| format!("{} {port}", node.host))
+                .filter_map(|(node, port)| Some(format!("{} {}", node.host, port.as_ref()?)))
                 .collect();
             let named = match &named[..] {
                 [first, .., last] if named.len() > MOST => {
@@ -328,7 +353,7 @@ impl PairReport {
             };
             let outcome = match (test.gbytes_per_second, &test.failure) {
                 (Some(rate), _) => {
-                    format!("works   {rate:6.2} GB/s of {:.1}", self.nodes[0].ports[at].rate_gbps / 8.0)
+                    format!("works   {rate:6.2} GB/s of {:.1}", test.rate_gbps / 8.0)
                 }
                 (None, failure) => format!("FAILED  {}", failure.as_deref().unwrap_or("no rank says why")),
             };
@@ -340,6 +365,7 @@ impl PairReport {
         let failed = self.tests.iter().filter(|test| test.failure.is_some()).count();
         let verdict = match (self.tests.len(), failed) {
             (0, _) => "no port was tested".to_owned(),
+            (_, 0) if !self.works() => "some ports have no counterpart, the others work".to_owned(),
             (all, 0) => format!(
                 "all {} between {} work",
                 output::counted(all, "rail"),

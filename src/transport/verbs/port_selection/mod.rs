@@ -25,7 +25,7 @@ mod tests;
 
 pub use division::{Offer, divide, rails_of_world, reaches_gpu};
 pub use gid::GidChoice;
-pub use pairing::{describe_mismatch, first_unreachable, pair_rails};
+pub use pairing::{describe_mismatch, first_unreachable, match_rails, pair_rails};
 pub use rail::{MAX_RAILS, Rail};
 pub use rejection::Rejection;
 

@@ -20,8 +20,34 @@ use std::net::Ipv6Addr;
 /// exchanged for that many.
 #[must_use]
 pub fn pair_rails(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
-    type Relation = fn(&Rail, &Rail) -> bool;
     let [mine, theirs] = [mine, theirs].map(|rails| &rails[..rails.len().min(MAX_RAILS)]);
+    pair_all(mine, theirs)
+}
+
+/// Which rails of several ranks reach each other, all of them: groups that have, by rank, the position of the
+/// rank's rail in its list, if it has one in the group. Each rail is in one group, alone if need be. A rank's
+/// rails join groups as [`pair_rails`] pairs them with the first rail of each.
+#[must_use]
+pub fn match_rails(rails: &[Vec<Rail>]) -> Vec<Vec<Option<usize>>> {
+    let (mut firsts, mut groups): (Vec<Rail>, Vec<Vec<Option<usize>>>) = (Vec::new(), Vec::new());
+    for (rank, of_rank) in rails.iter().enumerate() {
+        let pairs = pair_all(&firsts, of_rank);
+        for (at, rail) in of_rank.iter().enumerate() {
+            let joined = pairs.iter().find(|(_, mine)| *mine == at).map(|(group, _)| *group);
+            let group = joined.unwrap_or_else(|| {
+                firsts.push(rail.clone());
+                groups.push(vec![None; rails.len()]);
+                groups.len() - 1
+            });
+            groups[group][rank] = Some(at);
+        }
+    }
+    groups
+}
+
+/// [`pair_rails`] of any number of rails.
+fn pair_all(mine: &[Rail], theirs: &[Rail]) -> Vec<(usize, usize)> {
+    type Relation = fn(&Rail, &Rail) -> bool;
     let owned: Relation = |one, other| !one.is_reserve && !other.is_reserve;
     let half_owned: Relation = |one, other| !one.is_reserve || !other.is_reserve;
     let same_position: Relation = |one, other| is_near(one, other) && one.position == other.position;

@@ -345,6 +345,21 @@ fn rails_of_one_position_are_paired_before_others_of_their_network() {
 }
 
 #[test]
+fn rails_of_several_ranks_are_matched_by_network_and_each_is_in_one_group() {
+    let matched = |ranks: &[&str]| match_rails(&ranks.iter().map(|text| rails(text)).collect::<Vec<_>>());
+    let (one, two, three) = (Some(0), Some(1), Some(2));
+    assert_eq!(matched(&["i1 i2", "i2 i1", "i1"]), [vec![one, two, one], vec![two, one, None]]);
+    // Ranks join groups that earlier ones have made.
+    assert_eq!(
+        matched(&["i1", "i2 i3", "i3 i1"]),
+        [vec![one, None, two], vec![None, one, None], vec![None, two, one]]
+    );
+    let many = "i1 ".repeat(MAX_RAILS + 1);
+    assert_eq!(matched(&[&many, &many]).len(), MAX_RAILS + 1);
+    assert_eq!(matched(&["1a i1 4b", ""]), [vec![one, None], vec![two, None], vec![three, None]]);
+}
+
+#[test]
 fn rails_of_one_partition_are_paired_if_one_of_them_is_a_full_member() {
     let with = |keys: &[u16]| {
         let mut rails = rails(&"i1 ".repeat(keys.len()));
