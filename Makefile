@@ -137,7 +137,7 @@ test-gpu:
 
 # All that tests/gpu/first_contact needs on a machine with a GPU that has neither Rust nor a network.
 gpu-bundle: setup
-	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.gz
+	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.xz
 
 # The feature cust, which needs a libcuda.so to be built.
 test-cust: $(CUST)

@@ -110,12 +110,13 @@ def perf(session, world, flags, env):
 
 def by_ctas(world):
     def measure(session):
-        flags = SIMULATED if session.simulated else f"-b {16 * MIB} -e {256 * MIB} -f 16 -n 10 -w 3 -c 0"
+        flags = SIMULATED if session.simulated else f"-b {1 * MIB} -e {256 * MIB} -f 16 -n 10 -w 3 -c 0"
         with shared_gpu(session) as mps:
             rows = [
-                {"ctas": ctas, **row}
-                for ctas in ((8,) if session.simulated else (8, 16, 32, 64))
-                for row in perf(session, world, flags, {**mps, "FLEXRING_GPU_CTAS": str(ctas)})
+                {"ctas": ctas, "registered": bool(memory), **row}
+                for ctas in ((8,) if session.simulated else (16, 32, 64))
+                for memory in ("", REGISTERED)
+                for row in perf(session, world, f"{flags} {memory}", {**mps, "FLEXRING_GPU_CTAS": str(ctas)})
             ]
         return {"kind": "ctas", "ranks": world, "rows": rows}
 
@@ -303,7 +304,8 @@ def cell(times, key):
 
 def others(results, world):
     for row in rows_of(results, "ctas", world):
-        yield f"  {row['ctas']} CTAs, {length(row['bytes'])}: {row['us']:.1f}, waited {row['waited_us']:.1f}"
+        memory = ", registered" if row["registered"] else ""
+        yield f"  {row['ctas']} CTAs, {length(row['bytes'])}{memory}: {row['us']:.1f}, waited {row['waited_us']:.1f}"
     names = {"host": "run by the host", "tenth": "in graphs, a tenth of the GPU each"}
     for kind, name in names.items():
         times = [f"{length(row['bytes'])} {row['us']:.1f}" for row in rows_of(results, kind, world)]

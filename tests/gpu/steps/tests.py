@@ -12,7 +12,8 @@ QUESTION = "Do the tests pass?"
 
 LIMIT = 100
 # Those that tell most come first.
-ORDER = ["cuda", "cudarc", "all_reduce", "collectives", "groups", "failures", "cuda_perf", "reproducible", "allocations"]
+ORDER = ["cuda", "graphs", "registered_on_gpu", "all_reduce", "collectives", "failures"]
+ORDER += ["cudarc", "groups", "cuda_perf", "reproducible", "allocations"]
 # Enough for the simulated driver, on which `make test-gpu` runs them all.
 SIMULATED = ["c_abi", "cudarc"]
 
