@@ -6,6 +6,8 @@
 //
 //   lose=N          writes of N bytes or more get no acknowledgement: they fail with `status` after `delay` ms
 //   mtu=N           the same for longer writes than N bytes over queue pairs whose path MTU is above N
+//   spine_mtu=N     the same between adapters whose names end with different numbers
+//   after=N         these losses begin when the adapter has carried N bytes
 //   status=N        what lost writes end with (12: retries exceeded); `delay=N` the time until then, 100 ms
 //   network=N       only devices of one number reach each other (0)
 //   no_flush        the error state flushes nothing
@@ -44,7 +46,7 @@ struct completion { uint64_t id; uint32_t status, opcode, bytes, immediate, qp; 
 struct queue { int process; atomic_int armed; uint32_t head, tail, size; struct completion entries[ENTRIES]; };
 struct request { uint64_t id; uint32_t opcode; };
 struct pair {
-    int process, network;
+    int process, network, number;
     enum ibv_qp_state state;
     uint32_t cq, peer, mtu;
     uint32_t received, posted;
@@ -59,7 +61,7 @@ struct pair {
 struct network { atomic_int owner; uint32_t keys; struct queue queues[CQS]; struct pair pairs[QPS]; };
 
 struct adapter {
-    uint64_t lose, mtu, status, delay, network, no_flush, einval, no_length, relaxed_only, min_inline, max_inline, max_cqe, max_qp, max_qp_wr,
+    uint64_t number, lose, mtu, spine_mtu, after, status, delay, network, no_flush, einval, no_length, relaxed_only, min_inline, max_inline, max_cqe, max_qp, max_qp_wr,
         no_rc, fails_after, carried, qps;
 };
 struct my_device { struct ibv_device device; struct adapter adapter; };
@@ -106,12 +108,12 @@ static void read_text(char *text, size_t size, const char *format, const char *d
 
 static void describe(struct adapter *adapter) {
     *adapter = (struct adapter){.status = IBV_WC_RETRY_EXC_ERR, .delay = 100, .max_inline = 1024, .max_cqe = ENTRIES,
-                                .max_qp = QPS, .max_qp_wr = DEPTH, .lose = UINT64_MAX, .mtu = UINT64_MAX, .fails_after = UINT64_MAX};
+                                .max_qp = QPS, .max_qp_wr = DEPTH, .lose = UINT64_MAX, .mtu = UINT64_MAX, .spine_mtu = UINT64_MAX, .fails_after = UINT64_MAX};
 }
 
 static void configure(struct adapter *adapter, const char *word) {
     const struct { const char *name; uint64_t *place; } fields[] = {
-        {"lose", &adapter->lose}, {"mtu", &adapter->mtu}, {"status", &adapter->status}, {"delay", &adapter->delay},
+        {"lose", &adapter->lose}, {"mtu", &adapter->mtu}, {"spine_mtu", &adapter->spine_mtu}, {"after", &adapter->after}, {"status", &adapter->status}, {"delay", &adapter->delay},
         {"network", &adapter->network}, {"no_flush", &adapter->no_flush}, {"einval", &adapter->einval},
         {"no_length", &adapter->no_length}, {"relaxed_only", &adapter->relaxed_only}, {"min_inline", &adapter->min_inline}, {"max_inline", &adapter->max_inline},
         {"max_cqe", &adapter->max_cqe}, {"max_qp", &adapter->max_qp}, {"max_qp_wr", &adapter->max_qp_wr},
@@ -145,6 +147,7 @@ static void start(void) {
         strncpy(device->device.name, entry->d_name, sizeof device->device.name - 1);
         device->device.node_type = IBV_NODE_CA;
         describe(&device->adapter);
+        device->adapter.number = entry->d_name[strlen(entry->d_name) - 1] - '0';
         char *words = strdup(getenv("FAKE_VERBS_ADAPTERS") ? getenv("FAKE_VERBS_ADAPTERS") : ""), *rest = words;
         for (char *word; (word = strtok_r(rest, " \n", &rest));) {
             char *colon = strchr(word, ':');
@@ -280,7 +283,8 @@ static void carry(struct my_qp *my, struct pair *pair, struct ibv_send_wr *wr) {
     struct pair *peer = &net->pairs[pair->peer];
     uint64_t length = 0;
     for (int at = 0; at < wr->num_sge; at++) length += wr->sg_list[at].length;
-    int is_lost = length >= adapter->lose || (length > adapter->mtu && pair->mtu > adapter->mtu);
+    uint64_t mtu = peer->number == pair->number || adapter->mtu < adapter->spine_mtu ? adapter->mtu : adapter->spine_mtu;
+    int is_lost = adapter->carried >= adapter->after && (length >= adapter->lose || (length > mtu && pair->mtu > mtu));
     int is_there = !is_free(peer->process) && peer->network == pair->network &&
                    (peer->state == IBV_QPS_RTR || peer->state == IBV_QPS_RTS);
     if (pair->fails_at || is_lost || !is_there)
@@ -490,7 +494,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attribu
     lock();
     for (my->number = 1; my->number < QPS && !is_free(net->pairs[my->number].process);) my->number++;
     if (my->number == QPS) abort();
-    net->pairs[my->number] = (struct pair){.process = getpid(), .network = adapter->network, .state = IBV_QPS_RESET,
+    net->pairs[my->number] = (struct pair){.process = getpid(), .network = adapter->network, .number = adapter->number, .state = IBV_QPS_RESET,
                                            .cq = ((struct my_cq *)attributes->send_cq)->number};
     mine[my->number] = my;
     adapter->qps++;

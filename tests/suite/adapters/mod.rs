@@ -98,6 +98,27 @@ fn a_rail_that_loses_long_packets_is_left_out_or_named() {
     }
 }
 
+/// Counter-example: links that calls make were tested by their first messages, and the error named no MTU.
+#[test]
+fn links_that_calls_make_are_tested_with_long_packets() {
+    // Each rank of a node uses one adapter, and plans link those of one number.
+    let arguments = "perf --collective broadcast --root 1 -b 64K -e 64K -w 1 -n 2";
+    let node = |quirks| move |_| Node::new(infiniband(2), 2).quirks(quirks);
+    // Adapters report a loss after half a minute, which no rank waits for.
+    for quirks in ["spine_mtu=2048", "spine_mtu=2048 delay=40000"] {
+        let patience = |at| node(quirks)(at).set("FLEXRING_IB_RECONNECT_MS", "2000");
+        let Some(lossy) = job(&[0, 1].map(patience), arguments) else { return };
+        let text = lossy.text();
+        assert!(lossy.0.iter().all(|rank| !rank.status.success()), "{text}");
+        assert!(
+            has_line(&text, &["cannot be reached", "packets of 4096 bytes get lost", "MTU", "mlx5_"]),
+            "{text}"
+        );
+    }
+    let good = job(&[0, 1].map(node("")), arguments).expect("not skipped").sums_are_right();
+    assert!(!good.contains("WARN"), "{good}");
+}
+
 /// Counter-example: such a rail broke and worked again 33 times in 100 s.
 #[test]
 fn a_rail_that_loses_messages_again_and_again_is_given_up() {
@@ -108,6 +129,20 @@ fn a_rail_that_loses_messages_again_and_again_is_given_up() {
         "{text}"
     );
     assert!(text.matches("works again").count() <= 4, "{text}");
+}
+
+/// Counter-example: a rail that long packets no longer pass was tried again and again without a word.
+#[test]
+fn a_rail_that_loses_long_packets_later_is_named_and_given_up() {
+    let quirks = "mlx5_1:mtu=2048 mlx5_1:after=2000000";
+    let Some(job) = job(&pair(2, 1, quirks), "perf -b 1M -e 1M -w 2 -n 40") else { return };
+    let text = job.sums_are_right();
+    let words = ["WARN", "cannot be used", "packets of 4096 bytes get lost", "mlx5_1 port 1", "fix: set the"];
+    assert!(has_line(&text, &words), "{text}");
+    for rank in &job.0 {
+        assert!(rank.text.matches("cannot be used").count() <= 1, "{text}");
+    }
+    assert!(has_line(&text, &["WARN", "packets of 4096 bytes", "is not used any more"]), "{text}");
 }
 
 #[test]

@@ -108,7 +108,9 @@ impl Link {
             return;
         }
         let working = qps.iter().filter(|qp| qp.is_proven()).count();
-        log::warn!("verbs: a queue pair to rank {peer} works again; {working} of {} do", qps.len());
+        if qps[qp].generation > 0 {
+            log::warn!("verbs: a queue pair to rank {peer} works again; {working} of {} do", qps.len());
+        }
         self.isolation = None;
     }
 

@@ -79,24 +79,23 @@ impl Link {
             return false;
         }
         let was_proven = std::mem::replace(&mut self.qps[qp].proven, false);
-        if was_proven {
+        let was_on_trial = self.awaits_trial(qp);
+        if was_proven || was_on_trial {
             self.qps[qp].count_failure(Instant::now());
         }
-        // While links are made, rank 0 logs what follows from lost trials.
-        let was_on_trial = self.awaits_trial(qp);
         let is_last = !self.reconnects || (0..self.qps.len()).all(|qp| self.is_dropped(qp));
         let working = self.qps.iter().filter(|qp| qp.is_proven()).count();
         let (peer, cause_text, of) = (self.peer, cause.message(), self.qps.len());
         if working == 0 && is_last {
             self.mark_unreachable(cause);
         } else if self.failure.is_some() {
-        } else if !was_proven || was_on_trial {
-            log::debug!("verbs: a queue pair to rank {peer} does not work yet ({cause_text})");
         } else if self.is_dropped(qp) {
             log::warn!(
                 "verbs: a queue pair to rank {peer} broke again before it had carried 1 MiB, and is not used any more ({cause_text}); \
                  {working} of {of} remain"
             );
+        } else if !was_proven || was_on_trial {
+            log::debug!("verbs: a queue pair to rank {peer} does not work yet ({cause_text})");
         } else if working == 0 {
             log::warn!(
                 "verbs: the last queue pair to rank {peer} broke ({cause_text}); it is connected again if its rail comes back"
@@ -106,7 +105,7 @@ impl Link {
                 "verbs: a queue pair to rank {peer} broke ({cause_text}); {working} of {of} remain, and what was in flight is sent again"
             );
         }
-        if working == 0 && was_proven {
+        if working == 0 && (was_proven || was_on_trial) {
             self.isolation = Some(cause.clone());
         }
         true

@@ -211,14 +211,27 @@ impl Peer {
         )
     }
 
+    /// The trial of a queue pair is lost. When planned links are made, rank 0 logs what follows from that.
+    fn note_lost_trial(&mut self, qp: usize, error: &Error) {
+        let is_planned = self.link.qps[qp].is_proven();
+        if self.qps[qp].lost_trial.replace(error.clone()).is_none() && !is_planned {
+            log::warn!(
+                "verbs: a queue pair to rank {} cannot be used: {} (fix: set the switches' MTU to at least that of the ports, or exclude \
+                 the port by FLEXRING_IB_HCA)",
+                self.rank(),
+                error.message()
+            );
+        }
+    }
+
     /// Breaks the queue pairs that have carried no trial in time.
     pub(super) fn break_late_trials(&mut self) {
         for qp in 0..self.qps.len() {
             if self.link.qps[qp].is_alive() && self.link.awaits_trial(qp) {
                 let ends = self.qps[qp].connected.as_ref().map(QueuePair::ends).unwrap_or_default();
                 let error = Error::peer_lost(format!("{}; {ends}", self.trial_loss(qp)));
+                self.note_lost_trial(qp, &error);
                 self.break_qp(qp, &error);
-                self.qps[qp].lost_trial = Some(error);
             }
         }
     }
@@ -282,8 +295,11 @@ impl Peer {
                 let was_proven = self.link.qps[qp].is_proven();
                 self.link.write_completed(qp, serial);
                 let state = &self.link.qps[qp];
-                if !was_proven && state.is_proven() && state.generation > 0 {
-                    self.counters[state.rail].reconnected();
+                if !was_proven && state.is_proven() {
+                    self.qps[qp].lost_trial = None;
+                    if state.generation > 0 {
+                        self.counters[state.rail].reconnected();
+                    }
                 }
             }
             Err(status) => {
@@ -294,7 +310,7 @@ impl Peer {
                 let message = format!("{trial}a {request} ended with: {status}; {ends}");
                 let error = Error::peer_lost(message);
                 if is_trial {
-                    self.qps[qp].lost_trial = Some(error.clone());
+                    self.note_lost_trial(qp, &error);
                 }
                 self.break_qp(qp, &error);
                 if !receive {

@@ -68,6 +68,7 @@ impl Peer {
         } else {
             self.waited += passed.min(LONGEST_WAIT);
             if self.waited > self.patience {
+                self.break_late_trials();
                 self.link.give_up();
             }
         }

@@ -234,6 +234,8 @@ impl OnDemand {
         ece_agreement::set(&mut paths, ece);
         peer.link.suspect(suspects);
         peer.connect(fresh, &paths, published, links.ports.failures()).map_err(|(_, error)| error)?;
+        // Its way may lead through switches that no planned link uses.
+        peer.link.suspect(u64::MAX);
         let is_failed = peer.link.check().is_err();
         let ready = LinkMessage::Ready(peer.ece());
         self.send(rank, if is_failed { &LinkMessage::Rail(RailMessage::Aborted) } else { &ready })
@@ -289,7 +291,9 @@ impl LinkSet<'_> {
     fn suspects(&self, rails: &[(usize, usize)]) -> u64 {
         let is_suspect = |rail: usize| {
             let mut qps = self.peers.iter().flat_map(|peer| &peer.link.qps);
-            !self.ports.works(rail) || qps.any(|qp| qp.rail == rail && !qp.is_proven())
+            // A queue pair of a new link has not failed: its trial is not over.
+            !self.ports.works(rail)
+                || qps.any(|qp| qp.rail == rail && !qp.is_proven() && !(qp.is_alive() && qp.generation == 0))
         };
         let bit = |(number, (rail, _)): (usize, &(usize, usize))| u64::from(is_suspect(*rail)) << number;
         rails.iter().enumerate().map(bit).sum()

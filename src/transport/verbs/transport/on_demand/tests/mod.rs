@@ -101,6 +101,12 @@ fn has_written(verbs: &Verbs) -> bool {
     verbs.peers[0].link.qps.iter().any(|qp| !qp.is_idle())
 }
 
+/// The peer's device acknowledges all that was posted to a queue pair of a peer.
+fn acknowledge(verbs: &mut Verbs, peer: usize, qp: usize) {
+    verbs.peers[peer].link.write_completed(qp, u32::MAX / 4);
+    verbs.schedule(peer);
+}
+
 #[test]
 fn plans_make_links_to_their_peers_only() {
     let ring = |me: Rank| vec![(me + 1) % 5, (me + 4) % 5];
@@ -155,8 +161,18 @@ fn a_rank_writes_only_once_both_ends_are_connected() {
     poll(one).expect("no failure");
     assert!(one.peers[0].is_ready() && has_written(one));
     poll(other).expect("no failure");
-    assert!(other.peers[0].is_ready() && !has_written(other), "it is in no call");
+    assert!(other.peers[0].is_ready());
     assert!(one.on_demand.pending.is_empty() && other.on_demand.pending.is_empty());
+    // Hellos and trials come first.
+    for verbs in [one, other] {
+        assert!(verbs.peers[0].link.qps.iter().all(|qp| !qp.is_proven() && !qp.is_idle()));
+        poll(verbs).expect("no failure");
+        assert!(verbs.on_demand.directory.me == 1 || !verbs.peers[0].link.is_announced());
+        (0..2).for_each(|qp| acknowledge(verbs, 0, qp));
+        poll(verbs).expect("no failure");
+        assert!(verbs.peers[0].link.is_announced(), "the call is written, if there is one");
+        assert_eq!(has_written(verbs), verbs.on_demand.directory.me == 0, "rank 1 is in no call");
+    }
     finish(ranks);
 }
 
@@ -173,9 +189,12 @@ fn what_a_peer_writes_before_the_link_is_ready_is_reported_afterwards() {
     let mut events = Events::new();
     one.peers[0].progress(&mut events).expect("no failure");
     assert!(events.is_empty() && !one.peers[0].is_ready());
+    poll(one).expect("no failure");
+    assert!(one.peers[0].is_ready(), "it may write once its trial is over");
+    (0..2).for_each(|qp| acknowledge(one, 0, qp));
     // The write had no content.
     let error = poll(one).expect_err("it is reported");
-    assert!(one.peers[0].is_ready() && error.message().contains("rank 1 made a call"), "{error}");
+    assert!(error.message().contains("rank 1 made a call"), "{error}");
     finish(ranks);
 }
 
@@ -186,19 +205,24 @@ fn a_link_made_after_a_rail_failed_begins_on_the_others() {
     for me in [1, 0, 1] {
         poll(&mut ranks[me]).expect("no failure");
     }
+    (0..2).for_each(|qp| acknowledge(&mut ranks[0], 0, qp));
     ranks[0].peers[0].break_qp(0, &Error::peer_lost("the cable is disconnected"));
     ranks[0].announce(2, &call(1)).expect("no failure");
     for me in [2, 0, 2] {
         poll(&mut ranks[me]).expect("no failure");
     }
-    // Rank 2 has heard of it, and each end has sent a hello over the suspected rail.
+    // Each end has sent a hello and a trial over both rails.
     for (me, index) in [(0, 1), (2, 0)] {
         let qps = &ranks[me].peers[index].link.qps;
-        assert_eq!([qps[0].is_proven(), qps[1].is_proven()], [false, true], "at rank {me}");
-        assert!(qps[0].is_alive() && !qps[0].is_idle(), "at rank {me}");
+        assert!(qps.iter().all(|qp| qp.is_alive() && !qp.is_proven() && !qp.is_idle()), "at rank {me}");
     }
+    acknowledge(&mut ranks[0], 1, 1);
+    poll(&mut ranks[0]).expect("no failure");
     let to_2 = &mut ranks[0].peers[1];
-    assert!(!to_2.link.qps[1].is_idle(), "the call is written over the other rail");
+    assert!(
+        to_2.link.is_announced() && !to_2.link.qps[1].is_idle(),
+        "the call is written over the other rail"
+    );
     to_2.link.write_completed(0, 1);
     assert!(!to_2.link.qps[0].is_proven(), "a hello says nothing of long packets");
     to_2.link.write_completed(0, 2);
@@ -387,6 +411,9 @@ fn a_device_that_fails_before_the_link_is_ready_is_not_connected() {
     assert!(ranks[0].peers[0].is_ready());
     let link = &ranks[0].peers[0].link;
     assert!(!link.qps[0].is_alive() && link.qps[0].is_idle(), "nothing is posted on the failed device");
+    acknowledge(&mut ranks[0], 0, 1);
+    poll(&mut ranks[0]).expect("the other rail works");
+    let link = &ranks[0].peers[0].link;
     assert!(link.qps[1].is_proven() && !link.qps[1].is_idle(), "the call, and that queue pair 0 is broken");
     // The other end hears of it over the rail that works.
     let broken = ImmData { kind: ImmKind::Recovery(0, 0), epoch: 0 }.pack();
