@@ -61,6 +61,8 @@ pub(super) enum RailMessage {
     Connected { qp: u8, generation: u32 },
     /// The sender's recovery state of this generation, as no queue pair can carry it.
     Broken { qp: u8, generation: u32, state: Vec<u8> },
+    /// The sender does not connect the queue pair again.
+    Dropped { qp: u8 },
     /// The sender has aborted its links.
     Aborted,
 }

@@ -47,6 +47,8 @@ pub(in super::super) struct QpState {
     arrived: u64,
     /// How often in succession it broke before it had carried [`PROOF`], and when it broke last.
     pub(super) failures: u32,
+    /// Whether both ends know that it is not connected again.
+    pub(super) is_drop_known: bool,
     failed_at: Option<Instant>,
     /// How often it was connected again, modulo [`GENERATIONS`].
     pub(in super::super) generation: u32,
@@ -105,6 +107,7 @@ impl QpState {
             acknowledged: 0,
             arrived: 0,
             failures: 0,
+            is_drop_known: false,
             failed_at: None,
             generation: 0,
             alive: true,

@@ -54,9 +54,9 @@ impl Link {
         self.failure.is_none() && !self.qps.iter().any(QpState::is_proven)
     }
 
-    /// Whether all queue pairs work.
+    /// Whether all queue pairs work, or never will: nothing is left to do for those that are dropped.
     pub(in super::super) fn is_whole(&self) -> bool {
-        self.qps.iter().all(QpState::is_proven)
+        self.qps.iter().all(|qp| qp.is_proven() || (qp.is_drop_known && qp.recovered && !qp.state_due))
     }
 
     /// Queue pairs of rails that may have failed, by bit, first have to carry a hello. For a link that is not
@@ -68,6 +68,30 @@ impl Link {
     /// Whether a queue pair is never used again.
     pub(super) fn is_dropped(&self, qp: usize) -> bool {
         self.qps[qp].failures >= self.most_failures
+    }
+
+    /// A broken queue pair that is dropped at this end, which the peer must hear, once.
+    pub(in super::super) fn take_dropped(&mut self) -> Option<usize> {
+        let is_new = |qp: &usize| {
+            self.is_dropped(*qp) && !self.qps[*qp].alive && !self.qps[*qp].is_drop_known && self.reconnects()
+        };
+        let qp = (0..self.qps.len()).find(is_new)?;
+        self.qps[qp].is_drop_known = true;
+        Some(qp)
+    }
+
+    /// The peer has dropped a queue pair. If it was the last, the peer is lost.
+    pub(in super::super) fn drop_qp(&mut self, qp: usize) {
+        (self.qps[qp].failures, self.qps[qp].is_drop_known) = (self.most_failures, true);
+        if (0..self.qps.len()).all(|qp| self.is_dropped(qp)) {
+            self.give_up();
+        }
+    }
+
+    /// Drops a queue pair at this end.
+    #[cfg(test)]
+    pub(in super::super) fn drop_qp_here(&mut self, qp: usize) {
+        self.qps[qp].failures = self.most_failures;
     }
 
     /// Drops no queue pair, however often it breaks.

@@ -54,6 +54,10 @@ impl Peer {
         while let Some((qp, generation, state)) = self.link.take_due_state() {
             messages.push(RailMessage::Broken { qp: qp as u8, generation, state: state.as_bytes().to_vec() });
         }
+        while let Some(qp) = self.link.take_dropped() {
+            self.forget_attempts(qp);
+            messages.push(RailMessage::Dropped { qp: qp as u8 });
+        }
         // A peer that has left may still wait for this rank's goodbye.
         if !(self.link.has_left() && self.link.is_drained()) {
             for qp in 0..self.qps.len() {
@@ -76,6 +80,12 @@ impl Peer {
             self.is_failure_sent = true;
             messages.push(RailMessage::Aborted);
         }
+    }
+
+    /// Ends the attempts to connect a queue pair again.
+    fn forget_attempts(&mut self, qp: usize) {
+        let attempt = &mut self.qps[qp].reconnection;
+        (attempt.fresh, attempt.offered) = (None, None);
     }
 
     /// Destroys the queue pairs that their devices have not flushed in time.
@@ -160,7 +170,8 @@ impl Peer {
     ) -> Result<()> {
         let (RailMessage::Offer { qp, .. }
         | RailMessage::Connected { qp, .. }
-        | RailMessage::Broken { qp, .. }) = message
+        | RailMessage::Broken { qp, .. }
+        | RailMessage::Dropped { qp }) = message
         else {
             self.link.stop_reconnecting();
             return Ok(());
@@ -192,6 +203,11 @@ impl Peer {
                     Error::disagreement(message).with_suspect(self.rank())
                 })?;
                 self.link.received_state(qp, generation, state)?;
+            }
+            RailMessage::Dropped { .. } => {
+                self.break_qp(qp, &Error::peer_lost("the peer does not use it any more"));
+                self.link.drop_qp(qp);
+                self.forget_attempts(qp);
             }
             RailMessage::Aborted => {}
         }

@@ -13,7 +13,7 @@ use crate::transport::verbs::link::RECV_DEPTH;
 use crate::transport::verbs::objects::{
     Completion, Destruction, EceOptions, RecordedCalls, Shim, Verb, WcStatus,
 };
-use crate::transport::verbs::wire::{ImmData, ImmKind, RECOVERY_BYTES, WINDOW};
+use crate::transport::verbs::wire::{ImmData, ImmKind, RECOVERY_BYTES, RecoveryState, WINDOW};
 use fastrand::Rng;
 use flexring_testkit::effort::cases;
 use rustix::io::Errno;
@@ -469,6 +469,45 @@ fn a_recovery_state_that_may_be_lost_with_a_destroyed_queue_pair_is_sent_again()
     assert_eq!(posted, [ImmKind::Recovery(1, 0), ImmKind::Recovery(0, 0)]);
 }
 
+/// Counter-example: the end that dropped it looked at it for ever, and the other offered a new one again and
+/// again.
+#[test]
+fn a_queue_pair_that_one_end_drops_is_forgotten_by_both() {
+    let mut simulation = after_hellos_over(2, true, Shim::none());
+    let now = Instant::now();
+    for me in [0, 1] {
+        let peer = simulation.peer(me);
+        peer.break_qp(0, &Error::peer_lost("a write was lost"));
+        let recorded = peer.qps[0].recorded_calls();
+        flush(peer, RECV_DEPTH, &recorded);
+        peer.link.received_state(0, 0, RecoveryState::default()).expect("valid");
+        assert_eq!(posted_kinds(peer), [ImmKind::Recovery(0, 0)]);
+        peer.link.write_completed(1, u32::MAX / 4);
+    }
+    let looks = |peer: &mut Peer, minutes: std::ops::Range<u64>| {
+        let mut messages = Vec::new();
+        for minute in minutes {
+            peer.look(now + Duration::from_secs(60 * minute), &|_| true, &mut messages);
+        }
+        messages
+    };
+    simulation.peer(0).link.drop_qp_here(0);
+    let dropped = looks(simulation.peer(0), 0..9);
+    assert!(matches!(dropped[..], [RailMessage::Dropped { qp: 0 }]), "{dropped:?}");
+    let other = simulation.peer(1);
+    assert!(matches!(looks(other, 0..9)[..], [RailMessage::Offer { .. }]), "it has not heard of it");
+    for message in dropped {
+        other.on_rail_message(message, now, &|_| true, &mut Vec::new()).expect("a valid message");
+    }
+    for me in [0, 1] {
+        let peer = simulation.peer(me);
+        let messages = looks(peer, 9..19);
+        assert!(messages.is_empty() && !peer.needs_look(), "rank {me}: {messages:?}");
+        assert!(peer.qps[0].reconnection.fresh.is_none());
+        peer.link.check().expect("the other queue pair works");
+    }
+}
+
 /// As when a message is found to be lost for good after the call that sent it.
 #[test]
 fn a_link_that_fails_at_one_end_is_reported_to_the_other() {
@@ -490,6 +529,13 @@ fn a_link_that_fails_at_one_end_is_reported_to_the_other() {
     other.link.check().expect("a rail may come back");
     other.on_rail_message(RailMessage::Aborted, now, &|_| true, &mut Vec::new()).expect("a valid message");
     other.link.check().expect_err("no rail comes back");
+    let mut simulation = after_hellos_over(2, true, Shim::none());
+    let other = simulation.peer(1);
+    for qp in 0..2 {
+        let dropped = RailMessage::Dropped { qp };
+        other.on_rail_message(dropped, now, &|_| true, &mut Vec::new()).expect("a valid message");
+        assert_eq!(other.link.check().is_err(), qp == 1, "the last one");
+    }
 }
 
 #[test]
