@@ -63,8 +63,11 @@ pub(super) enum RailMessage {
     Broken { qp: u8, generation: u32, state: Vec<u8> },
     /// The sender does not connect the queue pair again.
     Dropped { qp: u8 },
-    /// The sender has aborted its links.
-    Aborted,
+    /// The sender's end of the link has failed, for this reason.
+    Aborted {
+        #[serde(deserialize_with = "crate::peer_text::one_line")]
+        cause: String,
+    },
 }
 
 impl LinkMessage {

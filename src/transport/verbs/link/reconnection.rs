@@ -31,6 +31,12 @@ impl Link {
         self.give_up();
     }
 
+    /// The peer's end has failed for this reason, so it connects no queue pair again.
+    pub(in super::super) fn peer_failed(&mut self, cause: &str) {
+        self.isolation.get_or_insert_with(|| Error::peer_lost(format!("its end has failed ({cause})")));
+        self.stop_reconnecting();
+    }
+
     /// Fails the link if no queue pair works.
     pub(in super::super) fn give_up(&mut self) {
         if self.is_isolated() {

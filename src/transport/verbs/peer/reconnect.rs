@@ -76,9 +76,11 @@ impl Peer {
                 self.link.give_up();
             }
         }
-        if self.link.check().is_err() && self.owes_failure() {
+        if self.owes_failure()
+            && let Err(error) = self.link.check()
+        {
             self.is_failure_sent = true;
-            messages.push(RailMessage::Aborted);
+            messages.push(RailMessage::Aborted { cause: error.message().to_owned() });
         }
     }
 
@@ -168,12 +170,15 @@ impl Peer {
         works: &dyn Fn(usize) -> bool,
         messages: &mut Vec<RailMessage>,
     ) -> Result<()> {
+        if let RailMessage::Aborted { cause } = &message {
+            self.link.peer_failed(cause);
+            return Ok(());
+        }
         let (RailMessage::Offer { qp, .. }
         | RailMessage::Connected { qp, .. }
         | RailMessage::Broken { qp, .. }
         | RailMessage::Dropped { qp }) = message
         else {
-            self.link.stop_reconnecting();
             return Ok(());
         };
         let qp = usize::from(qp);
@@ -209,7 +214,7 @@ impl Peer {
                 self.link.drop_qp(qp);
                 self.forget_attempts(qp);
             }
-            RailMessage::Aborted => {}
+            RailMessage::Aborted { .. } => {}
         }
         Ok(())
     }

@@ -81,9 +81,16 @@ impl OnDemand {
     /// The peers of the others wait for no rail of this rank.
     pub(super) fn abort(&mut self, peers: &[Peer]) {
         self.pending.clear();
-        let aborted = LinkMessage::Rail(RailMessage::Aborted).encode().unwrap_or_default();
-        let peers = peers.iter().filter(|peer| peer.owes_failure());
-        let messages: Vec<_> = peers.map(|peer| (peer.rank(), aborted.clone())).collect();
+        let message = |peer: &Peer| {
+            let cause = peer
+                .link
+                .check()
+                .err()
+                .map_or_else(|| "it has aborted a call".to_owned(), |error| error.message().to_owned());
+            let aborted = LinkMessage::Rail(RailMessage::Aborted { cause });
+            (peer.rank(), aborted.encode().unwrap_or_default())
+        };
+        let messages: Vec<_> = peers.iter().filter(|peer| peer.owes_failure()).map(message).collect();
         if !messages.is_empty()
             && let Err(error) = self.directory.out_of_band.send(&messages)
         {
@@ -200,8 +207,11 @@ impl OnDemand {
             }
             LinkMessage::Rail(message) => {
                 let index = links.index_of_rank.get(from).copied().flatten().ok_or_else(unexpected)?;
-                if matches!(message, RailMessage::Aborted) && self.forget_pending(index) {
-                    let error = Error::peer_lost(format!("rank {from} has no rail left to this rank"));
+                if let RailMessage::Aborted { cause } = &message
+                    && self.forget_pending(index)
+                {
+                    let error =
+                        Error::peer_lost(format!("rank {from} has no rail left to this rank: {cause}"));
                     links.peers[index].link.abort(error.with_suspect(from));
                 }
                 let (peer, ports) = (&mut links.peers[index], &mut *links.ports);
@@ -236,9 +246,11 @@ impl OnDemand {
         peer.connect(fresh, &paths, published, links.ports.failures()).map_err(|(_, error)| error)?;
         // Its way may lead through switches that no planned link uses.
         peer.link.suspect(u64::MAX);
-        let is_failed = peer.link.check().is_err();
-        let ready = LinkMessage::Ready(peer.ece());
-        self.send(rank, if is_failed { &LinkMessage::Rail(RailMessage::Aborted) } else { &ready })
+        let message = match peer.link.check() {
+            Ok(()) => LinkMessage::Ready(peer.ece()),
+            Err(error) => LinkMessage::Rail(RailMessage::Aborted { cause: error.message().to_owned() }),
+        };
+        self.send(rank, &message)
     }
 
     /// Makes the link to this peer no further, because the peer never will be ready. Whether it was not
