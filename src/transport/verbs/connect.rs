@@ -29,7 +29,7 @@ use crate::memory::Registrar;
 use crate::rank::{Rank, RankList};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Instant;
 
 /// The links of a rank before its queue pairs are connected.
@@ -104,6 +104,18 @@ impl UnconnectedVerbs {
         let mut batch = LinkBatch::new(&devices, &registry, needed, &[])?;
         for (device, queue) in devices.iter_mut().zip(&batch.queues) {
             device.queues.push(Arc::clone(queue));
+        }
+        // The control buffers are registered without it.
+        let relaxed = devices.iter().find(|device| device.pd.has_relaxed_keys_only());
+        if let Some(device) = relaxed.filter(|_| !options.relaxed_ordering && directory.me == 0) {
+            static ONCE: Once = Once::new();
+            let name = device.context.name();
+            ONCE.call_once(|| {
+                log::warn!(
+                    "verbs: FLEXRING_IB_RELAXED_ORDERING=0 has no effect on {name}, which registers memory with relaxed ordering only \
+                     (fix: unset it, or choose another mode of the firmware)"
+                );
+            });
         }
         let rail = |rail: usize| &rails[rail].0;
         let link = |(peer, pairs): (Rank, Vec<_>)| batch.add(&devices, rail, peer, &pairs, shape, &[]);

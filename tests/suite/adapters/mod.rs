@@ -168,7 +168,11 @@ fn a_device_that_fails_costs_its_rail_only() {
 #[test]
 fn keys_with_relaxed_ordering_and_short_inline_data_are_enough() {
     let Some(relaxed) = job(&pair(1, 1, "relaxed_only"), SHORT) else { return };
-    relaxed.sums_are_right();
+    assert!(!relaxed.sums_are_right().contains("RELAXED"));
+    let strict = pair(1, 2, "relaxed_only").map(|node| node.set("FLEXRING_IB_RELAXED_ORDERING", "0"));
+    let text = job(&strict, SHORT).expect("not skipped").sums_are_right();
+    assert!(has_line(&text, &["WARN", "FLEXRING_IB_RELAXED_ORDERING=0 has no effect on mlx5_0"]), "{text}");
+    assert_eq!(text.matches("has no effect").count(), 1, "{text}");
     let inline = job(&pair(1, 1, "max_inline=100 min_inline=90"), SHORT).expect("not skipped");
     inline.sums_are_right();
 }

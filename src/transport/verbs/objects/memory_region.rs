@@ -15,6 +15,7 @@ use crate::memory::Piece;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const NOT_SUPPORTED: i32 = rustix::io::Errno::OPNOTSUPP.raw_os_error();
 
@@ -102,31 +103,42 @@ impl ProtectionDomain {
         len: usize,
         access: AccessFlags,
     ) -> std::result::Result<MemoryRegion, i32> {
-        if let Some(errno) = self.context.shim.injected_errno(Verb::RegMr) {
-            return Err(errno);
-        }
-        self.context.shim.registered(address, len);
-        let Some((raw, library)) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
-        let start = address as *mut c_void;
-        // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and nothing
-        // here accesses it. The caller guarantees that the range stays mapped while the region lives, as the
-        // contract of pieces requires.
-        let register = |access: AccessFlags| unsafe {
-            match library.ibv_reg_mr_iova2 {
-                // It removes the optional flag, relaxed ordering, where the driver does not support it.
-                Some(register) => register(raw, start, len, address, access.flags()),
-                None => {
-                    let access = AccessFlags { relaxed: false, ..access };
-                    (library.ibv_reg_mr)(raw, start, len, access.flags() as i32)
-                }
+        self.with_its_keys(access, |access| {
+            if let Some(errno) = self.context.shim.injected_errno(Verb::RegMr) {
+                return Err(errno);
             }
-        };
-        let strict = MemoryRegion::from_raw(register(access), library, self).ok_or_else(errno);
-        match strict {
-            // Some modes of firmware have no other keys. What is written is read after its completion only.
+            self.context.shim.registered(address, len);
+            let Some((raw, library)) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
+            let start = address as *mut c_void;
+            // SAFETY: the domain is alive. The kernel checks that the range is mapped and pins it, and
+            // nothing here accesses it. The caller guarantees that the range stays mapped while the region
+            // lives, as the contract of pieces requires.
+            let region = unsafe {
+                match library.ibv_reg_mr_iova2 {
+                    // It removes the optional flag, relaxed ordering, where the driver does not support it.
+                    Some(register) => register(raw, start, len, address, access.flags()),
+                    None => {
+                        let access = AccessFlags { relaxed: false, ..access };
+                        (library.ibv_reg_mr)(raw, start, len, access.flags() as i32)
+                    }
+                }
+            };
+            MemoryRegion::from_raw(region, library, self).ok_or_else(errno)
+        })
+    }
+
+    /// Registers memory with these rights, or with relaxed ordering besides where the device has no other
+    /// keys, as in some modes of firmware. What is written is read after its completion only.
+    fn with_its_keys(
+        &self,
+        access: AccessFlags,
+        register: impl Fn(AccessFlags) -> std::result::Result<MemoryRegion, i32>,
+    ) -> std::result::Result<MemoryRegion, i32> {
+        match register(access) {
             Err(NOT_SUPPORTED) if !access.relaxed => {
-                let region = register(AccessFlags { relaxed: true, ..access });
-                MemoryRegion::from_raw(region, library, self).ok_or_else(errno)
+                let region = register(AccessFlags { relaxed: true, ..access })?;
+                self.has_relaxed_keys_only.store(true, Ordering::Relaxed);
+                Ok(region)
             }
             outcome => outcome,
         }
@@ -144,17 +156,17 @@ impl ProtectionDomain {
         address: u64,
         access: AccessFlags,
     ) -> std::result::Result<MemoryRegion, i32> {
-        if let Some(errno) = self.context.shim.injected_errno(Verb::RegDmabufMr) {
-            return Err(errno);
-        }
-        let Some((raw, library)) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
-        let Some(register) = library.ibv_reg_dmabuf_mr else {
-            return Err(rustix::io::Errno::OPNOTSUPP.raw_os_error());
-        };
-        let flags = access.flags() as i32;
-        // SAFETY: the domain is alive; the kernel checks the descriptor and the range.
-        let region = unsafe { register(raw, offset, len, address, dmabuf.as_raw_fd(), flags) };
-        MemoryRegion::from_raw(region, library, self).ok_or_else(errno)
+        self.with_its_keys(access, |access| {
+            if let Some(errno) = self.context.shim.injected_errno(Verb::RegDmabufMr) {
+                return Err(errno);
+            }
+            let Some((raw, library)) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
+            let Some(register) = library.ibv_reg_dmabuf_mr else { return Err(NOT_SUPPORTED) };
+            let flags = access.flags() as i32;
+            // SAFETY: the domain is alive; the kernel checks the descriptor and the range.
+            let region = unsafe { register(raw, offset, len, address, dmabuf.as_raw_fd(), flags) };
+            MemoryRegion::from_raw(region, library, self).ok_or_else(errno)
+        })
     }
 
     /// Finds out whether the driver supports DMA-BUFs, by registering one that does not exist. Returns the
@@ -164,9 +176,7 @@ impl ProtectionDomain {
             return errno;
         }
         let found = self.raw().and_then(|(raw, library)| Some((raw, library.ibv_reg_dmabuf_mr?)));
-        let Some((raw, register)) = found else {
-            return rustix::io::Errno::OPNOTSUPP.raw_os_error();
-        };
+        let Some((raw, register)) = found else { return NOT_SUPPORTED };
         // SAFETY: the domain is alive. The descriptor -1 is refused in any case, so nothing is registered.
         let region = unsafe { register(raw, 0, 4096, 0, -1, 0) };
         debug_assert!(region.is_null(), "a DMA-BUF with the descriptor -1 was registered");
@@ -182,6 +192,33 @@ impl Drop for MemoryRegion {
             if code != 0 {
                 let cause = std::io::Error::from_raw_os_error(code);
                 log::warn!("cannot deregister memory from {}: {cause}", self.pd.context.name());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::verbs::objects::{Context, Shim};
+    use std::os::fd::AsFd;
+
+    /// Counter-example: GPU memory was staged through host memory where firmware has relaxed ordering only.
+    #[test]
+    fn memory_of_all_kinds_is_registered_where_keys_have_relaxed_ordering_only() {
+        let relaxed = AccessFlags { relaxed: true, ..AccessFlags::SEND };
+        let mut memory = [0_u8; 8];
+        let file = std::fs::File::open("/dev/null").expect("a descriptor");
+        for verb in [Verb::RegMr, Verb::RegDmabufMr] {
+            for (access, is_registered) in [(AccessFlags::SEND, true), (relaxed, false)] {
+                let shim = Shim::failing(verb, 0, NOT_SUPPORTED);
+                let pd = ProtectionDomain::new(&Context::inert("inert", shim)).expect("inert");
+                let registered = match verb {
+                    Verb::RegMr => pd.register_address(memory.as_mut_ptr() as u64, 8, access),
+                    _ => pd.register_dmabuf(file.as_fd(), 0, 8, 0, access),
+                };
+                assert_eq!(registered.is_ok(), is_registered, "{verb:?} with {access:?}");
+                assert_eq!(pd.has_relaxed_keys_only(), is_registered, "{verb:?}");
             }
         }
     }

@@ -9,6 +9,7 @@ use super::library::Library;
 use super::verb::{Verb, errno, failed};
 use crate::error::Result;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ pub(crate) struct ProtectionDomain {
     handle: VerbsHandle<ibv_pd>,
     /// By length in bytes: how long registering memory takes, once it was measured.
     registration_times: Mutex<BTreeMap<usize, Duration>>,
+    /// Whether memory had to be registered with relaxed ordering, although that was not asked for.
+    pub(super) has_relaxed_keys_only: AtomicBool,
     pub(super) context: Arc<Context>,
 }
 
@@ -37,7 +40,12 @@ impl ProtectionDomain {
                 .ok_or_else(|| error(errno()))?,
             None => VerbsHandle::inert(),
         };
-        Ok(Arc::new(Self { handle, registration_times: Mutex::default(), context: Arc::clone(context) }))
+        Ok(Arc::new(Self {
+            handle,
+            registration_times: Mutex::default(),
+            has_relaxed_keys_only: AtomicBool::new(false),
+            context: Arc::clone(context),
+        }))
     }
 
     pub(super) fn raw(&self) -> Option<(*mut ibv_pd, &'static Library)> {
@@ -60,6 +68,11 @@ impl ProtectionDomain {
         let measured = measure()?;
         times().insert(len, measured);
         Ok(measured)
+    }
+
+    /// Whether the device was found to register memory with relaxed ordering only.
+    pub(crate) fn has_relaxed_keys_only(&self) -> bool {
+        self.has_relaxed_keys_only.load(Ordering::Relaxed)
     }
 
     /// The device of this domain.
