@@ -38,24 +38,36 @@ const ROUNDS: [(&[u64], f64, f64); 7] = [
 /// links that are alike.
 const WITHIN_ALIKE: f64 = 1.1;
 
-/// How often times are simulated at the lengths at which one plan follows another, up to this many bytes.
-const REFINEMENTS: usize = 2;
+/// How often times are simulated at the lengths at which one plan follows another, up to this many bytes, and
+/// unless they were at a length that differs by at most this part.
+const REFINEMENTS: usize = 3;
 const LONGEST_CROSSING: u64 = 64 << 20;
+const NEAR: u64 = 64;
 
 /// Beyond this length in bytes a longer vector takes as much longer as its busiest link.
 const STEADY: u64 = 16 << 20;
 
-/// Nanoseconds of processor time for which a rank may simulate.
-const MOST_NANOSECONDS: u64 = 80_000_000;
+/// How many times as long as predicted a plan may take, for each doubling of its longest simulated vector.
+const DOUBT: f64 = 1.05;
+
+/// About how many nanoseconds of processor time a rank may simulate for.
+const MOST_NANOSECONDS: u64 = 130_000_000;
 
 /// Nanoseconds of processor time that a simulation takes for each message of its programs, and for each
 /// sub-chunk that is sent. Fitted to simulations of random trees on a busy Xeon.
-const PROGRAM_NANOSECONDS: u64 = 4_000;
-const SUBCHUNK_NANOSECONDS: u64 = 400;
+const PROGRAM_NANOSECONDS: u64 = 4_500;
+const SUBCHUNK_NANOSECONDS: u64 = 1_400;
+
+/// Ranks of symmetric trees share most programs, whose simulation takes this part of that time or less.
+const SHARED_PROGRAMS: u64 = 4;
 
 /// A simulated plan replaces another at the lengths at which it takes less than this part of its time. 1.02
 /// times as long is as good.
 const FASTER_SIMULATED: f64 = 0.981;
+
+/// The length at which one plan follows another is not rounded where the first takes less than this part of
+/// the other's time.
+const MUCH_FASTER: f64 = 0.95;
 
 /// A plan replaces the one for the shape of the topology if its calculated time is less than this part of the
 /// least time of the other at some length. It is then used for all lengths at which it is faster.
@@ -101,6 +113,8 @@ pub type Simulate<'a> = dyn FnMut(&Topology, &[Trial]) -> Result<Vec<Option<u64>
 struct TimedPlan {
     plan: SizedPlan,
     algorithm: Algorithm,
+    /// Whether the programs of most ranks are alike.
+    shares_programs: bool,
     calculated: CalculatedTime,
     /// Simulated times in seconds, by length in bytes in ascending order.
     simulated: Vec<(u64, f64)>,
@@ -113,22 +127,42 @@ impl TimedPlan {
         self.calculated.seconds(bytes, self.plan.subchunk)
     }
 
-    /// Seconds by what was simulated; `None` if nothing was.
-    fn seconds(&self, bytes: u64) -> Option<f64> {
+    /// Seconds by what was simulated, grown as calculated; `None` if nothing was.
+    fn predicted(&self, bytes: u64) -> Option<f64> {
         let next = self.simulated.partition_point(|(length, _)| *length < bytes);
         let before = next.checked_sub(1).map(|at| self.simulated[at]);
         let (length, time) = match (before, self.simulated.get(next)) {
             (Some((length, time)), Some((longer, next))) => {
                 let part = (bytes - length) as f64 / (longer - length) as f64;
-                return Some(time + part * (next - time));
+                // Where times fall, they jump, at a length that is not known: vectors begin to move in waves.
+                let is_jump = next < &time && bytes < *longer;
+                return Some(if is_jump { time } else { time + part * (next - time) });
             }
             (before, next) => before.or(next.copied())?,
         };
         let calculated = [bytes, length].map(|bytes| self.calculated(bytes));
-        Some(match length >= STEADY {
+        Some(match bytes > length && length >= STEADY {
             true => time + (calculated[0] - calculated[1]).max(0.0),
             false => time * calculated[0] / calculated[1],
         })
+    }
+
+    /// Seconds that it probably takes at most, by what was simulated; `None` if nothing was.
+    fn seconds(&self, bytes: u64) -> Option<f64> {
+        let mut seconds = self.predicted(bytes)?;
+        let (mut longest, time) = *self.simulated.last()?;
+        // Where links differ, times may go on to grow as they did before instead.
+        if let [.., (shorter, least), _] = self.simulated[..]
+            && bytes > longest
+        {
+            let per_byte = (time - least) / (longest - shorter) as f64;
+            seconds = seconds.max(time + per_byte * (bytes - longest) as f64);
+        }
+        while longest < bytes {
+            longest = longest.saturating_mul(2);
+            seconds *= DOUBT;
+        }
+        Some(seconds)
     }
 
     /// About how long a simulation takes in nanoseconds of processor time.
@@ -147,7 +181,8 @@ impl TimedPlan {
                 subchunks += 2 * hops as u64 * (length.ceil() as u64).max(1);
             }
         }
-        messages * PROGRAM_NANOSECONDS + subchunks * SUBCHUNK_NANOSECONDS
+        let alone = messages * PROGRAM_NANOSECONDS + subchunks * SUBCHUNK_NANOSECONDS;
+        if self.shares_programs { alone / SHARED_PROGRAMS } else { alone }
     }
 }
 
@@ -172,7 +207,9 @@ impl Choice {
     ) -> Self {
         let calculator = Calculator::new(topology);
         let subchunk = config.subchunk.0;
+        let is_symmetric = topology.dimensions().is_ok();
         let timed = |algorithm, plan: SizedPlan| TimedPlan {
+            shares_programs: is_symmetric && matches!(algorithm, Algorithm::Ring | Algorithm::Hierarchical),
             calculated: calculator.time(&plan.plan),
             simulated: Vec::new(),
             tried: Vec::new(),
@@ -253,18 +290,33 @@ impl Choice {
         }
     }
 
-    /// The lengths at which one plan follows another, with both plans, as far as they were simulated at
-    /// others only.
+    /// The lengths at which one plan follows another, and those halfway from there to others at which one of
+    /// them was simulated, with both plans, as far as these were simulated at other lengths only.
     fn crossings(&self) -> Vec<(u64, usize)> {
         let choices = self.choices();
-        let pairs = choices.windows(2).flat_map(|pair| [(pair[1].1, pair[0].0), (pair[1].1, pair[1].0)]);
+        let around = choices.windows(2).flat_map(|pair| {
+            let [(longer, _), (shorter, longest)] = [pair[0], pair[1]];
+            let tried = || [longer, shorter].into_iter().flat_map(|at| self.timed[at].tried.iter().copied());
+            let below = tried().filter(|length| *length <= longest).max().unwrap_or(longest);
+            let above = tried().filter(|length| *length > longest).min().unwrap_or(longest);
+            let between = [u64::midpoint(below, longest), u64::midpoint(longest, above)];
+            let between = between.into_iter().filter(|length| *length != longest);
+            std::iter::once(longest)
+                .chain(between)
+                .map(|length| {
+                    let length = (length / 4 * 4).max(4);
+                    [(length + 4, longer), (length, shorter)]
+                })
+                .collect::<Vec<_>>()
+        });
         let is_open = |(bytes, at): &(u64, usize)| {
             let timed = &self.timed[*at];
+            let is_near = |length: &u64| length.abs_diff(*bytes) <= bytes / NEAR;
             !timed.simulated.is_empty()
-                && !timed.tried.contains(bytes)
+                && !timed.tried.iter().any(is_near)
                 && *bytes <= (timed.plan.longest as u64).min(LONGEST_CROSSING)
         };
-        pairs.filter(is_open).collect()
+        around.flatten().filter(is_open).collect()
     }
 
     /// Trials of these lengths and plans, the first ones first, that take no rank longer than `most`
@@ -288,7 +340,7 @@ impl Choice {
         let mut wanted: Vec<(f64, u64, usize)> = Vec::new();
         for bytes in lengths {
             let prediction = |timed: &TimedPlan| match *bytes <= timed.plan.longest as u64 {
-                true => timed.seconds(*bytes).unwrap_or_else(|| timed.calculated(*bytes)),
+                true => timed.predicted(*bytes).unwrap_or_else(|| timed.calculated(*bytes)),
                 false => f64::INFINITY,
             };
             let predicted: Vec<f64> = self.timed.iter().map(prediction).collect();
@@ -344,8 +396,11 @@ impl Choice {
                 let usual = (0..=main).find(|at| usable(*at, bytes)).filter(|at| is_close(*at));
                 let next = usual.unwrap_or(best);
                 let by = if is_simulated { FASTER_SIMULATED } else { 1.0 };
-                let is_faster =
-                    |bytes| !usable(current, bytes) || cost(next, bytes) < by * least(current, bytes);
+                let takes_less = |bytes, part: f64| {
+                    usable(next, bytes)
+                        && (!usable(current, bytes) || cost(next, bytes) < part * least(current, bytes))
+                };
+                let is_faster = |bytes| takes_less(bytes, by);
                 let most = choices[choices.len() - 1].1;
                 let mut length = bytes;
                 while length < most.min(LONGEST_CALCULATED) && is_faster(2 * length) {
@@ -355,7 +410,7 @@ impl Choice {
                     choices.pop();
                     most
                 } else {
-                    crossing(length, 2 * length, is_faster).min(most)
+                    crossing(length, 2 * length, is_faster, |bytes| takes_less(bytes, MUCH_FASTER)).min(most)
                 };
                 choices.push((next, longest));
             }
@@ -397,14 +452,14 @@ fn busiest(trials: &[Trial], world: usize) -> u64 {
     load.into_iter().max().unwrap_or(0)
 }
 
-/// About the longest length from `low` on, a power of two, for which `holds`, less than `high`, for which it
-/// need not.
-fn crossing(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> u64 {
-    // A number that is easy to read, at most 2 % less.
+/// The longest length from `low` on, a power of two, for which `holds`, less than `high`, for which it need
+/// not. It is rounded to a number that is easy to read, at most 2 % less, unless `matters` for that.
+fn crossing(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool, matters: impl Fn(u64) -> bool) -> u64 {
     let grain = (low / 64).max(1);
-    while high - low > grain {
+    while high - low > 1 {
         let middle = low + (high - low) / 2;
         if holds(middle) { low = middle } else { high = middle }
     }
-    low / grain * grain
+    let rounded = low / grain * grain;
+    if matters(rounded + 1) { low } else { rounded }
 }

@@ -8,7 +8,7 @@ use flexring_core::config::{Algorithm, Config};
 use flexring_plan::candidates::candidates;
 use flexring_plan::choice::Trial;
 use flexring_plan::lowering::Plan;
-use flexring_plan::sized_plans::selected;
+use flexring_plan::sized_plans::{SizedPlan, selected};
 use flexring_plan::topology::{Topology, TopologyBuilder, Uplink, VertexId};
 use flexring_simulator::cost_model::lower_bound::lower_bound;
 use flexring_simulator::simulator::{SimulationInput, SimulationParameters, simulate};
@@ -20,6 +20,9 @@ const LENGTHS: [u64; 3] = [64 << 10, 1 << 20, 64 << 20];
 
 /// Most ranks for which `auto` has time to simulate all plans that may be the fastest.
 const MOST_EXACT: usize = 24;
+
+/// Longest vector in bytes after which a change of the plan is looked at.
+const LONGEST_CHANGE: u64 = 64 << 20;
 
 /// A tree of up to `most` ranks with 2 to 5 levels of switches and nodes, whose links have 100 Mbit/s to 400
 /// Gbit/s. On half of the trees, the links of a level are alike.
@@ -77,7 +80,17 @@ struct TreeTimes {
     bound: f64,
 }
 
-fn times_on(seed: u64, most: usize) -> Vec<TreeTimes> {
+/// Two plans of vectors that differ by 4 bytes.
+struct PlanChange {
+    seed: u64,
+    ranks: usize,
+    bytes: u64,
+    plans: [String; 2],
+    /// The longer vector's time, as a multiple of the shorter one's.
+    growth: f64,
+}
+
+fn times_on(seed: u64, most: usize) -> (Vec<TreeTimes>, Vec<PlanChange>) {
     let (topology, config) = (tree(seed, most), Config::default());
     let mut simulate_all =
         |topology: &Topology, trials: &[Trial]| Ok(simulate_all(&config, topology, trials));
@@ -104,7 +117,22 @@ fn times_on(seed: u64, most: usize) -> Vec<TreeTimes> {
             bound: bound * bytes as f64,
         }
     };
-    LENGTHS.into_iter().map(of_length).collect()
+    let change = |plans: &[SizedPlan]| {
+        let bytes = plans[0].longest as u64 / 4 * 4;
+        let times = [(&plans[0], bytes), (&plans[1], bytes + 4)]
+            .map(|(sized, bytes)| simulated(&sized.plan, &topology, bytes));
+        let growth = times[1] / times[0];
+        PlanChange { seed, ranks: topology.world(), bytes, plans: [plans[0].name(), plans[1].name()], growth }
+    };
+    let changes = plans.windows(2).filter(|plans| plans[0].longest as u64 <= LONGEST_CHANGE).map(change);
+    (LENGTHS.into_iter().map(of_length).collect(), changes.collect())
+}
+
+impl PlanChange {
+    fn text(&self) -> String {
+        let Self { seed, ranks, bytes, plans: [shorter, longer], growth } = self;
+        format!("seed {seed}, {ranks} ranks, {bytes} bytes: {shorter}, then {longer}: {growth:.3}")
+    }
 }
 
 impl TreeTimes {
@@ -154,7 +182,7 @@ fn print_table(all: &[TreeTimes]) {
 }
 
 #[test]
-fn auto_takes_at_most_two_percent_longer_than_the_best_candidate() {
+fn auto_takes_at_most_two_percent_longer_than_the_best_candidate_and_has_no_cliffs() {
     let is_long = cases(1) > 1;
     // Those of the usual run have so few ranks that all take a second.
     let most = if is_long { 64 } else { 8 };
@@ -164,18 +192,25 @@ fn auto_takes_at_most_two_percent_longer_than_the_best_candidate() {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let of_thread = |thread: usize| {
         let mine = seeds.iter().skip(thread).step_by(threads);
-        mine.flat_map(|seed| times_on(*seed, most)).collect::<Vec<_>>()
+        mine.map(|seed| times_on(*seed, most)).collect::<Vec<_>>()
     };
-    let all: Vec<TreeTimes> = std::thread::scope(|scope| {
+    let all: Vec<(Vec<TreeTimes>, Vec<PlanChange>)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || of_thread(thread))).collect();
         threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
     });
+    let (times, changes): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    let all: Vec<TreeTimes> = times.into_iter().flatten().collect();
     print_table(&all);
+    let cliffs: Vec<PlanChange> =
+        changes.into_iter().flatten().filter(|change| change.growth > 1.15).collect();
+    println!("\nChanges of the plan at which vectors of 4 bytes more take more than 1.15 times as long:\n");
+    cliffs.iter().for_each(|change| println!("- {}", change.text()));
     let bad: Vec<String> = all
         .iter()
         .filter(|times| times.ranks <= MOST_EXACT)
         .filter(|times| times.loss() > 1.02 || times.auto.0 > 1.02 * times.ring)
         .map(TreeTimes::row)
+        .chain(cliffs.iter().filter(|change| change.ranks <= MOST_EXACT).map(PlanChange::text))
         .collect();
     assert!(bad.is_empty(), "{bad:#?}");
 }
