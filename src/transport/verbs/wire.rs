@@ -23,6 +23,8 @@ pub(super) use super::port_selection::MAX_RAILS;
 /// A [`Call`](crate::call::Call) as five little-endian words.
 pub(super) type CallEntry = [U64; 5];
 
+/// Bytes before the message in an eager call.
+pub(super) const EAGER_HEAD: usize = CALL_STRIDE;
 /// Bytes of an encoded call.
 pub(super) const CALL_BYTES: usize = size_of::<CallEntry>();
 /// Bytes of a [`ClearToSend`].
@@ -35,7 +37,13 @@ const CALL_STRIDE: usize = 64;
 const RECOVERY_STRIDE: usize = 128;
 
 /// Message numbers in immediate data are modulo this; windows are far smaller.
-pub(super) const MESSAGE_NUMBERS: u64 = 1 << 27;
+pub(super) const MESSAGE_NUMBERS: u64 = 1 << 22;
+
+/// The numbers of immediate data are below this.
+pub(super) const NUMBERS: u64 = 1 << 27;
+
+// The number of CTS entries in a write takes the 5 bits above the number of a message.
+const _: () = assert!(WINDOW <= 32 && MESSAGE_NUMBERS << 5 == NUMBERS);
 
 /// Generations of a queue pair are modulo this: how often it was connected again.
 pub(super) const GENERATIONS: u32 = 1 << 20;
@@ -45,12 +53,12 @@ pub(super) const GENERATIONS: u32 = 1 << 20;
 pub(super) enum ImmKind {
     /// The sender's call of this epoch is in the control buffer.
     Call,
-    /// As `Call`, followed by the call's first message.
-    EagerCall,
-    /// The message with this number is in the control buffer.
-    Eager(u64),
-    /// The write carries the CTS entries of the last messages below this number.
-    Cts(u64),
+    /// As `Call`, followed by the call's first message, which has so many bytes.
+    EagerCall(u32),
+    /// The message with this number, below 8, is in the control buffer, and has so many bytes.
+    Eager(u64, u32),
+    /// The write carries the CTS entries of the last messages below this number, so many.
+    Cts(u64, u64),
     /// The message with this number is where its CTS entry says.
     Data(u64),
     /// The sender's recovery state for this queue pair, whose connection of this number is broken, is in the
@@ -63,7 +71,9 @@ pub(super) enum ImmKind {
     Goodbye,
 }
 
-/// The immediate data of an RDMA write: 3 bits of kind, 2 bits of epoch, 27 bits of number.
+/// The immediate data of an RDMA write: 3 bits of kind, 2 bits of epoch, 27 bits of number. With them the
+/// length of a write is known, which not all drivers report (`byte_len`), except that of a message, for which
+/// the receiver has given it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ImmData {
     /// What the write is about.
@@ -73,9 +83,16 @@ pub(super) struct ImmData {
 }
 
 impl ImmKind {
-    /// Whether a write of this kind always has bytes.
-    pub(super) fn has_bytes(self) -> bool {
-        matches!(self, Self::Call | Self::EagerCall | Self::Cts(_) | Self::Recovery(..))
+    /// The bytes of the write; `None` if it has none, or those of a message at its destination.
+    pub(super) fn bytes(self) -> Option<u32> {
+        match self {
+            Self::Call => Some(CALL_BYTES as u32),
+            Self::EagerCall(len) => Some(EAGER_HEAD as u32 + len),
+            Self::Eager(_, len) => Some(len),
+            Self::Cts(_, count) => Some(count as u32 * CTS_BYTES as u32),
+            Self::Recovery(..) => Some(RECOVERY_BYTES as u32),
+            Self::Data(_) | Self::Hello(_) | Self::Goodbye => None,
+        }
     }
 }
 
@@ -84,26 +101,28 @@ impl ImmData {
     pub(super) fn pack(self) -> u32 {
         let (kind, number) = match self.kind {
             ImmKind::Call => (0, 0),
-            ImmKind::EagerCall => (1, 0),
-            ImmKind::Eager(number) => (2, number),
-            ImmKind::Cts(number) => (3, number),
-            ImmKind::Data(number) => (4, number),
+            ImmKind::EagerCall(len) => (1, u64::from(len)),
+            ImmKind::Eager(number, len) => (2, number % 8 | u64::from(len) << 3),
+            ImmKind::Cts(to, count) => {
+                (3, to % MESSAGE_NUMBERS | count.wrapping_sub(1) % 32 * MESSAGE_NUMBERS)
+            }
+            ImmKind::Data(number) => (4, number % MESSAGE_NUMBERS),
             ImmKind::Recovery(qp, generation) => (5, qp as u64 | u64::from(generation) << 7),
             ImmKind::Hello(tag) => (6, tag),
             ImmKind::Goodbye => (7, 0),
         };
-        kind << 29 | ((self.epoch % 4) as u32) << 27 | (number % MESSAGE_NUMBERS) as u32
+        kind << 29 | ((self.epoch % 4) as u32) << 27 | (number % NUMBERS) as u32
     }
 
     /// Decodes 32 bits. Every value is valid.
     pub(super) fn unpack(bits: u32) -> Self {
-        let number = u64::from(bits) % MESSAGE_NUMBERS;
+        let number = u64::from(bits) % NUMBERS;
         let kind = match bits >> 29 {
             0 => ImmKind::Call,
-            1 => ImmKind::EagerCall,
-            2 => ImmKind::Eager(number),
-            3 => ImmKind::Cts(number),
-            4 => ImmKind::Data(number),
+            1 => ImmKind::EagerCall(number as u32),
+            2 => ImmKind::Eager(number % 8, (number >> 3) as u32),
+            3 => ImmKind::Cts(number % MESSAGE_NUMBERS, number / MESSAGE_NUMBERS + 1),
+            4 => ImmKind::Data(number % MESSAGE_NUMBERS),
             5 => ImmKind::Recovery(number as usize & 0x7f, (number >> 7) as u32),
             6 => ImmKind::Hello(number),
             _ => ImmKind::Goodbye,
@@ -304,9 +323,10 @@ mod tests {
     fn immediate_data_survives_packing() {
         for kind in [
             ImmKind::Call,
-            ImmKind::EagerCall,
-            ImmKind::Eager(3),
-            ImmKind::Cts(MESSAGE_NUMBERS - 1),
+            ImmKind::EagerCall(64 << 10),
+            ImmKind::Eager(3, 64 << 10),
+            ImmKind::Cts(MESSAGE_NUMBERS - 1, WINDOW as u64),
+            ImmKind::Cts(0, 1),
             ImmKind::Data(77),
             ImmKind::Recovery(63, 0),
             ImmKind::Recovery(127, GENERATIONS - 1),

@@ -40,7 +40,7 @@ pub(super) use request::{LinkRequest, Payload};
 use super::control_buffer::ControlBuffer;
 use super::registry::RegisteredMemory;
 use super::wire::{
-    ClearToSend, ImmData, ImmKind, MAX_RAILS, MESSAGE_NUMBERS, RecoveryState, TRIAL_BYTES, WINDOW, parity,
+    ClearToSend, ImmData, ImmKind, MAX_RAILS, NUMBERS, RecoveryState, TRIAL_BYTES, WINDOW, parity,
 };
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
@@ -106,7 +106,7 @@ struct HelloTags {
 /// that is connected to the wrong process, and is no protection from a fabric that is not trusted.
 fn hello_tag(key: &SecretKey, from: Rank) -> u64 {
     let [a, b, c, d, ..] = key.mac("rdma link, hello", &[&(from as u64).to_le_bytes()]);
-    u64::from(u32::from_le_bytes([a, b, c, d])) % MESSAGE_NUMBERS
+    u64::from(u32::from_le_bytes([a, b, c, d])) % NUMBERS
 }
 
 impl Link {
@@ -345,15 +345,15 @@ impl Link {
             RequestKind::EagerCall { epoch, len } => {
                 let call = self.send_states[parity(epoch)].call.expect("an epoch has a call");
                 let range = self.control.write_eager_call(epoch, &call, len);
-                (Some(ImmKind::EagerCall), epoch, Payload::Control(range))
+                (Some(ImmKind::EagerCall(len as u32)), epoch, Payload::Control(range))
             }
             RequestKind::Eager { epoch, message, len } => {
                 let offset = self.control.layout.eager_bytes(epoch, message);
-                (Some(ImmKind::Eager(message)), epoch, Payload::Control((offset, len)))
+                (Some(ImmKind::Eager(message, len as u32)), epoch, Payload::Control((offset, len)))
             }
             RequestKind::Cts { epoch, from, to } => {
                 let range = self.control.cts_range(epoch, from..to);
-                (Some(ImmKind::Cts(to)), epoch, Payload::Control(range))
+                (Some(ImmKind::Cts(to, to - from)), epoch, Payload::Control(range))
             }
             RequestKind::Data { epoch, message } => {
                 let ClearToSend { address, keys, .. } = self.control.read_cts(epoch, message);

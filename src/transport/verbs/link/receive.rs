@@ -1,6 +1,6 @@
 //! The receiving half of a link: what an arrived write means.
 
-use super::super::wire::{CALL_BYTES, CTS_BYTES, ImmData, ImmKind, RECOVERY_BYTES, parity};
+use super::super::wire::{ImmData, ImmKind, parity};
 use super::Link;
 use crate::error::{Error, Result};
 
@@ -8,37 +8,44 @@ use crate::error::{Error, Result};
 const VIOLATION: &str = "wrote something that makes no sense: is it the same build of flexring?";
 
 impl Link {
-    /// A write of the peer arrived over a queue pair, with this immediate data and `len` bytes. Returns how
-    /// many bytes have arrived, with those of a message that was written before, apart from the immediate
-    /// data.
+    /// A write of the peer arrived over a queue pair, with this immediate data and `len` bytes, which is 0
+    /// where the driver leaves the length out. Returns how many bytes have arrived, with those of a message
+    /// that was written before, apart from the immediate data.
     ///
     /// # Errors
     /// `Disagreement` if the peer violates the protocol. The link is then unusable.
     pub(in super::super) fn received(&mut self, qp: usize, imm: u32, len: u32) -> Result<u64> {
         let ImmData { kind, epoch: low } = ImmData::unpack(imm);
-        let mut arrived = len;
+        let written = kind.bytes();
+        if len > 0 && written.is_some_and(|written| written != len) {
+            return Err(self.protocol_violation());
+        }
+        let mut arrived = written.unwrap_or(len);
         match kind {
             ImmKind::Hello(tag) if tag == self.tags.theirs => self.hellos |= 1 << qp,
             ImmKind::Hello(_) => {
                 return Err(self.disagree("does not belong to this job: its hello has another tag"));
             }
             ImmKind::Goodbye => self.polls_since_goodbye = self.polls_since_goodbye.or(Some(0)),
-            ImmKind::Recovery(broken, generation) if len as usize == RECOVERY_BYTES => {
+            ImmKind::Recovery(broken, generation) => {
                 self.received_recovery_state(broken, generation, None)?;
             }
-            ImmKind::Recovery(..) => return Err(self.protocol_violation()),
-            ImmKind::Call | ImmKind::EagerCall | ImmKind::Eager(_) | ImmKind::Cts(_) | ImmKind::Data(_) => {
+            ImmKind::Call
+            | ImmKind::EagerCall(_)
+            | ImmKind::Eager(..)
+            | ImmKind::Cts(..)
+            | ImmKind::Data(_) => {
                 // Nothing arrives twice, and this rank left the epoch before when all of it had arrived.
                 let ahead = low.wrapping_sub(self.epoch) % 4;
                 let epoch = self.epoch + ahead;
                 if ahead > 1 {
                     return Err(self.protocol_violation());
                 }
-                if let Some(bytes) = self.received_in_epoch(epoch, kind, len) {
+                if let Some(bytes) = self.received_in_epoch(epoch, kind, arrived) {
                     arrived = bytes;
                 } else {
                     // A CTS for a message that was sent without one may follow from another call of the peer.
-                    let may_follow = matches!(kind, ImmKind::Cts(_))
+                    let may_follow = matches!(kind, ImmKind::Cts(..))
                         && self.recv_states[parity(epoch)].unreported_call().is_some();
                     if !may_follow {
                         return Err(self.protocol_violation());
@@ -55,19 +62,10 @@ impl Link {
     fn received_in_epoch(&mut self, epoch: u64, kind: ImmKind, len: u32) -> Option<u32> {
         let state = &mut self.recv_states[parity(epoch)];
         let fits = match kind {
-            ImmKind::Call => len as usize == CALL_BYTES && state.receive_call(false),
-            ImmKind::EagerCall => {
-                let head = self.control.layout.eager_bytes(epoch, 0) - self.control.layout.eager(epoch, 0);
-                match (len as usize).checked_sub(head) {
-                    Some(len) => state.receive_call(true) && self.eager_received(epoch, 0, len as u32),
-                    None => false,
-                }
-            }
-            ImmKind::Eager(message) => self.eager_received(epoch, message, len),
-            ImmKind::Cts(to) => {
-                let (count, rest) = (len as usize / CTS_BYTES, len as usize % CTS_BYTES);
-                rest == 0 && state.add_credits(to, count as u64)
-            }
+            ImmKind::Call => state.receive_call(false),
+            ImmKind::EagerCall(len) => state.receive_call(true) && self.eager_received(epoch, 0, len),
+            ImmKind::Eager(message, len) => self.eager_received(epoch, message, len),
+            ImmKind::Cts(to, count) => state.add_credits(to, count),
             ImmKind::Data(message) => return self.received_data(epoch, message, len),
             ImmKind::Recovery(..) | ImmKind::Hello(_) | ImmKind::Goodbye => true,
         };

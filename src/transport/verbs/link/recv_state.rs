@@ -98,7 +98,7 @@ impl RecvState {
     pub(super) fn add_credits(&mut self, to: u64, count: u64) -> bool {
         let to = widen(to, self.cts_base);
         let Some(from) = (to - self.cts_base).checked_sub(count) else { return false };
-        if count == 0 || from + count > WINDOW as u64 {
+        if from + count > WINDOW as u64 {
             return false;
         }
         let bits = ((1 << count) - 1) << from;

@@ -19,19 +19,19 @@ fn writes_of_a_hostile_rank() {
     let seeds = [
         [&[2, 100, 0], call_at(layout.call(1)).as_slice(), &write(ImmKind::Call, 1, CALL_BYTES), &[4]]
             .concat(),
-        [&[2, 100, 0], call_at(layout.eager(1, 0)).as_slice(), &write(ImmKind::EagerCall, 1, 164), &[4]]
+        [&[2, 100, 0], call_at(layout.eager(1, 0)).as_slice(), &write(ImmKind::EagerCall(100), 1, 164), &[4]]
             .concat(),
         [
             &[1, 2, 20],
             words((layout.cts(1, 0) / 8) as u16, &[4096, 4097]).as_slice(),
-            &write(ImmKind::Cts(1), 1, CTS_BYTES),
+            &write(ImmKind::Cts(1, 1), 1, CTS_BYTES),
             &[4],
         ]
         .concat(),
         [
             &[2, 2, 20],
             write(ImmKind::Data(0), 1, LONG).as_slice(),
-            &write(ImmKind::Eager(1), 1, 8),
+            &write(ImmKind::Eager(1, 8), 1, 0),
             &[4, 5, 0],
         ]
         .concat(),

@@ -177,7 +177,7 @@ fn a_short_call_is_one_write() {
     ends.send(0, 5, 100);
     let destination = ends.post_recv(1, 100);
     let requests = ends.requests(0);
-    assert_eq!(kinds(&requests), [ImmKind::EagerCall]);
+    assert_eq!(kinds(&requests), [ImmKind::EagerCall(100)]);
     ends.deliver(0, &requests[0]);
     let events = ends.events(1);
     assert!(
@@ -197,10 +197,10 @@ fn a_long_message_waits_for_its_cts() {
     assert_eq!(kinds(&calls), [ImmKind::Call], "the second message waits for the first");
     let destinations = [ends.post_recv(1, LONG), ends.post_recv(1, 10)];
     let cts = ends.requests(1);
-    assert_eq!(kinds(&cts), [ImmKind::Call, ImmKind::Cts(2)]);
+    assert_eq!(kinds(&cts), [ImmKind::Call, ImmKind::Cts(2, 2)]);
     cts.iter().for_each(|request| ends.deliver(1, request));
     let messages = ends.requests(0);
-    assert_eq!(kinds(&messages), [ImmKind::Data(0), ImmKind::Eager(1)]);
+    assert_eq!(kinds(&messages), [ImmKind::Data(0), ImmKind::Eager(1, 10)]);
     calls.iter().chain(&messages).for_each(|request| ends.deliver(0, request));
     assert_eq!(ends.recvs_completed(1), 2);
     assert_eq!(destinations.map(|at| ends.memory[at][0]), [5, 6]);
@@ -292,7 +292,7 @@ fn a_later_cts_does_not_replace_a_lost_one() {
     ends.transfer(0);
     let first = ends.post_recv(1, LONG);
     let requests = ends.requests(1);
-    assert_eq!(kinds(&requests), [ImmKind::Call, ImmKind::Cts(1)]);
+    assert_eq!(kinds(&requests), [ImmKind::Call, ImmKind::Cts(1, 1)]);
     ends.break_end(1, 0);
     // The CTS of this one goes over the queue pair that is alive, at once.
     let second = ends.post_recv(1, LONG);
@@ -315,7 +315,7 @@ fn a_recovery_state_lost_on_a_broken_queue_pair_is_sent_again() {
     // Each end has broken one of the first two queue pairs, and reports it over the other, with its call.
     ends.break_end(0, 0);
     ends.break_end(1, 1);
-    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0, 0), ImmKind::EagerCall]);
+    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0, 0), ImmKind::EagerCall(10)]);
     assert_eq!(kinds(&ends.requests(1)), [ImmKind::Recovery(1, 0), ImmKind::Call]);
     ends.break_end(0, 1);
     ends.break_end(1, 0);
@@ -351,14 +351,14 @@ fn the_goodbye_is_sent_after_lost_writes_are_repeated() {
     ends.begin(1);
     (0..2).for_each(|me| ends.transfer(me));
     ends.send(0, 1, 10);
-    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0)]);
+    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0, 10)]);
     ends.break_end(0, 0);
     ends.links[0].goodbye();
     assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0, 0)]);
     assert!(!ends.links[0].is_drained());
     ends.break_end(1, 0);
     ends.transfer(1);
-    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0), ImmKind::Goodbye]);
+    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0, 10), ImmKind::Goodbye]);
 }
 
 #[test]
@@ -367,7 +367,7 @@ fn a_lost_goodbye_is_repeated_after_all_other_lost_writes() {
     ends.begin(1);
     (0..2).for_each(|me| ends.transfer(me));
     ends.send(0, 1, 10);
-    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0)]);
+    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Eager(0, 10)]);
     ends.links[0].goodbye();
     let due_goodbye = ends.requests(0);
     assert_eq!(kinds(&due_goodbye), [ImmKind::Goodbye]);
@@ -377,7 +377,7 @@ fn a_lost_goodbye_is_repeated_after_all_other_lost_writes() {
         ends.break_end(me, 0);
     }
     ends.transfer(1);
-    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0, 0), ImmKind::Eager(0), ImmKind::Goodbye]);
+    assert_eq!(kinds(&ends.requests(0)), [ImmKind::Recovery(0, 0), ImmKind::Eager(0, 10), ImmKind::Goodbye]);
 }
 
 #[test]

@@ -26,15 +26,16 @@ fn invalid_writes_are_a_disagreement() {
         (ImmKind::Call, 1, CALL - 1),
         (ImmKind::Call, 3, CALL),
         (ImmKind::Call, 0, CALL),
-        (ImmKind::EagerCall, 1, HEAD - 1),
-        (ImmKind::EagerCall, 1, HEAD + LONG as u32),
-        (ImmKind::Eager(0), 1, LONG as u32),
-        (ImmKind::Eager(EAGER_MESSAGES), 1, 10),
-        (ImmKind::Cts(1), 1, 0),
-        (ImmKind::Cts(1), 1, CTS - 1),
-        (ImmKind::Cts(1), 1, 2 * CTS),
-        (ImmKind::Cts(33), 1, CTS),
-        (ImmKind::Cts(40), 2, 33 * CTS),
+        (ImmKind::EagerCall(10), 1, HEAD + 9),
+        (ImmKind::EagerCall(LONG as u32), 1, HEAD + LONG as u32),
+        (ImmKind::Eager(0, LONG as u32), 1, LONG as u32),
+        (ImmKind::Eager(0, 10), 1, 11),
+        (ImmKind::Eager(EAGER_MESSAGES, 10), 1, 10),
+        (ImmKind::Cts(0, 1), 1, 0),
+        (ImmKind::Cts(1, 1), 1, CTS - 1),
+        (ImmKind::Cts(1, 2), 1, 2 * CTS),
+        (ImmKind::Cts(33, 1), 1, CTS),
+        (ImmKind::Cts(40, 32), 2, 32 * CTS),
         (ImmKind::Data(0), 2, LONG as u32),
         (ImmKind::Data(1), 1, 10),
         (ImmKind::Data(2), 1, 10),
@@ -71,8 +72,8 @@ fn the_hello_of_a_rank_with_another_key_is_a_disagreement() {
 fn a_write_that_arrives_twice_is_a_disagreement() {
     for (kind, len) in [
         (ImmKind::Call, CALL),
-        (ImmKind::Eager(1), 10),
-        (ImmKind::Cts(1), CTS),
+        (ImmKind::Eager(1, 10), 10),
+        (ImmKind::Cts(1, 1), CTS),
         (ImmKind::Data(0), LONG as u32),
     ] {
         let mut ends = receiver();
@@ -157,8 +158,11 @@ fn random_writes_never_panic() {
                 (random() as u32 & 0xf800_0000) | (random() as u32 % 6),
                 1 << 27 | (random() as u32 & 0xe000_0000) | (random() as u32 % 6),
             ];
-            let lens = [random() as u32, random() as u32 % 8192, RECOVERY, CTS, CALL, HEAD, LONG as u32];
-            let (imm, len) = (imms[random() as usize % 3], lens[random() as usize % 7]);
+            let imm = imms[random() as usize % 3];
+            // As a driver reports it, or leaves it out, or any.
+            let written = ImmData::unpack(imm).kind.bytes().unwrap_or(LONG as u32);
+            let lens = [random() as u32, random() as u32 % 8192, written, written, 0];
+            let len = lens[random() as usize % 5];
             let received = ends.links[0].received(random() as usize % 2, imm, len);
             if random().is_multiple_of(8) {
                 ends.break_other_ends(0);
