@@ -8,13 +8,14 @@
 //! which a rank has g partners instead of all nodes. On uniform nodes these are the hierarchies of Ueno and
 //! Yokota (CCGrid 2019), which extend one layer to two; on others they are as uneven as the tree.
 
+use super::Rank;
 use super::lowering::Plan;
 use super::planner::{flexreduce, hierarchical, local_master, rabenseifner, ring, tree, weighted};
 use super::schedule::Schedule;
-use super::selection::uneven_links;
 use super::thresholds::DIRECT_BETWEEN_NODES;
-use super::topology::{Topology, VertexKind};
+use super::topology::{Topology, VertexId, VertexKind};
 use flexring_core::config::{Algorithm, Lowering};
+use std::collections::HashSet;
 
 /// Most levels of switches that are left out in all combinations.
 const MOST_LEVELS: usize = 4;
@@ -50,16 +51,17 @@ pub fn with_variant(name: &str, variant: &str) -> String {
 /// The candidates for a topology, without repetitions. The planners on the tree as it is come first.
 #[must_use]
 pub fn candidates(topology: &Topology) -> Vec<CandidatePlan> {
-    let mut found: Vec<CandidatePlan> = Vec::new();
+    let (mut found, mut known) = (Vec::new(), HashSet::new());
     let mut add = |algorithm, variant: &str, schedule: Schedule| {
-        let plan = Plan::on(schedule, topology, Lowering::Auto);
-        if found.iter().all(|other| other.plan.digest() != plan.digest()) {
+        // Trees may differ in levels that divide nothing.
+        if known.insert(schedule.digest_of_groups()) {
+            let plan = Plan::on(schedule, topology, Lowering::Auto);
             found.push(CandidatePlan { algorithm, variant: variant.to_owned(), plan });
         }
     };
     // Where ranks divide the NICs of their nodes, some may have more of them than others.
     let divides_nics = topology.node_vertices().into_iter().any(|node| topology.uplink_parts(node) > 1);
-    let is_uneven = uneven_links(topology).is_some() || divides_nics;
+    let is_uneven = !has_equal_ways(topology) || divides_nics;
     for (variant, tree) in trees(topology) {
         // On symmetric trees FlexReduce is the hierarchical ring, whose groups are simpler. A tree that is so
         // irregular that its fractions cannot be expressed has no plan.
@@ -120,6 +122,17 @@ fn trees(topology: &Topology) -> Vec<(String, Topology)> {
     // The topology as it is comes first.
     trees.sort_by_key(|(variant, _)| (variant.contains("groups"), variant.len()));
     trees
+}
+
+/// Whether the ways from all ranks to the root are alike: as many children and as much bandwidth.
+fn has_equal_ways(topology: &Topology) -> bool {
+    let vertices = topology.vertices();
+    let way = |rank: Rank| {
+        let up = |vertex: &VertexId| vertices[*vertex].parent;
+        let vertices = std::iter::successors(Some(topology.leaf(rank)), up).map(|vertex| &vertices[vertex]);
+        vertices.map(|vertex| (vertex.children.len(), vertex.uplink.bandwidth))
+    };
+    (1..topology.world()).all(|rank| way(rank).eq(way(0)))
 }
 
 /// The depths at which there are switches below the root.

@@ -333,35 +333,48 @@ impl Schedule {
     pub fn digest(&self) -> u64 {
         let mut hash = XxHash3_64::new();
         hash.write(&(self.world as u64).to_le_bytes());
-        // A set that several groups share is hashed once for each block.
         for (number, level) in self.levels.iter().enumerate() {
             for (set, block) in level.blocks() {
                 hash.write(&(number as u64).to_le_bytes());
-                hash.write(&[matches!(set.members, Membership::Holders(_)).into()]);
-                match &set.members {
-                    Membership::All(ranks) => {
-                        ranks.iter().for_each(|rank| hash.write(&(*rank as u64).to_le_bytes()));
-                    }
-                    Membership::Holders(lists) => {
-                        for (place, held) in lists
-                            .iter()
-                            .enumerate()
-                            .flat_map(|(place, list)| list.iter().map(move |held| (place, held)))
-                        {
-                            hash.write(&(place as u64).to_le_bytes());
-                            hash.write(&(held.rank as u64).to_le_bytes());
-                            hash_span(&mut hash, held.span);
-                        }
-                    }
-                }
-                for group in &level.groups[block] {
-                    hash_span(&mut hash, group.span);
-                    hash.write(&(group.root as u64).to_le_bytes());
-                    hash.write(&(group.first as u64).to_le_bytes());
-                }
+                hash_block(&mut hash, set, &level.groups[block]);
             }
         }
         hash.finish()
+    }
+
+    /// A hash of the groups, equal for schedules with the same groups in other levels or in another order.
+    #[must_use]
+    pub(crate) fn digest_of_groups(&self) -> u64 {
+        let blocks = self.levels.iter().flat_map(|level| {
+            level.blocks().map(|(set, block)| {
+                let mut hash = XxHash3_64::new();
+                hash_block(&mut hash, set, &level.groups[block]);
+                hash.finish()
+            })
+        });
+        blocks.fold(self.world as u64, u64::wrapping_add)
+    }
+}
+
+/// Groups that share a set, which is hashed once.
+fn hash_block(hash: &mut XxHash3_64, set: &ParticipantSet, groups: &[Group]) {
+    hash.write(&[matches!(set.members, Membership::Holders(_)).into()]);
+    match &set.members {
+        Membership::All(ranks) => ranks.iter().for_each(|rank| hash.write(&(*rank as u64).to_le_bytes())),
+        Membership::Holders(lists) => {
+            for (place, held) in
+                lists.iter().enumerate().flat_map(|(place, list)| list.iter().map(move |held| (place, held)))
+            {
+                hash.write(&(place as u64).to_le_bytes());
+                hash.write(&(held.rank as u64).to_le_bytes());
+                hash_span(hash, held.span);
+            }
+        }
+    }
+    for group in groups {
+        hash_span(hash, group.span);
+        hash.write(&(group.root as u64).to_le_bytes());
+        hash.write(&(group.first as u64).to_le_bytes());
     }
 }
 

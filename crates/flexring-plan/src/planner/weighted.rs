@@ -19,7 +19,9 @@
 //! <= t w(v). A branch with cost C can distribute everything to its children if the sum of (c(v) - 1) / (d -
 //! 2 + C) over them is at least 1. Here c(v) is the capacity of the child: the minimum of t w(v) and of the
 //! limit from its own children, 2 - d + sum (c - 1). The smallest t is found by bisection, each step with one
-//! walk up the tree. The shares are then as even as the capacities allow.
+//! walk up the tree. Each branch then divides its share so that the links to those of its children that own
+//! some of it take as little of t as possible: where several links are busy all the time, they wait for each
+//! other.
 //!
 //! Ranks that divide the NICs of their node ([`Nics`](crate::topology::Nics)) own so much that each NIC takes
 //! equally long: with four NICs for six ranks, two pairs of ranks own an eighth each, and two ranks a quarter
@@ -45,6 +47,9 @@ pub fn plan(topology: &Topology) -> Result<Schedule> {
 /// this much.
 const CLOSE: f64 = 1e-9;
 
+/// Relative precision of the time within which the children of a branch can own all.
+const PRECISION: f64 = 1e-6;
+
 /// By vertex, its share of what its parent's ranks hold together.
 fn shares(topology: &Topology) -> Vec<Fraction> {
     let vertices = topology.vertices();
@@ -58,12 +63,12 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
         let middle = f64::midpoint(low, high);
         if capacities(topology, middle).is_some() { high = middle } else { low = middle }
     }
-    let Some(capacity) = capacities(topology, high).filter(|_| high < evenly * (1.0 - CLOSE)) else {
+    if high >= evenly * (1.0 - CLOSE) || capacities(topology, high).is_none() {
         return exact_even;
-    };
+    }
     // Exact spans have the product of the denominators of all levels, and numbers of more than 64 bits take
     // long.
-    let parts = 1 << (60 / topology.levels().len()).clamp(10, 16);
+    let parts = 1 << (60 / (1 + divisions(topology))).clamp(10, 16);
     let mut shares = exact_even;
     let mut cost = vec![0.0; vertices.len()];
     for (branch, vertex) in vertices.iter().enumerate().filter(|(_, vertex)| !vertex.children.is_empty()) {
@@ -73,22 +78,44 @@ fn shares(topology: &Topology) -> Vec<Fraction> {
             continue;
         }
         let per_share = children.len() as f64 - 2.0 + cost[branch];
-        let bounds: Vec<f64> =
-            children.iter().map(|child| ((capacity[*child] - 1.0) / per_share).clamp(0.0, 1.0)).collect();
-        // With two children at the root, every share costs the same.
-        let mut bounds = if per_share > 0.0 { bounds } else { vec![1.0; children.len()] };
-        // What the ranks of a node send to others passes the NICs that each of them uses.
-        if let Some(nics) = NodeNics::of(topology, branch) {
-            for (place, bound) in bounds.iter_mut().enumerate() {
-                *bound = bound.min(high * nics.bytes_per_second(place) / cost[branch].max(CLOSE));
-            }
+        let nics = NodeNics::of(topology, branch);
+        // What each child can own in a time.
+        let bounds_within = |time: f64| {
+            let bound = |(place, child): (usize, &VertexId)| {
+                // With two children at the root, every share costs the same.
+                let most = match per_share > 0.0 {
+                    true => ((capacity(topology, *child, time) - 1.0) / per_share).clamp(0.0, 1.0),
+                    false => 1.0,
+                };
+                // What the ranks of a node send to others passes the NICs that each of them uses.
+                let by_nic =
+                    |nics: &NodeNics<'_>| time * nics.bytes_per_second(place) / cost[branch].max(CLOSE);
+                nics.as_ref().map_or(most, |nics| most.min(by_nic(nics)))
+            };
+            children.iter().enumerate().map(bound).collect::<Vec<f64>>()
+        };
+        let (mut low, mut most) = (0.0, high);
+        while most - low > PRECISION * most {
+            let middle = f64::midpoint(low, most);
+            if bounds_within(middle).iter().sum::<f64>() >= 1.0 { most = middle } else { low = middle }
         }
-        for (child, share) in children.iter().zip(fractions(&even_within(&bounds), parts)) {
+        for (child, share) in children.iter().zip(fractions(&even_within(&bounds_within(most)), parts)) {
             shares[*child] = share;
             cost[*child] = 1.0 + share.to_f64() * per_share;
         }
     }
     shares
+}
+
+/// The most branches with several children on the way to a rank.
+fn divisions(topology: &Topology) -> usize {
+    let vertices = topology.vertices();
+    let mut above = vec![0; vertices.len()];
+    for (id, vertex) in vertices.iter().enumerate().skip(1) {
+        let parent = vertex.parent.unwrap_or(0);
+        above[id] = above[parent] + usize::from(vertices[parent].children.len() > 1);
+    }
+    above.into_iter().max().unwrap_or(0)
 }
 
 /// The NICs of a node whose ranks divide them.
@@ -156,6 +183,21 @@ fn capacities(topology: &Topology, time: f64) -> Option<Vec<f64>> {
         capacity[id] = link.min(below);
     }
     (capacity[0] >= 0.0).then_some(capacity)
+}
+
+/// The capacity of the link of `vertex` in this time, limited by the links below it, of which those that take
+/// longer own nothing.
+fn capacity(topology: &Topology, vertex: VertexId, time: f64) -> f64 {
+    let vertices = topology.vertices();
+    let below = match vertices[vertex].children[..] {
+        [] => f64::INFINITY,
+        [only] => capacity(topology, only, time),
+        ref children => {
+            let more = |child: &VertexId| (capacity(topology, *child, time) - 1.0).max(0.0);
+            2.0 - children.len() as f64 + children.iter().map(more).sum::<f64>()
+        }
+    };
+    below.min(time * vertices[vertex].uplink.bytes_per_second())
 }
 
 /// Shares that add up to 1 and do not exceed their bounds. All shares below their bounds are equal.
@@ -232,6 +274,11 @@ mod tests {
         let topology = nodes(&[5, 5, 5, 5]);
         let (ours, theirs) = (plan(&topology), super::super::flexreduce::plan(&topology));
         assert_eq!(ours.expect("a plan").digest(), theirs.expect("a plan").digest());
+    }
+
+    #[test]
+    fn nodes_whose_links_have_time_to_spare_own_all() {
+        assert_eq!(shares_of(&[100, 180, 10_000, 10_000]), ["0", "0", "1/2", "1/2"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use flexring_plan::selection::{AlgorithmSelection, select_algorithm};
 use flexring_plan::sized_plans::{SizedPlan, selected};
 use flexring_plan::topology::Topology;
 use flexring_plan::topology_file::parse_short;
+use flexring_simulator::cost_model::lower_bound::lower_bound;
 use flexring_simulator::simulator::{SimulationInput, SimulationParameters, simulate};
 use flexring_simulator::trials::simulate_all;
 
@@ -100,6 +101,18 @@ fn long_vectors_take_no_level_of_switches_and_no_nic_more_than_they_need() {
         let shape = Plan::on(shape, &topology, Lowering::Auto);
         let [ours, theirs] = [plan_of(&plans, bytes), &shape].map(|plan| simulated(plan, &topology, bytes));
         assert!(ours < part * theirs, "{cluster}: {ours} us, {theirs} by the shape");
+    }
+}
+
+#[test]
+fn slow_links_carry_the_vector_once_where_other_ranks_can_own_it() {
+    for cluster in ["1@250G+(1@35G)@1G+(1@35G)@1G+(1@35G)@1G", "1@102M+(1@177M)@1G+1@12G+1@12G"] {
+        let topology = short(cluster);
+        let (plans, _) = chosen(&Config::default(), &topology);
+        let bytes = 32 << 20;
+        let time = simulated(plan_of(&plans, bytes), &topology, bytes);
+        let bound = lower_bound(&topology).expect("several ranks").seconds_per_byte * bytes as f64 * 1e6;
+        assert!(time < 1.05 * bound, "{cluster}: {time} us, at least {bound}");
     }
 }
 
