@@ -10,7 +10,6 @@
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo, LinkMessage};
 use super::ece_agreement::{self, QpEce};
-use super::link::Link;
 use super::link_batch::{LinkBatch, LinkResources, RailDevice, UnconnectedLink};
 use super::link_directory::LinkDirectory;
 use super::objects::{EceOptions, Endpoint, Library, PathAttributes, PortAttributes};
@@ -192,9 +191,7 @@ impl UnconnectedVerbs {
             let PreparedLink { index, link, info, link_info, mut paths, .. } = prepared;
             ece_agreement::set(&mut paths, ece);
             let peer = link.peer;
-            let state = Link::new(peer, link.control, &link.rails)
-                .with_rates(&directory.rates(peer, &link.rails))
-                .with_key(directory.me, &(directory.key)(peer));
+            let state = directory.link(peer, link.control, &link.rails);
             let peer = Peer::new(index, state, link.control, &link.controls, &counters);
             let mut peer = peer.with_reconnects(options.reconnect);
             match peer.connect(link.qps, &paths, (info, &link_info), &[]) {

@@ -3,6 +3,8 @@
 //! Owns which rails are connected, and the paths between them.
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo, OutOfBand};
+use super::control_buffer::ControlBuffer;
+use super::link::Link;
 use super::objects::{Endpoint, PathAttributes, PortAttributes};
 use super::options::VerbsOptions;
 use super::port_selection::{Rail, pair_rails};
@@ -34,10 +36,12 @@ impl LinkDirectory {
         if self.me == low { pairs } else { pairs.into_iter().map(|(low, high)| (high, low)).collect() }
     }
 
-    /// The rate of each pair of rails of a link, in Mbit/s; 0 if it is unknown.
-    pub(super) fn rates(&self, peer: Rank, rails: &[(usize, usize)]) -> Vec<u64> {
+    /// This rank's end of a link to a peer, which has a queue pair for each of these pairs of rails.
+    pub(super) fn link(&self, peer: Rank, control: ControlBuffer, rails: &[(usize, usize)]) -> Link {
         let rate = |rank: Rank, rail: usize| self.rails[rank].get(rail).map_or(0, |rail| rail.rate_mbps);
-        rails.iter().map(|(mine, theirs)| rate(self.me, *mine).min(rate(peer, *theirs))).collect()
+        let rates: Vec<u64> =
+            rails.iter().map(|(mine, theirs)| rate(self.me, *mine).min(rate(peer, *theirs))).collect();
+        Link::new(peer, control, rails).with_rates(&rates).with_key(self.me, &(self.key)(peer))
     }
 
     /// The most rails that a rank uses, without reserves. Equal on all ranks.

@@ -284,25 +284,22 @@ impl MemoryRegistry {
     }
 
     /// The registered memory that a piece is sent from. If the user registered none, the registration ends
-    /// when the result is dropped.
-    ///
-    /// # Errors
-    /// None at present: unregistered memory is registered when its key is first needed.
-    pub(super) fn for_sending(&self, piece: Piece) -> Result<Arc<RegisteredMemory>> {
+    /// when the result is dropped. It is registered when its key is first needed.
+    pub(super) fn for_sending(&self, piece: Piece) -> Arc<RegisteredMemory> {
         if let Some(region) = self.find(piece) {
-            return Ok(region);
+            return region;
         }
         let mut transient = self.transient.lock().unwrap_or_else(PoisonError::into_inner);
         let range = (piece.as_ptr() as usize, piece.len());
         if let Some(region) = transient.get(&range).and_then(Weak::upgrade) {
-            return Ok(region);
+            return region;
         }
         if transient.len() >= TRANSIENT_LIMIT {
             transient.retain(|_, region| region.strong_count() > 0);
         }
         let region = Arc::new(RegisteredMemory::new(&self.pds, piece, AccessFlags::SEND));
         transient.insert(range, Arc::downgrade(&region));
-        Ok(region)
+        region
     }
 
     /// The registered memory in which a peer may write a piece. If the user registered none, the registration
@@ -540,15 +537,11 @@ mod tests {
         let registry = registry(&Shim::none(), Registration::Subchunk).expect("inert");
         let mut bytes = vec![0; 100];
         let all = piece(&mut bytes);
-        let first = registry.for_sending(all).expect("inert");
-        let second = registry.for_sending(all).expect("inert");
+        let first = registry.for_sending(all);
+        let second = registry.for_sending(all);
         assert!(Arc::ptr_eq(&first, &second), "one registration for both peers");
         drop((first, second));
-        assert_eq!(
-            Arc::strong_count(&registry.for_sending(all).expect("inert")),
-            1,
-            "nothing keeps the registration"
-        );
+        assert_eq!(Arc::strong_count(&registry.for_sending(all)), 1, "nothing keeps the registration");
         assert!(registry.find(all).is_none());
     }
 

@@ -102,9 +102,9 @@ impl ImmData {
         let (kind, number) = match self.kind {
             ImmKind::Call => (0, 0),
             ImmKind::EagerCall(len) => (1, u64::from(len)),
-            ImmKind::Eager(number, len) => (2, number % 8 | u64::from(len) << 3),
+            ImmKind::Eager(number, len) => (2, (number % 8) | (u64::from(len) << 3)),
             ImmKind::Cts(to, count) => {
-                (3, to % MESSAGE_NUMBERS | count.wrapping_sub(1) % 32 * MESSAGE_NUMBERS)
+                (3, (to % MESSAGE_NUMBERS) | (count.wrapping_sub(1) % 32 * MESSAGE_NUMBERS))
             }
             ImmKind::Data(number) => (4, number % MESSAGE_NUMBERS),
             ImmKind::Recovery(qp, generation) => (5, qp as u64 | u64::from(generation) << 7),

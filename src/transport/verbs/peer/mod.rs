@@ -202,6 +202,11 @@ impl Peer {
         self.post_now(&trial)
     }
 
+    /// Where a queue pair is, for messages.
+    fn ends(&self, qp: usize) -> String {
+        self.qps[qp].connected.as_ref().map(QueuePair::ends).unwrap_or_default()
+    }
+
     /// What a queue pair whose trial is lost says.
     fn trial_loss(&self, qp: usize) -> String {
         let path = &self.qps[qp].reconnection.path;
@@ -228,8 +233,7 @@ impl Peer {
     pub(super) fn break_late_trials(&mut self) {
         for qp in 0..self.qps.len() {
             if self.link.qps[qp].is_alive() && self.link.awaits_trial(qp) {
-                let ends = self.qps[qp].connected.as_ref().map(QueuePair::ends).unwrap_or_default();
-                let error = Error::peer_lost(format!("{}; {ends}", self.trial_loss(qp)));
+                let error = Error::peer_lost(format!("{}; {}", self.trial_loss(qp), self.ends(qp)));
                 self.note_lost_trial(qp, &error);
                 self.break_qp(qp, &error);
             }
@@ -298,10 +302,9 @@ impl Peer {
             }
             Err(status) => {
                 let request = if receive { "receive" } else { "write" };
-                let ends = self.qps[qp].connected.as_ref().map(QueuePair::ends).unwrap_or_default();
                 let is_trial = !receive && status.is_unanswered() && self.link.awaits_trial(qp);
                 let trial = if is_trial { format!("{}; ", self.trial_loss(qp)) } else { String::new() };
-                let message = format!("{trial}a {request} ended with: {status}; {ends}");
+                let message = format!("{trial}a {request} ended with: {status}; {}", self.ends(qp));
                 let error = Error::peer_lost(message);
                 if is_trial {
                     self.note_lost_trial(qp, &error);

@@ -33,15 +33,8 @@ impl PeerQp {
     pub(super) fn new(connected: QueuePair<Connected>, path: PathAttributes) -> Self {
         // Those that take its place use the same options.
         let path = PathAttributes { ece: connected.ece(), ..path };
-        let reconnection = Reconnection::new(connected.spec(), path);
-        Self {
-            connected: Some(connected),
-            unflushed_since: None,
-            destruction: None,
-            destroyed: false,
-            lost_trial: None,
-            reconnection,
-        }
+        let spec = connected.spec();
+        Self { connected: Some(connected), destroyed: false, ..Self::lost(spec, path) }
     }
 
     /// Destroys a queue pair that was never connected, because its device has failed.
@@ -54,7 +47,7 @@ impl PeerQp {
 
     /// What is left of a queue pair that was never connected.
     pub(super) fn lost(spec: QueuePairSpec, path: PathAttributes) -> Self {
-        let reconnection = Reconnection::new(spec, path);
+        let reconnection = Reconnection { spec, path, attempts: 0, due: None, fresh: None, offered: None };
         Self {
             connected: None,
             unflushed_since: None,
@@ -100,10 +93,6 @@ pub(super) struct Reconnection {
 }
 
 impl Reconnection {
-    pub(super) fn new(spec: QueuePairSpec, path: PathAttributes) -> Self {
-        Self { spec, path, attempts: 0, due: None, fresh: None, offered: None }
-    }
-
     /// Whether an attempt is due, of which the first is due some time after this is called first.
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.attempts.min(16)).min(LONGEST_PAUSE);

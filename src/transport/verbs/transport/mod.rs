@@ -499,7 +499,7 @@ impl Transport for Verbs {
             return Err(self.full(peer, "messages to"));
         }
         let eager = self.peers[index].link.sends_eagerly(piece.len());
-        let region = if eager { None } else { Some(self.registry.for_sending(piece)?) };
+        let region = (!eager).then(|| self.registry.for_sending(piece));
         self.peers[index].link.send(piece, region)?;
         self.schedule(index);
         Ok(())

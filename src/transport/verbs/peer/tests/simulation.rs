@@ -381,7 +381,7 @@ impl Simulation {
                     rank.memory.push(content(scenario.seed, me, sequence, current.posted, len));
                     let source = piece(rank.memory.last_mut().expect("just pushed"));
                     let eager = rank.peer.link.sends_eagerly(len);
-                    let region = (!eager).then(|| rank.registry.for_sending(source).expect("inert"));
+                    let region = (!eager).then(|| rank.registry.for_sending(source));
                     rank.held_memory.extend(region.as_ref().map(Arc::downgrade));
                     outcome = outcome.and(rank.peer.link.send(source, region));
                     current.sources.push_back(source);

@@ -19,7 +19,6 @@ use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::transport::verbs::connect_info::{ConnectInfo, LinkConnectInfo, LinkMessage, RailMessage};
 use crate::transport::verbs::ece_agreement;
-use crate::transport::verbs::link::Link;
 use crate::transport::verbs::link_batch::{LinkBatch, LinkResources, RailDevice, watch};
 use crate::transport::verbs::link_directory::LinkDirectory;
 use crate::transport::verbs::objects::{EceOptions, Fresh, PortAttributes, QueuePair};
@@ -139,17 +138,14 @@ impl OnDemand {
         let suspects = links.suspects(&link.rails);
         self.send(peer, &LinkMessage::OnDemand(info, link.link_info(), suspects))?;
         let index = links.peers.len();
-        let me = self.directory.me;
-        let mut state = Link::new(peer, link.control, &link.rails)
-            .with_rates(&self.directory.rates(peer, &link.rails))
-            .with_key(me, &(self.directory.key)(peer));
+        let mut state = self.directory.link(peer, link.control, &link.rails);
         state.begin(links.sequence);
         state.suspect(suspects);
         let peer_state = Peer::new(index, state, link.control, &link.controls, links.counters);
         links.peers.push(peer_state.with_reconnects(links.options.reconnect));
         self.pending.push(PendingLink { index, rails: link.rails, fresh: Some(link.qps), offered: None });
         links.index_of_rank[peer] = Some(index);
-        log::debug!("verbs: rank {me} connects to rank {peer}, which its plans do not use");
+        log::debug!("verbs: rank {} connects to rank {peer}, which its plans do not use", self.directory.me);
         Ok(index)
     }
 
