@@ -34,9 +34,13 @@ const ROUNDS: [(&[u64], f64, f64); 7] = [
     (&[8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20], 1.02, 1.0),
 ];
 
-/// The most times as long where calculated times are right within a few percent: nodes at one switch, with
-/// links that are alike.
+/// Both of these where calculated times are right within a few percent: nodes at one switch, with links that
+/// are alike.
 const WITHIN_ALIKE: f64 = 1.1;
+
+/// A plan that was simulated at some length is chosen at another without a simulation if all others take more
+/// than this many times as long.
+const RIVALS: f64 = 2.0;
 
 /// How often times are simulated at the lengths at which one plan follows another, up to this many bytes, and
 /// unless they were at a length that differs by at most this part.
@@ -50,8 +54,10 @@ const STEADY: u64 = 16 << 20;
 /// How many times as long as predicted a plan may take, for each doubling of its longest simulated vector.
 const DOUBT: f64 = 1.05;
 
-/// About how many nanoseconds of processor time a rank may simulate for.
-const MOST_NANOSECONDS: u64 = 130_000_000;
+/// About how many nanoseconds of processor time a rank may simulate for, and the part of them that may be left
+/// for the lengths at which one plan follows another.
+const MOST_NANOSECONDS: u64 = 80_000_000;
+const MOST_REFINING: u64 = MOST_NANOSECONDS / 2;
 
 /// Nanoseconds of processor time that a simulation takes for each message of its programs, and for each
 /// sub-chunk that is sent. Fitted to simulations of random trees on a busy Xeon.
@@ -250,7 +256,10 @@ impl Choice {
         let mut left = MOST_NANOSECONDS;
         let alike = topology.levels().len() <= 2 && uneven_links(topology).is_none();
         for (lengths, within, part) in ROUNDS {
-            let within = if alike { within.min(WITHIN_ALIKE) } else { within };
+            let within = match alike {
+                true => (within.min(WITHIN_ALIKE), WITHIN_ALIKE),
+                false => (within, RIVALS),
+            };
             let mut left_here = (part * left as f64) as u64;
             left -= left_here;
             // Until the one that seems to be the fastest was simulated: some take longer than predicted.
@@ -267,6 +276,7 @@ impl Choice {
             left += left_here;
         }
         // Where the plan changes, both take about equally long.
+        left = left.min(MOST_REFINING);
         for _ in 0..REFINEMENTS {
             let trials = self.affordable(self.crossings(), world, left);
             if trials.is_empty() {
@@ -334,21 +344,26 @@ impl Choice {
     }
 
     /// The plans that may be the fastest at some of the lengths: those that take at most `within` times as
-    /// long as the one that is predicted to be, and were not simulated. As many as can be simulated so
+    /// long as the one that is predicted to be, and were not simulated, unless that one was simulated at
+    /// another length and no other takes at most `rivals` times as long. As many as can be simulated so
     /// that no rank takes longer than `most` nanoseconds, the fastest by prediction first.
-    fn trials(&self, lengths: &[u64], within: f64, world: usize, most: u64) -> Vec<Trial> {
+    fn trials(&self, lengths: &[u64], (within, rivals): (f64, f64), world: usize, most: u64) -> Vec<Trial> {
         let mut wanted: Vec<(f64, u64, usize)> = Vec::new();
-        for bytes in lengths {
-            let prediction = |timed: &TimedPlan| match *bytes <= timed.plan.longest as u64 {
-                true => timed.predicted(*bytes).unwrap_or_else(|| timed.calculated(*bytes)),
+        for bytes in lengths.iter().copied() {
+            let prediction = |timed: &TimedPlan| match bytes <= timed.plan.longest as u64 {
+                true => timed.predicted(bytes).unwrap_or_else(|| timed.calculated(bytes)),
                 false => f64::INFINITY,
             };
             let predicted: Vec<f64> = self.timed.iter().map(prediction).collect();
             let shortest = predicted.iter().copied().fold(f64::INFINITY, f64::min);
-            let ratios = predicted.into_iter().map(|time| time / shortest).enumerate();
-            let ratios =
-                ratios.filter(|(at, ratio)| *ratio <= within && !self.timed[*at].tried.contains(bytes));
-            wanted.extend(ratios.map(|(at, ratio)| (ratio, *bytes, at)));
+            let ratios = || predicted.iter().map(|time| time / shortest).zip(&self.timed).enumerate();
+            let is_known = ratios().all(|(_, (ratio, timed))| ratio > 1.0 || !timed.simulated.is_empty());
+            if is_known && ratios().filter(|(_, (ratio, _))| *ratio <= rivals).count() < 2 {
+                continue;
+            }
+            let near =
+                ratios().filter(|(_, (ratio, timed))| *ratio <= within && !timed.tried.contains(&bytes));
+            wanted.extend(near.map(|(at, (ratio, _))| (ratio, bytes, at)));
         }
         wanted.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.2.cmp(&other.2)));
         self.affordable(wanted.into_iter().map(|(_, bytes, at)| (bytes, at)).collect(), world, most)
