@@ -411,9 +411,11 @@ impl Choice {
                 let usual = (0..=main).find(|at| usable(*at, bytes)).filter(|at| is_close(*at));
                 let next = usual.unwrap_or(best);
                 let by = if is_simulated { FASTER_SIMULATED } else { 1.0 };
+                // Without a simulation, the time is somewhere between the two.
+                let probable = |bytes| f64::midpoint(least(current, bytes), cost(current, bytes));
                 let takes_less = |bytes, part: f64| {
                     usable(next, bytes)
-                        && (!usable(current, bytes) || cost(next, bytes) < part * least(current, bytes))
+                        && (!usable(current, bytes) || cost(next, bytes) < part * probable(bytes))
                 };
                 let is_faster = |bytes| takes_less(bytes, by);
                 let most = choices[choices.len() - 1].1;

@@ -12,8 +12,12 @@ use flexring_plan::topology_file::parse_short;
 use flexring_simulator::cost_model::lower_bound::lower_bound;
 use flexring_simulator::simulator::{SimulationInput, SimulationParameters, simulate};
 use flexring_simulator::trials::simulate_all;
+use flexring_testkit::effort::cases;
 
 const KIB: u64 = 1 << 10;
+
+/// The longest vector of the sweep in bytes.
+const LONGEST: u64 = 256 << 20;
 
 fn short(cluster: &str) -> Topology {
     parse_short(cluster).expect("short form").expect("valid")
@@ -116,17 +120,66 @@ fn slow_links_carry_the_vector_once_where_other_ranks_can_own_it() {
     }
 }
 
-#[test]
-fn the_time_hardly_grows_where_the_plan_changes() {
-    for cluster in WIDE.into_iter().chain(["8x4x2", "(3@200M+5@200M)@400M+(1@200M+1@200M)@400M"]) {
+/// Lengths after which another plan begins, or, up to `most` bytes, another variant of its programs; and some
+/// others.
+fn last_lengths(plans: &[SizedPlan], most: u64) -> Vec<u64> {
+    let mut lengths: Vec<u64> = (3..=most.ilog2()).step_by(4).map(|bit| 1 << bit).collect();
+    let mut before = 0;
+    for sized in plans {
+        let longest = (sized.longest as u64).min(LONGEST);
+        let moves_in_waves = |bytes| sized.plan.moves_in_waves(bytes, sized.subchunk);
+        let (mut low, mut high) = (before, longest);
+        while high - low > 4 && !moves_in_waves(low) && moves_in_waves(high) {
+            let middle = u64::midpoint(low, high);
+            if moves_in_waves(middle) { high = middle } else { low = middle }
+        }
+        lengths.extend([low].into_iter().filter(|bytes| *bytes <= most).chain([longest]));
+        before = longest;
+    }
+    lengths.retain(|bytes| (8..LONGEST).contains(bytes));
+    lengths.iter_mut().for_each(|bytes| *bytes = *bytes / 4 * 4);
+    lengths.sort_unstable();
+    lengths.dedup();
+    lengths
+}
+
+/// Which of these clusters take more than 1.15 times as long for 4 bytes more.
+fn cliffs(clusters: &[&str], most: u64) -> Vec<String> {
+    let mut found = Vec::new();
+    for cluster in clusters {
         let topology = short(cluster);
         let (plans, _) = chosen(&Config::default(), &topology);
-        for sized in &plans[..plans.len() - 1] {
-            let lengths = [sized.longest as u64 / 4 * 4, sized.longest as u64 / 4 * 4 + 4];
-            let [before, after] = lengths.map(|bytes| simulated(plan_of(&plans, bytes), &topology, bytes));
-            assert!(after < 1.15 * before, "{cluster}: {lengths:?} bytes take {before} and {after} us");
+        for bytes in last_lengths(&plans, most) {
+            let [before, after] =
+                [bytes, bytes + 4].map(|bytes| simulated(plan_of(&plans, bytes), &topology, bytes));
+            if after > 1.15 * before {
+                found.push(format!("{cluster}: {bytes} bytes take {before} us, 4 more {after}"));
+            }
         }
     }
+    found
+}
+
+#[test]
+fn four_bytes_more_take_hardly_longer() {
+    let small =
+        ["1x2", "1x3", "2+1", "1@1G+1@10G+1@3G", "3+5", "1x8", "2x4", "2+3+4", "4x4", "1x17", "4@1G+4+4"];
+    let cluster = "(3@200M+5@200M)@400M+(1@200M+1@200M)@400M";
+    let found = [cliffs(&small, LONGEST), cliffs(&[cluster, "8x4x2"], 1 << 20), cliffs(&WIDE, 16 << 20)];
+    assert!(found.iter().all(Vec::is_empty), "{found:#?}");
+}
+
+#[test]
+fn four_bytes_more_take_hardly_longer_on_many_ranks() {
+    if cases(1) < 10 {
+        return;
+    }
+    let found = [
+        cliffs(&["1x60", "1x64", "8x8", "16x4", "8x4x2"], LONGEST),
+        cliffs(&["1x100", "1x128", "16x8", "32x8", "4x4x16", "50+50+7"], 16 << 20),
+        cliffs(&["1x512", "16x16x4", "32x32", "1x1024"], 4 << 20),
+    ];
+    assert!(found.iter().all(Vec::is_empty), "{found:#?}");
 }
 
 #[test]
