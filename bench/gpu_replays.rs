@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Calls of a graph.
 const CALLS: usize = 20;
 /// A short and long vectors: elements, and whether they are registered.
-const VECTORS: [(usize, bool); 3] = [(1 << 10, false), (1 << 16, false), (1 << 16, true)];
+const VECTORS: [(usize, bool); 3] = [(1 << 10, false), (1 << 17, false), (1 << 17, true)];
 
 fn main() {
     let replays = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(100_000);

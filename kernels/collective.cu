@@ -10,29 +10,31 @@
 //
 // - Short: each rank writes its blocks into the inboxes of those that receive them, as packets, which need no fence. There are two
 //   sets of inboxes and of entry packets, for even and odd calls.
-// - Staged: rounds through two stages of each rank in turn. `ready` says that a stage is filled, `done` that it was read. An
+// - Staged: rounds through three stages of each rank in turn. `ready` says that a stage is filled, `done` that it was read. An
 //   all-reduce has an owner for each part of a stage: it reduces the input stages of all ranks, and writes the output stages of all.
+//   A rank fills a stage, copies out the round before the last one, and reduces the last one: so other work is between what a rank
+//   says and what it waits for next.
 // - Direct: as staged, in one round, with the inputs and outputs themselves in place of the stages, if those that peers access are in
-//   allocations that the peers have open. Each rank sends the places of its own once, and all do the same with those of all. Blocks
-//   are whole granules, also in memory.
-//   `ready` says that a rank has entered, `done` that it accesses the other's memory no more.
+//   allocations that the peers have open. Each rank sends the places of its own with its entry into a slice, and all do the same with
+//   those of all, so one slice may be direct and another one staged. Blocks are whole granules, also in memory. The entry says that the
+//   input is there, `done` that a rank accesses the other's memory no more.
 // - Listed: the items of a Program. items.h explains them.
 // | word         | writer               | order of the store   | reader              | order of the load      |
 // |--------------|----------------------|----------------------|---------------------|------------------------|
 // | owner        | all CTAs             | compare-and-swap     | the same            | relaxed: see below     |
 // | epoch        | all CTAs             | add, swap            | the same            | relaxed; the add that  |
-// |              |                      |                      |                     | leaves: acq_rel.gpu    |
+// |              |                      |                      |                     | leaves: acquire.gpu    |
 // | closed       | host                 | a copy               | CTAs                | relaxed                |
 // | stopped      | a CTA                | add, acq_rel.gpu     | CTAs                | relaxed                |
 // | memories     | host                 | a copy               | CTAs                | relaxed                |
 // | entry, words | each rank            | packets, relaxed.sys | the slice's CTA     | relaxed.sys            |
-// | places       | the CTA of slice 0   | packets, relaxed.sys | all CTAs            | relaxed.sys            |
+// | entry, places| each rank            | packets, release.sys | the slice's CTA     | relaxed.sys, fence.sys |
 // | inboxes      | each rank            | packets, relaxed.sys | the slice's CTA     | relaxed.sys            |
 // | input stages | the slice's CTA      | before ready         | the peers' CTAs     | after ready            |
-// | ready        | each rank            | release.sys          | the slice's CTA     | relaxed.sys, fence.sys |
+// | ready        | each rank            | release.sys          | the slice's CTA     | acquire.sys            |
 // | output stages| the peers' CTAs      | before done          | the slice's CTA     | after done             |
-// | done         | each rank            | release.sys          | the slice's CTA     | relaxed.sys, fence.sys |
-// | inputs       | earlier kernels      | before ready         | the peers' CTAs     | after ready            |
+// | done         | each rank            | release.sys          | the slice's CTA     | acquire.sys            |
+// | inputs       | earlier kernels      | before entry         | the peers' CTAs     | after entry            |
 // | outputs      | the peers' CTAs      | before done          | later kernels       | after done             |
 // | status       | CTAs                 | release.sys          | host                | acquire                |
 //
@@ -119,9 +121,6 @@ struct Rounds {
         return left < room ? static_cast<u32>(left) : room;
     }
 };
-// In place of a round's number: a rank has entered a call that may be direct.
-constexpr u32 kEntered = 0xffffffff;
-
 // The item that a CTA runs. items.h explains it.
 struct ItemShared {
     u32 index;
@@ -145,12 +144,16 @@ struct CollectiveShared {
     u64 destinations[kMostPlaces];
     // The ranks whose blocks are received, in order.
     u32 received[kMostRanks];
+    // By rank, its places in this slice.
+    u64 places[kMostRanks][kPlaces];
     u64 epoch;
     // The slice to run; as many as the call has or more if the CTA leaves.
     u32 slice;
     // Whether the kernel runs the call, and whether it is to leave at once.
     bool runs;
     bool failed;
+    // Whether this rank's vectors are where the call says.
+    bool placed;
     Rounds rounds;
     ItemShared item;
     Granule gathered[kGathered];
@@ -192,12 +195,16 @@ __device__ __forceinline__ u64 bytes_before_stages(const CollectiveParameters& c
 
 // Where the stage of a slice for this round begins in a rank's memory.
 __device__ __forceinline__ u32 stage_at(const CollectiveParameters& call, u32 kind, u32 slice, u32 round) {
-    const u32 turn = keeps(kTwoStages) ? static_cast<u32>(round & 1) : 0;
-    return static_cast<u32>(bytes_before_stages(call)) + ((kind * kMostSlices + slice) * 2 + turn) * kStageBytes;
+    const u32 turn = keeps(kSeveralStages) ? round % kStages : 0;
+    return static_cast<u32>(bytes_before_stages(call)) + ((kind * kMostSlices + slice) * kStages + turn) * kStageBytes;
 }
 
 __device__ __forceinline__ void put_packet(Packet* packet, u32 low, u32 high, u32 flag) {
     store_packet(packet->half, static_cast<u64>(low) << 32 | flag, static_cast<u64>(high) << 32 | flag);
+}
+// As above, behind what this thread has released.
+__device__ __forceinline__ void release_packet(Packet* packet, u32 low, u32 high, u32 flag) {
+    store_packet_release(packet->half, static_cast<u64>(low) << 32 | flag, static_cast<u64>(high) << 32 | flag);
 }
 __device__ __forceinline__ bool is_there(const u64 (&half)[2], u32 flag) {
     return static_cast<u32>(half[0]) == flag && static_cast<u32>(half[1]) == flag;
@@ -344,6 +351,14 @@ __device__ __forceinline__ void put(u8* at, const Granule& granule, u64 bytes) {
     scatter(reinterpret_cast<Stored*>(at), granule, 0, static_cast<int>((bytes < 16 ? bytes : 16) / sizeof(Stored)));
 }
 
+// Granules of vectors that pass through stages, which stay in L2 in their place.
+__device__ __forceinline__ Granule load_once(const Granule* at) {
+    Granule granule;
+    load_streamed(at->words, granule.words);
+    return granule;
+}
+__device__ __forceinline__ void store_once(Granule* at, const Granule& granule) { store_streamed(at->words, granule.words); }
+
 // A granule of this rank's elements as other ranks get it.
 template <class E>
 __device__ __forceinline__ Granule scaled(const CollectiveParameters& call, const Granule& granule) {
@@ -430,28 +445,51 @@ struct Exchange {
             for (u32 nth = first + threadIdx.x; nth < end; nth += blockDim.x) put_packet(inbox + nth, 0, 0, 0);
         }
         for (u32 slice = run.slice(); slice < kMostSlices; slice += call.slices) {
-            for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
-                put_packet(&run.state.entry[other][slice][rank], 0, 0, 0);
+            for (u32 nth = threadIdx.x; nth < call.ranks * kEntryPackets; nth += blockDim.x) {
+                put_packet(&run.state.entry[other][slice][nth / kEntryPackets][nth % kEntryPackets], 0, 0, 0);
             }
         }
         if (run.slice() == 0) {
             for (u32 nth = threadIdx.x; nth < call.ranks * kCallWords; nth += blockDim.x) {
                 put_packet(&run.state.words[other][nth / kCallWords][nth % kCallWords], 0, 0, 0);
             }
-            for (u32 nth = threadIdx.x; nth < call.ranks * kPlaces; nth += blockDim.x) {
-                put_packet(&run.state.places[other][nth / kPlaces][nth % kPlaces], 0, 0, 0);
-            }
         }
         __syncthreads();
         release_sys();
     }
 
-    // Sends the entry packets of this slice.
+    // The number of this thread among those that send entries. The first warp, which takes a ticket meanwhile, comes last.
+    static __device__ __forceinline__ u32 sender() {
+#ifdef FLEXRING_ON_HOST
+        constexpr u32 kWarp = 2;
+#else
+        constexpr u32 kWarp = 32;
+#endif
+        if (blockDim.x <= kWarp) return threadIdx.x;
+        return threadIdx.x < kWarp ? threadIdx.x + blockDim.x - kWarp : threadIdx.x - kWarp;
+    }
+    // Called before a barrier, once for all slices of a long call.
+    __device__ __forceinline__ void prepare_entries() const {
+        const bool may = may_be_direct();
+        // Other ranks see what earlier kernels wrote to the input when they see this thread's packets.
+        if (may && sender() < call.ranks * kEntryPackets) release_sys();
+        if (sender() == 0) run.shared.placed = may && has_places();
+    }
+    // Sends the entry packets of this slice: the hash; and if `kPackets` is more than 1, the places of this rank's vectors, or that it has
+    // none: to this rank, too, so that it does as the others see it, whatever the host changes meanwhile.
+    template <u32 kPackets>
     __device__ __forceinline__ void enter() const {
-        for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
-            if (rank == me || (!keeps(kEntriesOfAll) && !has(call.sends, rank))) continue;
-            put_packet(&peer(rank)->entry[run.parity()][run.slice()][me], static_cast<u32>(call.hash),
-                       static_cast<u32>(call.hash >> 32), run.flag());
+        const bool placed = kPackets != 1 && run.shared.placed;
+        for (u32 nth = sender(); nth < call.ranks * kPackets; nth += blockDim.x) {
+            const u32 rank = nth / kPackets, kind = nth % kPackets;
+            if (kind == 0 && (rank == me || (!keeps(kEntriesOfAll) && !has(call.sends, rank)))) continue;
+            const u64 word = kind == 0 ? call.hash : placed ? call.places[kind - 1] : 0;
+            Packet* const packet = &peer(rank)->entry[run.parity()][run.slice()][me][kind];
+            if (placed && keeps(kOrderedWords)) {
+                release_packet(packet, static_cast<u32>(word), static_cast<u32>(word >> 32), run.flag());
+            } else {
+                put_packet(packet, static_cast<u32>(word), static_cast<u32>(word >> 32), run.flag());
+            }
         }
     }
     // Sends the words of the call, with its first slice.
@@ -472,41 +510,25 @@ struct Exchange {
         const u32 number = static_cast<u32>(place >> kOffsetBits) % kMostMemories;
         return load_relaxed(reinterpret_cast<u64*>(&run.state.memories[rank][number]));
     }
-    // Sends the places of this rank's vectors, or that it has none, with the call's first slice: to this rank, too, so that all CTAs
-    // do as the others see it, whatever the host changes meanwhile. Called by one thread.
-    __device__ __forceinline__ void send_places() const {
-        bool placed = true;
-        // Unrolled, it takes registers that the sums of 8-bit integers need.
-#pragma unroll 1
+    // Whether the call may be direct, as far as this rank knows.
+    __device__ __forceinline__ bool may_be_direct() const { return (call.places[0] & call.places[1] & kPlaced) != 0; }
+    // Whether this rank's vectors still are where the call says.
+    __device__ __forceinline__ bool has_places() const {
+        bool has = true;
+#pragma unroll
         for (u32 nth = 0; nth < kPlaces; ++nth) {
             const u64 place = call.places[nth], offset = place & ((1ull << kOffsetBits) - 1);
-            placed = placed && (place & kPlaced) != 0 && ((place & kInMemory) == 0 || memory(me, place) + offset == vector(nth));
+            has = has && ((place & kInMemory) == 0 || memory(me, place) + offset == vector(nth));
         }
-        for (u32 rank = 0; rank < call.ranks; ++rank) {
-            for (u32 nth = 0; nth < kPlaces; ++nth) {
-                const u64 place = placed ? call.places[nth] : 0;
-                put_packet(&peer(rank)->places[run.parity()][me][nth], static_cast<u32>(place), static_cast<u32>(place >> 32),
-                           run.flag());
-            }
-        }
+        return has;
     }
-    // Waits for the places of all ranks, and sets the addresses of the parts that this rank accesses. Returns whether the call has
-    // failed, and sets `direct` if all ranks have theirs, in all threads.
-    __device__ __forceinline__ bool find_places(const Part& part, bool& direct) const {
-        bool failed = false, missing = false;
-        for (u32 nth = threadIdx.x; nth < call.ranks * kPlaces && !failed; nth += blockDim.x) {
+    // Sets the addresses of the parts that this rank accesses, of the places that were received. Returns whether all ranks have theirs,
+    // in all threads.
+    __device__ __forceinline__ bool find_places(const Part& part) const {
+        bool missing = false;
+        for (u32 nth = threadIdx.x; nth < call.ranks * kPlaces; nth += blockDim.x) {
             const u32 rank = nth / kPlaces, kind = nth % kPlaces;
-            u64 half[2];
-            Waiter waiter;
-            for (;;) {
-                load_packet(run.state.places[run.parity()][rank][kind].half, half[0], half[1]);
-                if (is_there(half, run.flag())) break;
-                if (!waiter.again(run, [=] { return kWaitEntry << 16 | rank; })) failed = true;
-                if (failed) break;
-            }
-            waiter.end(run);
-            if (failed) break;
-            const u64 place = data_of(half);
+            const u64 place = run.shared.places[rank][kind];
             if ((place & kPlaced) == 0) {
                 missing = true;
                 if (run.slice() == 0) store_relaxed_sys(&run.status.unplaced, rank + 1);
@@ -526,22 +548,20 @@ struct Exchange {
                 run.shared.destinations[rank] = reinterpret_cast<u64>(reach_to_write(reinterpret_cast<Stored*>(at), part.bytes));
             }
         }
-        failed = __syncthreads_or(failed);
-        direct = !__syncthreads_or(missing);
-        if (direct && !failed && run.slice() == 0 && threadIdx.x == 0) store_relaxed_sys(&run.status.direct, run.epoch());
-        return failed;
+        return !__syncthreads_or(missing);
     }
 
-    // Waits for the entry packets of all ranks, if `heads`, and for `count` granules from `from` on of the blocks of this slice that
-    // this rank receives, which go to `gathered`. Returns whether the call has failed.
+    // Waits for the entry packets of all ranks, `kPackets` of each, if `heads`, and for `count` granules from `from` on of the blocks of
+    // this slice that this rank receives, which go to `gathered`. Returns whether the call has failed.
+    template <u32 kPackets>
     __device__ __forceinline__ bool receive(bool heads, const Part& part, u32 from, u32 count) const {
-        const u32 entries = heads ? call.ranks : 0, items = entries + count * call.ranks, step = blockDim.x;
+        const u32 entries = heads ? call.ranks * kPackets : 0, items = entries + count * call.ranks, step = blockDim.x;
         const u32 flag = run.flag(), parity = run.parity();
         for (u32 item = threadIdx.x; item < items; item += step * kPolled) {
             const Packet* first[kPolled];
             // A bit for each that has a second packet behind the first one: all but entries and some last granules.
             u32 pairs = 0;
-            // The place in `gathered`; of an entry kGathered + rank.
+            // The place in `gathered`; of an entry packet kGathered and its number.
             u32 place[kPolled];
             u32 missing = 0;
 #pragma unroll
@@ -551,8 +571,9 @@ struct Exchange {
                 place[g] = 0;
                 if (nth >= items) continue;
                 if (nth < entries) {
-                    if (nth == me || (!keeps(kEntriesOfAll) && !has(call.receives, nth))) continue;
-                    first[g] = &run.state.entry[parity][run.slice()][nth];
+                    const u32 rank = nth / kPackets, kind = nth % kPackets;
+                    if (kind == 0 && (rank == me || (!keeps(kEntriesOfAll) && !has(call.receives, rank)))) continue;
+                    first[g] = &run.state.entry[parity][run.slice()][rank][kind];
                     place[g] = kGathered + nth;
                 } else {
                     const u32 rank = (nth - entries) / count, granule = (nth - entries) % count;
@@ -571,7 +592,11 @@ struct Exchange {
 #pragma unroll
                 for (int g = 0; g < kPolled; ++g) {
                     if ((missing >> g & 1) == 0) continue;
-                    load_packet(first[g]->half, low[g][0], low[g][1]);
+                    if (kPackets != 1 && keeps(kOrderedWords)) {
+                        load_packet_acquire(first[g]->half, low[g][0], low[g][1]);
+                    } else {
+                        load_packet(first[g]->half, low[g][0], low[g][1]);
+                    }
                     load_packet(first[g][pairs >> g & 1].half, high[g][0], high[g][1]);
                 }
 #pragma unroll
@@ -579,8 +604,10 @@ struct Exchange {
                     if ((missing >> g & 1) == 0 || !is_there(low[g], flag) || !is_there(high[g], flag)) continue;
                     missing &= ~(1u << g);
                     if (place[g] >= kGathered) {
-                        if (data_of(low[g]) == call.hash) continue;
-                        report_mismatch(run, place[g] - kGathered);
+                        const u32 rank = (place[g] - kGathered) / kPackets, kind = (place[g] - kGathered) % kPackets;
+                        if (kind != 0) run.shared.places[rank][kind - 1] = data_of(low[g]);
+                        if (kind != 0 || data_of(low[g]) == call.hash) continue;
+                        report_mismatch(run, rank);
                         failed = true;
                     } else {
                         run.shared.gathered[place[g]] =
@@ -591,7 +618,7 @@ struct Exchange {
                 if (failed || missing == 0) break;
                 failed = !waiter.again(run, [&] {
                     const u32 nth = item + static_cast<u32>(__ffs(static_cast<int>(missing)) - 1) * step;
-                    return nth < entries ? kWaitEntry << 16 | nth : kWaitData << 16 | (nth - entries) / count;
+                    return nth < entries ? kWaitEntry << 16 | nth / kPackets : kWaitData << 16 | (nth - entries) / count;
                 });
                 if (failed) break;
             }
@@ -703,7 +730,7 @@ struct Exchange {
                     run.shared.gathered[place_of(call, me) * count + nth] = scaled<E>(call, own(input, part, me, from + nth));
                 }
             }
-            const bool failed = __syncthreads_or(receive(from == 0, part, from, count));
+            const bool failed = __syncthreads_or(receive<1>(from == 0, part, from, count));
             if (!keeps(kOutputAfterEntries)) deliver(output, part, from, count);
             if (failed) return true;
             deliver(output, part, from, count);
@@ -758,9 +785,9 @@ struct Exchange {
             if (!has(ranks, rank)) continue;
             const u64* const word = &(run.state.*words)[run.slice()][rank];
             Waiter waiter;
-            while (!failed && load_relaxed_sys(word) < counted(round)) failed = !waiter.again(run, [=] { return kind << 16 | rank; });
+            const auto read = [=] { return keeps(kOrderedWords) ? load_acquire_sys(word) : load_relaxed_sys(word); };
+            while (!failed && read() < counted(round)) failed = !waiter.again(run, [=] { return kind << 16 | rank; });
             waiter.end(run);
-            if (keeps(kOrderedWords)) acquire_sys(word);
         }
         return __syncthreads_or(failed);
     }
@@ -786,7 +813,7 @@ struct Exchange {
             blocks, ranks, rounds.bytes(round), input.are_aligned(),
             [&](u32 block, u32 at, u32 bytes, bool aligned) {
                 const u8* const from = input[block] + first + at;
-                return aligned ? *reinterpret_cast<const Granule*>(from) : get<Stored>(from, bytes);
+                return aligned ? load_once(reinterpret_cast<const Granule*>(from)) : get<Stored>(from, bytes);
             },
             [&](u32 block, u32 at, const Granule& granule, u32, bool) {
                 store_staged(reinterpret_cast<u32*>(stage + block * rounds.stride + at), scaled<E>(call, granule).words);
@@ -816,7 +843,7 @@ struct Exchange {
             [&](u32 block, u32 at, const Granule& granule, u32 bytes, bool aligned) {
                 u8* const into = output[block] + first + at;
                 if (aligned) {
-                    *reinterpret_cast<Granule*>(into) = granule;
+                    store_once(reinterpret_cast<Granule*>(into), granule);
                 } else {
                     put<Stored>(into, granule, bytes);
                 }
@@ -864,23 +891,23 @@ struct Exchange {
         }
     }
 
-    // Begins a slice by rounds through stages, or direct. Returns whether the call has failed.
+    // Begins a slice by rounds, or all items that this CTA gets. Returns whether the call has failed.
     template <class After>
-    __device__ __forceinline__ bool begin_rounds(After after_sending) const {
-        if (threadIdx.x == 0 && run.slice() == 0) send_places();
-        // Whether the call may be direct, as far as this rank knows.
-        bool direct = (call.places[0] & call.places[1] & kPlaced) != 0;
-        if (direct) publish(&CollectiveState::ready, call.sends & ~(1u << me), kEntered);
-        after_sending();
-        if (direct) {
-            const Part part = part_of(block(), run.slice(), call.slices);
-            const bool failed = keeps(kWaitForInputs) && receive(true, part, 0, 0);
-            if (__syncthreads_or(failed) || find_places(part, direct)) return true;
+    __device__ __forceinline__ bool begin(const Items<Stored>& items, bool is_listed, After after_sending) const {
+        if (is_listed) {
+            items.begin();
+        } else {
+            after_sending();
         }
+        bool direct = !is_listed && may_be_direct();
+        if ((is_listed || direct) && __syncthreads_or(receive<kEntryPackets>(true, Part{}, 0, 0))) return true;
+        if (is_listed) return false;
+        const Part part = part_of(block(), run.slice(), call.slices);
+        direct = direct && find_places(part);
         if (threadIdx.x == 0) {
             Rounds& rounds = run.shared.rounds;
             rounds.direct = direct;
-            rounds.part = part_of(block(), run.slice(), call.slices);
+            rounds.part = part;
             rounds.room = direct ? kDirect : call.send_stride == 0 ? kStage : kStage / call.ranks / 16 * 16;
             rounds.stride = call.send_stride == 0 ? 0 : rounds.room;
             rounds.count = static_cast<u32>((rounds.part.bytes + rounds.room - 1) / rounds.room);
@@ -889,14 +916,21 @@ struct Exchange {
         return false;
     }
 
-    // A stage is filled while the other ranks read the one of the round before. Those of earlier calls are not read any more.
+    // What a turn does: every third one fills a stage, the next copies out the round two before it, and the next reduces the round before.
+    // A direct call has no stages to fill; it reduces or copies in place of reducing, and then waits for the others to have done so.
+    static __device__ __forceinline__ bool fills(u32 nth) { return nth % 3 == 0; }
+    static __device__ __forceinline__ bool reduces_now(u32 nth) { return nth % 3 == 2; }
+    // Not a round of the slice before the first and behind the last one.
+    static __device__ __forceinline__ u32 round_of(u32 nth) { return nth / 3 - (fills(nth) ? 0 : reduces_now(nth) ? 1 : 2); }
+
+    // The last turn waits until no stage is read any more, so that the next call finds them free.
     __device__ __forceinline__ Turn next_round(u32 nth) const {
         const Rounds& rounds = run.shared.rounds;
-        const u32 count = rounds.count, filled = nth / 3, round = filled - 1;
-        const bool fills = nth % 3 == 0, reduces_now = nth % 3 == 1;
+        const u32 count = rounds.count, round = round_of(nth), last = 3 * (count + 2);
         Turn turn{};
-        if (filled >= count + 2) turn.work = kEnd;
-        if (turn.work == kEnd || (fills ? rounds.direct : round >= count)) return turn;
+        if (nth > last) turn.work = kEnd;
+        const bool idle = (fills(nth) && rounds.direct) || (round >= count && nth != 0 && nth != last);
+        if (turn.work == kEnd || idle) return turn;
 
         const u32 others = ~(1u << me), to = call.sends & others, from = call.receives & others;
         const u32 all = (1u << call.ranks) - 1;
@@ -905,32 +939,35 @@ struct Exchange {
         const bool owned = reduces && call.send_stride == 0 && call.sends == all && call.receives == all;
         auto words = &CollectiveState::done;
         u32 kind = kWaitDone, awaited = 0, at = round;
-        if (reduces_now) {
-            words = &CollectiveState::ready, kind = kWaitReady, awaited = from;
-            if (rounds.direct) awaited = keeps(kWaitForInputs) ? from : 0, at = kEntered;
+        if (reduces_now(nth)) {
+            words = &CollectiveState::ready, kind = kWaitReady, awaited = rounds.direct ? 0 : from;
         } else if (rounds.direct) {
             awaited = keeps(kWaitForReaders) ? to : 0;
         } else if (!keeps(kWaitForDone)) {
             awaited = 0;
-        } else if (!fills) {
+        } else if (!fills(nth)) {
             awaited = owned ? to : 0;
-        } else if (!owned && filled >= 2) {
-            awaited = to, at = filled - 2;
+        } else if (!owned && round >= kStages) {
+            awaited = to, at = round - kStages;
         }
         turn.work = kWaits;
-        if (awaited != 0 && await(words, kind, awaited, at)) turn.work = kFailure;
-        if (turn.work == kFailure) return turn;
+        if (!fills(nth) && !rounds.direct) set_stages(round);
+        if (awaited == 0) {
+            __syncthreads();
+        } else if (await(words, kind, awaited, at)) {
+            turn.work = kFailure;
+            return turn;
+        }
 
-        if (fills) {
-            if (filled < count) turn.work = kFill;
-            if (filled != 0) set_stages(round);
-        } else if (reduces && reduces_now) {
+        if (fills(nth)) {
+            if (round < count) turn.work = kFill;
+        } else if (reduces && reduces_now(nth)) {
             const u32 granules = (rounds.bytes(round) + 15) / 16;
             turn.work = kReduce;
             turn.sources = static_cast<u32>(__popc(call.receives)), turn.divide = call.divide;
             turn.begin = owned ? granules * me / call.ranks : 0, turn.end = owned ? granules * (me + 1) / call.ranks : granules;
             turn.first = owned ? 0 : me, turn.last = owned ? call.ranks : me + 1;
-        } else if (rounds.direct == reduces_now) {
+        } else if (rounds.direct == reduces_now(nth)) {
             turn.work = kPull;
         }
         return turn;
@@ -938,8 +975,8 @@ struct Exchange {
 
     // Says to the ranks that wait for it that a stage is filled, or read. Not kept in a Turn, for the sake of registers.
     __device__ __forceinline__ void end_round(u32 work, u32 nth) const {
-        const u32 others = ~(1u << me), round = nth / 3 - 1;
-        if (work == kFill) publish(&CollectiveState::ready, call.sends & others, round + 1);
+        const u32 others = ~(1u << me), round = round_of(nth);
+        if (work == kFill) publish(&CollectiveState::ready, call.sends & others, round);
         const bool has_read = work == kReduce || (work == kPull && kMoves<E> && !call.reduces);
         if (has_read) publish(&CollectiveState::done, call.receives & others, round);
     }
@@ -951,20 +988,26 @@ struct Exchange {
         const bool is_listed = call.path == kListed;
         const Items<Stored> items(run);
         u32 part = 0;
-        if (is_listed ? items.begin() : begin_rounds(after_sending)) return true;
+        if (begin(items, is_listed, after_sending)) return true;
         for (u32 nth = 0;; ++nth) {
             const Turn turn = is_listed ? items.next(part) : next_round(nth);
             if (turn.work == kIdle) continue;
-            if (turn.work == kEnd || turn.work == kFailure) return turn.work == kFailure;
+            if (turn.work == kEnd || turn.work == kFailure) {
+                // Not before: the stores of peers' words wait for it.
+                const bool was_direct = !is_listed && run.shared.rounds.direct && run.slice() == 0 && threadIdx.x == 0;
+                if (was_direct) store_relaxed_sys(&run.status.direct, run.epoch());
+                return turn.work == kFailure;
+            }
             if (turn.work == kReduce) reduce(turn);
-            if (turn.work == kFill) fill(nth / 3);
-            if (turn.work == kPull) pull(nth / 3 - 1);
+            if (turn.work == kFill) fill(round_of(nth));
+            if (turn.work == kPull) pull(round_of(nth));
             __syncthreads();
             if (is_listed) {
                 items.end(part);
             } else {
                 end_round(turn.work, nth);
-                if (nth == 0 && __syncthreads_or(receive(true, run.shared.rounds.part, 0, 0))) return true;
+                const bool has_entered = nth != 0 || may_be_direct();
+                if (!has_entered && __syncthreads_or(receive<kEntryPackets>(true, Part{}, 0, 0))) return true;
             }
         }
     }
@@ -989,7 +1032,9 @@ __device__ __forceinline__ void leave(const Running& run, bool failed) {
     CollectiveState& state = run.state;
     u64 word = (run.epoch() - 1) | kOneTicket;
     if (gridDim.x != 1) {
-        const u64 before = add_acq_rel(&state.epoch, kOneLeft);
+        // The last one sees whether another has failed, and where it speaks for all to the host or to later calls, what they wrote.
+        const bool orders = failed || run.call.reports || run.call.path == kListed;
+        const u64 before = orders ? add_acq_rel(&state.epoch, kOneLeft) : add_acquire(&state.epoch, kOneLeft);
         if (((before >> kLeftShift) & ((1u << kCountBits) - 1)) + 1 != gridDim.x) return;
         // Items are taken by tickets of their own.
         const u32 slices = run.call.path == kListed ? 0 : run.call.slices;
@@ -1008,7 +1053,8 @@ __device__ __forceinline__ void leave(const Running& run, bool failed) {
     } else if (run.call.reports) {
         store_release_sys(&run.status.completed, run.call.launch);
     }
-    store_release_gpu(&state.owner, 0);
+    // `epoch` has been swapped, because it was compared.
+    store_relaxed(&state.owner, 0);
 }
 
 // Runs slices until there are no more. `early` is this thread's first granule of the slice `guess`. Returns whether the call has failed.
@@ -1024,7 +1070,7 @@ __device__ __forceinline__ bool run_slices(const Exchange<E>& exchange, u32 gues
         // All CTAs run items, but only the first one speaks for the rank.
         if (slice < call.slices) {
             if ((shared.epoch & 0x7fffffff) < 2 && keeps(kClearAtWrap)) exchange.clear();
-            exchange.enter();
+            exchange.template enter<kIsShort ? 1 : kEntryPackets>();
             if constexpr (!kIsShort) exchange.send_words();
         }
         const auto take_ticket = [&] {
@@ -1052,7 +1098,7 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
     // The launch that loads the kernel; its addresses may be null.
     if (call.launch == 0) return;
     __shared__ CollectiveShared shared;
-    const u64 bytes = bytes_before_stages(call) + 4ull * kMostSlices * kStageBytes;
+    const u64 bytes = bytes_before_stages(call) + 2ull * kMostSlices * kStages * kStageBytes;
     CollectiveState& state = *reach_shared(call.state, bytes);
     CollectiveStatus& status = reach_shared(call.status);
     const Running run{call, state, status, shared};
@@ -1070,6 +1116,7 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
 #else
     const u32 guess = kNoSlice;
 #endif
+    if (call.path != kShort) exchange.prepare_entries();
     for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
         CollectiveState* const at = reinterpret_cast<CollectiveState*>(load_relaxed(reinterpret_cast<u64*>(&state.peers[rank])));
         shared.peers[rank] = at;

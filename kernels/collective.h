@@ -2,7 +2,7 @@
 // src/device/cuda/collective/layout.rs. Includes nothing, because NVRTC has no headers.
 //
 // A rank's memory on its GPU is one allocation, which the other ranks of the node map: a CollectiveState, then the inboxes
-// Packet[2][ranks][short_bytes / 8], then the stages: input and output stages, each char[kMostSlices][2][kStageBytes].
+// Packet[2][ranks][short_bytes / 8], then the stages: input and output stages, each char[kMostSlices][kStages][kStageBytes].
 #pragma once
 
 namespace flexring {
@@ -11,8 +11,9 @@ namespace flexring {
 constexpr int kMostRanks = 16;
 // Slices of a call: its parts, each of which one CTA runs from beginning to end.
 constexpr int kMostSlices = 64;
-// Bytes of a stage: what a slice moves in one round.
+// Bytes of a stage: what a slice moves in one round; and stages that it uses in turn.
 constexpr int kStageBytes = 65536;
+constexpr int kStages = 3;
 // The rounds of a slice are counted in the lower bits of `ready` and `done`, calls in as many as remain.
 constexpr int kRoundBits = 20;
 constexpr int kEpochBits = 43;
@@ -21,6 +22,8 @@ constexpr int kCallWords = 4;
 // Allocations of a rank that the other ranks have open, and its places in them that a call has: of its input and of its output.
 constexpr int kMostMemories = 64;
 constexpr int kPlaces = 2;
+// Packets with which a rank enters a slice: the hash of its call, and in a call that may be direct its places.
+constexpr int kEntryPackets = 1 + kPlaces;
 // A place: where in an allocation, its number above that, and that the rank has it, or needs none.
 constexpr int kOffsetBits = 48;
 constexpr unsigned long long kPlaced = 1ull << 63;
@@ -88,12 +91,11 @@ struct CollectiveState {
     // more. Written by the host, before this rank or the other one names it in a call.
     unsigned long long memories[kMostRanks][kMostMemories];
 
-    // Written by the other ranks, each in its own place. By parity of the call, slice and rank: the hash of its call.
-    alignas(128) Packet entry[2][kMostSlices][kMostRanks];
+    // Written by the other ranks, each in its own place. By parity of the call, slice and rank: the hash of its call, and, by this rank
+    // too, the places of its input and output in this slice.
+    alignas(128) Packet entry[2][kMostSlices][kMostRanks][kEntryPackets];
     // By parity and rank: the words of its call, for the message of a mismatch.
     Packet words[2][kMostRanks][kCallWords];
-    // By parity and rank, this rank included: the places of its input and output in calls that may be direct.
-    Packet places[2][kMostRanks][kPlaces];
     // By slice and rank: epoch << kRoundBits | the rounds of that call that are staged, and that are complete. Only grow.
     alignas(128) unsigned long long ready[kMostSlices][kMostRanks];
     alignas(128) unsigned long long done[kMostSlices][kMostRanks];
@@ -240,11 +242,10 @@ enum Rule : unsigned int {
     kOneKernel,
     kEntriesOfAll,
     kOrderedWords,
-    kTwoStages,
+    kSeveralStages,
     kWaitForDone,
     kOutputAfterEntries,
     kPlacesSentOnce,
-    kWaitForInputs,
     kWaitForReaders,
     kWaitForItems,
     kWaitForMessages,

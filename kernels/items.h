@@ -61,11 +61,11 @@ class Items {
   public:
     __device__ __forceinline__ explicit Items(const Running& run) : run_(run), call_(run.call), shared_(run.shared) {}
 
-    // Waits for the entry packets of all ranks. Returns whether the call has failed.
-    __device__ __forceinline__ bool begin() const {
+    // All CTAs wait for the entries into the only slice.
+    __device__ __forceinline__ void begin() const {
         __syncthreads();
         if (threadIdx.x == 0) shared_.slice = 0, shared_.item = ItemShared{};
-        return __syncthreads_or(await_entries());
+        __syncthreads();
     }
 
     // The next part of the item, or of the next item, once it can be run. `first`: where in the item the part begins.
@@ -161,27 +161,6 @@ class Items {
         item.waits = read.waits;
     }
 
-    __device__ __forceinline__ bool await_entries() const {
-        bool failed = false;
-#pragma unroll 1
-        for (u32 rank = threadIdx.x; rank < call_.ranks && !failed; rank += blockDim.x) {
-            if (rank == call_.rank) continue;
-            const Packet& entry = run_.state.entry[run_.parity()][0][rank];
-            u64 half[2];
-            Waiter waiter;
-            for (;;) {
-                load_packet(entry.half, half[0], half[1]);
-                failed = !is_there(half, run_.flag()) && !waiter.again(run_, [=] { return kWaitEntry << 16 | rank; });
-                if (failed || is_there(half, run_.flag())) break;
-            }
-            waiter.end(run_);
-            if (failed || data_of(half) == call_.hash) continue;
-            report_mismatch(run_, rank);
-            failed = true;
-        }
-        return failed;
-    }
-
     // Waits for all that an item needs, says where its places are, and sets `skew` if one is not aligned. Returns whether the call has
     // failed.
     __device__ __forceinline__ bool await(u32& skew) const {
@@ -220,7 +199,7 @@ class Items {
             if (is_item) {
                 (void)load_acquire_gpu(awaited);
             } else {
-                acquire_sys(awaited);
+                (void)load_acquire_sys(awaited);
             }
         }
         return failed;

@@ -11,7 +11,7 @@
 
 namespace flexring {
 
-// A word that the host writes: what the host wrote before it is visible to what follows.
+// A word that the host or another GPU writes: what it wrote before is visible to what follows.
 __device__ __forceinline__ u64 load_acquire_sys(const u64* word) {
     u64 value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -64,9 +64,6 @@ __device__ __forceinline__ void store_relaxed_sys(u64* word, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// After a relaxed load that has read what another GPU released in a word: what that GPU wrote before it is visible to what follows.
-__device__ __forceinline__ void acquire_sys(const u64*) { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-
 // What this CTA wrote before its last barrier is visible to a GPU that sees what this thread writes next.
 __device__ __forceinline__ void release_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
@@ -74,8 +71,14 @@ __device__ __forceinline__ void release_sys() { asm volatile("fence.acq_rel.sys;
 __device__ __forceinline__ void store_packet(u64* words, u64 first, u64 second) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(words), "l"(first), "l"(second) : "memory");
 }
+// Behind what this thread released before.
+__device__ __forceinline__ void store_packet_release(u64* words, u64 first, u64 second) { store_packet(words, first, second); }
 __device__ __forceinline__ void load_packet(const u64* words, u64& first, u64& second) {
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(words) : "memory");
+}
+// What was written before it is visible to what follows.
+__device__ __forceinline__ void load_packet_acquire(const u64* words, u64& first, u64& second) {
+    asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(words) : "memory");
 }
 
 // 16 bytes that other GPUs read or write, but not at the same time: other words order the accesses.
@@ -88,6 +91,18 @@ __device__ __forceinline__ void load_staged(const u32* words, u32 (&into)[4]) {
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(into[0]), "=r"(into[1]), "=r"(into[2]), "=r"(into[3])
                  : "l"(words)
+                 : "memory");
+}
+
+// 16 bytes that this kernel accesses once: they are the first to leave L2.
+__device__ __forceinline__ void load_streamed(const u32* words, u32 (&into)[4]) {
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(into[0]), "=r"(into[1]), "=r"(into[2]), "=r"(into[3])
+                 : "l"(words)
+                 : "memory");
+}
+__device__ __forceinline__ void store_streamed(u32* words, const u32 (&from)[4]) {
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(words), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
                  : "memory");
 }
 
@@ -112,6 +127,13 @@ __device__ __forceinline__ u32 add_acq_rel(u32* word, u32 value) {
 __device__ __forceinline__ u64 add_acq_rel(u64* word, u64 value) {
     u64 before;
     asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(word), "l"(value) : "memory");
+    return before;
+}
+
+// Acquires what the earlier adders published.
+__device__ __forceinline__ u64 add_acquire(u64* word, u64 value) {
+    u64 before;
+    asm volatile("atom.add.acquire.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(word), "l"(value) : "memory");
     return before;
 }
 

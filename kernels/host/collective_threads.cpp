@@ -159,7 +159,7 @@ int main(int count, char** arguments) {
     const u64 seed = count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 1;
     const u64 calls = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 40;
     const u32 ranks = 2 + seed % 3, short_bytes = 2048;
-    const u64 bytes = (sizeof(CollectiveState) + 4ull * ranks * short_bytes + 4ull * kMostSlices * kStageBytes + 4095) / 4096 * 4096;
+    const u64 bytes = (sizeof(CollectiveState) + 4ull * ranks * short_bytes + 2ull * kMostSlices * kStages * kStageBytes + 4095) / 4096 * 4096;
     Memory memories[kMostRanks] = {};
     const auto shared = [](u64 bytes) { return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0); };
     for (u32 rank = 0; rank < ranks; ++rank) {

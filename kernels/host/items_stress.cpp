@@ -81,7 +81,7 @@ class Rank {
         check(!file.fail(), "the file is not complete");
         done_.resize(items_.size());
         scratch_.resize(scratch + 4), copy_.resize(copied + 4);
-        const u64 bytes = sizeof(CollectiveState) + 4ull * kMostSlices * kStageBytes;
+        const u64 bytes = sizeof(CollectiveState) + 2ull * kMostSlices * kStages * kStageBytes;
         memory_.reset(static_cast<CollectiveState*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
         std::memset(static_cast<void*>(memory_.get()), 0, sizeof(CollectiveState));
         program_.items = items_.data(), program_.places = places_.data(), program_.waits = waits_.data();

@@ -108,8 +108,6 @@ inline void store_release_sys(u64* word, u64 value) {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 inline void store_relaxed_sys(u64* word, u64 value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
-// As above: this is not a fence behind a relaxed load.
-inline void acquire_sys(const u64* word) { (void)__atomic_load_n(word, __ATOMIC_ACQUIRE); }
 // What follows is a relaxed store of a packet, and what it orders are packets too, which ThreadSanitizer does not report.
 inline void release_sys() {
 #ifndef __SANITIZE_THREAD__
@@ -121,14 +119,27 @@ inline void store_packet(u64* words, u64 first, u64 second) {
     if (machine) machine->published(words);
     __atomic_store_n(words, first, __ATOMIC_RELAXED);
 }
+// As above: this is not a fence before a relaxed store.
+inline void store_packet_release(u64* words, u64 first, u64 second) {
+    __atomic_store_n(words + 1, second, __ATOMIC_RELEASE);
+    if (machine) machine->published(words);
+    __atomic_store_n(words, first, __ATOMIC_RELEASE);
+}
 inline void load_packet(const u64* words, u64& first, u64& second) {
     first = __atomic_load_n(words, __ATOMIC_RELAXED);
     second = __atomic_load_n(words + 1, __ATOMIC_RELAXED);
 }
+inline void load_packet_acquire(const u64* words, u64& first, u64& second) {
+    first = __atomic_load_n(words, __ATOMIC_ACQUIRE);
+    second = __atomic_load_n(words + 1, __ATOMIC_ACQUIRE);
+}
+inline void load_streamed(const u32* words, u32 (&into)[4]) { std::memcpy(into, words, sizeof into); }
+inline void store_streamed(u32* words, const u32 (&from)[4]) { std::memcpy(words, from, sizeof from); }
 inline void store_staged(u32* words, const u32 (&from)[4]) { std::memcpy(words, from, sizeof from); }
 inline void load_staged(const u32* words, u32 (&into)[4]) { std::memcpy(into, words, sizeof into); }
 inline u32 add_acq_rel(u32* word, u32 value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL); }
 inline u64 add_acq_rel(u64* word, u64 value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL); }
+inline u64 add_acquire(u64* word, u64 value) { return __atomic_fetch_add(word, value, __ATOMIC_ACQUIRE); }
 inline u64 add_relaxed(u64* word, u64 value) { return __atomic_fetch_add(word, value, __ATOMIC_RELAXED); }
 inline u64 compare_and_swap(u64* word, u64 expected, u64 value) {
     __atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);

@@ -26,7 +26,7 @@ use crate::rank::Rank;
 use crate::transport::shm::Region;
 use crate::transport::verbs::RailCounters;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,9 +47,9 @@ pub(super) struct CallRunner {
     pub user_memory: UserMemory,
     pub block_lists: BlockLists,
     pub gpu_state: GpuState,
-    /// Whether the kernels of all ranks can run collectives themselves. Equal on all ranks; set before the
-    /// first call.
-    pub connects_kernels: AtomicBool,
+    /// The most CTAs of kernels that run collectives themselves; 0 if those of a rank cannot. Equal on all
+    /// ranks; set before the first call.
+    pub kernel_ctas: AtomicU32,
     /// This rank among those of its process, if there are others.
     pub launch_member: Option<LaunchMember>,
     /// Whether the communicator is being dropped.

@@ -593,7 +593,7 @@ fn expect_right_results(output: &Output) {
 const ORDERED_WORDS: u32 = 6;
 
 /// The rules of lists: `kWaitForItems` to `kItemsInOrder`.
-const ITEM_RULES: std::ops::RangeInclusive<u32> = 13..=16;
+const ITEM_RULES: std::ops::RangeInclusive<u32> = 12..=15;
 
 /// Wrong results, hangs, failures that are not reported: each rule is there to prevent one, which is seen
 /// where the kernels break it.
@@ -601,12 +601,10 @@ const ITEM_RULES: std::ops::RangeInclusive<u32> = 13..=16;
 fn collectives_are_right_and_broken_rules_are_noticed() {
     let Some(program) = collective_stress(&["-O1", "-DFLEXRING_READS_EARLY"]) else { return };
     expect_right_results(&play_collectives(&program, 20, None));
-    for rule in (1..=12).filter(|rule| *rule != ORDERED_WORDS) {
+    for rule in (1..=11).filter(|rule| *rule != ORDERED_WORDS) {
         let output = play_collectives(&program, 20, Some(rule));
         let stderr = String::from_utf8_lossy(&output.stderr);
-        // With rule 11 ranks may access vectors of another length than theirs, which can end the program.
-        let is_noticed = stderr.contains("failed: ") || (rule == 11 && output.status.code().is_none());
-        assert!(is_noticed, "rule {rule} was broken, and nothing was noticed");
+        assert!(stderr.contains("failed: "), "rule {rule} was broken, and nothing was noticed");
         println!("rule {rule}: {}, {}", stderr.trim(), output.status);
     }
 }

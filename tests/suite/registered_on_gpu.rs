@@ -359,13 +359,13 @@ fn memory_is_registered_and_deregistered_between_calls() {
 #[test]
 fn more_allocations_than_ranks_can_name_use_stages() {
     processes("more_allocations_than_ranks_can_name_use_stages", 2, true, |rank| {
-        let mut all: Vec<_> = (0..70).map(|_| registered::<f32>(&rank, LONG / 4)).collect();
+        let mut all: Vec<_> = (0..70).map(|_| registered::<f32>(&rank, LONG / 2)).collect();
         settle(&rank);
         for vector in [0, 63, 64, 69] {
             fill(&mut all[vector], rank.rank());
             rank.all_reduce_on_gpu(&mut *all[vector], ReduceOp::Sum).expect("a call");
             let sum = |at: usize| value(at, 0) + value(at, 1);
-            assert_eq!(read(&all[vector]), (0..LONG / 4).map(sum).collect::<Vec<f32>>(), "vector {vector}");
+            assert_eq!(read(&all[vector]), (0..LONG / 2).map(sum).collect::<Vec<f32>>(), "vector {vector}");
         }
         free(&rank, all);
     });

@@ -3,6 +3,7 @@
 use super::kernel_calls::KernelCalls;
 use super::registered_memory::OfferedMemory;
 use crate::communicator::checked_call::CheckedCall;
+use crate::communicator::kernel_calls::KernelOffer;
 use crate::communicator::registration_gate::GATE;
 use crate::config::GpuProgram;
 use crate::config::{Config, environment};
@@ -26,6 +27,9 @@ pub(in crate::communicator) use cuda::{PreparedCollective, PreparedLaunch, Resid
 /// be one that ends only when the communicator which is being created is used, such as a receive in another
 /// one; then data is staged in host memory.
 const REGISTRATION_PATIENCE: Duration = Duration::from_secs(30);
+
+/// CTAs of a call that the host runs.
+const HOST_CTAS: u32 = 16;
 
 /// Bytes of a slot where kernels run collectives. 65 of them take 14.2 MiB on the GPU, and as much in pinned
 /// memory.
@@ -82,7 +86,8 @@ pub(in crate::communicator) struct GpuState {
     requested: Option<usize>,
     /// Whether neighbours read the slots on the GPU by CUDA IPC.
     ipc: bool,
-    ctas: u32,
+    /// The most CTAs of a call, if the user wants a number.
+    ctas: Option<u32>,
     /// Bytes of the longest vector that is staged on the host; 0 if none is.
     small: usize,
     /// Whether other ranks of the communicator are threads of this process.
@@ -104,9 +109,19 @@ pub(in crate::communicator) struct OpenedGpu {
     engine: Arc<GpuEngine>,
     pub(in crate::communicator) launcher: Launcher,
     kernel_calls: Option<KernelCalls>,
+    /// The most CTAs of a call, if the user wants a number.
+    wanted: Option<u32>,
     /// For intermediate results. Each is as long as the longest call needed when it was allocated; the last
     /// one is used. None is freed before the end, because calls that are not over may use it.
     scratch: Mutex<Vec<GpuMemory>>,
+}
+
+impl OpenedGpu {
+    /// The kernels of collectives.
+    pub(in crate::communicator) fn offer(&self) -> KernelOffer {
+        let gpu = Gpu::address(self.gpu.ordinal).unwrap_or_else(|| self.gpu.ordinal.to_string());
+        KernelOffer { gpu, resident: self.engine.resident_collectives(), wanted: self.wanted }
+    }
 }
 
 impl GpuState {
@@ -123,7 +138,7 @@ impl GpuState {
             collectives: collectives(config, ranks_of_node),
             requested: config.gpu,
             ipc: config.gpu_ipc.0,
-            ctas: u32::try_from(config.gpu_ctas).unwrap_or(u32::MAX),
+            ctas: config.gpu_ctas.map(|ctas| u32::try_from(ctas).unwrap_or(u32::MAX)),
             small,
             shares_process,
             timeout: config.timeout,
@@ -210,7 +225,8 @@ impl GpuState {
         let gpu = Gpu::open(gpu)?;
         let on_host = pool.piece(&self.arena);
         pool.populate(&self.arena)?;
-        let engine = GpuEngine::new(&gpu, EngineParts { ctas: self.ctas, small: self.small, alone: false })?;
+        let ctas = self.ctas.unwrap_or(HOST_CTAS);
+        let engine = GpuEngine::new(&gpu, EngineParts { ctas, small: self.small, alone: false })?;
         let host = cuda::HostSide {
             slots: pool.slots(),
             pool: on_host,
@@ -262,7 +278,8 @@ impl GpuState {
             sharing: sharing.map(|ipc| Box::new(ipc) as Box<dyn Sharing>),
         })?;
         // Cannot be set already: only one thread at a time holds the executor.
-        let _ = self.opened.set(OpenedGpu { gpu, engine, launcher, kernel_calls, scratch: Mutex::default() });
+        let (wanted, scratch) = (self.ctas, Mutex::default());
+        let _ = self.opened.set(OpenedGpu { gpu, engine, launcher, kernel_calls, wanted, scratch });
         Ok(())
     }
 

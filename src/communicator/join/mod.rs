@@ -23,6 +23,7 @@ pub(super) use introduction::ConnectionOrigin;
 use super::Communicator;
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
 use super::gpu;
+use super::kernel_calls::most_ctas;
 use super::launch_group::LaunchGroup;
 use super::local_gathering::LocalGathering;
 use super::plans::{Plans, no_times};
@@ -223,8 +224,8 @@ impl Communicator {
         // whose.
         runners.iter().for_each(|runner| runner.lock_state().executor.open_neighbours());
         runners.iter().for_each(|runner| runner.lock_state().executor.settle_sharing());
-        let connectable = runners.iter().all(CallRunner::can_connect_kernels);
-        runners.iter().for_each(|runner| runner.connects_kernels.store(connectable, Ordering::Relaxed));
+        let offers: Vec<_> = runners.iter().map(CallRunner::offer_kernels).collect();
+        runners.iter().for_each(|runner| runner.kernel_ctas.store(most_ctas(&offers), Ordering::Relaxed));
         let gathering = Some(Arc::new(LocalGathering::new()));
         let template = WorldTemplate { gathering, ..plan.into_template() };
         Ok(runners.into_iter().map(|runner| LocalRank { runner, template: template.clone() }).collect())
@@ -263,10 +264,9 @@ fn await_links(runner: &CallRunner, connection: &ControlConnection, infos: &[Pee
         connection.all_gather("memory of GPUs", &[])?;
         runner.lock_state().executor.open_neighbours();
     }
-    let can_connect = runner.can_connect_kernels();
-    let connectable = connection.gather_values("links", &can_connect)?;
+    let offers = connection.gather_values("links", &runner.offer_kernels())?;
     runner.lock_state().executor.settle_sharing();
-    runner.connects_kernels.store(connectable.iter().all(|can| *can), Ordering::Relaxed);
+    runner.kernel_ctas.store(most_ctas(&offers), Ordering::Relaxed);
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use crate::rank::Rank;
 use crate::trace::Trace;
 use crate::transport::AnyTransport;
 use crate::transport::shm::{NodeMemory, Region};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 /// What a rank has when its links are ready.
@@ -107,7 +107,7 @@ impl CallRunnerBuilder<'_> {
             spin: config.spin(),
             timeout: config.timeout,
             gpu_state,
-            connects_kernels: AtomicBool::new(false),
+            kernel_ctas: AtomicU32::new(0),
             launch_member,
             leaving: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),

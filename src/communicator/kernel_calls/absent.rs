@@ -2,6 +2,7 @@
 
 use crate::communicator::Communicator;
 use crate::communicator::checked_call::CheckedCall;
+use crate::communicator::kernel_calls::KernelOffer;
 use crate::communicator::request::CallOutcome;
 use crate::communicator::runner::CallRunner;
 use crate::device::CallerStream;
@@ -11,8 +12,8 @@ use std::sync::Arc;
 
 #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of cuda.rs")]
 impl CallRunner {
-    pub(in crate::communicator) fn can_connect_kernels(&self) -> bool {
-        false
+    pub(in crate::communicator) fn offer_kernels(&self) -> Option<KernelOffer> {
+        None
     }
 
     pub(in crate::communicator) fn connect_kernels(self: &Arc<Self>) -> Result<()> {

@@ -5,6 +5,7 @@
 use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::checked_call::CheckedCall;
+use crate::communicator::kernel_calls::KernelOffer;
 use crate::communicator::gpu::{
     KernelCalls, KernelOwner, KernelWatch, OfferedMemory, OpenedGpu, PreparedCollective, difference,
 };
@@ -32,9 +33,10 @@ impl Launch for PreparedCollective {
 }
 
 impl CallRunner {
-    /// Whether kernels of this rank can run collectives: the memory of all other ranks is open.
-    pub(in crate::communicator) fn can_connect_kernels(&self) -> bool {
-        self.gpu_state.kernel_calls().is_some() && self.peers_on_gpu().is_some()
+    /// The kernels of this rank, if they can run collectives: the memory of all other ranks is open.
+    pub(in crate::communicator) fn offer_kernels(&self) -> Option<KernelOffer> {
+        let (opened, _) = self.gpu_state.kernel_calls().filter(|_| self.peers_on_gpu().is_some())?;
+        Some(opened.offer())
     }
 
     /// Connects the memory of all ranks, if all of them can.
@@ -42,7 +44,8 @@ impl CallRunner {
     /// # Errors
     /// `System` if the GPU fails.
     pub(in crate::communicator) fn connect_kernels(self: &Arc<Self>) -> Result<()> {
-        if !self.connects_kernels.load(Ordering::Relaxed) {
+        let ctas = self.kernel_ctas.load(Ordering::Relaxed);
+        if ctas == 0 {
             return Ok(());
         }
         let (Some((_, calls)), Some(peers)) = (self.gpu_state.kernel_calls(), self.peers_on_gpu()) else {
@@ -50,7 +53,7 @@ impl CallRunner {
         };
         let owner: Weak<dyn KernelOwner> = Arc::downgrade(self) as _;
         calls.connect(&peers, owner, &self.fault, self.rank, self.timeout)?;
-        log::debug!("rank {}: kernels run collectives on GPU memory themselves", self.rank);
+        log::debug!("rank {}: kernels of up to {ctas} CTAs run collectives on GPU memory themselves", self.rank);
         Ok(())
     }
 
@@ -170,7 +173,8 @@ impl Communicator {
             && !calls.memory.layout().is_alone();
         let call = CallRunner::call(checked, 0, plans);
         let described = described_to_kernel(checked, runner.rank, words_of(&call));
-        let blocks = Blocks::new(&described, calls.memory.layout())?;
+        let ctas = runner.kernel_ctas.load(Ordering::Relaxed);
+        let blocks = Blocks::new(&described, calls.memory.layout(), ctas)?;
         Some(DescribedCall { opened, calls, watch, call, described, blocks, follows_plan })
     }
 
@@ -200,6 +204,7 @@ impl Communicator {
             runner.gpu_state.serves(piece.memory())?;
         }
         let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
+        let _entered = opened.launcher.enter().map_err(fail)?;
         let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
         runner.follow_registrations(&opened.launcher, calls);
         // A replay of this call beside that of another one is found.
@@ -227,7 +232,8 @@ impl Communicator {
         if follows_plan {
             // The other ranks wait for this one now.
             let list = runner.list(checked, calls).map_err(|error| runner.fail(error))?;
-            blocks = Blocks::listed(&described, calls.memory.layout(), &list);
+            let ctas = runner.kernel_ctas.load(Ordering::Relaxed);
+            blocks = Blocks::listed(&described, calls.memory.layout(), ctas, &list);
             if capture.is_some() {
                 calls.memory.keep_list(&list);
             }

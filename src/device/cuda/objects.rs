@@ -11,6 +11,7 @@ use crate::descriptor::StandardHeld;
 use crate::error::{Error, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags, CUstream_flags, CUstreamCaptureMode};
+use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
@@ -114,19 +115,23 @@ impl Gpu {
     }
 
     /// Makes its context current on this thread until the guard is dropped. Until then this thread's calls of
-    /// the driver do not break the capture of a stream by another thread.
+    /// the driver do not break the capture of a stream by another thread. Costs nothing if that is so already.
     ///
     /// # Errors
     /// `System` if the context no longer exists: then neither do the objects in it, and there is nothing to
     /// release.
     pub(crate) fn enter(&self) -> std::result::Result<CurrentContext<'_>, DriverError> {
+        if ENTERED.get() == self.context {
+            return Ok(CurrentContext { gpu: self, before: None, thread: PhantomData });
+        }
         self.check_alive()?;
         // SAFETY: the context lives as long as `self`.
         unsafe { self.driver.context_push(self.context)? };
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
         // SAFETY: the argument is writable. Drivers without this function have no such captures.
         let exchanged = unsafe { self.driver.exchange_capture_mode(&raw mut mode) }.is_ok();
-        Ok(CurrentContext { gpu: self, mode: exchanged.then_some(mode), thread: PhantomData })
+        let before = Before { mode: exchanged.then_some(mode), entered: ENTERED.replace(self.context) };
+        Ok(CurrentContext { gpu: self, before: Some(before), thread: PhantomData })
     }
 
     /// Copies between host memory and GPU memory, and waits for the copy, but not for other work of the GPU.
@@ -183,18 +188,32 @@ fn context_id(driver: &Driver, context: DriverHandle) -> std::result::Result<Opt
     }
 }
 
+thread_local! {
+    /// The context that this thread has entered last and not left; null if there is none.
+    static ENTERED: Cell<DriverHandle> = const { Cell::new(null_mut()) };
+}
+
 /// A thread on which a GPU's context is current.
 pub(crate) struct CurrentContext<'a> {
     gpu: &'a Gpu,
-    /// The thread's mode of stream capture before, if it was changed.
-    mode: Option<c_uint>,
+    /// `None` if it was current already.
+    before: Option<Before>,
     /// Not `Send`: the context must be popped on the thread that pushed it.
     thread: PhantomData<*const ()>,
 }
 
+/// A thread before it entered a context.
+struct Before {
+    /// Its mode of stream capture, if it was changed.
+    mode: Option<c_uint>,
+    entered: DriverHandle,
+}
+
 impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
-        if let Some(mut mode) = self.mode {
+        let Some(before) = self.before.take() else { return };
+        ENTERED.set(before.entered);
+        if let Some(mut mode) = before.mode {
             // SAFETY: the argument is writable, and the driver returned the mode.
             log_failure(unsafe { self.gpu.driver.exchange_capture_mode(&raw mut mode) });
         }

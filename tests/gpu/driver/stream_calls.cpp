@@ -194,6 +194,8 @@ SIMCUDA_EXPORT CUresult cuStreamGetPriority(CUstream handle, int* priority) {
 SIMCUDA_EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
     return about(__func__, handle, [&](const StreamRef& stream, Lock&) {
         if (!id) return CUDA_ERROR_INVALID_VALUE;
+        // Seen with driver 580.159.04: not even the number of a stream may be asked for while it captures.
+        if (CUresult code = refuse_capturing(*stream); code != CUDA_SUCCESS) return code;
         *id = stream->id;
         return CUDA_SUCCESS;
     });

@@ -290,8 +290,8 @@ settings! {
         "Whether RDMA writes may pass each other on PCI Express. Faster on many machines; no effect if the device does not support it.";
     gpu: Option<usize> = "FLEXRING_GPU", None, AnyValue,
         "Index of the GPU for calls on GPU memory, among those that the process sees. Unset: the GPU whose CUDA context is current on the thread that creates the communicator, else the GPU of the first vector.";
-    gpu_ctas: usize = "FLEXRING_GPU_CTAS", 16, 1..=1024,
-        "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU while it runs. More move data faster and leave less to other kernels. All communicators of a process use at most half a GPU.";
+    gpu_ctas: Option<usize> = "FLEXRING_GPU_CTAS", None, 1..=1024,
+        "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU while it runs. More move data faster and leave less to other kernels. Unset: 32 in collectives that kernels run, 64 if ranks share a GPU, 16 in calls that the host runs. All communicators of a process use at most half a GPU, and ranks that share one their equal parts of it.";
     #[shared yes]
     gpu_engine: GpuProgram = "FLEXRING_GPU_ENGINE", GpuProgram::Host, AnyValue,
         "What runs the program of a call on GPU memory. host: the CPU. device: the GPU, for collectives of the ranks of one node; such calls can be captured in CUDA graphs. Not yet run on a GPU: docs/gpu.md.";

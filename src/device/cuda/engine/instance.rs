@@ -6,6 +6,7 @@ use super::control::Control;
 use super::kernel_kind::KernelKind;
 use super::kernels::GpuKernels;
 use crate::device::cuda::objects::Gpu;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Piece;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
@@ -69,6 +70,12 @@ impl GpuEngine {
     /// not: then the memory that calls named must never be freed. Calls no function of the driver.
     pub(crate) fn wait_ended(&self) -> bool {
         self.control.wait_launched()
+    }
+
+    /// CTAs of a collective of any type that the GPU holds at a time.
+    pub(crate) fn resident_collectives(&self) -> u32 {
+        let of = |dtype: DType| self.kernels.resident(KernelKind::Collective(dtype));
+        DType::ALL.into_iter().map(of).min().unwrap_or(1)
     }
 
     /// The number of CTAs of a call.

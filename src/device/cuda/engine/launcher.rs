@@ -12,7 +12,7 @@ use super::resident_call::ResidentCall;
 use crate::cuda_driver::{CAPTURE_IMPLICIT, DriverError, DriverHandle, DriverResult};
 use crate::device::CallerStream;
 use crate::device::cuda::collective::{Blocks, CollectiveMemory, CollectiveParameters};
-use crate::device::cuda::objects::{StreamEvent, address};
+use crate::device::cuda::objects::{CurrentContext, StreamEvent, address};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Piece;
@@ -118,11 +118,19 @@ impl Launcher {
         query.map_err(|failure| Error::from(failure).context(format_args!("{gpu:?}")))
     }
 
-    /// Checks the streams of a call, and the health of the context.
+    /// Makes the GPU's context current on this thread, for the calls of a launch.
+    ///
+    /// # Errors
+    /// `System` if the context no longer exists.
+    pub(crate) fn enter(&self) -> Result<CurrentContext<'_>> {
+        Ok(self.0.engine.gpu.enter()?)
+    }
+
+    /// Checks the streams of a call.
     ///
     /// # Errors
     /// `InvalidArgument` if a stream is of another context; `Unsupported` if only one of two is being
-    /// captured; `System` if the context is broken.
+    /// captured; `System` if the GPU fails.
     pub(crate) fn check_streams(
         &self,
         stream: CallerStream,
@@ -139,7 +147,6 @@ impl Launcher {
                 "only one of the two streams of the vectors is being captured, or they are captured into two graphs: use one stream",
             ));
         }
-        self.query_last().map_err(|failure| Error::from(failure).context(format_args!("{gpu:?}")))?;
         Ok(CallStreams { stream, other, graph })
     }
 
@@ -166,6 +173,7 @@ impl Launcher {
             dtype: blocks.dtype,
             size: [blocks.ctas, blocks.threads],
             parameters,
+            identity: None,
         }
     }
 
@@ -201,12 +209,14 @@ impl Launcher {
         if streams.are_captured() {
             return Err(Error::unsupported(
                 "the stream is being captured into a graph, which can replay only collectives that kernels run, and no sends, receives \
-                 and uneven all-to-alls: set FLEXRING_GPU_ENGINE=device and FLEXRING_GPU for the processes of one node, or call \
+                 and uneven all-to-alls: choose the GPU before the communicator is created (FLEXRING_GPU), and leave FLEXRING_GPU_ENGINE unset, or call \
                  outside of the capture",
             ));
         }
         let CallStreams { stream, other, .. } = streams;
         let _entered = engine.gpu.enter()?;
+        self.query_last()
+            .map_err(|failure| Error::from(failure).context(format_args!("{:?}", engine.gpu)))?;
         let control = &engine.control;
         let mut parameters = LaunchParameters {
             gpu: control.state_address(),
@@ -384,6 +394,8 @@ pub(crate) struct PreparedCollective {
     /// CTAs at most, and threads of each.
     size: [u32; 2],
     parameters: CollectiveParameters,
+    /// The stream, once it is launched there and not captured.
+    identity: Option<LastStream>,
 }
 
 impl PreparedCollective {
@@ -398,12 +410,12 @@ impl PreparedCollective {
     /// # Errors
     /// `System` if the GPU fails; `Unsupported` if the driver is too old for captures.
     pub(crate) fn launch(&mut self) -> Result<()> {
-        let Self { order, streams, memory, dtype, size: [ctas, threads], parameters } = self;
+        let Self { order, streams, memory, dtype, size: [ctas, threads], parameters, identity } = self;
         let engine = &order.engine;
         let CallStreams { stream, other, graph } = *streams;
         let state = order.state.lock().unwrap_or_else(PoisonError::into_inner);
         let _entered = engine.gpu.enter()?;
-        let ctas = engine.ctas(KernelKind::Collective(*dtype)).min(*ctas);
+        let ctas = engine.kernels.ctas(KernelKind::Collective(*dtype), *ctas);
         // SAFETY: the creators of the streams promised that they are live, and a graph is while it captures.
         // The memory of collectives lives until the graphs that keep it are gone; the vectors are valid until
         // the stream has passed the call.
@@ -415,10 +427,13 @@ impl PreparedCollective {
                 state.other.record_in(other.handle())?;
                 state.other.wait_in(stream.handle())?;
             }
-            // A capture cannot wait for events of the work outside: there the order is the user's to keep.
-            let identity = order.identity(stream);
-            if graph.is_none() && state.last.is_some_and(|last| !last.is_same(identity)) {
-                state.ended.wait_in(stream.handle())?;
+            // A capture cannot wait for events of the work outside: there the order is the user's to keep. And a
+            // stream that is asked for its number ends its capture.
+            if graph.is_none() {
+                let now = *identity.insert(order.identity(stream));
+                if state.last.is_some_and(|last| !last.is_same(now)) {
+                    state.ended.wait_in(stream.handle())?;
+                }
             }
             engine.kernels.launch_collective(*dtype, [ctas, *threads], stream.handle(), parameters)?;
         }
@@ -444,7 +459,7 @@ impl PreparedCollective {
             }
         }
         if graph.is_none() {
-            state.last = Some(self.order.identity(stream));
+            state.last = self.identity;
         }
         Ok(())
     }
