@@ -154,6 +154,7 @@ struct CollectiveShared {
     bool failed;
     // Whether this rank's vectors are where the call says.
     bool placed;
+    u32 reported;
     Rounds rounds;
     ItemShared item;
     Granule gathered[kGathered];
@@ -522,6 +523,17 @@ struct Exchange {
         }
         return has;
     }
+    __device__ __forceinline__ void report_unplaced(u32 rank) const {
+        const u32 direct = run.shared.reported & kReportedDirect;
+        if (run.shared.reported == (direct | (rank + 1))) return;
+        store_relaxed(&run.state.reported, direct | (rank + 1));
+        store_relaxed_sys(&run.status.unplaced, rank + 1);
+    }
+    __device__ __forceinline__ void report_direct() const {
+        if ((run.shared.reported & kReportedDirect) != 0) return;
+        store_relaxed(&run.state.reported, run.shared.reported | kReportedDirect);
+        store_relaxed_sys(&run.status.direct, 1);
+    }
     // Sets the addresses of the parts that this rank accesses, of the places that were received. Returns whether all ranks have theirs,
     // in all threads.
     __device__ __forceinline__ bool find_places(const Part& part) const {
@@ -531,7 +543,7 @@ struct Exchange {
             const u64 place = run.shared.places[rank][kind];
             if ((place & kPlaced) == 0) {
                 missing = true;
-                if (run.slice() == 0) store_relaxed_sys(&run.status.unplaced, rank + 1);
+                if (run.slice() == 0) report_unplaced(rank);
             }
             // Also this rank's output, if peers need no place of it.
             const bool is_own = kind == 1 && rank == me && call.receives != 0;
@@ -994,8 +1006,7 @@ struct Exchange {
             if (turn.work == kIdle) continue;
             if (turn.work == kEnd || turn.work == kFailure) {
                 // Not before: the stores of peers' words wait for it.
-                const bool was_direct = !is_listed && run.shared.rounds.direct && run.slice() == 0 && threadIdx.x == 0;
-                if (was_direct) store_relaxed_sys(&run.status.direct, run.epoch());
+                if (!is_listed && run.shared.rounds.direct && run.slice() == 0 && threadIdx.x == 0) report_direct();
                 return turn.work == kFailure;
             }
             if (turn.work == kReduce) reduce(turn);
@@ -1018,12 +1029,14 @@ struct Arrival {
     u64 owner;
     u64 word;
     u32 closed;
+    u32 reported;
 };
 __device__ __forceinline__ Arrival arrive(const CollectiveParameters& call, CollectiveState& state) {
     Arrival arrival;
     arrival.owner = compare_and_swap(&state.owner, 0, call.launch);
     arrival.word = add_relaxed(&state.epoch, kOneTicket);
     arrival.closed = load_relaxed(&state.closed);
+    arrival.reported = load_relaxed(&state.reported);
     return arrival;
 }
 
@@ -1128,6 +1141,7 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
         shared.epoch = (arrival.word & kEpochMask) + 1;
         shared.slice = keeps(kSlicesByTicket) ? static_cast<u32>(arrival.word >> kTicketShift) : blockIdx.x;
         shared.runs = mine && !earlier;
+        shared.reported = arrival.reported;
         shared.failed = !mine || earlier || arrival.closed;
         if (shared.failed) fail(state, status, mine ? kClosed : kOverlap, call.rank, shared.epoch);
         if (mine && earlier) compare_and_swap(&state.owner, call.launch, 0);

@@ -49,6 +49,8 @@ constexpr unsigned int kOutputPlace = 1;
 constexpr unsigned int kScratchPlace = 2;
 constexpr unsigned int kMessagePlace = 3;
 constexpr unsigned int kCopyPlace = 4;
+// In CollectiveState::reported.
+constexpr unsigned int kReportedDirect = 1u << 31;
 // Why a kernel left without having completed its call.
 constexpr unsigned int kNoFailure = 0;
 // Another rank makes another call: `failed_rank`, `own_words` and `their_words` say which.
@@ -85,6 +87,9 @@ struct CollectiveState {
     unsigned int stopped;
     // Set by the host: every later kernel leaves. After a failure they do so too.
     unsigned int closed;
+    // What `direct` and `unplaced` of the status were last set to: kReportedDirect, and 1 + a rank. Host memory is written once for all
+    // calls, because the end of a kernel waits for that.
+    alignas(8) unsigned int reported;
     // By rank, this rank included: where this GPU maps its state. Written by the host before the first launch.
     CollectiveState* peers[kMostRanks];
     // By rank, this rank included, and number: where this GPU maps an allocation; 0 for one of this rank that is not to be used any
@@ -182,7 +187,7 @@ struct CollectiveStatus {
     unsigned long long failure;
     // The launch that was completed last, of those that report it. Written by the last CTA to leave.
     unsigned long long completed;
-    // The number of the last call that was direct, and 1 + the rank whose vectors had no places in one that could have been.
+    // Whether a call was direct, and 1 + the rank whose vectors had no places in one that could have been.
     unsigned long long direct;
     unsigned long long unplaced;
     // Written by the host: every kernel leaves.

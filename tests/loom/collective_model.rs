@@ -9,7 +9,7 @@
 //! executed.
 
 use super::gpu_model::{Plain, explore, mutants};
-use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 use std::sync::atomic::{AtomicU64 as Untracked, Ordering::Relaxed as Unordered};
 
@@ -31,10 +31,11 @@ struct Rules {
     stages: u64,
     waits_for_done: bool,
     publishes: Ordering,
-    acquires: Option<Ordering>,
+    acquires: Ordering,
     one_kernel: bool,
     number_is_compared: bool,
     cta_leaves: Ordering,
+    cta_leaves_quietly: Ordering,
     reports: Ordering,
     host_reads: Ordering,
     one_reports: bool,
@@ -46,13 +47,14 @@ impl Rules {
         parities: 2,
         both_halves_are_compared: true,
         entries_of_all: true,
-        stages: 2,
+        stages: 3,
         waits_for_done: true,
         publishes: Release,
-        acquires: Some(AcqRel),
+        acquires: Acquire,
         one_kernel: true,
         number_is_compared: true,
         cta_leaves: AcqRel,
+        cta_leaves_quietly: Acquire,
         reports: Release,
         host_reads: Acquire,
         one_reports: true,
@@ -65,16 +67,16 @@ impl Rules {
 struct Packet([AtomicU64; 2]);
 
 impl Packet {
-    fn put(&self, call: u64, value: u64) {
+    fn put(&self, call: u64, value: u64, order: Ordering) {
         for half in &self.0 {
-            half.store(value << DATA | call, Relaxed);
+            half.store(value << DATA | call, order);
         }
     }
 
     /// The value, if it is there.
-    fn poll(&self, call: u64, rules: &Rules) -> Option<u64> {
+    fn poll(&self, call: u64, rules: &Rules, order: Ordering) -> Option<u64> {
         thread::yield_now();
-        let halves = self.0.each_ref().map(|half| half.load(Relaxed));
+        let halves = self.0.each_ref().map(|half| half.load(order));
         let calls = halves.map(|half| half & ((1 << DATA) - 1));
         assert!(calls.iter().all(|found| *found <= call), "a packet was overwritten before it was read");
         let compared = if rules.both_halves_are_compared { &calls[..] } else { &calls[..1] };
@@ -94,8 +96,8 @@ struct RankMemory {
     ready: AtomicU64,
     done: AtomicU64,
     /// By stage and rank that owns the part.
-    input: [[Plain; 2]; 2],
-    output: [[Plain; 2]; 2],
+    input: [[Plain; 2]; 3],
+    output: [[Plain; 2]; 3],
 }
 
 /// `CollectiveStatus` and the words of one rank's kernels.
@@ -137,16 +139,16 @@ impl Memory {
         for call in 1..=calls {
             let at = self.parity(call);
             if me == 0 {
-                self.ranks[peer].inbox[at].put(call, call);
+                self.ranks[peer].inbox[at].put(call, call, Relaxed);
             }
             if me == 0 || self.rules.entries_of_all {
-                self.ranks[peer].entry[at].put(call, 7);
+                self.ranks[peer].entry[at].put(call, 7, Relaxed);
             }
             if me == 1 || self.rules.entries_of_all {
-                assert_eq!(self.ranks[me].entry[at].poll(call, &self.rules)?, 7);
+                assert_eq!(self.ranks[me].entry[at].poll(call, &self.rules, Relaxed)?, 7);
             }
             if me == 1 {
-                assert_eq!(self.ranks[me].inbox[at].poll(call, &self.rules)?, call, "a wrong value");
+                assert_eq!(self.ranks[me].inbox[at].poll(call, &self.rules, Relaxed)?, call, "a wrong value");
             }
         }
         Some(())
@@ -165,13 +167,7 @@ impl Memory {
 
     fn wait(&self, word: &AtomicU64, round: u64) -> Option<()> {
         thread::yield_now();
-        if word.load(Relaxed) <= round {
-            return None;
-        }
-        if let Some(order) = self.rules.acquires {
-            fence(order);
-        }
-        Some(())
+        (word.load(self.rules.acquires) > round).then_some(())
     }
 
     fn number(rank: usize, round: u64) -> u64 {
@@ -188,22 +184,26 @@ impl Memory {
     /// A rank in an all-reduce of two parts, each of which belongs to a rank.
     fn all_reduce(&self, me: usize, rounds: u64) -> Option<()> {
         let (own, peer) = (&self.ranks[me], &self.ranks[1 - me]);
-        self.fill(me, 0);
-        for round in 0..rounds {
-            if round + 1 < rounds {
-                self.fill(me, round + 1);
+        for filled in 0..rounds + 2 {
+            if filled < rounds {
+                self.fill(me, filled);
             }
-            let stage = self.stage(round);
-            self.wait(&own.ready, round)?;
-            let sum = own.input[stage][me].get() + peer.input[stage][me].get();
-            own.output[stage][me].set(sum);
-            peer.output[stage][me].set(sum);
-            self.publish(&peer.done, round);
-            if self.rules.waits_for_done {
-                self.wait(&own.done, round)?;
+            if let Some(round) = filled.checked_sub(2) {
+                if self.rules.waits_for_done {
+                    self.wait(&own.done, round)?;
+                }
+                let expected = Self::number(0, round) + Self::number(1, round);
+                let output = &own.output[self.stage(round)];
+                assert_eq!([0, 1].map(|part| output[part].get()), [expected; 2], "wrong sums");
             }
-            let expected = Self::number(0, round) + Self::number(1, round);
-            assert_eq!([0, 1].map(|part| own.output[stage][part].get()), [expected; 2], "wrong sums");
+            if let Some(round) = filled.checked_sub(1).filter(|round| *round < rounds) {
+                let stage = self.stage(round);
+                self.wait(&own.ready, round)?;
+                let sum = own.input[stage][me].get() + peer.input[stage][me].get();
+                own.output[stage][me].set(sum);
+                peer.output[stage][me].set(sum);
+                self.publish(&peer.done, round);
+            }
         }
         Some(())
     }
@@ -218,10 +218,32 @@ impl Memory {
                 self.publish(&root.done, round);
                 continue;
             }
-            if round >= 2 && self.rules.waits_for_done {
-                self.wait(&root.done, round - 2)?;
+            if round >= self.rules.stages && self.rules.waits_for_done {
+                self.wait(&root.done, round - self.rules.stages)?;
             }
             self.fill(0, round);
+        }
+        Some(())
+    }
+
+    /// A rank in direct all-reduces of two parts: it reads both inputs and writes both outputs. Its entry
+    /// says that its input is there.
+    fn direct(&self, me: usize, calls: u64) -> Option<()> {
+        let (own, peer) = (&self.ranks[me], &self.ranks[1 - me]);
+        for call in 1..=calls {
+            let at = self.parity(call);
+            own.input[0].iter().for_each(|part| part.set(Self::number(me, call)));
+            peer.entry[at].put(call, 7, self.rules.publishes);
+            assert_eq!(own.entry[at].poll(call, &self.rules, self.rules.acquires)?, 7);
+            let sum = own.input[0][me].get() + peer.input[0][me].get();
+            own.output[0][me].set(sum);
+            peer.output[0][me].set(sum);
+            self.publish(&peer.done, call);
+            if self.rules.waits_for_done {
+                self.wait(&own.done, call)?;
+            }
+            let expected = Self::number(0, call) + Self::number(1, call);
+            assert_eq!([0, 1].map(|part| own.output[0][part].get()), [expected; 2], "wrong sums");
         }
         Some(())
     }
@@ -272,7 +294,7 @@ impl Memory {
             self.fail(launch, call);
             epoch.fetch_add(FAILED, Relaxed);
         }
-        owner.store(0, Release);
+        owner.store(0, Relaxed);
         is_complete.then_some(call)
     }
 
@@ -300,6 +322,18 @@ impl Memory {
         self.own.result[cta as usize].set(cta + 1);
         if self.own.left.fetch_add(1, self.rules.cta_leaves) == 1 {
             self.own.completed.store(1, self.rules.reports);
+        }
+    }
+
+    /// A CTA leaves a call that reports no end. The last one sees whether another has failed.
+    fn leave_quietly(&self, failed: bool) {
+        let own = &self.own;
+        if failed {
+            own.stopped.fetch_add(1, AcqRel);
+        }
+        let order = if failed { self.rules.cta_leaves } else { self.rules.cta_leaves_quietly };
+        if own.left.fetch_add(1, order) == 1 {
+            assert_ne!(own.stopped.load(Relaxed), 0, "a failure is not seen");
         }
     }
 
@@ -356,15 +390,22 @@ const PACKETS: Scenario = Scenario {
 
 const REDUCED_STAGES: Scenario = Scenario {
     preemptions: 1,
-    first: |memory| memory.all_reduce(0, 3),
-    second: |memory| memory.all_reduce(1, 3),
+    first: |memory| memory.all_reduce(0, 4),
+    second: |memory| memory.all_reduce(1, 4),
     end: |_| Some(()),
 };
 
 const READ_STAGES: Scenario = Scenario {
     preemptions: 2,
-    first: |memory| memory.staged_broadcast(0, 3),
-    second: |memory| memory.staged_broadcast(1, 3),
+    first: |memory| memory.staged_broadcast(0, 4),
+    second: |memory| memory.staged_broadcast(1, 4),
+    end: |_| Some(()),
+};
+
+const DIRECT: Scenario = Scenario {
+    preemptions: 2,
+    first: |memory| memory.direct(0, 2),
+    second: |memory| memory.direct(1, 2),
     end: |_| Some(()),
 };
 
@@ -417,6 +458,19 @@ const RESULT: Scenario = Scenario {
     end: |_| Some(()),
 };
 
+const LEAVING: Scenario = Scenario {
+    preemptions: 3,
+    first: |memory| {
+        memory.leave_quietly(true);
+        Some(())
+    },
+    second: |memory| {
+        memory.leave_quietly(false);
+        Some(())
+    },
+    end: |_| Some(()),
+};
+
 const WAIT: Scenario =
     Scenario { preemptions: 3, first: Memory::wait_in_vain, second: Memory::end_wait, end: |_| Some(()) };
 
@@ -442,6 +496,11 @@ fn stages_are_read_before_they_are_filled_again() {
 }
 
 #[test]
+fn vectors_are_there_when_ranks_have_entered() {
+    check(DIRECT, |_| ());
+}
+
+#[test]
 fn kernels_that_overlap_have_numbers_of_their_own_or_fail() {
     check(OVERLAP, |_| ());
 }
@@ -450,6 +509,7 @@ fn kernels_that_overlap_have_numbers_of_their_own_or_fail() {
 fn the_host_sees_one_failure_and_complete_results() {
     check(FAILURES, |_| ());
     check(RESULT, |_| ());
+    check(LEAVING, |_| ());
 }
 
 #[test]
@@ -464,11 +524,15 @@ mutants! {
     sums_have_one_stage: REDUCED_STAGES, stages = 1, "Causality violation";
     sums_are_not_awaited: REDUCED_STAGES, waits_for_done = false, "wrong sums";
     sums_are_published_without_release: REDUCED_STAGES, publishes = Relaxed, "Causality violation";
-    sums_are_read_without_acquire: REDUCED_STAGES, acquires = None, "Causality violation";
-    sums_are_read_with_a_release_fence: REDUCED_STAGES, acquires = Some(Release), "Causality violation";
+    sums_are_read_without_acquire: REDUCED_STAGES, acquires = Relaxed, "Causality violation";
     stages_are_filled_early: READ_STAGES, waits_for_done = false, "Causality violation";
     stages_are_published_without_release: READ_STAGES, publishes = Relaxed, "Causality violation";
-    stages_are_read_without_acquire: READ_STAGES, acquires = None, "Causality violation";
+    stages_are_read_without_acquire: READ_STAGES, acquires = Relaxed, "Causality violation";
+    inputs_are_entered_without_release: DIRECT, publishes = Relaxed, "Causality violation";
+    inputs_are_read_without_acquire: DIRECT, acquires = Relaxed, "Causality violation";
+    readers_are_not_awaited: DIRECT, waits_for_done = false, "wrong sums";
+    failures_are_counted_without_release: LEAVING, cta_leaves = Acquire, "a failure is not seen";
+    failures_are_counted_without_acquire: LEAVING, cta_leaves_quietly = Relaxed, "a failure is not seen";
     kernels_have_no_owner: OVERLAP, one_kernel = false, "two kernels run at once";
     the_number_is_not_compared: OVERLAP, number_is_compared = false, "the number of a call that is complete";
     every_failure_is_reported: FAILURES, one_reports = false, "a mixture of two reports";

@@ -1,9 +1,9 @@
 //! The GPU of a communicator, over CUDA.
 
 use super::kernel_calls::KernelCalls;
+use super::kernel_offer::KernelOffer;
 use super::registered_memory::OfferedMemory;
 use crate::communicator::checked_call::CheckedCall;
-use crate::communicator::kernel_calls::KernelOffer;
 use crate::communicator::registration_gate::GATE;
 use crate::config::GpuProgram;
 use crate::config::{Config, environment};

@@ -9,6 +9,7 @@ mod absent;
 mod cuda;
 #[cfg(feature = "cuda")]
 mod kernel_calls;
+mod kernel_offer;
 #[cfg(feature = "cuda")]
 mod kernel_watch;
 #[cfg(feature = "cuda")]
@@ -26,6 +27,7 @@ pub(super) use cuda::{
 };
 #[cfg(all(feature = "verbs", feature = "cuda"))]
 pub(super) use cuda::{address, is_coherent};
+pub(super) use kernel_offer::{KernelOffer, most_ctas};
 #[cfg(feature = "cuda")]
 pub(super) use {
     cuda::{OpenedGpu, PreparedCollective},

@@ -22,8 +22,7 @@ pub(super) use introduction::ConnectionOrigin;
 
 use super::Communicator;
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
-use super::gpu;
-use super::kernel_calls::most_ctas;
+use super::gpu::{self, most_ctas};
 use super::launch_group::LaunchGroup;
 use super::local_gathering::LocalGathering;
 use super::plans::{Plans, no_times};

@@ -2,7 +2,7 @@
 
 use crate::communicator::Communicator;
 use crate::communicator::checked_call::CheckedCall;
-use crate::communicator::kernel_calls::KernelOffer;
+use crate::communicator::gpu::KernelOffer;
 use crate::communicator::request::CallOutcome;
 use crate::communicator::runner::CallRunner;
 use crate::device::CallerStream;

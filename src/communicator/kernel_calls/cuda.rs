@@ -5,9 +5,9 @@
 use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::checked_call::CheckedCall;
-use crate::communicator::kernel_calls::KernelOffer;
 use crate::communicator::gpu::{
-    KernelCalls, KernelOwner, KernelWatch, OfferedMemory, OpenedGpu, PreparedCollective, difference,
+    KernelCalls, KernelOffer, KernelOwner, KernelWatch, OfferedMemory, OpenedGpu, PreparedCollective,
+    difference,
 };
 use crate::communicator::launch_group::Launch;
 use crate::communicator::registration_gate::permit;
@@ -53,7 +53,10 @@ impl CallRunner {
         };
         let owner: Weak<dyn KernelOwner> = Arc::downgrade(self) as _;
         calls.connect(&peers, owner, &self.fault, self.rank, self.timeout)?;
-        log::debug!("rank {}: kernels of up to {ctas} CTAs run collectives on GPU memory themselves", self.rank);
+        log::debug!(
+            "rank {}: kernels of up to {ctas} CTAs run collectives on GPU memory themselves",
+            self.rank
+        );
         Ok(())
     }
 

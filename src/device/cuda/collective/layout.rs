@@ -68,6 +68,7 @@ struct CollectiveState {
     reporter: u64,
     stopped: u32,
     closed: u32,
+    reported: u64,
     peers: [u64; MOST_RANKS],
     memories: [[u64; MOST_MEMORIES]; MOST_RANKS],
     received: ReceivedWords,
@@ -285,7 +286,7 @@ pub(super) struct ProgramWords {
 const _: () = assert!(size_of::<LinkWords>() == 72 && size_of::<ItemWords>() == 24);
 const _: () = assert!(size_of::<PlaceWords>() == 16 && size_of::<CountWords>() == 12);
 const _: () = assert!(size_of::<ProgramWords>() == 80);
-const _: () = assert!(CLOSED_AT == 28 && PEERS == 32);
+const _: () = assert!(CLOSED_AT == 28 && PEERS == 40);
 
 #[cfg(test)]
 mod tests {
@@ -353,8 +354,8 @@ mod tests {
         assert_eq!(
             fields("CollectiveState"),
             [
-                "owner", "epoch", "reporter", "stopped", "closed", "peers", "memories", "entry", "words", "ready",
-                "done", "sent", "used"
+                "owner", "epoch", "reporter", "stopped", "closed", "reported", "peers", "memories", "entry",
+                "words", "ready", "done", "sent", "used"
             ]
         );
         assert_eq!(
