@@ -94,7 +94,7 @@ pub mod config {
         ListeningPorts, LogArea, LogFilter, LogLevel, Lowering, Registration, SecretText, Servers, Simd,
         Size, Switch, TransportChoice,
     };
-    pub(crate) use flexring_core::config::{LONGEST_TIME, environment, nccl_settings};
+    pub(crate) use flexring_core::config::{LONGEST_TIME, environment};
 }
 
 /// Vectors in the memory of NVIDIA GPUs.

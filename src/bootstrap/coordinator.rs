@@ -138,7 +138,7 @@ fn location_of(addresses: &[SocketAddr]) -> String {
 /// Listens on the chosen interfaces and the loopback, on ports of the settings' range, or on ports that the
 /// system chooses.
 fn listen_on_free_ports(config: &Config) -> Result<Vec<TcpListener>> {
-    let mut ips = interfaces::choose_addresses(config.socket_ifname.as_deref(), config.socket_family, None)?;
+    let mut ips = interfaces::choose_addresses(config, None)?;
     // It is not known which of them the ranks reach.
     ips.truncate(UniqueId::MAX_ADDRESSES - 1);
     let loopback = match ips.first() {

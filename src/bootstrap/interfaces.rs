@@ -2,7 +2,7 @@
 //!
 //! Owns the meaning of `FLEXRING_SOCKET_IFNAME`.
 
-use crate::config::Family;
+use crate::config::{Config, Family};
 use crate::descriptor;
 use crate::error::{Error, Result};
 use std::io;
@@ -112,15 +112,15 @@ pub fn list_interfaces() -> Result<Vec<Interface>> {
 ///
 /// # Errors
 /// As `choose_addresses`.
-pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
-    let chosen = choose_addresses(ifname, family, None)?;
+pub fn choose_address(config: &Config) -> Result<IpAddr> {
+    let chosen = choose_addresses(config, None)?;
     chosen.first().copied().ok_or_else(|| Error::internal("no address was chosen"))
 }
 
 /// Chooses the addresses that other ranks may connect to, the best one first. `known` is an address of this
 /// machine that others reach, if one is known.
 ///
-/// `ifname` has the syntax of `NCCL_SOCKET_IFNAME`: a comma-separated list of prefixes of which any may
+/// `FLEXRING_SOCKET_IFNAME` has the syntax of `NCCL_SOCKET_IFNAME`: a comma-separated list of prefixes of which any may
 /// match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching interfaces. Of the
 /// remaining interfaces that are up, the one with the known address is the best, then the one with the
 /// default route, then the first. Link-local addresses, bridges with neither the default route nor a network
@@ -130,8 +130,8 @@ pub fn choose_address(ifname: Option<&str>, family: Family) -> Result<IpAddr> {
 ///
 /// # Errors
 /// `InvalidSetting`, listing the existing interfaces, if none qualifies; `System` if they cannot be listed.
-pub fn choose_addresses(ifname: Option<&str>, family: Family, known: Option<IpAddr>) -> Result<Vec<IpAddr>> {
-    let chosen = choose_from(&list_interfaces()?, ifname, family, known, &default_sources())?;
+pub fn choose_addresses(config: &Config, known: Option<IpAddr>) -> Result<Vec<IpAddr>> {
+    let chosen = choose_from(&list_interfaces()?, config, known, &default_sources())?;
     Ok(without_unassigned(chosen, is_assigned))
 }
 
@@ -167,12 +167,12 @@ pub fn route_source(to: IpAddr) -> Option<IpAddr> {
 
 fn choose_from(
     interfaces: &[Interface],
-    ifname: Option<&str>,
-    family: Family,
+    config: &Config,
     known: Option<IpAddr>,
     defaults: &[Option<IpAddr>],
 ) -> Result<Vec<IpAddr>> {
-    let pattern = ifname.map(Pattern::parse);
+    let family = config.socket_family;
+    let pattern = config.socket_ifname.as_deref().map(Pattern::parse);
     let mut usable: Vec<&Interface> = interfaces
         .iter()
         .filter(|interface| interface.up && is_in_family(interface.address, family))
@@ -191,7 +191,7 @@ fn choose_from(
         (!is_known(interface), penalty(interface), !is_default, position, interface.address.is_ipv6())
     });
     if usable.is_empty() {
-        return Err(no_interface(interfaces, ifname, family));
+        return Err(no_interface(interfaces, config));
     }
     // Other nodes cannot reach the loopback, even if it is the known address.
     let best_other = usable.iter().position(|interface| !interface.address.is_loopback());
@@ -207,7 +207,7 @@ fn choose_from(
     Ok(chosen)
 }
 
-fn no_interface(interfaces: &[Interface], ifname: Option<&str>, family: Family) -> Error {
+fn no_interface(interfaces: &[Interface], config: &Config) -> Error {
     let listed: Vec<String> = interfaces
         .iter()
         .map(|interface| {
@@ -215,13 +215,15 @@ fn no_interface(interfaces: &[Interface], ifname: Option<&str>, family: Family) 
             format!("{} ({}{down})", interface.name, interface.address)
         })
         .collect();
-    let wanted = match ifname {
-        Some(ifname) => format!("FLEXRING_SOCKET_IFNAME=\"{ifname}\" leaves no interface"),
+    let wanted = match &config.socket_ifname {
+        Some(ifname) => {
+            format!("{}=\"{ifname}\" leaves no interface", config.source("FLEXRING_SOCKET_IFNAME"))
+        }
         None => "there is no interface".to_owned(),
     };
-    let family = match family {
+    let family = match config.socket_family {
         Family::Auto => String::new(),
-        Family::Ipv4 | Family::Ipv6 => format!(" and has an address of {}", family.name()),
+        Family::Ipv4 | Family::Ipv6 => format!(" and has an address of {}", config.socket_family.name()),
     };
     Error::invalid_setting(format!("{wanted} that is up{family}; there are: {}", listed.join(", ")))
 }
@@ -331,7 +333,9 @@ mod tests {
     ) -> Result<Vec<String>> {
         let parse = |text: &str| text.parse().expect("an address");
         let defaults = [default.map(parse), None];
-        let chosen = choose_from(&machine(), ifname, family, known.map(parse), &defaults)?;
+        let socket_ifname = ifname.map(str::to_owned);
+        let config = Config { socket_ifname, socket_family: family, ..Config::default() };
+        let chosen = choose_from(&machine(), &config, known.map(parse), &defaults)?;
         Ok(chosen.iter().map(ToString::to_string).collect())
     }
 
@@ -391,7 +395,7 @@ mod tests {
         assert_eq!(chosen(Some("=lo"), Family::Ipv6), "::1");
         let only_link_local: Vec<Interface> =
             machine().into_iter().filter(|interface| interface.address.to_string() == "fe80::1").collect();
-        assert!(choose_from(&only_link_local, None, Family::Auto, None, &[]).is_ok());
+        assert!(choose_from(&only_link_local, &Config::default(), None, &[]).is_ok());
     }
 
     #[test]
@@ -432,6 +436,6 @@ mod tests {
     #[test]
     fn this_machine_has_a_usable_address() {
         assert!(list_interfaces().expect("interfaces").iter().any(|interface| interface.up));
-        assert!(choose_address(None, Family::Auto).is_ok());
+        assert!(choose_address(&Config::default()).is_ok());
     }
 }

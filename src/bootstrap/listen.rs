@@ -240,8 +240,7 @@ fn specific(mut address: SocketAddr) -> SocketAddr {
 /// others reach.
 fn interface_for(to: SocketAddr, config: &Config) -> io::Result<IpAddr> {
     let route = || route_source(to.ip()).filter(|local| !local.is_loopback());
-    let chosen =
-        || choose_address(config.socket_ifname.as_deref(), config.socket_family).map_err(io::Error::other);
+    let chosen = || choose_address(config).map_err(io::Error::other);
     if config.socket_ifname.is_some() { chosen() } else { route().map_or_else(chosen, Ok) }
 }
 

@@ -144,7 +144,8 @@ impl Communicator {
     #[doc(hidden)]
     pub fn settings(identity: impl FnOnce(&Config) -> Result<Identity>) -> Result<(Config, Identity)> {
         let _default = DefaultFloatEnvironment::enter();
-        let (config, failure) = Config::read_partly(environment);
+        let (config, failures) = Config::read_partly(environment);
+        let failure = failures.into_iter().next().map(|(_, error)| error);
         match (identity(&config), failure) {
             (identity, None) => Ok((config, identity?)),
             (Err(_), Some(failure)) => Err(failure),

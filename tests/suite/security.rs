@@ -3,7 +3,7 @@
 use crate::harness::{free_port, once_unchanged, with_watchdog};
 use flexring::internal::bootstrap::{RendezvousPoint, choose_address};
 use flexring::{Communicator, Identity, ReduceOp};
-use flexring_core::config::{Config, Family, SecretText};
+use flexring_core::config::{Config, SecretText};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -154,7 +154,7 @@ fn starve(port: u16) {
 #[test]
 fn a_job_that_other_hosts_can_join_is_warned_of_once() {
     with_watchdog(LIMIT, || {
-        let address = choose_address(None, Family::Auto).expect("an interface");
+        let address = choose_address(&Config::default()).expect("an interface");
         if address.is_loopback() {
             eprintln!("skipped: this machine has no interface but loopback");
             return;

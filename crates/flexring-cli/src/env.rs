@@ -5,9 +5,8 @@
 
 use crate::error::{CommandError, ERROR_PREFIX};
 use crate::output;
-use crate::settings::{unusable, warn_about_unknown_settings};
+use crate::settings::warn_about_unknown_settings;
 use clap::Args;
-use flexring::Error;
 use flexring_core::config::{Config, Origin, SettingRow, environment};
 
 /// Print all settings with their values and the origin of each value, and where the GPU kernels come from
@@ -28,8 +27,12 @@ pub fn run(options: &EnvOptions) -> Result<(), CommandError> {
         markdown(&Config::default().table(|_| None))
     } else {
         warn_about_unknown_settings();
-        let config = Config::from_env().map_err(|first| CommandError::Usage(setting_errors(first)))?;
-        let rows = config.table(environment);
+        let (config, unusable) = Config::read_partly(environment);
+        if !unusable.is_empty() {
+            let errors: Vec<String> = unusable.iter().map(|(_, error)| error.to_string()).collect();
+            return Err(CommandError::Usage(errors.join(&format!("\n{ERROR_PREFIX}"))));
+        }
+        let rows = config.table(|name| config.given.contains(name).then(|| "set".to_owned()));
         if options.json { json(&rows)? } else { table(&rows) + &kernels_line() }
     };
     output::print(&text)
@@ -46,13 +49,6 @@ pub fn kernels() -> Option<String> {
 /// The output line that says where the GPU kernels come from.
 pub fn kernels_line() -> String {
     format!("\nGPU kernels: {}\n", kernels().unwrap_or_else(|| "none: this build has no CUDA".to_owned()))
-}
-
-/// The errors of all settings that cannot be parsed, one per line. `first` is the error that stopped reading;
-/// it is used if none is found when each setting is read alone.
-fn setting_errors(first: Error) -> String {
-    let all: Vec<String> = unusable(environment).iter().map(|(_, error)| error.to_string()).collect();
-    if all.is_empty() { first.to_string() } else { all.join(&format!("\n{ERROR_PREFIX}")) }
 }
 
 /// Aligned columns for a terminal: a line for each setting, followed by its description.

@@ -1,9 +1,8 @@
 //! Settings as the subcommands check them.
 //!
-//! Owns how the value of a flag that overrides a setting is validated (as the setting itself), how unusable
-//! settings are listed, and the warning about unknown variables.
+//! Owns how the value of a flag that overrides a setting is validated (as the setting itself), and the warning
+//! about unknown variables.
 
-use flexring::Error;
 use flexring_core::config::Config;
 
 /// An error message that says which values the setting of this name accepts.
@@ -29,15 +28,6 @@ pub fn checked(name: &str, text: &str) -> Result<String, String> {
 /// Prints a warning for each environment variable that looks like a setting but is not one.
 pub fn warn_about_unknown_settings() {
     Config::warnings().iter().for_each(|sentence| eprintln!("warning: {sentence}"));
-}
-
-/// Every setting whose value cannot be parsed, with the error.
-pub fn unusable(lookup: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, Error)> {
-    let alone = |name: &&'static str| {
-        let read = Config::read(|asked| (asked == *name).then(|| lookup(name)).flatten());
-        read.err().map(|error| (*name, error))
-    };
-    Config::NAMES.iter().filter_map(alone).collect()
 }
 
 #[cfg(test)]

@@ -26,14 +26,13 @@ pub(super) struct LinkEndpoint {
 /// The addresses that this rank listens on for TCP links: those that other nodes may reach, the best one
 /// first, and loopback for its own node. `route` is that of its control connection.
 pub(super) fn listen_addresses(config: &Config, route: Option<ControlRoute>) -> Result<Vec<IpAddr>> {
-    let (ifname, family) = (config.socket_ifname.as_deref(), config.socket_family);
-    let mut chosen = bootstrap::choose_addresses(ifname, family, route.map(|route| route.own))?;
+    let mut chosen = bootstrap::choose_addresses(config, route.map(|route| route.own))?;
     let loopback: IpAddr = match chosen.first() {
         Some(IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
         _ => Ipv4Addr::LOCALHOST.into(),
     };
     // An interface that the user named is used within the node, too.
-    if ifname.is_none() && !chosen.iter().any(IpAddr::is_loopback) {
+    if config.socket_ifname.is_none() && !chosen.iter().any(IpAddr::is_loopback) {
         chosen.push(loopback);
     }
     Ok(chosen)

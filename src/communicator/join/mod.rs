@@ -33,7 +33,7 @@ use super::world_template::{LocalRank, WorldSpec, WorldTemplate};
 use crate::bootstrap::{
     ControlConnection, Identity, RendezvousPoint, ShrinkService, ShrinkServiceParams, host_name, local_rank,
 };
-use crate::config::{Config, environment, nccl_settings};
+use crate::config::{Config, environment};
 use crate::descriptor_limit;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -64,7 +64,7 @@ impl Communicator {
     pub fn with_config(config: &Config, identity: &Identity) -> Result<Self> {
         let _default = DefaultFloatEnvironment::enter();
         crate::logging::init(&config.log);
-        log_settings(identity.rank);
+        log_settings(identity.rank, config);
         descriptor_limit::raise();
         Self::join(WorldSpec::new(config), identity, Arc::new(Fault::new()))
     }
@@ -271,13 +271,13 @@ fn await_links(runner: &CallRunner, connection: &ControlConnection, infos: &[Pee
 
 /// Warns, once in a process, of variables that are probably misspelt settings, and logs which settings are
 /// NCCL's: on rank 0, and on the first rank of each node that a launcher numbers.
-fn log_settings(rank: Rank) {
+fn log_settings(rank: Rank, config: &Config) {
     static LOGGED: Once = Once::new();
     let is_first = rank == 0 || matches!(local_rank(environment), Ok(Some(0)));
     if is_first {
         LOGGED.call_once(|| {
             Config::warnings().iter().for_each(|sentence| log::warn!("{sentence}"));
-            let of_nccl = nccl_settings();
+            let of_nccl = config.nccl_settings();
             if !of_nccl.is_empty() {
                 log::info!("settings of NCCL count where flexring's are unset: {}", of_nccl.join(", "));
             }

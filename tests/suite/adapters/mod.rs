@@ -290,6 +290,24 @@ fn settings_of_nccl_count_where_flexrings_are_unset_and_roce_without_a_class_is_
     assert!(has_line(&text, &["FLEXRING_IB_HCA=mlx5_1 (NCCL_IB_HCA in ", "FLEXRING_IB_SL=3"]), "{text}");
     assert!(!text.contains("uses mlx5_0:1") && text.contains("uses mlx5_1:1"), "{text}");
     assert!(has_line(&text, &["WARN", "mlx5_1:1", "traffic class 0", "FLEXRING_IB_TC"]), "{text}");
+    // What cannot be used is named as it was given.
+    let bad =
+        |settings: &[(&'static str, &str)]| job(&[0, 1].map(|_| node(settings)), SHORT).expect("not skipped");
+    std::fs::write(file.path(), "NCCL_IB_SL=99\n").expect("written");
+    let in_file = format!("NCCL_IB_SL in {conf}=\"99\" cannot be used");
+    for (settings, words) in [
+        (&[("NCCL_IB_HCA", "mlx9")][..], "NCCL_IB_HCA=\"mlx9\" admits no RDMA port"),
+        (&[("NCCL_IB_HCA", "mlx5_0:x")], "NCCL_IB_HCA=\"mlx5_0:x\" cannot be used"),
+        (&[("NCCL_IB_GID_INDEX", "7")], "which NCCL_IB_GID_INDEX requires"),
+        (&[("NCCL_IB_TC", "lossless")], "NCCL_IB_TC=\"lossless\" cannot be used"),
+        (&[("NCCL_CONF_FILE", conf)], &in_file),
+    ] {
+        let text = bad(settings).text();
+        assert!(
+            text.contains(words) && !text.contains(&words.replace("NCCL", "FLEXRING")),
+            "{words}: {text}"
+        );
+    }
     let with_class = job(&[0, 1].map(|_| node(&[("NCCL_IB_TC", "106")])), SHORT).expect("not skipped");
     let text = with_class.sums_are_right();
     assert!(!text.contains("traffic class 0") && text.contains("uses mlx5_0:1"), "{text}");

@@ -2,13 +2,12 @@
 //!
 //! Owns finding them out. Must not judge them.
 
-use crate::settings;
 use flexring::internal::bootstrap;
 use flexring::internal::description;
 use flexring::internal::device::host::Host;
 use flexring::internal::memory::{self, Arena};
 use flexring::internal::transport::verbs::inventory::{Affinity, NumaNode};
-use flexring_core::config::{Config, Origin, TransportChoice};
+use flexring_core::config::{Config, TransportChoice};
 use flexring_plan::tuning;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -124,11 +123,8 @@ impl SettingsReport {
     /// Reads the settings. Invalid ones count as not set.
     pub fn read(variables: &Variables) -> (Config, Self) {
         let lookup = |name: &str| variables.get(name).cloned();
-        let unusable = settings::unusable(lookup);
-        let usable =
-            |name: &str| lookup(name).filter(|_| unusable.iter().all(|(unusable, _)| *unusable != name));
-        let config = Config::read(usable).unwrap_or_default();
-        let set = config.table(usable).into_iter().filter(|row| row.origin == Origin::Environment);
+        let (config, unusable) = Config::read_partly(lookup);
+        let set = config.table(|_| None).into_iter().filter(|row| config.given.contains(row.name));
         let settings = Self {
             set: set.map(|row| (row.name, row.value)).collect(),
             unusable: unusable.iter().map(|(_, error)| error.message().to_owned()).collect(),

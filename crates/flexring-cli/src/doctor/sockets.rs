@@ -39,14 +39,13 @@ impl SocketReport {
         };
         let interfaces: Vec<InterfaceReport> =
             bootstrap::list_interfaces().unwrap_or_default().into_iter().map(report).collect();
-        let (chosen, why) =
-            match bootstrap::choose_address(config.socket_ifname.as_deref(), config.socket_family) {
-                Ok(address) => match connect(address) {
-                    Ok(()) => (Some(address), Self::reason(config, address)),
-                    Err(cause) => (None, format!("a connection at {address} fails: {cause}")),
-                },
-                Err(error) => (None, error.message().to_owned()),
-            };
+        let (chosen, why) = match bootstrap::choose_address(config) {
+            Ok(address) => match connect(address) {
+                Ok(()) => (Some(address), Self::reason(config, address)),
+                Err(cause) => (None, format!("a connection at {address} fails: {cause}")),
+            },
+            Err(error) => (None, error.message().to_owned()),
+        };
         let slow_start = std::fs::read_to_string(root.join("proc/sys/net/ipv4/tcp_slow_start_after_idle"));
         let slow_start_after_idle = slow_start.is_ok_and(|value| value.trim() == "1");
         Self { interfaces, chosen, why, slow_start_after_idle }
@@ -54,7 +53,10 @@ impl SocketReport {
 
     fn reason(config: &Config, chosen: IpAddr) -> String {
         match &config.socket_ifname {
-            Some(text) => format!("the first that is up and that FLEXRING_SOCKET_IFNAME=\"{text}\" admits"),
+            Some(text) => {
+                let name = config.source("FLEXRING_SOCKET_IFNAME");
+                format!("the first that is up and that {name}=\"{text}\" admits")
+            }
             None if chosen.is_loopback() => "nothing else is up".to_owned(),
             None => "by the route to other networks; jobs prefer the one to rank 0".to_owned(),
         }

@@ -16,13 +16,15 @@ pub use choices::{
     Registration, Simd, TransportChoice,
 };
 pub use log_filter::LogFilter;
+#[doc(hidden)]
+pub use nccl::NcclValue;
 pub use secret_text::SecretText;
 pub use values::{Dimensions, ListeningPorts, Servers, Size, Switch};
 
 use crate::error::{Error, Result};
 use nccl::NcclSettings;
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use values::{AnyValue, SettingValue, SizeRange, ValueCheck};
 
@@ -76,11 +78,19 @@ macro_rules! settings {
             /// [`read`](Self::read). A tuning profile changes none of them.
             #[doc(hidden)]
             pub given: BTreeSet<&'static str>,
+            /// Those of them that have a value of NCCL's.
+            #[doc(hidden)]
+            pub of_nccl: BTreeMap<&'static str, NcclValue>,
         }
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($field: $default,)* $($hidden: $hidden_default,)* given: BTreeSet::new() }
+                Self {
+                    $($field: $default,)*
+                    $($hidden: $hidden_default,)*
+                    given: BTreeSet::new(),
+                    of_nccl: BTreeMap::new(),
+                }
             }
         }
 
@@ -95,25 +105,35 @@ macro_rules! settings {
             /// # Errors
             /// `InvalidSetting`, quoting the variable and its text, for the first that cannot be parsed.
             pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
-                let (config, failure) = Self::read_partly(lookup);
-                failure.map_or(Ok(config), Err)
+                let (config, failures) = Self::read_with(lookup, |_| None);
+                failures.into_iter().next().map_or(Ok(config), |(_, error)| Err(error))
             }
 
-            /// As [`read`](Self::read), but settings that cannot be parsed have their defaults, and the error
-            /// for the first of them is returned beside the others.
-            #[doc(hidden)]
-            pub fn read_partly(lookup: impl Fn(&str) -> Option<String>) -> (Self, Option<Error>) {
-                let (mut config, mut failure) = (Self::default(), None);
-                $(if let Some(text) = set(lookup($name)) {
-                    match parse($name, &text, &$check) {
-                        Ok(value) => {
-                            config.$field = value;
-                            config.given.insert($name);
+            /// As [`read`](Self::read), but settings that have no text may have one of NCCL's, and those that
+            /// cannot be parsed have their defaults and are returned with the errors.
+            fn read_with(
+                lookup: impl Fn(&str) -> Option<String>,
+                of_nccl: impl Fn(&str) -> Option<NcclValue>,
+            ) -> (Self, Vec<(&'static str, Error)>) {
+                let (mut config, mut failures) = (Self::default(), Vec::new());
+                $({
+                    let own = set(lookup($name)).map(|text| ($name.to_owned(), text, None));
+                    let given = own.or_else(|| {
+                        let value = of_nccl($name)?;
+                        Some((value.source(), value.text.clone(), Some(value)))
+                    });
+                    if let Some((source, text, of_nccl)) = given {
+                        match parse(&source, &text, &$check) {
+                            Ok(value) => {
+                                config.$field = value;
+                                config.given.insert($name);
+                                config.of_nccl.extend(of_nccl.map(|value| ($name, value)));
+                            }
+                            Err(error) => failures.push(($name, error)),
                         }
-                        Err(error) => failure = failure.or(Some(error)),
                     }
                 })*
-                (config, failure)
+                (config, failures)
             }
 
             /// The table of settings. `lookup` decides the origin: a variable that it returns a text for was
@@ -362,13 +382,35 @@ impl Config {
     /// # Errors
     /// `InvalidSetting`, quoting the variable and its text, for the first that cannot be parsed.
     pub fn from_env() -> Result<Self> {
-        Self::read(environment)
+        let (config, failures) = Self::read_partly(environment);
+        failures.into_iter().next().map_or(Ok(config), |(_, error)| Err(error))
     }
 }
 
 /// What flexring's crates ask of the settings.
 #[doc(hidden)]
 impl Config {
+    /// Reads every setting through `lookup`, or what NCCL's variables and files have for it. Settings that
+    /// cannot be parsed have their defaults, and are returned with the errors, which name where the text was
+    /// read.
+    pub fn read_partly(lookup: impl Fn(&str) -> Option<String>) -> (Self, Vec<(&'static str, Error)>) {
+        let nccl = NcclSettings::read(&lookup);
+        Self::read_with(&lookup, |name| nccl.value(name, &lookup))
+    }
+
+    /// Where the value of this setting was read: its own variable, or one of NCCL's and the file that has it.
+    #[must_use]
+    pub fn source(&self, name: &str) -> String {
+        self.of_nccl.get(name).map_or_else(|| name.to_owned(), NcclValue::source)
+    }
+
+    /// The settings with values of NCCL's, as in `FLEXRING_IB_TC=106 (NCCL_IB_TC)`.
+    #[must_use]
+    pub fn nccl_settings(&self) -> Vec<String> {
+        let used = |(name, value): (&&str, &NcclValue)| format!("{name}={} ({})", value.text, value.source());
+        self.of_nccl.iter().map(used).collect()
+    }
+
     /// These settings, in which no time is longer than [`LONGEST_TIME`].
     pub fn with_bounded_times(&self) -> Self {
         let bounded = |time: Duration| time.min(LONGEST_TIME);
@@ -462,24 +504,8 @@ impl Config {
     }
 }
 
-/// Reads a variable from this process's environment, or what NCCL has for the same setting, unless it is set.
-/// Text that is not Unicode is converted lossily.
+/// Reads a variable from this process's environment. Text that is not Unicode is converted lossily.
 #[must_use]
 pub fn environment(name: &str) -> Option<String> {
-    let own = variable(name);
-    if !nccl::has(name) || own.as_ref().is_some_and(|text| !text.is_empty()) {
-        return own;
-    }
-    NcclSettings::read().value(name, variable).map(|(value, _)| value).or(own)
-}
-
-/// The settings whose values are those of NCCL's variables and files, as in
-/// `FLEXRING_IB_TC=106 (NCCL_IB_TC)`.
-#[must_use]
-pub fn nccl_settings() -> Vec<String> {
-    NcclSettings::read().used(variable)
-}
-
-fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|text| text.to_string_lossy().into_owned())
 }

@@ -15,9 +15,23 @@ const NAMES: [(&str, &str, bool); 7] = [
     ("FLEXRING_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", false),
 ];
 
-/// Whether NCCL has a setting for this one of flexring's.
-pub(super) fn has(name: &str) -> bool {
-    NAMES.iter().any(|(own, ..)| *own == name)
+/// A value of NCCL's.
+#[doc(hidden)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NcclValue {
+    pub(super) text: String,
+    /// The variable.
+    pub(super) name: &'static str,
+    /// The file that has it, if it is not in the environment.
+    file: Option<PathBuf>,
+}
+
+impl NcclValue {
+    /// Where it was read, as in `NCCL_IB_TC in /etc/nccl.conf`.
+    pub(super) fn source(&self) -> String {
+        let file = self.file.as_ref().map(|file| format!(" in {}", file.display()));
+        self.name.to_owned() + &file.unwrap_or_default()
+    }
 }
 
 /// NCCL's variables, and the lines of its files.
@@ -28,8 +42,8 @@ pub(super) struct NcclSettings {
 
 impl NcclSettings {
     /// The files that NCCL reads: `NCCL_CONF_FILE` or `~/.nccl.conf`, then `/etc/nccl.conf`.
-    pub(super) fn read() -> Self {
-        let path = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    pub(super) fn read(environment: impl Fn(&str) -> Option<String>) -> Self {
+        let path = |name: &str| environment(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let own = path("NCCL_CONF_FILE").or_else(|| path("HOME").map(|home| home.join(".nccl.conf")));
         let files = own.into_iter().chain([PathBuf::from("/etc/nccl.conf")]);
         let text = |path: PathBuf| {
@@ -40,35 +54,30 @@ impl NcclSettings {
         Self { files: files.filter_map(text).collect() }
     }
 
-    /// The value for one of flexring's settings and where it is from, if NCCL has a usable one.
+    /// The value for one of flexring's settings, if NCCL has one that is not its default. It may be unusable.
     pub(super) fn value(
         &self,
         name: &str,
         environment: impl Fn(&str) -> Option<String>,
-    ) -> Option<(String, String)> {
+    ) -> Option<NcclValue> {
         let (_, theirs, is_number) = NAMES.iter().find(|(own, ..)| *own == name)?;
-        // NCCL writes -1 for its default.
-        let is_usable = |value: &String| {
-            !value.is_empty() && (!is_number || value.bytes().all(|digit| digit.is_ascii_digit()))
-        };
         let in_file = |(path, text): &(PathBuf, String)| {
             let value = text
                 .lines()
                 .find_map(|line| line.trim().strip_prefix(theirs)?.trim_start().strip_prefix('='))?;
-            Some((value.trim().to_owned(), format!("{theirs} in {}", path.display())))
+            Some((value.to_owned(), Some(path.clone())))
         };
-        let given = environment(theirs).map(|value| (value.trim().to_owned(), (*theirs).to_owned()));
-        given.or_else(|| self.files.iter().find_map(in_file)).filter(|(value, _)| is_usable(value))
-    }
-
-    /// flexring's settings that have a value of NCCL's, as in `FLEXRING_IB_TC=106 (NCCL_IB_TC)`.
-    pub(super) fn used(&self, environment: impl Fn(&str) -> Option<String>) -> Vec<String> {
-        let used = |(own, ..): &(&str, &str, bool)| {
-            let is_free = environment(own).is_none_or(|text| text.is_empty());
-            let (value, from) = is_free.then(|| self.value(own, &environment)).flatten()?;
-            Some(format!("{own}={value} ({from})"))
-        };
-        NAMES.iter().filter_map(used).collect()
+        let given = environment(theirs).map(|value| (value, None));
+        let (text, file) = given.or_else(|| self.files.iter().find_map(in_file))?;
+        let text = text.trim();
+        // NCCL writes -1 for its default, and takes hexadecimal numbers.
+        if text.is_empty() || (*is_number && text.starts_with('-')) {
+            return None;
+        }
+        let hexadecimal = text.strip_prefix("0x").filter(|_| *is_number);
+        let number = hexadecimal.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+        let text = number.map_or_else(|| text.to_owned(), |number| number.to_string());
+        Some(NcclValue { text, name: theirs, file })
     }
 }
 
@@ -78,23 +87,21 @@ mod tests {
 
     #[test]
     fn variables_win_over_files_and_defaults_of_nccl_count_as_unset() {
-        let file = "# the fabric\nNCCL_IB_TC = 106\nNCCL_IB_HCA=mlx5_0,mlx5_1\n#NCCL_IB_SL=3\nNCCL_IB_GID_INDEX=-1\n";
+        let file = "# the fabric\nNCCL_IB_TC = 0x6a\nNCCL_IB_HCA=mlx5_0,mlx5_1\n#NCCL_IB_SL=3\nNCCL_IB_GID_INDEX=-1\n";
         let settings = NcclSettings { files: vec![(PathBuf::from("/etc/nccl.conf"), file.to_owned())] };
         let environment = |name: &str| match name {
             "NCCL_IB_HCA" => Some("^mlx5_2".to_owned()),
-            "FLEXRING_IB_TIMEOUT" => Some("18".to_owned()),
-            "NCCL_IB_TIMEOUT" => Some("22".to_owned()),
+            "NCCL_IB_TIMEOUT" => Some("high".to_owned()),
             _ => None,
         };
-        let of = |name| settings.value(name, environment).map(|(value, _)| value);
-        assert_eq!(of("FLEXRING_IB_HCA").as_deref(), Some("^mlx5_2"));
-        assert_eq!(of("FLEXRING_IB_TC").as_deref(), Some("106"));
+        let of = |name| settings.value(name, environment).map(|value| (value.source(), value.text));
+        let expected = |from: &str, text: &str| Some((from.to_owned(), text.to_owned()));
+        assert_eq!(of("FLEXRING_IB_HCA"), expected("NCCL_IB_HCA", "^mlx5_2"));
+        assert_eq!(of("FLEXRING_IB_TC"), expected("NCCL_IB_TC in /etc/nccl.conf", "106"));
+        assert_eq!(of("FLEXRING_IB_TIMEOUT"), expected("NCCL_IB_TIMEOUT", "high"), "an error names it");
         assert_eq!(
             [of("FLEXRING_IB_SL"), of("FLEXRING_IB_GID_INDEX"), of("FLEXRING_ALGO")],
             [None, None, None]
         );
-        let used =
-            ["FLEXRING_IB_HCA=^mlx5_2 (NCCL_IB_HCA)", "FLEXRING_IB_TC=106 (NCCL_IB_TC in /etc/nccl.conf)"];
-        assert_eq!(settings.used(environment), used);
     }
 }

@@ -29,8 +29,9 @@ pub(super) fn choose<'a>(
     let chosen = |gid: &'a Gid, why: String| Ok((gid, GidChoice { index: gid.index, why }));
     if let Some(index) = config.ib_gid_index {
         let gid = port.gids.iter().find(|gid| usize::from(gid.index) == index);
-        let gid = gid.ok_or_else(|| no_such_entry(port, index))?;
-        return chosen(gid, format!("set by FLEXRING_IB_GID_INDEX={index}: {}", describe(gid)));
+        let name = config.source("FLEXRING_IB_GID_INDEX");
+        let gid = gid.ok_or_else(|| no_such_entry(port, index, &name))?;
+        return chosen(gid, format!("set by {name}={index}: {}", describe(gid)));
     }
     if port.layer == LinkLayer::InfiniBand {
         if let Some(gid) = port.gids.iter().find(|gid| flid(gid, config) != 0) {
@@ -104,11 +105,11 @@ fn describe(gid: &Gid) -> String {
     }
 }
 
-fn no_such_entry(port: &RdmaPort, index: usize) -> Rejection {
+fn no_such_entry(port: &RdmaPort, index: usize, name: &str) -> Rejection {
     let present: Vec<String> = port.gids.iter().map(|gid| gid.index.to_string()).collect();
     let present = if present.is_empty() { "none".to_owned() } else { present.join(", ") };
-    Rejection::new(format!("has no GID {index}, which FLEXRING_IB_GID_INDEX requires; it has: {present}"))
-        .with_fix("unset FLEXRING_IB_GID_INDEX")
+    Rejection::new(format!("has no GID {index}, which {name} requires; it has: {present}"))
+        .with_fix(format!("unset {name}"))
         .by_setting()
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Owns the syntax, which is that of `NCCL_IB_HCA`.
 
+use crate::config::Config;
 use crate::error::{Error, Result};
 
 /// A parsed `FLEXRING_IB_HCA`.
@@ -14,11 +15,21 @@ pub(super) struct HcaFilter {
 }
 
 impl HcaFilter {
-    /// Parses the setting: names joined by commas, after an optional `^` (exclude) and `=` (exact names).
+    /// The filter that the settings ask for, if they do.
+    ///
+    /// # Errors
+    /// As for `parse`, naming where the text was read.
+    pub fn of(config: &Config) -> Result<Option<Self>> {
+        let parse = |text| Self::parse(&config.source("FLEXRING_IB_HCA"), text);
+        config.ib_hca.as_deref().map(parse).transpose()
+    }
+
+    /// Parses the setting of this name: names joined by commas, after an optional `^` (exclude) and `=` (exact
+    /// names).
     ///
     /// # Errors
     /// `InvalidSetting` if a port is not a number from 1, or if there is no name.
-    pub fn parse(text: &str) -> Result<Self> {
+    fn parse(name: &str, text: &str) -> Result<Self> {
         let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
         let entry = |entry: &str| match entry.split_once(':') {
@@ -32,7 +43,7 @@ impl HcaFilter {
         match entries.filter(|entries| !entries.is_empty()) {
             Some(entries) => Ok(Self { exclude, exact, entries }),
             None => Err(Error::invalid_setting(format!(
-                "FLEXRING_IB_HCA=\"{text}\" cannot be used: expected names joined by commas, each with an \
+                "{name}=\"{text}\" cannot be used: expected names joined by commas, each with an \
                      optional port, such as mlx5_0,mlx5_1:1, =mlx5_0 or ^mlx5_2"
             ))),
         }
@@ -74,7 +85,7 @@ mod tests {
             ("^mlx5,rxe", vec![]),
             ("mthca", vec![]),
         ] {
-            let filter = HcaFilter::parse(text).expect(text);
+            let filter = HcaFilter::parse("FLEXRING_IB_HCA", text).expect(text);
             let admitted = all.iter().filter(|(device, port)| filter.admits(device, *port));
             let admitted: Vec<String> = admitted.map(|(device, port)| format!("{device}:{port}")).collect();
             assert_eq!(admitted, expected, "{text}");
@@ -84,7 +95,7 @@ mod tests {
     #[test]
     fn an_error_quotes_the_invalid_setting() {
         for text in ["^", "=", "mlx5_0:", "mlx5_0:0", "mlx5_0:x", "mlx5_0:1:2", " , ", "^="] {
-            let error = HcaFilter::parse(text).expect_err(text);
+            let error = HcaFilter::parse("FLEXRING_IB_HCA", text).expect_err(text);
             assert_eq!(error.kind(), ErrorKind::InvalidSetting);
             assert!(
                 error.message().starts_with(&format!("FLEXRING_IB_HCA=\"{text}\" cannot be used")),
@@ -95,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_port_that_is_not_excluded_is_not_named() {
-        let names = |text: &str| HcaFilter::parse(text).expect(text).names("mlx5_0", 1);
+        let names = |text: &str| HcaFilter::parse("FLEXRING_IB_HCA", text).expect(text).names("mlx5_0", 1);
         assert!(names("mlx5") && !names("^rxe") && !names("rxe"));
     }
 }

@@ -130,7 +130,7 @@ struct Survey {
 /// Checks all ports. Those that work and are not slow are offered: the nearest first, then the fastest, then
 /// in the order of the inventory.
 fn survey(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<Survey> {
-    let filter = config.ib_hca.as_deref().map(HcaFilter::parse).transpose()?;
+    let filter = HcaFilter::of(config)?;
     let mut decisions = Vec::new();
     let mut usable = Vec::new();
     for device in &inventory.devices {
@@ -210,7 +210,7 @@ fn no_rail_error(inventory: &Inventory, config: &Config, selection: &PortSelecti
         return Error::system(format!("{message}, {ALTERNATIVE}"));
     }
     // Excluded ports are not listed, unless all ports are excluded.
-    let filter = config.ib_hca.as_deref().and_then(|text| HcaFilter::parse(text).ok());
+    let filter = HcaFilter::of(config).ok().flatten();
     let admitted = |device: &str, port| filter.as_ref().is_none_or(|filter| filter.admits(device, port));
     let relevant: Vec<_> =
         rejected.iter().filter(|(decision, _)| admitted(&decision.device, decision.port)).collect();
@@ -218,8 +218,9 @@ fn no_rail_error(inventory: &Inventory, config: &Config, selection: &PortSelecti
         let ports: Vec<String> =
             rejected.iter().map(|(decision, _)| format!("{}:{}", decision.device, decision.port)).collect();
         let setting = config.ib_hca.as_deref().unwrap_or_default();
+        let name = config.source("FLEXRING_IB_HCA");
         let message =
-            format!("FLEXRING_IB_HCA=\"{setting}\" admits no RDMA port; the ports are: {}", ports.join(", "));
+            format!("{name}=\"{setting}\" admits no RDMA port; the ports are: {}", ports.join(", "));
         return Error::invalid_setting(message);
     }
     let mut causes: Vec<String> = relevant

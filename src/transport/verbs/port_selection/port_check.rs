@@ -18,7 +18,8 @@ pub(super) fn check(
     config: &Config,
 ) -> Result<(), Rejection> {
     if filter.is_some_and(|filter| !filter.admits(&device.name, port.number)) {
-        return Err(Rejection::new("is excluded by FLEXRING_IB_HCA").by_setting());
+        let name = config.source("FLEXRING_IB_HCA");
+        return Err(Rejection::new(format!("is excluded by {name}")).by_setting());
     }
     match device.driver.as_deref() {
         Some("efa") => {
