@@ -44,7 +44,7 @@ const RIVALS: f64 = 2.0;
 
 /// How often times are simulated at the lengths at which one plan follows another, up to this many bytes, and
 /// unless they were at a length that differs by at most this part.
-const REFINEMENTS: usize = 3;
+const REFINEMENTS: usize = 8;
 const LONGEST_CROSSING: u64 = 64 << 20;
 const NEAR: u64 = 64;
 
