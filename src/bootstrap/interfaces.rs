@@ -120,13 +120,13 @@ pub fn choose_address(config: &Config) -> Result<IpAddr> {
 /// Chooses the addresses that other ranks may connect to, the best one first. `known` is an address of this
 /// machine that others reach, if one is known.
 ///
-/// `FLEXRING_SOCKET_IFNAME` has the syntax of `NCCL_SOCKET_IFNAME`: a comma-separated list of prefixes of which any may
-/// match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching interfaces. Of the
-/// remaining interfaces that are up, the one with the known address is the best, then the one with the
-/// default route, then the first. Link-local addresses, bridges with neither the default route nor a network
-/// device, which mostly are those of container engines, and the loopback are chosen only if they are known,
-/// or one if nothing else remains. If the loopback is known, the best other address is chosen, too. Addresses
-/// that cannot be listened on are left out if others remain.
+/// `FLEXRING_SOCKET_IFNAME` has the syntax of `NCCL_SOCKET_IFNAME`: a comma-separated list of prefixes of
+/// which any may match; a leading `=` makes them whole names; a leading `^` (or `^=`) excludes matching
+/// interfaces. Of the remaining interfaces that are up, the one with the known address is the best, then the
+/// one with the default route, then the first. Link-local addresses, bridges with neither the default route
+/// nor a network device, which mostly are those of container engines, and the loopback are chosen only if
+/// they are known, or one if nothing else remains. If the loopback is known, the best other address is
+/// chosen, too. Addresses that cannot be listened on are left out if others remain.
 ///
 /// # Errors
 /// `InvalidSetting`, listing the existing interfaces, if none qualifies; `System` if they cannot be listed.

@@ -1,7 +1,7 @@
 //! Settings as the subcommands check them.
 //!
-//! Owns how the value of a flag that overrides a setting is validated (as the setting itself), and the warning
-//! about unknown variables.
+//! Owns how the value of a flag that overrides a setting is validated (as the setting itself), and the
+//! warning about unknown variables.
 
 use flexring_core::config::Config;
 

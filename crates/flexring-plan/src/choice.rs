@@ -54,8 +54,8 @@ const STEADY: u64 = 16 << 20;
 /// How many times as long as predicted a plan may take, for each doubling of its longest simulated vector.
 const DOUBT: f64 = 1.05;
 
-/// About how many nanoseconds of processor time a rank may simulate for, and the part of them that may be left
-/// for the lengths at which one plan follows another.
+/// About how many nanoseconds of processor time a rank may simulate for, and the part of them that may be
+/// left for the lengths at which one plan follows another.
 const MOST_NANOSECONDS: u64 = 80_000_000;
 const MOST_REFINING: u64 = MOST_NANOSECONDS / 2;
 

@@ -129,7 +129,8 @@ fn library() -> Result<PathBuf, String> {
 }
 
 /// Runs `flexring ARGUMENTS` as every rank of a job on these nodes. `None`, with a message that the test is
-/// skipped, where that is impossible. The machines of continuous integration, which set `CI`, may not skip it.
+/// skipped, where that is impossible. The machines of continuous integration, which set `CI`, may not skip
+/// it.
 pub fn job(nodes: &[Node], arguments: &str) -> Option<Job> {
     let library = match library() {
         Ok(library) => library,

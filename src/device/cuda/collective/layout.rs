@@ -51,8 +51,8 @@ pub(super) const OVERLAP: u64 = 2;
 
 /// Longest block, in bytes, that inboxes have room for on a node of up to 4 ranks, and of more. Above it two
 /// exchanges of a part each are faster than one of the whole (bench/results, `shared_gpu_allreduce` on an
-/// H100: 8 ranks, 128 KiB 20 us at once and 16 in parts; with 2 and 4 ranks the whole costs 7.6 and 9.9 us up to
-/// 128 KiB, and parts 14 and 16).
+/// H100: 8 ranks, 128 KiB 20 us at once and 16 in parts; with 2 and 4 ranks the whole costs 7.6 and 9.9 us up
+/// to 128 KiB, and parts 14 and 16).
 const SHORT_BYTES: [usize; 2] = [256 << 10, 64 << 10];
 const FEW_RANKS: usize = 4;
 /// The alignment of the parts of a rank's memory.

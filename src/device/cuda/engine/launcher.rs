@@ -427,8 +427,8 @@ impl PreparedCollective {
                 state.other.record_in(other.handle())?;
                 state.other.wait_in(stream.handle())?;
             }
-            // A capture cannot wait for events of the work outside: there the order is the user's to keep. And a
-            // stream that is asked for its number ends its capture.
+            // A capture cannot wait for events of the work outside: there the order is the user's to keep.
+            // And a stream that is asked for its number ends its capture.
             if graph.is_none() {
                 let now = *identity.insert(order.identity(stream));
                 if state.last.is_some_and(|last| !last.is_same(now)) {

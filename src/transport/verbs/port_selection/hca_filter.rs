@@ -24,8 +24,8 @@ impl HcaFilter {
         config.ib_hca.as_deref().map(parse).transpose()
     }
 
-    /// Parses the setting of this name: names joined by commas, after an optional `^` (exclude) and `=` (exact
-    /// names).
+    /// Parses the setting of this name: names joined by commas, after an optional `^` (exclude) and `=`
+    /// (exact names).
     ///
     /// # Errors
     /// `InvalidSetting` if a port is not a number from 1, or if there is no name.
