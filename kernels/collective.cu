@@ -21,14 +21,16 @@
 // - Listed: the items of a Program. items.h explains them.
 // | word         | writer               | order of the store   | reader              | order of the load      |
 // |--------------|----------------------|----------------------|---------------------|------------------------|
-// | owner        | all CTAs             | compare-and-swap     | the same            | relaxed: see below     |
+// | owner        | all CTAs             | compare-and-swap,    | the same            | relaxed: see below     |
+// |              |                      | relaxed store        |                     |                        |
 // | epoch        | all CTAs             | add, swap            | the same            | relaxed; the add that  |
-// |              |                      |                      |                     | leaves: acquire.gpu    |
+// |              |                      |                      |                     | leaves: acquire.gpu, or|
+// |              |                      |                      |                     | acq_rel.gpu: see leave |
 // | closed       | host                 | a copy               | CTAs                | relaxed                |
 // | stopped      | a CTA                | add, acq_rel.gpu     | CTAs                | relaxed                |
 // | memories     | host                 | a copy               | CTAs                | relaxed                |
 // | entry, words | each rank            | packets, relaxed.sys | the slice's CTA     | relaxed.sys            |
-// | entry, places| each rank            | packets, release.sys | the slice's CTA     | relaxed.sys, fence.sys |
+// | entry, places| each rank            | packets, release.sys | the slice's CTA     | acquire.sys            |
 // | inboxes      | each rank            | packets, relaxed.sys | the slice's CTA     | relaxed.sys            |
 // | input stages | the slice's CTA      | before ready         | the peers' CTAs     | after ready            |
 // | ready        | each rank            | release.sys          | the slice's CTA     | acquire.sys            |
@@ -469,12 +471,10 @@ struct Exchange {
         if (blockDim.x <= kWarp) return threadIdx.x;
         return threadIdx.x < kWarp ? threadIdx.x + blockDim.x - kWarp : threadIdx.x - kWarp;
     }
-    // Called before a barrier, once for all slices of a long call.
-    __device__ __forceinline__ void prepare_entries() const {
-        const bool may = may_be_direct();
-        // Other ranks see what earlier kernels wrote to the input when they see this thread's packets.
-        if (may && sender() < call.ranks * kEntryPackets) release_sys();
-        if (sender() == 0) run.shared.placed = may && has_places();
+    // Called once for all slices of a long call: other ranks see what earlier kernels wrote to the input when they see this thread's
+    // packets.
+    __device__ __forceinline__ void release_inputs() const {
+        if (may_be_direct() && sender() < call.ranks * kEntryPackets) release_sys();
     }
     // Sends the entry packets of this slice: the hash; and if `kPackets` is more than 1, the places of this rank's vectors, or that it has
     // none: to this rank, too, so that it does as the others see it, whatever the host changes meanwhile.
@@ -523,10 +523,10 @@ struct Exchange {
         }
         return has;
     }
+    // The first rank that is found.
     __device__ __forceinline__ void report_unplaced(u32 rank) const {
-        const u32 direct = run.shared.reported & kReportedDirect;
-        if (run.shared.reported == (direct | (rank + 1))) return;
-        store_relaxed(&run.state.reported, direct | (rank + 1));
+        if ((run.shared.reported & ~kReportedDirect) != 0) return;
+        store_relaxed(&run.state.reported, run.shared.reported | (rank + 1));
         store_relaxed_sys(&run.status.unplaced, rank + 1);
     }
     __device__ __forceinline__ void report_direct() const {
@@ -1066,8 +1066,12 @@ __device__ __forceinline__ void leave(const Running& run, bool failed) {
     } else if (run.call.reports) {
         store_release_sys(&run.status.completed, run.call.launch);
     }
-    // `epoch` has been swapped, because it was compared.
-    store_relaxed(&state.owner, 0);
+    if (failed) {
+        store_release_gpu(&state.owner, 0);
+    } else {
+        // `epoch` has been swapped, because it was compared.
+        store_relaxed(&state.owner, 0);
+    }
 }
 
 // Runs slices until there are no more. `early` is this thread's first granule of the slice `guess`. Returns whether the call has failed.
@@ -1129,7 +1133,7 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
 #else
     const u32 guess = kNoSlice;
 #endif
-    if (call.path != kShort) exchange.prepare_entries();
+    if (call.path != kShort) exchange.release_inputs();
     for (u32 rank = threadIdx.x; rank < call.ranks; rank += blockDim.x) {
         CollectiveState* const at = reinterpret_cast<CollectiveState*>(load_relaxed(reinterpret_cast<u64*>(&state.peers[rank])));
         shared.peers[rank] = at;
@@ -1142,6 +1146,8 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
         shared.slice = keeps(kSlicesByTicket) ? static_cast<u32>(arrival.word >> kTicketShift) : blockIdx.x;
         shared.runs = mine && !earlier;
         shared.reported = arrival.reported;
+        // Not before this kernel has `owner`: the host looks at that once it has withdrawn a place.
+        shared.placed = shared.runs && call.path != kShort && exchange.may_be_direct() && exchange.has_places();
         shared.failed = !mine || earlier || arrival.closed;
         if (shared.failed) fail(state, status, mine ? kClosed : kOverlap, call.rank, shared.epoch);
         if (mine && earlier) compare_and_swap(&state.owner, call.launch, 0);

@@ -87,8 +87,8 @@ struct CollectiveState {
     unsigned int stopped;
     // Set by the host: every later kernel leaves. After a failure they do so too.
     unsigned int closed;
-    // What `direct` and `unplaced` of the status were last set to: kReportedDirect, and 1 + a rank. Host memory is written once for all
-    // calls, because the end of a kernel waits for that.
+    // What `direct` and `unplaced` of the status were set to: kReportedDirect, and 1 + a rank. Host memory is written once for all calls,
+    // because the end of a kernel waits for that.
     alignas(8) unsigned int reported;
     // By rank, this rank included: where this GPU maps its state. Written by the host before the first launch.
     CollectiveState* peers[kMostRanks];
@@ -187,7 +187,7 @@ struct CollectiveStatus {
     unsigned long long failure;
     // The launch that was completed last, of those that report it. Written by the last CTA to leave.
     unsigned long long completed;
-    // Whether a call was direct, and 1 + the rank whose vectors had no places in one that could have been.
+    // Whether a call was direct, and 1 + a rank whose vectors had no places in one that could have been.
     unsigned long long direct;
     unsigned long long unplaced;
     // Written by the host: every kernel leaves.

@@ -7,8 +7,8 @@
 // | word       | writer            | order of the store | reader          | order of the load      |
 // |------------|-------------------|--------------------|-----------------|------------------------|
 // | done       | the item's CTA    | release.gpu        | this rank's CTAs| relaxed, acquire.gpu   |
-// | sent       | the sender        | release.sys        | the receiver    | relaxed.sys, fence.sys |
-// | used       | the receiver      | release.sys        | the sender      | relaxed.sys, fence.sys |
+// | sent       | the sender        | release.sys        | the receiver    | relaxed, acquire.sys   |
+// | used       | the receiver      | release.sys        | the sender      | relaxed, acquire.sys   |
 // | slots      | the sender        | before sent        | the receiver    | after sent, before used|
 // | taken      | this rank's CTAs  | add, relaxed       | the same        |                        |
 //

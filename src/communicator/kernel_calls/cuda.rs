@@ -207,7 +207,6 @@ impl Communicator {
             runner.gpu_state.serves(piece.memory())?;
         }
         let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
-        let _entered = opened.launcher.enter().map_err(fail)?;
         let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
         runner.follow_registrations(&opened.launcher, calls);
         // A replay of this call beside that of another one is found.
@@ -251,6 +250,11 @@ impl Communicator {
             watch.note(Some(call));
         }
         let awaited = awaited && !streams.are_captured();
+        // Once for what follows, unless it waits for the threads of other ranks, where the program's own code
+        // may run.
+        let alone = runner.launch_member.is_none();
+        let _entered =
+            alone.then(|| opened.launcher.enter()).transpose().map_err(|error| runner.fail(error))?;
         let vectors = (checked.input, checked.output);
         let prepared = opened.launcher.prepare_collective(streams, &calls.memory, &blocks, vectors, awaited);
         let launch = prepared.number();

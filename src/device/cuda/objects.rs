@@ -116,7 +116,7 @@ impl Gpu {
 
     /// Makes its context current on this thread until the guard is dropped. Until then this thread's calls of
     /// the driver do not break the capture of a stream by another thread. Costs nothing if that is so
-    /// already.
+    /// already, so no code of the program may run meanwhile, which could change the context.
     ///
     /// # Errors
     /// `System` if the context no longer exists: then neither do the objects in it, and there is nothing to

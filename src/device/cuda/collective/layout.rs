@@ -11,8 +11,10 @@ pub(super) const MOST_RANKS: usize = 16;
 /// Slices of a call.
 pub(super) const MOST_SLICES: usize = 64;
 /// Bytes that a slice moves in one round, and stages that it uses in turn.
-const STAGE: usize = 64 << 10;
+pub(super) const STAGE: usize = 64 << 10;
 const STAGES: usize = 3;
+/// Bits in which the rounds of a slice are counted.
+pub(super) const ROUND_BITS: u32 = 20;
 /// 64-bit words that describe a call to the other ranks.
 pub(crate) const CALL_WORDS: usize = 4;
 /// Allocations of a rank that the other ranks have open at a time.
@@ -301,6 +303,7 @@ mod tests {
             ("kMostSlices", MOST_SLICES),
             ("kStageBytes", STAGE),
             ("kStages", STAGES),
+            ("kRoundBits", ROUND_BITS as usize),
             ("kCallWords", CALL_WORDS),
             ("kSlotBytes", SLOT),
             ("kMostSlots", MOST_SLOTS),

@@ -5,7 +5,7 @@
 
 use super::layout::{
     CALL_WORDS, CollectiveLayout, CollectiveParameters, IN_MEMORY, LISTED, MOST_SLICES, OFFSET_BITS, PLACED,
-    SHORT, STAGED,
+    ROUND_BITS, SHORT, STAGE, STAGED,
 };
 use super::listed::ListedProgram;
 use crate::call::Collective;
@@ -75,7 +75,8 @@ pub(crate) struct Blocks {
 
 impl Blocks {
     /// The call as blocks; `None` for one that kernels do not run. `ctas`: the most that a kernel of any rank
-    /// has, equal on all. A call has no more slices, because CTAs of a rank run slices one after the other.
+    /// has, equal on all. A call has no more slices, because a CTA runs slices one after the other; but a
+    /// grid has less CTAs if the process has several communicators.
     pub(crate) fn new(call: &BlockCall, layout: CollectiveLayout, ctas: u32) -> Option<Self> {
         use Collective as C;
         let BlockCall { collective, root, rank, .. } = *call;
@@ -109,7 +110,9 @@ impl Blocks {
         let slices = if is_short && !layout.is_alone() {
             (length * (ranks - 1)).div_ceil(RECEIVED).clamp(1, most)
         } else {
-            length.saturating_mul(places).div_ceil(LONG_SLICE).clamp(1, most)
+            let bytes = length.saturating_mul(places);
+            let least = bytes.div_ceil(STAGE << (ROUND_BITS - 1)).clamp(1, MOST_SLICES);
+            bytes.div_ceil(LONG_SLICE).clamp(1, most).max(least)
         };
         let packets = length.div_ceil(slices).div_ceil(8).saturating_mul(ranks);
         let threads =
@@ -200,7 +203,7 @@ impl Blocks {
             return Err("the length of a block is not a multiple of 16 bytes");
         }
         if block / u64::from(self.parameters.slices) >= LONGEST_DIRECT {
-            return Err("blocks are longer than 128 GiB");
+            return Err("a slice is longer than 2 GiB");
         }
         let writes_granules = reduces != 0 && receives != 0;
         if writes_granules && !(output as usize).is_multiple_of(ALIGNMENT) {
@@ -240,18 +243,22 @@ fn hash(parameters: &CollectiveParameters) -> u64 {
 mod tests {
     use super::*;
 
-    fn blocks(collective: Collective, rank: usize, count: u64) -> Blocks {
-        let call = BlockCall {
-            collective,
+    fn all_reduce() -> BlockCall {
+        BlockCall {
+            collective: Collective::AllReduce,
             root: 1,
-            rank,
+            rank: 0,
             dtype: DType::F32,
-            count,
+            count: 1,
             arithmetic: Arithmetic::Sum,
             average: false,
             factor: None,
             words: [0; CALL_WORDS],
-        };
+        }
+    }
+
+    fn blocks(collective: Collective, rank: usize, count: u64) -> Blocks {
+        let call = BlockCall { collective, rank, count, ..all_reduce() };
         Blocks::new(&call, CollectiveLayout::new(4).expect("four ranks"), 48).expect("it is run by kernels")
     }
 
@@ -284,13 +291,9 @@ mod tests {
         let call = BlockCall {
             collective: Collective::SendRecv,
             root: u32::MAX as usize,
-            rank: 0,
             dtype: DType::U8,
             count: 2,
-            arithmetic: Arithmetic::Sum,
-            average: false,
-            factor: None,
-            words: [0; CALL_WORDS],
+            ..all_reduce()
         };
         assert!(Blocks::new(&call, CollectiveLayout::new(4).expect("four ranks"), 48).is_none());
     }
@@ -319,6 +322,20 @@ mod tests {
         let long = blocks(Collective::AllReduce, 0, (64 << 10) + 1);
         assert_eq!((long.parameters.path, long.ctas), (STAGED, 17));
         assert_eq!(blocks(Collective::AllReduce, 0, 64 << 20).ctas, 48);
+    }
+
+    /// Kernels count the rounds of a slice in few bits.
+    #[test]
+    fn slices_of_the_longest_calls_have_rounds_that_can_be_counted() {
+        let layout = CollectiveLayout::new(4).expect("four ranks");
+        let call = BlockCall { count: 1 << 36, ..all_reduce() };
+        let blocks = Blocks::new(&call, layout, 1).expect("it is run by kernels");
+        let bytes = (1u64 << 36) * 4 / u64::from(blocks.parameters.slices);
+        assert!(bytes / (STAGE as u64) < 1 << ROUND_BITS, "{} slices", blocks.parameters.slices);
+        assert_eq!(
+            Blocks::new(&BlockCall { count: 1 << 30, ..call }, layout, 1).map(|blocks| blocks.ctas),
+            Some(1)
+        );
     }
 
     #[test]

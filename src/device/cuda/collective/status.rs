@@ -55,7 +55,7 @@ impl StatusWords {
         self.completed.load(Ordering::Acquire)
     }
 
-    /// The last call in which ranks accessed each other's vectors; 0 if there was none.
+    /// Not 0 if ranks have accessed each other's vectors in a call.
     pub(super) fn direct(&self) -> u64 {
         self.direct.load(Ordering::Relaxed)
     }
