@@ -146,8 +146,8 @@ struct CollectiveShared {
     u64 destinations[kMostPlaces];
     // The ranks whose blocks are received, in order.
     u32 received[kMostRanks];
-    // By rank, its places in this slice.
-    u64 places[kMostRanks][kPlaces];
+    // By rank, the halves of its places in this slice. The 64-bit words of arrays here are addresses.
+    u32 places[kMostRanks][kPlaces][2];
     u64 epoch;
     // The slice to run; as many as the call has or more if the CTA leaves.
     u32 slice;
@@ -540,7 +540,8 @@ struct Exchange {
         bool missing = false;
         for (u32 nth = threadIdx.x; nth < call.ranks * kPlaces; nth += blockDim.x) {
             const u32 rank = nth / kPlaces, kind = nth % kPlaces;
-            const u64 place = run.shared.places[rank][kind];
+            const u32* const halves = run.shared.places[rank][kind];
+            const u64 place = halves[0] | static_cast<u64>(halves[1]) << 32;
             if ((place & kPlaced) == 0) {
                 missing = true;
                 if (run.slice() == 0) report_unplaced(rank);
@@ -617,7 +618,9 @@ struct Exchange {
                     missing &= ~(1u << g);
                     if (place[g] >= kGathered) {
                         const u32 rank = (place[g] - kGathered) / kPackets, kind = (place[g] - kGathered) % kPackets;
-                        if (kind != 0) run.shared.places[rank][kind - 1] = data_of(low[g]);
+                        for (u32 half = 0; half < 2 && kind != 0; ++half) {
+                            run.shared.places[rank][kind - 1][half] = static_cast<u32>(low[g][half] >> 32);
+                        }
                         if (kind != 0 || data_of(low[g]) == call.hash) continue;
                         report_mismatch(run, rank);
                         failed = true;

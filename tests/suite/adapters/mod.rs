@@ -135,7 +135,8 @@ fn a_rail_that_loses_messages_again_and_again_is_given_up() {
 #[test]
 fn a_rail_that_loses_long_packets_later_is_named_and_given_up() {
     let quirks = "mlx5_1:mtu=2048 mlx5_1:after=2000000";
-    let Some(job) = job(&pair(2, 1, quirks), "perf -b 1M -e 1M -w 2 -n 40") else { return };
+    // Long enough for three failures, with pauses before each try.
+    let Some(job) = job(&pair(2, 1, quirks), "perf -b 1M -e 1M -w 2 -n 400") else { return };
     let text = job.sums_are_right();
     let words = ["WARN", "cannot be used", "packets of 4096 bytes get lost", "mlx5_1 port 1", "fix: set the"];
     assert!(has_line(&text, &words), "{text}");

@@ -311,9 +311,9 @@ settings! {
     gpu: Option<usize> = "FLEXRING_GPU", None, AnyValue,
         "Index of the GPU for calls on GPU memory, among those that the process sees. Unset: the GPU whose CUDA context is current on the thread that creates the communicator, else the GPU of the first vector.";
     gpu_ctas: Option<usize> = "FLEXRING_GPU_CTAS", None, 1..=1024,
-        "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU while it runs. More move data faster and leave less to other kernels. Unset: 32 in collectives that kernels run, 64 if ranks share a GPU, 16 in calls that the host runs. All communicators of a process use at most half a GPU, and ranks that share one their equal parts of it.";
+        "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU while it runs. More move data faster and leave less to other kernels. Unset: 32 in collectives that kernels run, 64 if ranks share a GPU, 16 where the host runs calls. A process uses at most half a GPU.";
     #[shared yes]
-    gpu_engine: GpuProgram = "FLEXRING_GPU_ENGINE", GpuProgram::Device, AnyValue,
+    gpu_engine: GpuProgram = "FLEXRING_GPU_ENGINE", GpuProgram::Host, AnyValue,
         "What runs collectives of the ranks of one node on GPU memory. device: kernels; such calls can be captured in CUDA graphs. host: the CPU, which runs all other calls on GPU memory in any case.";
     gpu_ipc: Switch = "FLEXRING_GPU_IPC", Switch(true), AnyValue,
         "Whether ranks of one node read each other's GPU memory directly. If 0, data passes through pinned host memory.";
