@@ -311,7 +311,7 @@ settings! {
     gpu: Option<usize> = "FLEXRING_GPU", None, AnyValue,
         "Index of the GPU for calls on GPU memory, among those that the process sees. Unset: the GPU whose CUDA context is current on the thread that creates the communicator, else the GPU of the first vector.";
     gpu_ctas: Option<usize> = "FLEXRING_GPU_CTAS", None, 1..=1024,
-        "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU while it runs. More move data faster and leave less to other kernels. Unset: 32 in collectives that kernels run, 64 if ranks share a GPU, 16 where the host runs calls. A process uses at most half a GPU.";
+        "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU. Unset: 32 where kernels run collectives, 64 if ranks share a GPU, 16 where the host runs calls: docs/gpu.md.";
     #[shared yes]
     gpu_engine: GpuProgram = "FLEXRING_GPU_ENGINE", GpuProgram::Host, AnyValue,
         "What runs collectives of the ranks of one node on GPU memory. device: kernels; such calls can be captured in CUDA graphs. host: the CPU, which runs all other calls on GPU memory in any case.";
