@@ -178,7 +178,7 @@ impl Communicator {
         let described = described_to_kernel(checked, runner.rank, words_of(&call));
         let ctas = runner.kernel_ctas.load(Ordering::Relaxed);
         let blocks = Blocks::new(&described, calls.memory.layout(), ctas)?;
-        Some(DescribedCall { opened, calls, watch, call, described, blocks, follows_plan })
+        Some(DescribedCall { opened, calls, watch, call, described, ctas, blocks, follows_plan })
     }
 
     /// Launches a call in a stream, or has the stream's capture take it in, if it is one that kernels run.
@@ -196,11 +196,9 @@ impl Communicator {
         awaited: bool,
     ) -> Result<Option<Arc<CallOutcome>>> {
         let runner = &self.runner;
-        let Some(DescribedCall { opened, calls, watch, mut call, described, mut blocks, follows_plan }) =
-            self.described(checked)
-        else {
-            return Ok(None);
-        };
+        let Some(described) = self.described(checked) else { return Ok(None) };
+        let DescribedCall { opened, calls, watch, mut call, described, ctas, mut blocks, follows_plan } =
+            described;
         watch.notice_failure();
         runner.check_usable()?;
         for piece in checked.pieces() {
@@ -234,7 +232,6 @@ impl Communicator {
         if follows_plan {
             // The other ranks wait for this one now.
             let list = runner.list(checked, calls).map_err(|error| runner.fail(error))?;
-            let ctas = runner.kernel_ctas.load(Ordering::Relaxed);
             blocks = Blocks::listed(&described, calls.memory.layout(), ctas, &list);
             if capture.is_some() {
                 calls.memory.keep_list(&list);
@@ -299,6 +296,8 @@ struct DescribedCall<'a> {
     watch: &'a Arc<KernelWatch>,
     call: Call,
     described: BlockCall,
+    /// The most CTAs of a kernel.
+    ctas: u32,
     blocks: Blocks,
     /// Whether the kernel runs the items of the user's plan, and not the blocks.
     follows_plan: bool,
