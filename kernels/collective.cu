@@ -19,6 +19,7 @@
 //   those of all, so one slice may be direct and another one staged. Blocks are whole granules, also in memory. The entry says that the
 //   input is there, `done` that a rank accesses the other's memory no more.
 // - Listed: the items of a Program. items.h explains them.
+//
 // | word         | writer               | order of the store   | reader              | order of the load      |
 // |--------------|----------------------|----------------------|---------------------|------------------------|
 // | owner        | all CTAs             | compare-and-swap,    | the same            | relaxed: see below     |
@@ -123,6 +124,7 @@ struct Rounds {
         return left < room ? static_cast<u32>(left) : room;
     }
 };
+
 // The item that a CTA runs. items.h explains it.
 struct ItemShared {
     u32 index;
