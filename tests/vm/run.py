@@ -43,9 +43,10 @@ BINARIES = [
     ("suite", "allocations::"),
     ("suite", "resource_leaks::"),
 ]
-# Those of --short: the transport contract, a fault of every kind, forks, GPU memory, all-reduce, and what errors say.
+# Those of --short: the transport contract, links that calls make, a fault of every kind, forks, GPU memory, all-reduce, and what errors say.
 SHORT_BINARIES = [
     ("lib", "transport::verbs::tests::contract::"),
+    ("lib", "transport::verbs::tests::on_demand::"),
     ("lib", "transport::verbs::tests::faults::"),
     ("lib", "transport::verbs::tests::forks::a_few"),
     ("lib", "transport::verbs::tests::forks::forked_children"),

@@ -156,15 +156,23 @@ impl Link {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
+    /// Fails if the link is unusable for a call. What a peer wrote before it left has arrived, and may be all
+    /// that the call needs.
+    fn check_for_call(&self) -> Result<()> {
+        let is_done = |error: &&Error| self.has_left() && error.kind() == ErrorKind::PeerLost;
+        self.failure.as_ref().filter(|error| !is_done(error)).map_or(Ok(()), |error| Err(error.clone()))
+    }
+
     /// Begins a call of this rank, which may or may not use this link.
     pub(super) fn begin(&mut self, sequence: u64) {
         self.sequence = sequence;
         self.announced = false;
     }
 
-    /// Whether this rank's current call was written to the peer, if it uses this link.
+    /// Whether this rank's current call was written to the peer, if it uses this link. A peer that has left
+    /// reads it no more.
     pub(super) fn is_announced(&self) -> bool {
-        !self.announced || self.send_states[parity(self.epoch)].call_posted
+        !self.announced || self.send_states[parity(self.epoch)].call_posted || self.has_left()
     }
 
     /// Whether the next request repeats what another queue pair lost, so that it is no progress.
@@ -193,7 +201,7 @@ impl Link {
     /// # Errors
     /// Why the link is unusable; `Disagreement` if the peer's writes did not fit the last call.
     pub(super) fn announce(&mut self, call: &Call) -> Result<()> {
-        self.check()?;
+        self.check_for_call()?;
         if let Some((_, problem)) = self.held_disagreement.take_if(|(epoch, _)| *epoch <= self.epoch) {
             return Err(self.disagree(&problem));
         }
@@ -219,7 +227,7 @@ impl Link {
     /// # Errors
     /// Why the link is unusable.
     pub(super) fn send(&mut self, piece: Piece, region: Option<Arc<RegisteredMemory>>) -> Result<()> {
-        self.check()?;
+        self.check_for_call()?;
         let epoch = self.epoch;
         let send = &mut self.send_states[parity(epoch)];
         let number = send.queued;
@@ -433,7 +441,7 @@ impl Link {
         region: Option<Arc<RegisteredMemory>>,
         keys: [u32; MAX_RAILS],
     ) -> Result<()> {
-        self.check()?;
+        self.check_for_call()?;
         let epoch = self.epoch;
         let (message, eager) = self.recv_states[parity(epoch)].post_recv(destination, region);
         if !eager {

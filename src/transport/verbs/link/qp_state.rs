@@ -137,6 +137,11 @@ impl QpState {
         self.alive && self.proven
     }
 
+    /// Whether it may yet prove to work: it was never used, or its hello or trial is under way.
+    pub(in super::super) fn is_on_trial(&self) -> bool {
+        self.alive && !self.proven && (self.generation == 0 || !self.is_idle())
+    }
+
     /// Whether a request of this serial was posted since it was connected last.
     pub(in super::super) fn is_current(&self, serial: u32) -> bool {
         is_from(serial, self.first_serial)

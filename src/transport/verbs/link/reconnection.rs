@@ -25,16 +25,25 @@ impl Link {
         self
     }
 
-    /// Connects no queue pair again: the peer does not, or cannot be asked. If none works, the peer is lost.
+    /// Connects no queue pair again: the peer cannot be asked. If none works, nor may prove to, the peer is
+    /// lost.
     pub(in super::super) fn stop_reconnecting(&mut self) {
+        self.reconnects = false;
+        if !self.is_on_trial() {
+            self.give_up();
+        }
+    }
+
+    /// The peer's end is gone for this reason: no queue pair is connected again, and no trial succeeds.
+    pub(in super::super) fn peer_ended(&mut self, cause: &str) {
+        self.isolation.get_or_insert_with(|| Error::peer_lost(cause));
         self.reconnects = false;
         self.give_up();
     }
 
-    /// The peer's end has failed for this reason, so it connects no queue pair again.
-    pub(in super::super) fn peer_failed(&mut self, cause: &str) {
-        self.isolation.get_or_insert_with(|| Error::peer_lost(format!("its end has failed ({cause})")));
-        self.stop_reconnecting();
+    /// Whether a queue pair may yet prove to work.
+    pub(in super::super) fn is_on_trial(&self) -> bool {
+        self.qps.iter().any(QpState::is_on_trial)
     }
 
     /// Fails the link if no queue pair works.

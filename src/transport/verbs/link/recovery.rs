@@ -83,7 +83,8 @@ impl Link {
         if was_proven || was_on_trial {
             self.qps[qp].count_failure(Instant::now());
         }
-        let is_last = !self.reconnects || (0..self.qps.len()).all(|qp| self.is_dropped(qp));
+        let is_last =
+            !(self.reconnects || self.is_on_trial()) || (0..self.qps.len()).all(|qp| self.is_dropped(qp));
         let working = self.qps.iter().filter(|qp| qp.is_proven()).count();
         let (peer, cause_text, of) = (self.peer, cause.message(), self.qps.len());
         if working == 0 && is_last {

@@ -32,7 +32,9 @@ impl Peer {
     pub(in super::super) fn needs_look(&self) -> bool {
         let must_report_failure = self.link.check().is_err() && self.owes_failure();
         !self.link.is_whole()
-            && (self.link.is_draining() || (self.is_ready && self.link.reconnects()) || must_report_failure)
+            && (self.link.is_draining()
+                || (self.is_ready && (self.link.reconnects() || self.link.is_on_trial()))
+                || must_report_failure)
     }
 
     /// Whether the peer must be sent a message if this end of the link fails: it may wait for rails of this
@@ -71,7 +73,9 @@ impl Peer {
             self.waited = Duration::ZERO;
         } else {
             self.waited += passed.min(LONGEST_WAIT);
-            if self.waited > self.patience {
+            // Without patience, devices say when a trial is lost.
+            let is_open = self.patience.is_zero() && self.link.is_on_trial();
+            if self.waited > self.patience && !is_open {
                 self.break_late_trials();
                 self.link.give_up();
             }
@@ -171,7 +175,7 @@ impl Peer {
         messages: &mut Vec<RailMessage>,
     ) -> Result<()> {
         if let RailMessage::Aborted { cause } = &message {
-            self.link.peer_failed(cause);
+            self.link.peer_ended(&format!("its end has failed ({cause})"));
             return Ok(());
         }
         let (RailMessage::Offer { qp, .. }

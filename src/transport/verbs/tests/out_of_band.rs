@@ -1,11 +1,12 @@
 //! Messages between the ranks of a test, in memory.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::transport::verbs::OutOfBand;
 use crate::wake::WakeFd;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The unread messages of one rank.
@@ -19,6 +20,7 @@ struct Inbox {
 pub(in crate::transport::verbs) struct MemoryMessages {
     me: Rank,
     inboxes: Arc<[Inbox]>,
+    is_closed: Arc<AtomicBool>,
 }
 
 impl MemoryMessages {
@@ -26,7 +28,14 @@ impl MemoryMessages {
     pub(in crate::transport::verbs) fn world(ranks: usize) -> Vec<Self> {
         let inbox = |_| Inbox { messages: Mutex::default(), wake: WakeFd::new().expect("a descriptor") };
         let inboxes: Arc<[Inbox]> = (0..ranks).map(inbox).collect();
-        (0..ranks).map(|me| Self { me, inboxes: Arc::clone(&inboxes) }).collect()
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let end = |me| Self { me, inboxes: Arc::clone(&inboxes), is_closed: Arc::clone(&is_closed) };
+        (0..ranks).map(end).collect()
+    }
+
+    /// Carries no message any more, as without the coordinator's process.
+    pub(in crate::transport::verbs) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
     }
 
     /// Passes a message on, as if `from` had sent it.
@@ -54,7 +63,8 @@ impl OutOfBand for MemoryMessages {
     }
 
     fn check(&self) -> Result<()> {
-        Ok(())
+        let is_closed = self.is_closed.load(Ordering::Relaxed);
+        if is_closed { Err(Error::peer_lost("the coordinator's process has left")) } else { Ok(()) }
     }
 
     fn wake_fd(&self) -> BorrowedFd<'_> {

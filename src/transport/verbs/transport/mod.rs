@@ -151,6 +151,8 @@ impl Verbs {
     }
 
     fn exchange_hellos(&mut self, deadline: Instant) -> Result<()> {
+        // A rank that is ahead may already make further links to this one.
+        let planned = self.peers.len();
         for peer in &mut self.peers {
             (0..peer.qp_count()).try_for_each(|qp| peer.greet(qp))?;
         }
@@ -163,15 +165,16 @@ impl Verbs {
                 })
             };
             self.poll(&mut events)?;
+            let peers = &mut self.peers[..planned];
             // While a link is made, nothing is known to come back.
-            self.peers.iter_mut().for_each(|peer| peer.link.give_up());
-            self.peers.iter().try_for_each(|peer| peer.link.check())?;
-            if !self.peers.iter().any(is_pending) {
+            peers.iter_mut().for_each(|peer| peer.link.give_up());
+            peers.iter().try_for_each(|peer| peer.link.check())?;
+            if !peers.iter().any(is_pending) {
                 return Ok(());
             }
             self.fault.check_waiting()?;
             if Instant::now() > deadline {
-                for peer in &mut self.peers {
+                for peer in peers {
                     peer.break_late_trials();
                     for qp in 0..peer.qp_count() {
                         if !peer.link.hello_received(qp) {

@@ -206,6 +206,37 @@ fn a_long_message_waits_for_its_cts() {
     assert_eq!(destinations.map(|at| ends.memory[at][0]), [5, 6]);
 }
 
+/// Counter-example: a rank whose trial was under way when the peer left lost what had arrived.
+#[test]
+fn what_a_peer_wrote_before_it_left_is_enough_for_a_call() {
+    let mut ends = TwoEnds::new(1);
+    ends.links[1].suspect(1);
+    ends.begin_at(0, 1);
+    ends.send(0, 5, 100);
+    ends.links[0].goodbye();
+    ends.transfer(0);
+    ends.links[1].peer_ended("it has closed its communicator");
+    assert!(ends.links[1].check().is_err(), "nothing can be written any more");
+    ends.begin_at(1, 1);
+    let destination = ends.post_recv(1, 100);
+    assert!(ends.requests(1).is_empty() && ends.links[1].is_announced());
+    assert_eq!(ends.recvs_completed(1), 1);
+    assert_eq!(ends.memory[destination], [5; 100]);
+    ends.links[1].check_if_needed().expect("nothing is missing");
+    ends.post_recv(1, 100);
+    assert!(ends.links[1].check_if_needed().is_err(), "the peer sends no more");
+}
+
+#[test]
+fn a_link_fails_once_all_its_trials_have() {
+    let mut ends = TwoEnds::new(2);
+    ends.links[0].suspect(0b11);
+    ends.break_end(0, 0);
+    ends.links[0].check().expect("the other trial may succeed");
+    ends.break_end(0, 1);
+    assert!(ends.links[0].check().is_err());
+}
+
 /// By queue pair of these rates: how many of twelve messages it carries.
 fn shared_out(rates: &[u64]) -> Vec<usize> {
     let mut ends = TwoEnds::new(rates.len());

@@ -263,8 +263,7 @@ impl OnDemand {
             let error = Error::peer_lost(format!("rank {rank} closed its communicator"));
             links.peers[index].link.abort(error.with_suspect(rank));
         } else {
-            // Nothing of it comes back.
-            links.peers[index].link.stop_reconnecting();
+            links.peers[index].link.peer_ended("it has closed its communicator");
         }
         links.peers[index].schedule(links.run_queue);
     }
@@ -299,9 +298,7 @@ impl LinkSet<'_> {
     fn suspects(&self, rails: &[(usize, usize)]) -> u64 {
         let is_suspect = |rail: usize| {
             let mut qps = self.peers.iter().flat_map(|peer| &peer.link.qps);
-            // A queue pair of a new link has not failed: its trial is not over.
-            !self.ports.works(rail)
-                || qps.any(|qp| qp.rail == rail && !qp.is_proven() && !(qp.is_alive() && qp.generation == 0))
+            !self.ports.works(rail) || qps.any(|qp| qp.rail == rail && !qp.is_proven() && !qp.is_on_trial())
         };
         let bit = |(number, (rail, _)): (usize, &(usize, usize))| u64::from(is_suspect(*rail)) << number;
         rails.iter().enumerate().map(bit).sum()

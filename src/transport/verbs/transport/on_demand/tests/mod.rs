@@ -2,7 +2,7 @@
 
 mod ece;
 
-use super::super::{Transport, Verbs};
+use super::super::{BROKEN_INTERVAL, Transport, Verbs};
 use super::*;
 use crate::config::{Config, Registration};
 use crate::descriptor_limit;
@@ -227,6 +227,39 @@ fn a_link_made_after_a_rail_failed_begins_on_the_others() {
     assert!(!to_2.link.qps[0].is_proven(), "a hello says nothing of long packets");
     to_2.link.write_completed(0, 2);
     assert!(to_2.link.qps[0].is_proven(), "the trial was acknowledged");
+    finish(ranks);
+}
+
+/// Counter-example: the link failed, as its trial was not over.
+#[test]
+fn a_link_that_a_peer_makes_during_the_handshake_has_time_for_its_trial() {
+    let (mut ranks, _) = unlinked(2);
+    enter(&mut ranks[0], 1);
+    let (outcome, _) = ranks[1].handshake(Instant::now() + Duration::from_secs(20));
+    outcome.expect("there are no planned links");
+    assert!(ranks[1].peers.len() == 1 && ranks[1].peers[0].link.check().is_ok());
+    finish(ranks);
+}
+
+/// Counter-example: all links without a working queue pair failed when the coordinator's process left.
+#[test]
+fn a_trial_goes_on_after_the_coordinators_process_has_left() {
+    let (mut ranks, messages) = unlinked(2);
+    enter(&mut ranks[0], 1);
+    for me in [1, 0, 1] {
+        poll(&mut ranks[me]).expect("no failure");
+    }
+    messages.close();
+    let wait = |verbs: &mut Verbs| {
+        std::thread::sleep(BROKEN_INTERVAL);
+        poll(verbs)
+    };
+    (0..3).try_for_each(|_| wait(&mut ranks[0])).expect("the trial may succeed");
+    assert!(ranks[0].peers[0].link.is_isolated() && !ranks[0].peers[0].link.reconnects());
+    let lost = Error::peer_lost("packets get lost");
+    (0..2).for_each(|qp| ranks[0].peers[0].break_qp(qp, &lost));
+    let error = wait(&mut ranks[0]).expect_err("the call needs rank 1");
+    assert!(error.message().contains("packets get lost"), "{error}");
     finish(ranks);
 }
 
