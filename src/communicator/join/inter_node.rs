@@ -391,7 +391,7 @@ impl InterNodeSetup<'_> {
             unconnected.send_links().and_then(|()| unconnected.receive_links(self.deadline, self.fault));
         let connected = received
             .map_err(SetupFailure::from)
-            .and_then(|received| unconnected.connect(&infos, received, self.deadline, self.fault));
+            .and_then(|received| unconnected.connect(&infos, received, self.fault));
         let (connected, outcome) =
             connected.map_or_else(|failure| (None, Err(failure)), |verbs| (Some(verbs), Ok(())));
         if let Err(attempt) = self.exchange_step("connections", outcome)? {

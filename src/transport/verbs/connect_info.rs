@@ -4,7 +4,6 @@
 //! once is in [`ConnectInfo`]; what concerns one peer only is in [`LinkConnectInfo`], and is sent to that
 //! peer only.
 
-use super::ece_agreement::QpEce;
 use super::objects::Endpoint;
 use super::wire::MAX_RAILS;
 use crate::error::{Error, Result};
@@ -30,8 +29,6 @@ pub(crate) struct LinkConnectInfo {
     /// Where the remote side of the link's control buffer begins, in bytes from the address in
     /// [`ConnectInfo`].
     pub(super) offset: u64,
-    /// By queue pair: the ECE options that this rank's device supports. Empty if there are none.
-    pub(super) ece: QpEce,
 }
 
 /// A message about one link.
@@ -39,15 +36,11 @@ pub(crate) struct LinkConnectInfo {
 pub(super) enum LinkMessage {
     /// This rank's end of a link that is made when the communicator is created.
     Planned(LinkConnectInfo),
-    /// By queue pair of a planned link: the ECE options that this rank has accepted. It has connected its
-    /// end, or has failed.
-    Accepted(QpEce),
     /// This rank's end of a link that is made because a call needs it.
     /// Also the queue pairs of rails that may have failed, by bit.
     OnDemand(ConnectInfo, LinkConnectInfo, u64),
     /// The queue pairs of a link that a call needs are connected at this end, so that they accept writes.
-    /// They use these ECE options.
-    Ready(QpEce),
+    Ready,
     /// About a queue pair that is connected again.
     Rail(RailMessage),
 }
@@ -119,7 +112,6 @@ pub(crate) trait OutOfBand: Send {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::verbs::objects::EceOptions;
     use proptest::prelude::*;
 
     #[test]
@@ -127,23 +119,14 @@ mod tests {
         let keys = std::array::from_fn(|rail| if rail < 4 { u32::MAX } else { 0 });
         let info = ConnectInfo { mtus: vec![5; 4], address: 0x7fff_ffff_f000, keys };
         let endpoints = vec![Endpoint { qpn: 0xff_ffff, psn: 0xff_ffff }; 4];
-        let link = LinkConnectInfo { endpoints, offset: 16383 * 40960, ece: Vec::new() };
+        let link = LinkConnectInfo { endpoints, offset: 16383 * 40960 };
         let once = postcard::to_stdvec(&info).expect("encodes").len();
         assert!(once < 40, "{once} bytes, once for each rank");
         let planned = LinkMessage::Planned(link.clone()).encode().expect("encodes");
         assert!(planned.len() <= 40, "{} bytes for each peer that plans use", planned.len());
-        // As ConnectX-6 reports them.
-        let ece = vec![Some(EceOptions { vendor_id: 0x15b3, options: 0x3000_0002, comp_mask: 0 }); 4];
-        let with_ece = LinkMessage::Planned(LinkConnectInfo { ece: ece.clone(), ..link.clone() });
-        let more = with_ece.encode().expect("encodes").len() - planned.len();
-        assert!(more <= 4 * 10, "{more} bytes more with ECE");
-        for message in [
-            LinkMessage::Planned(link.clone()),
-            with_ece,
-            LinkMessage::OnDemand(info, link, 2),
-            LinkMessage::Accepted(ece),
-            LinkMessage::Ready(Vec::new()),
-        ] {
+        for message in
+            [LinkMessage::Planned(link.clone()), LinkMessage::OnDemand(info, link, 2), LinkMessage::Ready]
+        {
             let bytes = message.encode().expect("encodes");
             assert_eq!(LinkMessage::decode(3, &bytes).expect("the same version"), message);
             LinkMessage::decode(3, &bytes[..bytes.len() - 1]).expect_err("a part of a message");

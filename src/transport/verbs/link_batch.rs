@@ -4,7 +4,6 @@
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;
-use super::ece_agreement;
 use super::link::{RECV_DEPTH, WORK_REQUESTS};
 use super::objects::{CompletionQueue, Context, Depth, Fresh, PortAttributes, ProtectionDomain, QueuePair};
 use super::peer::ControlMemory;
@@ -103,8 +102,7 @@ impl UnconnectedLink {
     /// What the peer needs to connect to this end.
     pub(super) fn link_info(&self) -> LinkConnectInfo {
         let endpoints = self.qps.iter().map(QueuePair::endpoint).collect();
-        let ece = ece_agreement::by_qp(self.qps.iter().map(QueuePair::<Fresh>::ece));
-        LinkConnectInfo { endpoints, offset: self.offset, ece }
+        LinkConnectInfo { endpoints, offset: self.offset }
     }
 }
 

@@ -11,7 +11,6 @@
 //! | `objects` | libibverbs, and RAII owners of contexts, protection domains, completion queues, queue pairs and memory regions |
 //! | `wire` | what ranks write into each other's memory: immediate data and control entries |
 //! | `options` | link settings, and the path attributes that follow from them |
-//! | `ece_agreement` | which options of Enhanced Connection Establishment the ends of a link agree on |
 //! | `rail_counters` | what each rail has carried |
 //! | `gpu` | how devices reach GPU memory, and when writes to it must be flushed |
 //! | `probe` | what libibverbs and an open device report about themselves, for `flexring doctor` |
@@ -36,8 +35,6 @@ mod connect;
 mod connect_info;
 #[cfg(feature = "verbs")]
 mod control_buffer;
-#[cfg(feature = "verbs")]
-mod ece_agreement;
 #[cfg_attr(
     all(feature = "verbs", not(test)),
     allow(dead_code, reason = "called by the device that runs on a GPU")

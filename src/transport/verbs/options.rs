@@ -128,7 +128,6 @@ impl VerbsOptions {
             timeout: self.timeout.unwrap_or(usual),
             retries: if mine.is_software { self.retries.min(SOFTWARE_RETRIES) } else { self.retries },
             split_above: self.splits_over(mine.layer).then_some(self.adaptive_routing_threshold),
-            ece: None,
         }
     }
 

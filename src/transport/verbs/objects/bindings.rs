@@ -334,12 +334,6 @@ structures! {
         rate_limit: u32,
     }
 
-    struct ibv_ece {
-        vendor_id: u32,
-        options: u32,
-        comp_mask: u32,
-    }
-
     struct ibv_sge {
         addr: u64,
         length: u32,

@@ -10,8 +10,8 @@
 
 use super::bindings::{
     _compat_ibv_port_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
-    ibv_device_attr, ibv_ece, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
-    ibv_recv_wr, ibv_send_wr, ibv_wc, verbs_context,
+    ibv_device_attr, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr,
+    ibv_send_wr, ibv_wc, verbs_context,
 };
 use crate::error::{Error, Result};
 use crate::named_file;
@@ -132,8 +132,6 @@ functions! {
     optional {
         "IBVERBS_1.1" ibv_fork_init() -> c_int;
         "IBVERBS_1.8" ibv_reg_mr_iova2(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
-        "IBVERBS_1.10" ibv_query_ece(*mut ibv_qp, *mut ibv_ece) -> c_int;
-        "IBVERBS_1.10" ibv_set_ece(*mut ibv_qp, *mut ibv_ece) -> c_int;
         "IBVERBS_1.12" ibv_reg_dmabuf_mr(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
         "IBVERBS_1.13" ibv_is_fork_initialized() -> c_uint;
     }

@@ -15,7 +15,6 @@
 //! | `protection_domain` | a protection domain: allocating it, registering memory in it |
 //! | `memory_region` | registered memory and its access flags |
 //! | `completion` | a completion queue and its completion channel |
-//! | `ece` | options of Enhanced Connection Establishment |
 //! | `queue_pair` | a reliable connection, its states as types |
 //! | `destruction` | destroying queue pairs in a thread |
 //! | `work_request` | RDMA writes and reads, and their libibverbs form |
@@ -24,7 +23,6 @@ mod bindings;
 mod completion;
 mod context;
 mod destruction;
-mod ece;
 mod fork_protection;
 mod handle;
 mod library;
@@ -40,7 +38,6 @@ pub(super) use completion::WcStatus;
 pub(super) use completion::{Completion, CompletionQueue};
 pub(super) use context::{AsyncEvent, Context, PortAttributes};
 pub(super) use destruction::Destruction;
-pub(super) use ece::EceOptions;
 pub(super) use library::Library;
 pub(super) use memory_region::{AccessFlags, MemoryRegion};
 pub(super) use protection_domain::ProtectionDomain;

@@ -9,13 +9,12 @@ use super::bindings::{
     IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU,
     IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN,
     IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS,
-    IBV_QPT_RC, ibv_ah_attr, ibv_ece, ibv_gid, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_recv_wr,
+    IBV_QPT_RC, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_recv_wr,
 };
 use super::completion::CompletionQueue;
 use super::context::Context;
 use super::destruction::Destruction;
-use super::ece::EceOptions;
 use super::handle::VerbsHandle;
 use super::library::{ibv_post_recv, ibv_post_send};
 use super::protection_domain::ProtectionDomain;
@@ -23,7 +22,6 @@ use super::verb::{CallSite, Verb, errno, failed};
 use super::work_request::{Chain, ReadRequest, WriteRequest};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -73,8 +71,6 @@ pub(crate) struct PathAttributes {
     /// Messages of more bytes are written apart from their immediate data, so that switches may route them
     /// adaptively. `None`: no message is.
     pub split_above: Option<usize>,
-    /// The ECE options to set, if any.
-    pub ece: Option<EceOptions>,
 }
 
 /// How often a device repeats a request for which the peer has no receive: without end. A slow peer is not a
@@ -91,8 +87,6 @@ pub(crate) struct Connected {
     chain: Chain,
     /// The number of the peer's queue pair on its device.
     peer_qpn: u32,
-    /// The ECE options in use.
-    ece: Option<EceOptions>,
 }
 
 /// A queue pair. Once it is destroyed, the device no longer accesses memory on its behalf.
@@ -144,13 +138,8 @@ struct Inner {
     pkey_index: u16,
     queue: Arc<CompletionQueue>,
     pd: Arc<ProtectionDomain>,
-    /// The ECE options that the device supports.
-    ece: Option<EceOptions>,
     #[cfg(test)]
     recorded: std::cell::RefCell<RecordedCalls>,
-    /// The ECE options that were set last, without a device.
-    #[cfg(test)]
-    requested_ece: std::cell::Cell<Option<EceOptions>>,
 }
 
 impl Inner {
@@ -171,54 +160,6 @@ impl Inner {
         match unsafe { (library.ibv_modify_qp)(raw, attributes, mask as i32) } {
             0 => Ok(()),
             errno => error(errno),
-        }
-    }
-
-    /// The ECE options that the device supports, or once it is connected, those in use. `None` if libibverbs
-    /// or the driver has no ECE.
-    fn query_ece(&self) -> Result<Option<EceOptions>> {
-        if let Some(errno) = self.context.shim.injected_errno(Verb::QueryEce) {
-            return self.has_ece(Verb::QueryEce, errno).map(|_| None);
-        }
-        let Some((raw, library)) = self.handle.raw() else {
-            let supported = self.context.shim.ece();
-            #[cfg(test)]
-            if let (Some(EceOptions { options, .. }), Some(requested)) = (supported, self.requested_ece.get())
-            {
-                return Ok(Some(EceOptions { options: options & requested.options, ..requested }));
-            }
-            return Ok(supported);
-        };
-        let Some(query) = library.ibv_query_ece else { return Ok(None) };
-        let mut ece = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 };
-        // SAFETY: the queue pair is alive, and the options are valid for writes.
-        let code = unsafe { query(raw, &raw mut ece) };
-        Ok(if self.has_ece(Verb::QueryEce, code)? { EceOptions::from_raw(ece) } else { None })
-    }
-
-    /// Sets the ECE options for the states that follow. `false` if libibverbs or the driver has no ECE.
-    fn set_ece(&self, ece: EceOptions) -> Result<bool> {
-        if let Some(errno) = self.context.shim.injected_errno(Verb::SetEce) {
-            return self.has_ece(Verb::SetEce, errno);
-        }
-        let Some((raw, library)) = self.handle.raw() else {
-            #[cfg(test)]
-            self.requested_ece.set(Some(ece));
-            return Ok(true);
-        };
-        let Some(set) = library.ibv_set_ece else { return Ok(false) };
-        let mut ece = ece.to_raw();
-        // SAFETY: the queue pair is alive, and the options are valid for reads and writes.
-        let code = unsafe { set(raw, &raw mut ece) };
-        self.has_ece(Verb::SetEce, code)
-    }
-
-    /// Whether a verb of ECE, which returned this, is one that libibverbs and the driver have.
-    fn has_ece(&self, verb: Verb, code: i32) -> Result<bool> {
-        match code {
-            0 => Ok(true),
-            _ if code == Errno::OPNOTSUPP.raw_os_error() || code == Errno::NOSYS.raw_os_error() => Ok(false),
-            errno => Err(failed(verb, &self.site, errno)),
         }
     }
 
@@ -386,7 +327,7 @@ impl QueuePair<Fresh> {
             }
             _ => (VerbsHandle::inert(), peer.unwrap_or_default() as u32, depth.inline),
         };
-        let mut qp = Self {
+        let qp = Self {
             inner: Inner {
                 handle,
                 depth: Depth { inline, ..depth },
@@ -396,11 +337,8 @@ impl QueuePair<Fresh> {
                 pkey_index,
                 queue: Arc::clone(queue),
                 pd: Arc::clone(pd),
-                ece: None,
                 #[cfg(test)]
                 recorded: std::cell::RefCell::default(),
-                #[cfg(test)]
-                requested_ece: std::cell::Cell::default(),
             },
             state: Fresh,
         };
@@ -411,18 +349,12 @@ impl QueuePair<Fresh> {
         attributes.qp_access_flags = access;
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
         qp.inner.modify(Verb::ModifyQpToInit, &mut attributes, mask)?;
-        qp.inner.ece = qp.inner.query_ece()?;
         Ok(qp)
     }
 
     /// This end of the connection.
     pub(crate) fn endpoint(&self) -> Endpoint {
         self.inner.endpoint
-    }
-
-    /// The ECE options that the device supports; `None` if libibverbs or the driver has no ECE.
-    pub(crate) fn ece(&self) -> Option<EceOptions> {
-        self.inner.ece
     }
 
     /// Fills the receive queue with receives of this `id`, and connects to the peer's end over `path`.
@@ -465,9 +397,6 @@ impl QueuePair<Fresh> {
             | IBV_QP_RQ_PSN
             | IBV_QP_MAX_DEST_RD_ATOMIC
             | IBV_QP_MIN_RNR_TIMER;
-        // Drivers take the options into account in the states that follow, and report afterwards which of
-        // them they use.
-        let has_ece = path.ece.map_or(Ok(false), |ece| self.inner.set_ece(ece))?;
         self.inner.modify(Verb::ModifyQpToRtr, &mut attributes, mask)?;
         let mut attributes = zeroed_attributes();
         attributes.qp_state = IBV_QPS_RTS;
@@ -483,10 +412,9 @@ impl QueuePair<Fresh> {
             | IBV_QP_SQ_PSN
             | IBV_QP_MAX_QP_RD_ATOMIC;
         self.inner.modify(Verb::ModifyQpToRts, &mut attributes, mask)?;
-        let ece = if has_ece { self.inner.query_ece()? } else { None };
         let Depth { sends, inline, .. } = self.inner.depth;
         let chain = Chain::with_capacity(sends as usize);
-        let state = Connected { inline, chain, peer_qpn: peer.qpn, ece };
+        let state = Connected { inline, chain, peer_qpn: peer.qpn };
         Ok(QueuePair { inner: self.inner, state })
     }
 }
@@ -496,11 +424,6 @@ impl QueuePair<Connected> {
     pub(crate) fn ends(&self) -> String {
         let Endpoint { qpn, .. } = self.inner.endpoint;
         format!("{}, queue pair {qpn} to {}", self.inner.site, self.state.peer_qpn)
-    }
-
-    /// The ECE options in use.
-    pub(crate) fn ece(&self) -> Option<EceOptions> {
-        self.state.ece
     }
 
     /// Posts writes as one chain, at most as many as the send queue has room for.

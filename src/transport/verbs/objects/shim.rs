@@ -10,7 +10,6 @@ pub(crate) use passing::Shim;
 #[cfg(not(test))]
 mod passing {
     use super::super::bindings::{ibv_qp_attr, ibv_wc};
-    use super::super::ece::EceOptions;
     use super::super::verb::Verb;
 
     /// Lets every verb pass.
@@ -65,7 +64,6 @@ mod injecting {
         IBV_FORK_DISABLED, IBV_FORK_UNNEEDED, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_qp_attr,
         ibv_wc,
     };
-    use super::super::ece::EceOptions;
     use super::super::verb::Verb;
     use crate::memory::is_unforked;
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -47,8 +47,6 @@ verbs! {
     ModifyQpToRts = "ibv_modify_qp to RTS",
     ModifyQpToErr = "ibv_modify_qp to ERR",
     ModifyQpToReset = "ibv_modify_qp to RESET",
-    QueryEce = "ibv_query_ece",
-    SetEce = "ibv_set_ece",
     PostSend = "ibv_post_send",
     PostRecv = "ibv_post_recv",
 }

@@ -9,7 +9,6 @@ mod tests;
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;
-use super::ece_agreement::{self, QpEce};
 use super::link::{Link, LinkRequest, Payload, SEND_DEPTH, WORK_REQUESTS};
 use super::objects::{Completion, Connected, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
 use super::rail_counters::RailCounters;
@@ -167,12 +166,6 @@ impl Peer {
         self.target.address = info.address.wrapping_add(link_info.offset);
         self.target.keys = info.keys;
         Ok(())
-    }
-
-    /// By queue pair: the ECE options in use.
-    pub(super) fn ece(&self) -> QpEce {
-        let of_qp = |qp: &PeerQp| qp.connected.as_ref().and_then(QueuePair::<Connected>::ece);
-        ece_agreement::by_qp(self.qps.iter().map(of_qp))
     }
 
     /// The queue pairs are connected at the peer's end, too. Queue pairs of rails that may have failed begin

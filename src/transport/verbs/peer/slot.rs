@@ -31,8 +31,6 @@ pub(super) struct PeerQp {
 
 impl PeerQp {
     pub(super) fn new(connected: QueuePair<Connected>, path: PathAttributes) -> Self {
-        // Those that take its place use the same options.
-        let path = PathAttributes { ece: connected.ece(), ..path };
         let spec = connected.spec();
         Self { connected: Some(connected), destroyed: false, ..Self::lost(spec, path) }
     }

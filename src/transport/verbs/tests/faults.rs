@@ -79,7 +79,7 @@ fn with_each_failing(
 fn a_verb_that_fails_during_setup_is_named_with_its_device() {
     use Verb::{
         AllocPd, CreateCompChannel, CreateCq, CreateQp, GetDeviceList, ModifyQpToInit, ModifyQpToRtr,
-        ModifyQpToRts, OpenDevice, QueryEce, QueryPort,
+        ModifyQpToRts, OpenDevice, QueryPort,
     };
     on_rails(TEST_LIMIT, |rails| {
         for (verb, errno) in [
@@ -91,7 +91,6 @@ fn a_verb_that_fails_during_setup_is_named_with_its_device() {
             (CreateCq, Errno::NOMEM),
             (CreateQp, Errno::NOMEM),
             (ModifyQpToInit, Errno::INVAL),
-            (QueryEce, Errno::INVAL),
             (ModifyQpToRtr, Errno::TIMEDOUT),
             (ModifyQpToRts, Errno::INVAL),
         ] {

@@ -143,7 +143,7 @@ impl LinkSetup {
             let deadline = Instant::now() + Duration::from_secs(20);
             // A rank may wait for what lower ones send while they connect.
             let received = prepared.receive_links(deadline, &faults[me])?;
-            let verbs = prepared.connect(&connect_info, received, deadline, &faults[me]);
+            let verbs = prepared.connect(&connect_info, received, &faults[me]);
             let verbs = verbs.map_err(SetupFailure::into_error)?;
             Ok(ConnectedRank {
                 me,

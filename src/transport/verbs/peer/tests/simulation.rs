@@ -135,12 +135,11 @@ impl SimulatedRank {
             let qp = QueuePair::new(&pds[*mine], &queues[*mine], depth, (1, 0), 1 - me, 1);
             qp.expect("inert")
         });
-        let path =
-            PathAttributes { split_above: scenario.split_above[me], ece: scenario.shims[me].ece(), ..PATH };
+        let path = PathAttributes { split_above: scenario.split_above[me], ..PATH };
         let paths = vec![(Endpoint { qpn: 1, psn: 1 }, path); rails.len()];
         let address = controls[1 - me].as_ptr() as u64;
         let info = ConnectInfo { mtus: Vec::new(), address, keys: [7; MAX_RAILS] };
-        let link_info = LinkConnectInfo { endpoints: Vec::new(), offset: 0, ece: Vec::new() };
+        let link_info = LinkConnectInfo { endpoints: Vec::new(), offset: 0 };
         let link = Link::new(1 - me, control, &rails);
         let control_memory = ControlMemory {
             remote: registry.register_internal(controls[me], true).expect("inert"),
@@ -216,7 +215,6 @@ const PATH: PathAttributes = PathAttributes {
     timeout: 0,
     retries: 0,
     split_above: None,
-    ece: None,
 };
 
 impl Simulation {
@@ -316,10 +314,6 @@ impl Simulation {
             self.ranks.each_ref().map(|rank| rank.counters.iter().map(RailCounters::statistics).collect());
         let qps = self.ranks.iter().flat_map(|rank| &rank.peer.link.qps);
         let carried_again = qps.map(|qp| qp.carried_again()).sum();
-        for (rank, shim) in self.ranks.iter().zip(&self.scenario.shims) {
-            let mut connected = rank.peer.qps.iter().filter_map(|qp| qp.connected.as_ref());
-            assert!(connected.all(|qp| qp.ece() == shim.ece()), "a queue pair has other options");
-        }
         let failed = self.ranks.map(|rank| {
             let SimulatedRank { peer, held_memory, failed, memory, .. } = rank;
             // An aborted link keeps its memory registered until it is destroyed.

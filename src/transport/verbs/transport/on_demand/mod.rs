@@ -4,8 +4,7 @@
 //!
 //! Both ends take the same steps, whichever begins: a rank makes its queue pairs and sends their numbers to
 //! the peer; when it has the numbers of the peer it connects them, and sends that it is **ready**; it writes
-//! when the peer is ready. If the devices have options to agree on (`ece_agreement`), the higher rank
-//! connects when the lower one is ready. If devices failed meanwhile, it connects the queue pairs of the
+//! when the peer is ready. If devices failed meanwhile, it connects the queue pairs of the
 //! others only, and if none is left, it aborts the link instead. Until then, requests stay in the link. A
 //! rank that receives the numbers of a peer before it needs the link makes its end at once, so that a peer
 //! that is in a call that this rank does not make is noticed as on any other link. No rank waits within these
@@ -18,10 +17,9 @@ use super::port_states::PortStates;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::transport::verbs::connect_info::{ConnectInfo, LinkConnectInfo, LinkMessage, RailMessage};
-use crate::transport::verbs::ece_agreement;
 use crate::transport::verbs::link_batch::{LinkBatch, LinkResources, RailDevice, watch};
 use crate::transport::verbs::link_directory::LinkDirectory;
-use crate::transport::verbs::objects::{EceOptions, Fresh, PortAttributes, QueuePair};
+use crate::transport::verbs::objects::{Fresh, PortAttributes, QueuePair};
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::peer::Peer;
 use crate::transport::verbs::port_selection::Rail;
@@ -53,8 +51,6 @@ struct PendingLink {
     rails: Vec<(usize, usize)>,
     /// `None` once they are connected.
     fresh: Option<Vec<QueuePair<Fresh>>>,
-    /// The peer's end, which this one connects to when the peer has accepted ECE options.
-    offered: Option<Box<OfferedEnd>>,
 }
 
 /// The peer's end of a link: what it has sent, and by bit the queue pairs of rails that may have failed.
@@ -143,7 +139,7 @@ impl OnDemand {
         state.suspect(suspects);
         let peer_state = Peer::new(index, state, link.control, &link.controls, links.counters);
         links.peers.push(peer_state.with_reconnects(links.options.reconnect));
-        self.pending.push(PendingLink { index, rails: link.rails, fresh: Some(link.qps), offered: None });
+        self.pending.push(PendingLink { index, rails: link.rails, fresh: Some(link.qps) });
         links.index_of_rank[peer] = Some(index);
         log::debug!("verbs: rank {} connects to rank {peer}, which its plans do not use", self.directory.me);
         Ok(index)
@@ -178,22 +174,13 @@ impl OnDemand {
                     _ => return Err(unexpected()),
                 };
                 let link = self.pending.iter_mut().find(|link| link.index == index).ok_or_else(unexpected)?;
-                let fresh = link.fresh.as_ref().filter(|_| link.offered.is_none()).ok_or_else(unexpected)?;
-                let ece = ece_agreement::by_qp(fresh.iter().map(QueuePair::<Fresh>::ece));
-                let proposals = ece_agreement::proposals(&ece, &link_info.ece);
-                let offered = Box::new((info, link_info, suspects));
-                if proposals.is_some() && !ece_agreement::accepts(self.directory.me, from) {
-                    link.offered = Some(offered);
-                } else {
-                    self.connect(links, index, *offered, &proposals.unwrap_or_default())?;
-                }
+                let fresh = link.fresh.take().ok_or_else(unexpected)?;
+                self.connect(links, index, fresh, (info, link_info, suspects))?;
             }
-            LinkMessage::Ready(ece) => {
+            LinkMessage::Ready => {
                 let index = links.index_of_rank.get(from).copied().flatten().ok_or_else(unexpected)?;
-                let link = self.pending.iter_mut().find(|link| link.index == index).ok_or_else(unexpected)?;
-                if let Some(offered) = link.offered.take() {
-                    self.connect(links, index, *offered, &ece)?;
-                } else if link.fresh.is_some() {
+                let link = self.pending.iter().find(|link| link.index == index).ok_or_else(unexpected)?;
+                if link.fresh.is_some() {
                     return Err(unexpected());
                 }
                 self.forget_pending(index);
@@ -218,32 +205,30 @@ impl OnDemand {
                 self.send_rail_messages(peer, &mut answers);
                 peer.schedule(links.run_queue);
             }
-            LinkMessage::Planned(_) | LinkMessage::Accepted(_) => return Err(unexpected()),
+            LinkMessage::Planned(_) => return Err(unexpected()),
         }
         Ok(())
     }
 
-    /// Connects this rank's end of a link to the peer's, with these ECE options, and sends the peer that it
-    /// is ready.
+    /// Connects this rank's end of a link, whose queue pairs are `fresh`, to the peer's, and sends the peer
+    /// that it is ready.
     fn connect(
         &mut self,
         links: &mut LinkSet<'_>,
         index: usize,
+        fresh: Vec<QueuePair<Fresh>>,
         (info, link_info, suspects): OfferedEnd,
-        ece: &[Option<EceOptions>],
     ) -> Result<()> {
         let peer = &mut links.peers[index];
-        let Some(link) = self.pending.iter_mut().find(|link| link.index == index) else { return Ok(()) };
-        let Some(fresh) = link.fresh.take() else { return Ok(()) };
+        let Some(link) = self.pending.iter().find(|link| link.index == index) else { return Ok(()) };
         let (rank, published) = (peer.rank(), (&info, &link_info));
-        let mut paths = self.directory.paths(rank, &link.rails, links.rails, links.options, published)?;
-        ece_agreement::set(&mut paths, ece);
+        let paths = self.directory.paths(rank, &link.rails, links.rails, links.options, published)?;
         peer.link.suspect(suspects);
         peer.connect(fresh, &paths, published, links.ports.failures()).map_err(|(_, error)| error)?;
         // Its way may lead through switches that no planned link uses.
         peer.link.suspect(u64::MAX);
         let message = match peer.link.check() {
-            Ok(()) => LinkMessage::Ready(peer.ece()),
+            Ok(()) => LinkMessage::Ready,
             Err(error) => LinkMessage::Rail(RailMessage::Aborted { cause: error.message().to_owned() }),
         };
         self.send(rank, &message)

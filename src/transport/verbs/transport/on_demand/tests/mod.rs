@@ -1,7 +1,5 @@
 //! Making links without devices: which messages follow from which, and when a rank may write.
 
-mod ece;
-
 use super::super::{BROKEN_INTERVAL, Transport, Verbs};
 use super::*;
 use crate::config::{Config, Registration};
@@ -72,7 +70,7 @@ fn try_world(
         let fault = Arc::new(Fault::new());
         let deadline = Instant::now() + Duration::from_secs(20);
         let received = unconnected.receive_links(deadline, &fault)?;
-        unconnected.connect(&infos, received, deadline, &fault).map_err(SetupFailure::into_error)
+        unconnected.connect(&infos, received, &fault).map_err(SetupFailure::into_error)
     };
     Ok((prepared.into_iter().map(connect).collect(), other))
 }
@@ -335,31 +333,19 @@ fn the_departure_of_other_ranks_concerns_no_link() {
 #[test]
 fn messages_that_no_rank_sends_are_disagreements() {
     let info = ConnectInfo { mtus: vec![5; 2], address: 0, keys: [0; MAX_RAILS] };
-    let link = |qps| LinkConnectInfo {
-        endpoints: vec![Endpoint { qpn: 1, psn: 1 }; qps],
-        offset: 0,
-        ece: Vec::new(),
-    };
+    let link = |qps| LinkConnectInfo { endpoints: vec![Endpoint { qpn: 1, psn: 1 }; qps], offset: 0 };
     let on_demand = |qps| LinkMessage::OnDemand(info.clone(), link(qps), 0);
     let encode = |message: LinkMessage| message.encode().expect("encodes");
     let none = ConnectInfo { mtus: Vec::new(), ..info.clone() };
     for (from, messages) in [
         (1, vec![vec![9, 9, 9]]),
-        (1, vec![encode(LinkMessage::Ready(Vec::new()))]),
+        (1, vec![encode(LinkMessage::Ready)]),
         (1, vec![encode(LinkMessage::Planned(link(2)))]),
-        (1, vec![encode(LinkMessage::Accepted(Vec::new()))]),
         (1, vec![encode(on_demand(3))]),
         (1, vec![encode(on_demand(0))]),
         (1, vec![encode(LinkMessage::OnDemand(none, link(2), 0))]),
         (1, vec![encode(on_demand(2)), encode(on_demand(2))]),
-        (
-            1,
-            vec![
-                encode(on_demand(2)),
-                encode(LinkMessage::Ready(Vec::new())),
-                encode(LinkMessage::Ready(Vec::new())),
-            ],
-        ),
+        (1, vec![encode(on_demand(2)), encode(LinkMessage::Ready), encode(LinkMessage::Ready)]),
         (0, vec![encode(on_demand(2))]),
         (9, vec![encode(on_demand(2))]),
     ] {
@@ -395,8 +381,7 @@ fn a_device_that_refuses_a_further_link_fails_the_call_that_needs_it() {
         let verbs = &mut ranks[0];
         verbs.begin(1);
         let info = ConnectInfo { mtus: vec![5; 2], address: 0, keys: [0; MAX_RAILS] };
-        let link =
-            LinkConnectInfo { endpoints: vec![Endpoint { qpn: 1, psn: 1 }; 2], offset: 0, ece: Vec::new() };
+        let link = LinkConnectInfo { endpoints: vec![Endpoint { qpn: 1, psn: 1 }; 2], offset: 0 };
         let message = LinkMessage::OnDemand(info, link, 0).encode().expect("encodes");
         let failed = verbs.announce(1, &call(1)).and_then(|()| {
             messages.send(&[]).expect("in memory");
