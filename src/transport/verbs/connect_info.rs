@@ -48,8 +48,9 @@ pub(super) enum LinkMessage {
 /// A message about a broken queue pair. Generations are those of `link::reconnection`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) enum RailMessage {
-    /// The sender's end of the next generation, which takes the place of the broken one.
-    Offer { qp: u8, generation: u32, end: Endpoint },
+    /// The sender's end of the next generation, which takes the place of the broken one, and the longest
+    /// packets that it uses, as verbs number MTUs.
+    Offer { qp: u8, generation: u32, end: Endpoint, mtu: u8 },
     /// The sender's end of this generation is connected to the receiver's, so that it accepts writes.
     Connected { qp: u8, generation: u32 },
     /// The sender's recovery state of this generation, as no queue pair can carry it.

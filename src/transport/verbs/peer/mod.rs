@@ -10,7 +10,7 @@ mod tests;
 use super::connect_info::{ConnectInfo, LinkConnectInfo};
 use super::control_buffer::ControlBuffer;
 use super::link::{Link, LinkRequest, Payload, SEND_DEPTH, WORK_REQUESTS};
-use super::objects::{Completion, Connected, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
+use super::objects::{Completion, Endpoint, Fresh, PathAttributes, QueuePair, WriteRequest};
 use super::rail_counters::RailCounters;
 use super::registry::RegisteredMemory;
 use super::wire::MAX_RAILS;
@@ -209,12 +209,17 @@ impl Peer {
         )
     }
 
-    /// The trial of a queue pair is lost. When planned links are made, rank 0 logs what follows from that.
+    /// The trial of a queue pair is lost, so the next one has packets of half the length. When planned links
+    /// are made, rank 0 decides that for all.
     fn note_lost_trial(&mut self, qp: usize, error: &Error) {
         let is_planned = self.link.qps[qp].is_proven();
+        if !is_planned {
+            let mtu = &mut self.qps[qp].reconnection.path.mtu;
+            *mtu = mtu.saturating_sub(1).max(1);
+        }
         if self.qps[qp].lost_trial.replace(error.clone()).is_none() && !is_planned {
             log::warn!(
-                "verbs: a queue pair to rank {} cannot be used: {} (fix: set the switches' MTU to at least that of the ports, or exclude \
+                "verbs: a queue pair to rank {} cannot be used yet: {}; packets of half the length are tried (fix: set the switches' MTU to at least that of the ports, or exclude \
                  the port by FLEXRING_IB_HCA)",
                 self.rank(),
                 error.message()
@@ -222,10 +227,11 @@ impl Peer {
         }
     }
 
-    /// Breaks the queue pairs that have carried no trial in time.
-    pub(super) fn break_late_trials(&mut self) {
+    /// Breaks the queue pairs that have carried no trial in time: all of them, or those on their first.
+    pub(super) fn break_late_trials(&mut self, first: bool) {
         for qp in 0..self.qps.len() {
-            if self.link.qps[qp].is_alive() && self.link.awaits_trial(qp) {
+            let state = &self.link.qps[qp];
+            if state.is_alive() && (!first || state.generation == 0) && self.link.awaits_trial(qp) {
                 let error = Error::peer_lost(format!("{}; {}", self.trial_loss(qp), self.ends(qp)));
                 self.note_lost_trial(qp, &error);
                 self.break_qp(qp, &error);

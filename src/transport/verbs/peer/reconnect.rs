@@ -73,10 +73,14 @@ impl Peer {
             self.waited = Duration::ZERO;
         } else {
             self.waited += passed.min(LONGEST_WAIT);
+            if self.waited > self.patience / 2 && self.link.reconnects() {
+                // Adapters report a loss later than calls wait, and shorter packets may pass.
+                self.break_late_trials(true);
+            }
             // Without patience, devices say when a trial is lost.
             let is_open = self.patience.is_zero() && self.link.is_on_trial();
             if self.waited > self.patience && !is_open {
-                self.break_late_trials();
+                self.break_late_trials(false);
                 self.link.give_up();
             }
         }
@@ -132,7 +136,8 @@ impl Peer {
             let psn = getrandom::u32().unwrap_or(1) & 0xff_ffff;
             match attempt.spec.create(psn) {
                 Ok(fresh) => {
-                    messages.push(RailMessage::Offer { qp: qp as u8, generation, end: fresh.endpoint() });
+                    let (end, mtu) = (fresh.endpoint(), attempt.path.mtu as u8);
+                    messages.push(RailMessage::Offer { qp: qp as u8, generation, end, mtu });
                     attempt.fresh = Some(fresh);
                 }
                 Err(error) => log::debug!("verbs: {}", error.message()),
@@ -192,10 +197,12 @@ impl Peer {
             return Err(Error::disagreement(message).with_suspect(self.rank()));
         }
         match message {
-            RailMessage::Offer { generation, end, .. } => {
+            RailMessage::Offer { generation, end, mtu, .. } => {
                 if generation == self.link.qps[qp].next_generation() {
                     let attempt = &mut self.qps[qp].reconnection;
                     (attempt.offered, attempt.due) = (Some(end), Some(now));
+                    // Both ends use the shorter packets.
+                    attempt.path.mtu = attempt.path.mtu.min(u32::from(mtu)).max(1);
                     if self.link.is_replaceable(qp) {
                         self.reconnect(qp, now, works, messages);
                     }

@@ -175,7 +175,7 @@ impl Verbs {
             self.fault.check_waiting()?;
             if Instant::now() > deadline {
                 for peer in peers {
-                    peer.break_late_trials();
+                    peer.break_late_trials(false);
                     for qp in 0..peer.qp_count() {
                         if !peer.link.hello_received(qp) {
                             let message = "no hello arrived from the peer";
