@@ -362,7 +362,7 @@ impl InterNodeSetup<'_> {
             log::debug!("verbs: rank {} uses {device}:{port}, {distance}, in {network}{as_reserve}", self.me);
         }
         let mut options =
-            VerbsOptions { halves_mtu, ..VerbsOptions::new(self.config) }.for_bonds(&rails, self.config);
+            VerbsOptions { halves_mtu, ..VerbsOptions::new(self.config) }.for_rails(&rails, self.config);
         if self.infos[self.me].rails.ports.is_near_gpu {
             options = options.at_distance(mine, self.config.gdr_level);
         }

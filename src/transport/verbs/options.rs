@@ -94,14 +94,18 @@ impl VerbsOptions {
         self
     }
 
-    /// These options for a world with these rails, by rank. Two queue pairs for each pair of rails, unless
-    /// the setting is given, if some are bonds: a connection uses one of a bond's ports. All ranks find the
-    /// same, because they have compared the setting.
-    pub(crate) fn for_bonds(mut self, rails: &[Vec<Rail>], config: &Config) -> Self {
-        if config.ib_qps_per_rail.is_none() && rails.iter().flatten().any(|rail| rail.device.contains("bond"))
-        {
-            self.link_shape.qps_per_rail = self.link_shape.qps_per_rail.max(2);
-        }
+    /// These options for a world with these rails, by rank. Unless the setting is given, each pair of rails
+    /// has four queue pairs where some adapters use RoCE, as switches choose one of several paths for each
+    /// connection (ECMP), and two where some are bonds, as a connection uses one of a bond's ports. Chosen,
+    /// not measured. All ranks find the same, because they have compared the setting.
+    pub(crate) fn for_rails(mut self, rails: &[Vec<Rail>], config: &Config) -> Self {
+        let any = |is: fn(&Rail) -> bool| rails.iter().flatten().any(is);
+        self.link_shape.qps_per_rail = match config.ib_qps_per_rail {
+            Some(given) => given,
+            None if any(|rail| rail.layer == LinkLayer::Ethernet && !rail.is_software) => 4,
+            None if any(|rail| rail.device.contains("bond")) => 2,
+            None => 1,
+        };
         self
     }
 

@@ -277,7 +277,7 @@ settings! {
         "Largest number of RDMA ports that a rank uses. The nearest ports are used first.";
     #[shared yes]
     ib_qps_per_rail: Option<usize> = "FLEXRING_IB_QPS_PER_RAIL", None, 1..=8,
-        "Number of queue pairs per link and rail. Use more than one if switches select paths by source port. Unset: 1, or 2 if some rails are bonds of ports.";
+        "Number of queue pairs per link and rail. Use more than one if switches select paths by source port. Unset: 4 if some adapters use RoCE, 2 if some are bonds of ports, else 1.";
     // Two ranks of one virtual machine with Soft-RoCE, medians of 4 rounds: 8 KiB take 210 us eager and 262
     // with a CTS, 16 and 32 KiB the same both ways (396 to 410, 677 to 752), 64 KiB 1,402 and 1,250. Not
     // measured on adapters, where a copy of 8 KiB takes each rank less than 1 us, and a CTS half a round trip

@@ -12,6 +12,7 @@ pub struct FakeMachine {
 }
 
 /// A port as the kernel shows it, to be written by [`FakeMachine::device`].
+#[derive(Clone, Copy)]
 pub struct FakePort<'a> {
     pub state: &'a str,
     pub layer: &'a str,
