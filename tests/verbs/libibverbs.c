@@ -14,12 +14,14 @@
 //   einval          posting in the error state is refused
 //   no_length       received writes with immediate data have no byte_len
 //   relaxed_only    memory is registered with relaxed ordering only
+//   no_gpu          memory of GPUs is registered and cannot be accessed
 //   min_inline=N    queue pairs with less inline data are refused, too, to see that it is used
 //   max_inline=N  max_cqe=N  max_qp=N  max_qp_wr=N      limits; a queue pair with more inline data is refused
 //   no_rc           there are no reliable queue pairs
 //   fails_after=N   the device fails after N bytes
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -40,7 +42,11 @@
 #undef ibv_query_port
 #undef ibv_reg_mr
 
-enum { QPS = 2048, CQS = 256, ENTRIES = 16384, DEPTH = 512, DEVICES = 16 };
+// Bits of the keys of GPU memory, and of memory that cannot be accessed.
+#define OF_GPU (1u << 31)
+#define FORBIDDEN (1u << 30)
+
+enum { QPS = 2048, CQS = 256, ENTRIES = 16384, DEPTH = 512, DEVICES = 16, GPU_REGIONS = 1024 };
 
 struct completion { uint64_t id; uint32_t status, opcode, bytes, immediate, qp; };
 struct queue { int process; atomic_int armed; uint32_t head, tail, size; struct completion entries[ENTRIES]; };
@@ -58,10 +64,11 @@ struct pair {
     uint32_t status;
 };
 // Shared by all processes of a network. A file of zeros is a network without traffic.
-struct network { atomic_int owner; uint32_t keys; struct queue queues[CQS]; struct pair pairs[QPS]; };
+struct gpu_region { uint64_t address, on_host; };
+struct network { atomic_int owner; uint32_t keys; struct gpu_region gpu_regions[GPU_REGIONS]; struct queue queues[CQS]; struct pair pairs[QPS]; };
 
 struct adapter {
-    uint64_t number, lose, mtu, spine_mtu, after, status, delay, network, no_flush, einval, no_length, relaxed_only, min_inline, max_inline, max_cqe, max_qp, max_qp_wr,
+    uint64_t number, lose, mtu, spine_mtu, after, status, delay, network, no_flush, einval, no_length, relaxed_only, no_gpu, min_inline, max_inline, max_cqe, max_qp, max_qp_wr,
         no_rc, fails_after, carried, qps;
 };
 struct my_device { struct ibv_device device; struct adapter adapter; };
@@ -115,7 +122,7 @@ static void configure(struct adapter *adapter, const char *word) {
     const struct { const char *name; uint64_t *place; } fields[] = {
         {"lose", &adapter->lose}, {"mtu", &adapter->mtu}, {"spine_mtu", &adapter->spine_mtu}, {"after", &adapter->after}, {"status", &adapter->status}, {"delay", &adapter->delay},
         {"network", &adapter->network}, {"no_flush", &adapter->no_flush}, {"einval", &adapter->einval},
-        {"no_length", &adapter->no_length}, {"relaxed_only", &adapter->relaxed_only}, {"min_inline", &adapter->min_inline}, {"max_inline", &adapter->max_inline},
+        {"no_length", &adapter->no_length}, {"relaxed_only", &adapter->relaxed_only}, {"no_gpu", &adapter->no_gpu}, {"min_inline", &adapter->min_inline}, {"max_inline", &adapter->max_inline},
         {"max_cqe", &adapter->max_cqe}, {"max_qp", &adapter->max_qp}, {"max_qp_wr", &adapter->max_qp_wr},
         {"no_rc", &adapter->no_rc}, {"fails_after", &adapter->fails_after}};
     size_t length = strcspn(word, "=");
@@ -276,6 +283,15 @@ static void lose(struct pair *pair, struct request request, uint64_t delay, uint
     }
 }
 
+// Where the host finds what a request names by this address and key: the simulated driver keeps GPU memory elsewhere.
+static void *host_address(uint64_t address, uint32_t key) {
+    if (key & OF_GPU) {
+        const struct gpu_region *region = &net->gpu_regions[key % GPU_REGIONS];
+        address = address - region->address + region->on_host;
+    }
+    return (void *)address;
+}
+
 // Carries out one request. A later one waits for an earlier one that was lost.
 static void carry(struct my_qp *my, struct pair *pair, struct ibv_send_wr *wr) {
     struct adapter *adapter = my->adapter;
@@ -289,10 +305,13 @@ static void carry(struct my_qp *my, struct pair *pair, struct ibv_send_wr *wr) {
                    (peer->state == IBV_QPS_RTR || peer->state == IBV_QPS_RTS);
     if (pair->fails_at || is_lost || !is_there)
         return lose(pair, request, adapter->delay, is_lost ? adapter->status : IBV_WC_RETRY_EXC_ERR);
+    if (wr->num_sge && wr->sg_list->length && wr->sg_list->lkey & FORBIDDEN) return lose(pair, request, 0, IBV_WC_LOC_PROT_ERR);
+    if (wr->wr.rdma.rkey & FORBIDDEN) return lose(pair, request, 0, IBV_WC_REM_OP_ERR);
     uint64_t address = wr->wr.rdma.remote_addr;
     for (int at = 0; at < wr->num_sge; at++) {
         size_t part = wr->sg_list[at].length;
-        struct iovec here = {(void *)wr->sg_list[at].addr, part}, there = {(void *)address, part};
+        struct iovec here = {host_address(wr->sg_list[at].addr, wr->sg_list[at].lkey), part};
+        struct iovec there = {host_address(address, wr->wr.rdma.rkey), part};
         ssize_t moved = part == 0                                ? 0
                         : request.opcode == IBV_WC_RDMA_READ ? process_vm_readv(peer->process, &here, 1, &there, 1, 0)
                                                              : process_vm_writev(peer->process, &here, 1, &there, 1, 0);
@@ -414,6 +433,14 @@ int ibv_dealloc_pd(struct ibv_pd *pd) {
     return 0;
 }
 
+// Where the host finds this memory, if it is a simulated GPU's.
+static uint64_t of_gpu(void *address) {
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    int (*find)(void **, uint64_t) = cuda ? (int (*)(void **, uint64_t))dlsym(cuda, "cuSimulatedHostAddress") : NULL;
+    void *found = NULL;
+    return find && !find(&found, (uint64_t)address) ? (uint64_t)found : 0;
+}
+
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access) {
     if (((struct my_context *)pd->context)->adapter->relaxed_only && !(access & IBV_ACCESS_RELAXED_ORDERING)) {
         errno = EOPNOTSUPP;
@@ -421,6 +448,11 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int a
     }
     struct ibv_mr *mr = calloc(1, sizeof *mr);
     uint32_t key = 1 + __atomic_fetch_add(&net->keys, 1, __ATOMIC_RELAXED);
+    uint64_t on_host = of_gpu(address);
+    if (on_host) {
+        net->gpu_regions[key % GPU_REGIONS] = (struct gpu_region){(uint64_t)address, on_host};
+        key |= ((struct my_context *)pd->context)->adapter->no_gpu ? OF_GPU | FORBIDDEN : OF_GPU;
+    }
     *mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = address, .length = length, .lkey = key, .rkey = key};
     return mr;
 }

@@ -8,7 +8,7 @@
 //! [`UnconnectedVerbs::receive_links`] and [`UnconnectedVerbs::connect`]; then [`Verbs::handshake`].
 
 use super::connect_info::{ConnectInfo, LinkConnectInfo, LinkMessage};
-use super::ece_agreement::{self, QpEce};
+use super::gpu::GpuTrials;
 use super::link_batch::{LinkBatch, LinkResources, RailDevice, UnconnectedLink};
 use super::link_directory::LinkDirectory;
 use super::objects::{Library, PortAttributes};
@@ -94,6 +94,7 @@ impl UnconnectedVerbs {
         let registry =
             MemoryRegistry::new(pds, options.relaxed_ordering, options.registration, options.subchunk)?
                 .with_gpu_direct(options.gpu_direct)
+                .with_trials(GpuTrials { rails: rails.clone(), options: options.clone() })
                 .with_shared_regions(regions);
         let shape = options.link_shape;
         let pairs: Vec<_> = peers.iter().map(|peer| (*peer, directory.pairs(*peer))).collect();

@@ -4,7 +4,7 @@
 //! no registration outlives its memory unless the caller violates `register`'s contract.
 
 use super::gpu::gdr_mode::GdrMode;
-use super::gpu::{AddressRange, GpuRegistrar, LandingMemory};
+use super::gpu::{AddressRange, GpuRegistrar, GpuTrials, LandingMemory};
 use super::objects::{AccessFlags, MemoryRegion, ProtectionDomain};
 use super::shared_regions::{RegionKey, SharedRegion, SharedRegions};
 use super::wire::MAX_RAILS;
@@ -187,6 +187,10 @@ pub(super) struct MemoryRegistry {
     gpus: OnceLock<GpuRegistrar>,
     /// Memory of a GPU that needs a flush before it reads what devices wrote.
     flush_source: OnceLock<FlushSource>,
+    /// How devices are tried with memory of a GPU before they access any of it, and the outcome. The first
+    /// GPU stands for all.
+    trials: Option<GpuTrials>,
+    reaches_gpu: OnceLock<bool>,
 }
 
 /// Size of `transient` at which the entries of completed sub-chunks are removed.
@@ -226,12 +230,19 @@ impl MemoryRegistry {
             gpu_direct: GpuDirect::Auto,
             gpus: OnceLock::new(),
             flush_source: OnceLock::new(),
+            trials: None,
+            reaches_gpu: OnceLock::new(),
         })
     }
 
     /// Sets how devices reach GPU memory.
     pub(super) fn with_gpu_direct(self, gpu_direct: GpuDirect) -> Self {
         Self { gpu_direct, ..self }
+    }
+
+    /// Tries devices with memory of a GPU before they access any of it.
+    pub(super) fn with_trials(self, trials: GpuTrials) -> Self {
+        Self { trials: Some(trials), ..self }
     }
 
     /// Sets what other communicators of this process have registered, by rail.
@@ -326,7 +337,10 @@ impl MemoryRegistry {
             return Ok(mode);
         }
         let access = AccessFlags { remote_read: true, ..self.writable() };
-        let (mode, shared) = self.share_gpu(gpus, span, access)?;
+        let (mut mode, shared) = self.share_gpu(gpus, span, access)?;
+        if mode != GdrMode::HostStaging && !self.reaches_gpu(gpus, span)? {
+            mode = GdrMode::HostStaging;
+        }
         if mode != GdrMode::HostStaging {
             let by_rail = shared.iter().map(|shared| HeldRegion::Shared(Arc::clone(shared.region())));
             let region = self.on_gpu(span, mode, access, by_rail);
@@ -344,6 +358,43 @@ impl MemoryRegistry {
             entries.push(RegistryEntry { region, shared, count: 1 });
         }
         Ok(mode)
+    }
+
+    /// Whether all devices reach memory of the GPU with this memory. Warns if one does not.
+    ///
+    /// # Errors
+    /// `Unsupported` if one does not and the setting names a way.
+    fn reaches_gpu(&self, gpus: &GpuRegistrar, beside: AddressRange) -> Result<bool> {
+        if let Some(known) = self.reaches_gpu.get() {
+            return Ok(*known);
+        }
+        let outcome = self.try_gpu(gpus, beside);
+        if let Err(error) = &outcome {
+            let message = format!("GPU memory that is registered cannot be accessed: {}", error.message());
+            if gpus.setting() != GpuDirect::Auto {
+                return Err(Error::unsupported(message));
+            }
+            log::warn!("verbs: data on GPUs is copied through host memory: {message}");
+        }
+        Ok(*self.reaches_gpu.get_or_init(|| outcome.is_ok()))
+    }
+
+    fn try_gpu(&self, gpus: &GpuRegistrar, beside: AddressRange) -> Result<()> {
+        let Some(trials) = &self.trials else { return Ok(()) };
+        let memory = match gpus.allocate_landing(beside) {
+            Ok(memory) => memory,
+            Err(error) => {
+                log::debug!("verbs: devices are not tried with GPU memory: {}", error.message());
+                return Ok(());
+            }
+        };
+        let access = AccessFlags { remote_read: true, ..self.writable() };
+        let (_, regions) = gpus.register(&self.pds, memory.range(), access)?;
+        for (rail, (pd, region)) in self.pds.iter().zip(&regions).enumerate() {
+            let tried = trials.run(rail, pd, memory.range().address, region);
+            tried.map_err(|error| error.context(pd.context().name()))?;
+        }
+        Ok(())
     }
 
     /// Registers GPU memory at all rails, unless other communicators of this process have. Returns the worst

@@ -97,6 +97,17 @@ SIMCUDA_EXPORT CUresult cuPointerGetAttribute(void* out, CUpointer_attribute att
     });
 }
 
+// Where the host finds memory of a GPU, for adapters in memory (tests/verbs), which access it as RDMA devices do. It is no
+// function of CUDA's, so no rule for those applies.
+SIMCUDA_EXPORT CUresult cuSimulatedHostAddress(void** out, CUdeviceptr address) {
+    const Lock lock(world().mutex);
+    if (!world().memory) return CUDA_ERROR_NOT_INITIALIZED;
+    const RangeRef range = world().memory->find(address);
+    if (!range || range->gone || range->on_host()) return CUDA_ERROR_INVALID_VALUE;
+    *out = range->alias + (address - range->base);
+    return CUDA_SUCCESS;
+}
+
 SIMCUDA_EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** out,
                                                CUdeviceptr address) {
     return initialised(__func__, [&](Lock& lock) {

@@ -418,12 +418,48 @@ fn a_gpu_without_a_near_adapter_is_named_unless_nccls_file_says_where_both_are()
 
 /// Counter-example: calls on GPUs failed where bridges refuse what adapters access there.
 #[test]
-fn a_bond_of_ports_carries_two_queue_pairs() {
-    let node = |_| {
-        let machine = FakeMachine::new();
-        machine.hca("mlx5_bond_0", "pci0000:b0/0000:b1:00.0", 0, &[INFINIBAND]);
-        Node::new(machine, 1).quirks("lose=30000").set("FLEXRING_TRANSPORT", "verbs")
+fn gpu_memory_that_adapters_cannot_access_is_copied_through_host_memory() {
+    let Some(cuda) = simulated_cuda() else { return };
+    let node = |quirks: &'static str, way: &'static str| {
+        let cuda = cuda.to_str().expect("a path");
+        move |_| {
+            let node = Node::new(infiniband(1), 1).quirks(quirks).set("FLEXRING_TRANSPORT", "verbs");
+            let node = node.set("FLEXRING_GDR_LEVEL", "SYS").set("FLEXRING_GPU_DIRECT", way);
+            node.set("FLEXRING_GPU", "0").set("LD_LIBRARY_PATH", cuda)
+        }
     };
-    let Some(job) = job(&[0, 1].map(node), "perf -b 1M -e 1M -w 1 -n 3") else { return };
-    assert!(has_line(&job.text(), &["mlx5_bond_0", "1 of 2 remain"]), "{}", job.text());
+    let arguments = "perf --device cuda -b 64K -e 64K -w 1 -n 1";
+    let Some(good) = job(&[0, 1].map(node("", "auto")), arguments) else { return };
+    let text = good.sums_are_right();
+    assert!(!text.contains("is copied through host memory"), "{text}");
+    let refused = job(&[0, 1].map(node("no_gpu", "auto")), arguments).expect("not skipped");
+    let text = refused.sums_are_right();
+    let words = ["WARN", "is copied through host memory", "mlx5_0: cannot write to it", "(ACS)", "IOMMU"];
+    assert!(has_line(&text, &words), "{text}");
+    let required = job(&[0, 1].map(node("no_gpu", "peer")), arguments).expect("not skipped");
+    let text = required.sums_are_right();
+    assert!(
+        has_line(&text, &["WARN", "are not registered", "mlx5_0: cannot write to it", "(ACS)"]),
+        "{text}"
+    );
+}
+
+#[test]
+fn bonds_of_ports_and_roce_carry_several_queue_pairs() {
+    let gids: &[_] = &[(3, "0000:0000:0000:0000:0000:ffff:0a01:0001", "RoCE v2", "eth9")];
+    let roce = FakePort { gids, ..ETHERNET };
+    for (device, port, remain) in
+        [("mlx5_bond_0", INFINIBAND, "1 of 2 remain"), ("mlx5_0", roce, "3 of 4 remain")]
+    {
+        let node = |_| {
+            let machine = FakeMachine::new();
+            machine.hca(device, "pci0000:b0/0000:b1:00.0", 0, &[port]);
+            Node::new(machine, 1).set("FLEXRING_TRANSPORT", "verbs")
+        };
+        let Some(good) = job(&[0, 1].map(node), SHORT) else { return };
+        good.sums_are_right();
+        let lossy = [0, 1].map(|at| node(at).quirks("lose=30000"));
+        let text = job(&lossy, "perf -b 1M -e 1M -w 1 -n 3").expect("not skipped").text();
+        assert!(has_line(&text, &[device, remain]), "{text}");
+    }
 }

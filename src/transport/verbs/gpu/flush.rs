@@ -1,6 +1,6 @@
 //! Waits until data that an RDMA device wrote to GPU memory has arrived there.
 //!
-//! Owns a loopback queue pair for each rail, and the events that wait for a flush.
+//! Owns the flushes by each rail, and the events that wait for one.
 //!
 //! A device completes a write when it has issued the data as posted PCIe writes. The completion goes to host
 //! memory and the data to the GPU, on different paths, so the completion may arrive first. A read by the same
@@ -8,31 +8,19 @@
 //! One byte of any memory of that GPU is enough, so it is memory of this library, which no user frees; one
 //! read covers all writes that were completed before it was posted.
 
+use super::loopback::{DEPTH, Loopback};
 use crate::error::{Error, Result};
-use crate::memory::{Piece, map_unforked};
-use crate::transport::verbs::objects::{
-    AccessFlags, CompletionQueue, Connected, Depth, MemoryRegion, PortAttributes, ProtectionDomain,
-    QueuePair, ReadRequest,
-};
+use crate::transport::verbs::objects::{PortAttributes, ProtectionDomain, ReadRequest};
 use crate::transport::verbs::options::VerbsOptions;
 use crate::transport::verbs::port_selection::Rail;
 use crate::transport::{Event, Events};
-use memmap2::MmapRaw;
 use std::collections::VecDeque;
-use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// Flushes that can be in progress at once.
-const DEPTH: u32 = 16;
 
 /// The flushes by one rail.
 pub(in crate::transport::verbs) struct Flusher {
-    // Fields are dropped in this order: the queue pair before what it uses, and the memory last.
-    qp: QueuePair<Connected>,
-    queue: Arc<CompletionQueue>,
-    sink: MemoryRegion,
-    /// Its first byte receives the byte that is read; the value is not used.
-    page: MmapRaw,
+    /// The first byte of its memory receives the byte that is read; the value is not used.
+    loopback: Loopback,
     device: String,
     /// Flushes that were started.
     started: u64,
@@ -51,18 +39,8 @@ impl Flusher {
         port: PortAttributes,
         options: &VerbsOptions,
     ) -> Result<Self> {
-        let queue = CompletionQueue::new(pd.context(), DEPTH as usize + 1)?;
-        let page = MmapRaw::from(map_unforked(1)?);
-        let address = NonNull::new(page.as_mut_ptr()).expect("a mapping has an address");
-        // SAFETY: the page lives as long as the region, and only the device accesses it.
-        let piece = unsafe { Piece::new(address, 1) };
-        let sink = pd.register(piece, AccessFlags { remote_write: true, ..AccessFlags::SEND })?;
-        let depth = Depth { sends: DEPTH, receives: 1, inline: 0 };
-        let qp = QueuePair::loopback(pd, &queue, depth, (rail.port, rail.pkey_index))?;
-        let endpoint = qp.endpoint();
-        let qp = qp.connect(0, endpoint, &options.path_attributes((rail, &port), rail, port.mtu))?;
-        let device = rail.device.clone();
-        Ok(Self { qp, queue, sink, page, device, started: 0, completed: 0 })
+        let loopback = Loopback::new(pd, rail, port, options, 1)?;
+        Ok(Self { loopback, device: rail.device.clone(), started: 0, completed: 0 })
     }
 
     /// Starts to flush the GPU whose memory is at this address, registered for reading under this key.
@@ -74,9 +52,16 @@ impl Flusher {
         if self.started - self.completed >= u64::from(DEPTH) {
             return Ok(None);
         }
-        let into = self.page.as_ptr() as u64;
-        let lkey = self.sink.lkey();
-        self.qp.post_read(&ReadRequest { id: self.started, from: address, rkey, into, lkey, len: 1 })?;
+        let into = self.loopback.memory.as_ptr() as u64;
+        let lkey = self.loopback.region.lkey();
+        self.loopback.qp.post_read(&ReadRequest {
+            id: self.started,
+            from: address,
+            rkey,
+            into,
+            lkey,
+            len: 1,
+        })?;
         self.started += 1;
         Ok(Some(self.started - 1))
     }
@@ -86,8 +71,8 @@ impl Flusher {
     /// # Errors
     /// `System` if a flush failed: then it is unknown what has arrived, and no later flush succeeds.
     pub(in crate::transport::verbs) fn poll(&mut self) -> Result<u64> {
-        let Self { queue, device, completed, .. } = self;
-        queue.poll(|completion| match completion.outcome {
+        let Self { loopback, device, completed, .. } = self;
+        loopback.queue.poll(|completion| match completion.outcome {
             Ok(_) => {
                 *completed += 1;
                 Ok(())
@@ -104,7 +89,7 @@ impl Flusher {
     #[cfg(test)]
     pub(super) fn last_byte(&self) -> u8 {
         // SAFETY: this object owns the page, and tests read it only when no flush is in progress.
-        unsafe { self.page.as_ptr().read_volatile() }
+        unsafe { self.loopback.memory.as_ptr().read_volatile() }
     }
 }
 
@@ -211,7 +196,7 @@ impl FlushQueue {
         self.flushers
             .get(rail)
             .and_then(Option::as_ref)
-            .is_some_and(|flusher| flusher.queue.number() == queue)
+            .is_some_and(|flusher| flusher.loopback.queue.number() == queue)
     }
 
     /// Whether events are held back.
@@ -317,7 +302,7 @@ mod tests {
             for (rail, count) in started(&queue).into_iter().enumerate() {
                 let flusher = queue.flushers[rail].as_ref().expect("it works");
                 let completion = |id| crate::transport::verbs::objects::Completion { id, outcome: Ok(None) };
-                let mut injected = flusher.queue.injected.lock().expect("no other thread");
+                let mut injected = flusher.loopback.queue.injected.lock().expect("no other thread");
                 injected.extend((flusher.completed..count).map(completion));
             }
             queue.step(&mut events, |rail| arrivals[rail]).expect("inert");
@@ -334,7 +319,7 @@ mod tests {
         }
         assert_eq!(flusher.start(64, 1).expect("inert"), None);
         let completion = |id| crate::transport::verbs::objects::Completion { id, outcome: Ok(None) };
-        flusher.queue.injected.lock().expect("no other thread").push_back(completion(0));
+        flusher.loopback.queue.injected.lock().expect("no other thread").push_back(completion(0));
         assert_eq!(flusher.poll().expect("inert"), 1);
         assert_eq!(flusher.start(64, 1).expect("inert"), Some(u64::from(DEPTH)));
     }

@@ -10,6 +10,7 @@
 //! | `driver` | the queries to the GPU driver, as a trait |
 //! | `cuda` | the CUDA driver's answers |
 //! | `register` | registering ranges of GPU memory by the chosen mode |
+//! | `loopback` | the trial whether a device reaches a GPU's memory |
 //! | `flush` | waiting until data that a device wrote has arrived |
 
 pub mod gdr_mode;
@@ -21,6 +22,8 @@ mod driver;
 #[cfg(feature = "verbs")]
 mod flush;
 #[cfg(feature = "verbs")]
+mod loopback;
+#[cfg(feature = "verbs")]
 mod register;
 #[cfg(all(test, feature = "verbs"))]
 mod tests;
@@ -31,6 +34,8 @@ mod write_ordering;
 pub(super) use driver::AddressRange;
 #[cfg(feature = "verbs")]
 pub(super) use flush::{FlushQueue, Flusher};
+#[cfg(feature = "verbs")]
+pub(super) use loopback::GpuTrials;
 #[cfg(feature = "verbs")]
 pub(super) use register::{GpuRegistrar, LandingMemory};
 

@@ -257,7 +257,8 @@ impl QueuePair<Fresh> {
         Self::create(pd, queue, depth, port, (Some(peer), access), psn)
     }
 
-    /// Creates a queue pair that can be connected to itself, and that accepts RDMA reads. `port` is as in
+    /// Creates a queue pair that can be connected to itself, and that accepts RDMA reads and writes. `port`
+    /// is as in
     /// [`new`](Self::new).
     ///
     /// # Errors
@@ -268,7 +269,7 @@ impl QueuePair<Fresh> {
         depth: Depth,
         port: (u8, u16),
     ) -> Result<Self> {
-        Self::create(pd, queue, depth, port, (None, IBV_ACCESS_REMOTE_READ), 0)
+        Self::create(pd, queue, depth, port, (None, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE), 0)
     }
 
     fn create(
