@@ -462,11 +462,11 @@ fn environments_of_any_text() {
         for row in config.table(lookup) {
             assert!(row.name != "FLEXRING_SECRET" || !row.value.contains("0123456789"), "a secret is shown");
         }
-        let _ = (config.shared(), config.spin(), config.gpu_slot_bytes());
+        let _ = (config.shared(), config.spin());
         if let Ok(identity) = identity(&config, lookup) {
             assert!(identity.rank < identity.world, "{identity:?}");
-            let slots = config.slots_for(1, identity.world.min(1 << 16));
-            assert!(slots.checked_mul(config.gpu_slot_bytes()).is_some());
+            let world = identity.world.min(1 << 16);
+            assert!(config.slots_for(1, world).checked_mul(config.gpu_slot_bytes(world)).is_some());
         }
         let _ =
             (is_alone(&config, lookup), local_rank(lookup), SecretSource::of_settings(&config, JOB).is_ok());

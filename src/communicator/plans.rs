@@ -140,7 +140,7 @@ impl Plans {
             longest_by_node: thresholds::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
             slot_bytes: config.subchunk.0,
-            gpu_slot_bytes: config.gpu_slot_bytes(),
+            gpu_slot_bytes: config.gpu_slot_bytes(topology.world()),
             one_node,
             rails: 1,
             lowered: BTreeMap::new(),

@@ -37,8 +37,8 @@ pub(in crate::communicator) fn address(_requested: Option<usize>) -> Option<Stri
     None
 }
 
-pub(in crate::communicator) fn slot_bytes(config: &Config, _ranks_of_node: usize) -> usize {
-    config.gpu_slot_bytes()
+pub(in crate::communicator) fn slot_bytes(config: &Config, _ranks_of_node: usize, world: usize) -> usize {
+    config.gpu_slot_bytes(world)
 }
 
 /// There are no driver calls to forbid.

@@ -23,7 +23,7 @@ pub(super) fn region_layout(
     // Mailboxes are for nodes that have all ranks.
     let small = if local_ranks == world && world > 1 { on_host.max(on_gpu) } else { 0 };
     let node_of_all = if local_ranks == world { world } else { 0 };
-    let on_gpus = gpu::slot_bytes(config, node_of_all);
+    let on_gpus = gpu::slot_bytes(config, node_of_all, world);
     let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, on_gpus);
     if has_gpus { layout } else { layout.without_gpus() }
 }

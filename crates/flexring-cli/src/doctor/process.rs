@@ -70,7 +70,7 @@ impl MemoryReport {
     pub fn read(root: &Path, config: &Config, world: usize, gpus: bool) -> Self {
         let slots = config.slots_for(1, world) as u64;
         let slot_bytes = config.subchunk.0 as u64;
-        let gpu_slot_bytes = gpus.then(|| config.gpu_slot_bytes() as u64);
+        let gpu_slot_bytes = gpus.then(|| config.gpu_slot_bytes(world) as u64);
         Self {
             memlock_bytes: getrlimit(Resource::Memlock).current,
             memlock_exempt: exempt(root),

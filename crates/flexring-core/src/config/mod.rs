@@ -376,6 +376,10 @@ fn parse<T: SettingValue>(name: &str, text: &str, check: &impl ValueCheck<T>) ->
     })
 }
 
+/// Bytes of the slots for vectors on GPUs, where there are more than the setting says. Chosen, not measured:
+/// 2 MiB each up to 129 ranks.
+const MOST_GPU_SLOTS: usize = 512 << 20;
+
 impl Config {
     /// Reads every setting from the environment.
     ///
@@ -444,10 +448,17 @@ impl Config {
         self.algo == Algorithm::Auto && self.lowering == Lowering::Auto && self.plan_file.is_none()
     }
 
-    /// Bytes of a slot for vectors on GPUs. At least as long as a slot for vectors on the host.
+    /// Bytes of a slot for vectors on GPUs in a world of so many ranks. At least as long as a slot for
+    /// vectors on the host. Where the ranks need more slots than the setting says, slots are so much
+    /// shorter that all of them take at most 512 MiB, if those of the host are not longer. Equal
+    /// on all ranks.
     #[must_use]
-    pub fn gpu_slot_bytes(&self) -> usize {
-        self.subchunk.0.max(self.gpu_subchunk.0)
+    pub fn gpu_slot_bytes(&self, world: usize) -> usize {
+        let slots = self.slots_for(1, world);
+        let most = if slots > self.slots { MOST_GPU_SLOTS / slots } else { usize::MAX };
+        // Rounded down to a power of two.
+        let most = 1 << most.max(1).ilog2();
+        self.gpu_subchunk.0.min(most).max(self.subchunk.0)
     }
 
     /// The names among `names` that start with `FLEXRING_` but are no settings, which are most likely
