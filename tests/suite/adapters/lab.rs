@@ -25,7 +25,8 @@ mount --bind /dev "$own/dev"
 mount --bind /dev/shm "$own/shm"
 mount -t tmpfs none /sys/class
 mkdir /sys/class/net
-mount --bind "$own/class/net" /sys/class/net
+nets="$own/class/net"; [ ! -d "$0/sys/class/net" ] || nets="$0/sys/class/net"
+mount --bind "$nets" /sys/class/net
 for name in infiniband infiniband_verbs; do
     [ -d "$0/sys/class/$name" ] || continue
     mkdir "/sys/class/$name"

@@ -362,6 +362,58 @@ fn the_doctor_tests_the_ports_of_a_job_one_by_one() {
     assert!(failure.contains("MTU") && failure.contains("mlx5_1"), "{failure}");
 }
 
+#[test]
+fn the_doctor_names_what_loses_packets_and_measures_gpu_memory() {
+    let node = |_| {
+        let machine = FakeMachine::new();
+        let gids: &[_] = &[(3, "0000:0000:0000:0000:0000:ffff:0a01:0001", "RoCE v2", "eth9")];
+        machine.hca("mlx5_bond_0", "pci0000:b0/0000:b1:00.0", 0, &[FakePort { gids, ..ETHERNET }]);
+        for (file, text) in [
+            ("sys/class/net/eth9/qos/pfc", "0,0,0,0,0,0,0,0"),
+            ("sys/class/net/eth9/qos/trust", "pcp"),
+            ("sys/class/net/eth9/ecn/roce_np/enable/3", "1"),
+            ("sys/class/net/eth9/ecn/roce_rp/enable/3", "0"),
+            ("sys/class/net/eth9/bonding/mode", "802.3ad 4"),
+            ("sys/class/net/eth9/bonding/xmit_hash_policy", "layer2 0"),
+            ("sys/class/infiniband/mlx5_bond_0/ports/1/gid_attrs/ndevs/3", "eth9"),
+            ("sys/class/infiniband/mlx5_bond_0/ports/1/hw_counters/local_ack_timeout_err", "7"),
+            ("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de"),
+            ("sys/bus/pci/devices/0000:01:00.0/class", "0x030200"),
+            // BAR1 of 64 MiB.
+            (
+                "sys/bus/pci/devices/0000:01:00.0/resource",
+                "0x0000000001000000 0x0000000001ffffff 0x0000000000040200\n\
+                 0x0000002000000000 0x0000002003ffffff 0x000000000014220c",
+            ),
+        ] {
+            machine.file(file, text);
+        }
+        // What is lost is sent with packets of half the length.
+        Node::new(machine, 1).quirks("mtu=2048")
+    };
+    let Some(found) = job(&[0, 1].map(node), "doctor --pair") else { return };
+    let text = &found.0[0].text;
+    assert!(found.0.iter().all(|rank| rank.status.success()), "{}", found.text());
+    for words in [
+        &["mlx5_bond_0:1", "flow control (PFC) for no priority", "mlnx_qos -i eth9"][..],
+        &["priority from pcp", "--trust dscp"],
+        &["marks of congestion (ECN)"],
+        &["is a bond (802.3ad, layer2)"],
+        &["GPU 0000:01:00.0", "64 MiB (BAR1)", "slots take 128 MiB"],
+        &["packets again: the network loses some"],
+        &["counted", "local_ack_timeout_err (no acknowledgement came in time)"],
+    ] {
+        assert!(has_line(text, words), "{words:?}: {text}");
+    }
+    let Some(cuda) = simulated_cuda() else { return };
+    let on_gpu = |_| {
+        let node = Node::new(infiniband(1), 1).set("FLEXRING_GDR_LEVEL", "SYS");
+        node.set("LD_LIBRARY_PATH", cuda.to_str().expect("a path"))
+    };
+    let measured = job(&[0, 1].map(on_gpu), "doctor --pair").expect("not skipped");
+    assert!(has_line(&measured.0[0].text, &["rail 0", "works", "GPU memory"]), "{}", measured.text());
+}
+
 /// Counter-example: ports were matched by position, so both rails of such nodes failed.
 #[test]
 fn the_doctor_tests_ports_that_reach_each_other() {

@@ -272,6 +272,24 @@ fn of_driver(root: &Path) -> Vec<PciGpu> {
 }
 
 /// The NVIDIA GPUs on the PCI bus, for machines without a driver.
+/// Of the GPU that lets other devices access the least memory (BAR1): its PCI address, and bytes. `None` if
+/// there is none, or the system does not say.
+pub fn smallest_window(root: &Path) -> Option<(String, u64)> {
+    let mut gpus = of_driver(root);
+    if gpus.is_empty() {
+        gpus = of_pci(root);
+    }
+    let window = |gpu: PciGpu| {
+        let folder = root.join("sys/bus/pci/devices").join(&gpu.address);
+        let resources = text(&folder.join("resource"));
+        let mut numbers = resources.lines().nth(1)?.split_whitespace();
+        let mut number = || u64::from_str_radix(numbers.next()?.trim_start_matches("0x"), 16).ok();
+        let (first, last) = (number()?, number()?);
+        Some((gpu.address, last.checked_sub(first).filter(|bytes| *bytes > 0)? + 1))
+    };
+    gpus.into_iter().filter_map(window).min_by_key(|(_, bytes)| *bytes)
+}
+
 fn of_pci(root: &Path) -> Vec<PciGpu> {
     let folder = root.join("sys/bus/pci/devices");
     let is_gpu = |address: &String| {

@@ -13,7 +13,7 @@
 //! | `gpu` | GPUs, their driver, and the GDR modes |
 //! | `topology` | where GPUs and RDMA devices are, and which ports the ranks of a job would use |
 //! | `machine` | descriptions of other machines |
-//! | `pair`, `pci` | tests between the nodes of a job, and what may slow its RDMA devices down |
+//! | `pair`, `pci`, `lossless` | tests between the nodes of a job, and what may slow its RDMA devices down |
 //! | `facts` | all of these in one tree |
 //! | `transports` | which transports can be used |
 //! | `findings` | what is wrong, how severe it is, and how to fix it |
@@ -26,6 +26,7 @@ mod device_probe;
 mod facts;
 mod findings;
 mod gpu;
+mod lossless;
 mod machine;
 mod pair;
 mod pci;

@@ -4,24 +4,27 @@
 //! over TCP, and match ports that reach each other, as links of a job do. Then the ranks whose ports match
 //! make a communicator that uses these ports only.
 
+use super::gpu::smallest_window;
+use super::lossless::LosslessFacts;
 use super::pci::PciFacts;
 use super::process::MemoryReport;
 use super::rdma::RdmaReport;
 use crate::error::CommandError;
 use crate::output;
+use crate::perf;
 use flexring::internal::bootstrap::host_name;
 use flexring::internal::transport::verbs::inventory::{
-    Affinity, LinkLayer, retransmissions, sets_traffic_class,
+    Affinity, LinkLayer, loss_signs, retransmissions, sets_traffic_class,
 };
 use flexring::internal::transport::verbs::port_selection::{Rail, describe_mismatch, match_rails, offer};
 use flexring::{Communicator, Error, Identity, ReduceOp, UniqueId, create_unique_id};
 use flexring_core::config::{Config, TransportChoice};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Elements of the vectors that are added: 16 MiB.
 const ELEMENTS: usize = 4 << 20;
@@ -38,6 +41,11 @@ struct NodeFacts {
     libibverbs: Option<String>,
     /// The limit of locked memory of this process, if it has one that is too low for the job.
     low_memlock: Option<u64>,
+    /// The GPU that lets adapters access less memory than the slots of a job take, and how much.
+    small_window: Option<(String, u64)>,
+    /// Bytes of these slots.
+    slot_bytes: u64,
+    has_gpu: bool,
     /// By position.
     ports: Vec<PortFacts>,
     /// Why there are none.
@@ -54,6 +62,8 @@ struct PortFacts {
     driver: Option<String>,
     /// Whether packets have a traffic class, by a setting or the system's.
     has_traffic_class: bool,
+    /// Of its network interface, if it is RoCE's.
+    network: Option<LosslessFacts>,
     pci: PciFacts,
 }
 
@@ -67,8 +77,21 @@ struct RailTest {
     /// Gigabytes per second that each port sent and received; `None` if the test failed.
     gbytes_per_second: Option<f64>,
     failure: Option<String>,
+    /// The same with vectors on GPUs; `None` if a rank has none.
+    gpu_gbytes_per_second: Option<f64>,
     /// What the ports sent again meanwhile, where drivers count it.
     retransmissions: u64,
+    /// Other signs of loss or congestion that they counted meanwhile: the counter, with what it means.
+    signs: BTreeMap<String, u64>,
+}
+
+/// What a rank found in a test.
+#[derive(Serialize, Deserialize)]
+struct RankOutcome {
+    /// Gigabytes per second, with vectors on the host and on a GPU.
+    rates: Result<(f64, Option<f64>), String>,
+    retransmissions: u64,
+    signs: BTreeMap<String, u64>,
 }
 
 /// The report of all ranks.
@@ -136,14 +159,30 @@ impl NodeFacts {
                 firmware: device.and_then(|device| device.firmware.clone()),
                 driver: device.and_then(|device| device.driver.clone()),
                 has_traffic_class: config.ib_tc != 0 || sets_traffic_class(root, &rail.device, rail.port),
+                network: device
+                    .and_then(|device| device.ports.iter().find(|port| port.number == rail.port))
+                    .and_then(|port| Some(LosslessFacts::read(root, port.netdev.as_ref()?))),
                 pci: PciFacts::read(&folder),
             }
         };
+        let world = identity.world;
+        let slot_bytes = (config.slots_for(1, world) * config.gpu_slot_bytes(world)) as u64;
         let low_memlock =
             memory.memlock_bytes.filter(|bytes| !memory.memlock_exempt && *bytes < memory.needed_bytes);
         let libibverbs = rdma.library.as_ref().and_then(|library| library.version.clone());
         let ports = rails.iter().map(port).collect();
-        (Self { rank: identity.rank, host: host_name(), libibverbs, low_memlock, ports, failure }, rails)
+        let facts = Self {
+            rank: identity.rank,
+            host: host_name(),
+            libibverbs,
+            low_memlock,
+            small_window: smallest_window(root).filter(|(_, bytes)| *bytes < slot_bytes),
+            slot_bytes,
+            has_gpu: perf::gpu::gpu_count().is_ok_and(|gpus| gpus > 0),
+            ports,
+            failure,
+        };
+        (facts, rails)
     }
 }
 
@@ -179,6 +218,7 @@ fn test(
         id = *create_unique_id(config)?.as_bytes();
     }
     control.broadcast(&mut id, members[0])?;
+    let on_gpus = members.iter().all(|rank| nodes[*rank].has_gpu);
     let mine = members.iter().position(|rank| *rank == control.rank()).zip(group[control.rank()]);
     let outcome = mine.map(|(at, port)| {
         let rail = &rails[control.rank()][port];
@@ -186,12 +226,21 @@ fn test(
             transport: TransportChoice::Verbs,
             ib_hca: Some(format!("={}:{}", rail.device, rail.port)),
             ib_rails: 1,
+            gpu: if on_gpus { config.gpu.or(Some(0)) } else { config.gpu },
             ..config.clone()
         };
         let count = || retransmissions(Path::new("/"), &rail.device, rail.port).unwrap_or(0);
-        let before = count();
-        let measured = measure(&one_port, (at, members.len()), &id);
-        (measured.map_err(|error| error.message().to_owned()), count().saturating_sub(before))
+        let signs = || loss_signs(Path::new("/"), &rail.device, rail.port);
+        let (before, signs_before) = (count(), signs());
+        let measured = measure(&one_port, (at, members.len()), &id, on_gpus);
+        let new = |((name, meaning, now), (_, _, before)): (Sign, Sign)| {
+            (now > before).then(|| (format!("{name} ({meaning})"), now - before))
+        };
+        RankOutcome {
+            rates: measured.map_err(|error| error.message().to_owned()),
+            retransmissions: count().saturating_sub(before),
+            signs: signs().into_iter().zip(signs_before).filter_map(new).collect(),
+        }
     });
     let port = |rank: usize| group[rank].map(|port| &nodes[rank].ports[port]);
     let ports = || (0..group.len()).map(port);
@@ -200,19 +249,25 @@ fn test(
         rate_gbps: ports().flatten().map(|port| port.rate_gbps).fold(f64::INFINITY, f64::min),
         gbytes_per_second: None,
         failure: None,
+        gpu_gbytes_per_second: None,
         retransmissions: 0,
+        signs: BTreeMap::new(),
     };
-    for (outcome, again) in exchange(control, &outcome)?.into_iter().flatten() {
-        new.retransmissions += again;
-        match outcome {
-            Ok(rate) => {
-                new.gbytes_per_second = Some(new.gbytes_per_second.map_or(rate, |slowest| rate.min(slowest)))
+    let slowest = |known: Option<f64>, rate: f64| Some(known.map_or(rate, |known| rate.min(known)));
+    for RankOutcome { rates, retransmissions, signs } in exchange(control, &outcome)?.into_iter().flatten() {
+        new.retransmissions += retransmissions;
+        signs.into_iter().for_each(|(sign, count)| *new.signs.entry(sign).or_default() += count);
+        match rates {
+            Ok((rate, on_gpu)) => {
+                new.gbytes_per_second = slowest(new.gbytes_per_second, rate);
+                new.gpu_gbytes_per_second =
+                    on_gpu.map_or(new.gpu_gbytes_per_second, |rate| slowest(new.gpu_gbytes_per_second, rate));
             }
             Err(failure) => new.failure = new.failure.or(Some(failure)),
         }
     }
     if new.failure.is_some() {
-        new.gbytes_per_second = None;
+        (new.gbytes_per_second, new.gpu_gbytes_per_second) = (None, None);
     }
     Ok(new)
 }
@@ -233,27 +288,59 @@ fn unreachable(nodes: &[NodeFacts], rails: &[Vec<Rail>], group: &[Option<usize>]
     Some(format!("{name} reaches no port of another rank: {mismatch}"))
 }
 
+/// A counter: its name, what it means, and its value.
+type Sign = (&'static str, &'static str, u64);
+
 /// Adds vectors over one port as this rank of a world of this size, and checks the sums. Returns gigabytes
-/// per second in each direction.
-fn measure(config: &Config, (rank, world): (usize, usize), id: &[u8]) -> Result<f64, Error> {
+/// per second in each direction, of vectors on the host and, if asked for, on GPUs.
+fn measure(
+    config: &Config,
+    (rank, world): (usize, usize),
+    id: &[u8],
+    on_gpus: bool,
+) -> Result<(f64, Option<f64>), Error> {
     let identity = Identity::from_unique_id(world, &UniqueId::from_bytes(id)?, rank)?;
     let comm = Communicator::with_config(config, &identity)?;
     let mut vector = comm.alloc::<u32>(ELEMENTS)?;
-    (0..).zip(vector.iter_mut()).for_each(|(at, element): (u32, &mut u32)| *element = at);
+    let fill = |vector: &mut [u32]| (0..).zip(vector).for_each(|(at, element)| *element = at);
+    fill(&mut vector);
     comm.all_reduce(&mut vector, ReduceOp::Sum)?;
     let begun = Instant::now();
     for _ in 0..REPEATS {
         comm.all_reduce(&mut vector, ReduceOp::Sum)?;
     }
-    let seconds = begun.elapsed().as_secs_f64();
+    let rate = rate_of(&vector, begun.elapsed(), world)?;
+    if !on_gpus {
+        return Ok((rate, None));
+    }
+    let mut on_gpu = perf::gpu::Vectors::<u32>::new(config.gpu.unwrap_or(0), ELEMENTS, None)?;
+    fill(&mut vector);
+    let mut result = vector.to_vec();
+    on_gpu.write(&vector, &result)?;
+    let call = || perf::gpu::GpuCall::sum_in_place(&comm, ELEMENTS);
+    on_gpu.call(call())?;
+    on_gpu.wait()?;
+    let begun = Instant::now();
+    for _ in 0..REPEATS {
+        on_gpu.call(call())?;
+    }
+    on_gpu.wait()?;
+    let took = begun.elapsed();
+    on_gpu.read(&mut vector, &mut result)?;
+    let on_gpu = rate_of(&result, took, world);
+    Ok((rate, Some(on_gpu.map_err(|error| error.context("GPU memory"))?)))
+}
+
+/// Checks the sums of a test whose timed calls took so long. Returns gigabytes per second.
+fn rate_of(sums: &[u32], took: Duration, world: usize) -> Result<f64, Error> {
     let factor = (world as u32).wrapping_pow(REPEATS + 1);
     let is_wrong = |(at, sum): &(u32, &u32)| **sum != at.wrapping_mul(factor);
-    let wrong = (0..).zip(vector.iter()).filter(is_wrong).count();
+    let wrong = (0..).zip(sums).filter(is_wrong).count();
     if wrong > 0 {
         return Err(Error::system(format!("{wrong} of {ELEMENTS} sums are wrong")));
     }
     let bytes = 2.0 * (world - 1) as f64 / world as f64 * (4 * ELEMENTS) as f64;
-    Ok(f64::from(REPEATS) * bytes / seconds / 1e9)
+    Ok(f64::from(REPEATS) * bytes / took.as_secs_f64() / 1e9)
 }
 
 /// What is wrong or unusual, the same things of several ports in one sentence each.
@@ -287,8 +374,19 @@ fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
         found.extend(node.low_memlock.map(|bytes| {
             format!("{host} may lock {bytes} bytes of memory only (fix: ulimit -l unlimited, in the job's own limits)")
         }));
+        found.extend(node.small_window.as_ref().map(|(gpu, bytes)| {
+            format!(
+                "GPU {gpu} of {host} lets adapters access {} MiB (BAR1), and slots take {} MiB, so data may be copied through host \
+                 memory (fix: resizable BAR in the firmware, or a smaller FLEXRING_GPU_SUBCHUNK)",
+                bytes >> 20,
+                node.slot_bytes >> 20
+            )
+        }));
         for port in &node.ports {
             let name = format!("{} of {host}", port.name);
+            if let Some(network) = &port.network {
+                found.extend(lossless_findings(&name, network));
+            }
             let pci = &port.pci;
             if pci.link != pci.best_link && !pci.link.is_empty() {
                 found
@@ -315,11 +413,35 @@ fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
             }
         }
     }
-    for test in tests.iter().filter(|test| test.retransmissions > 0) {
+    for test in tests {
+        let named = test.ports.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" and ");
+        if test.retransmissions > 0 {
+            found
+                .push(format!("{named} sent {} packets again: the network loses some", test.retransmissions));
+        }
+        found.extend(test.signs.iter().map(|(sign, count)| format!("{named} counted {count} {sign}")));
+    }
+    found
+}
+
+/// What is unusual about the network interface of a port.
+fn lossless_findings(name: &str, network: &LosslessFacts) -> Vec<String> {
+    let LosslessFacts { netdev, has_pfc, trust, has_ecn, bond } = network;
+    let mut found = Vec::new();
+    if *has_pfc == Some(false) {
         found.push(format!(
-            "{} sent {} packets again: the network loses some",
-            test.ports.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" and "),
-            test.retransmissions
+            "{name} has flow control (PFC) for no priority (fix: mlnx_qos -i {netdev} --pfc, as the switches have it)"
+        ));
+    }
+    if *has_ecn == Some(false) {
+        found.push(format!("{name} does not answer marks of congestion (ECN) (fix: enable ecn/roce_np and ecn/roce_rp of {netdev})"));
+    }
+    if let Some(trust) = trust.as_ref().filter(|trust| *trust != "dscp") {
+        found.push(format!("{name} takes the priority from {trust}, not from the traffic class (fix: mlnx_qos -i {netdev} --trust dscp)"));
+    }
+    if let Some(bond) = bond.as_ref().filter(|bond| !bond.contains("layer3+4")) {
+        found.push(format!(
+            "{name} is a bond ({bond}) whose ports may carry unequal shares (fix: xmit_hash_policy layer3+4 for {netdev})"
         ));
     }
     found
@@ -353,7 +475,9 @@ impl PairReport {
             };
             let outcome = match (test.gbytes_per_second, &test.failure) {
                 (Some(rate), _) => {
-                    format!("works   {rate:6.2} GB/s of {:.1}", test.rate_gbps / 8.0)
+                    let on_gpu = test.gpu_gbytes_per_second;
+                    let on_gpu = on_gpu.map_or_else(String::new, |rate| format!(", GPU memory {rate:.2}"));
+                    format!("works   {rate:6.2} GB/s of {:.1}{on_gpu}", test.rate_gbps / 8.0)
                 }
                 (None, failure) => format!("FAILED  {}", failure.as_deref().unwrap_or("no rank says why")),
             };

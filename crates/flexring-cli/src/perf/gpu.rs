@@ -29,6 +29,15 @@ pub struct GpuCall<'a> {
     pub placement: Placement,
 }
 
+impl<'a> GpuCall<'a> {
+    /// Adds the receive vectors of all ranks, of this many elements, in place.
+    pub fn sum_in_place(comm: &'a Communicator, count: usize) -> Self {
+        let extent = Extent { whole: count, part: count };
+        let (collective, placement) = (Collective::AllReduce, Placement::InPlace);
+        Self { comm, collective, op: ReduceOp::Sum, root: 0, extent, placement }
+    }
+}
+
 /// Launches a graph.
 pub type LaunchGraph = Box<dyn Fn() -> Result<()>>;
 

@@ -6,7 +6,7 @@ mod bench;
 mod check;
 mod collective;
 mod exact_element;
-mod gpu;
+pub mod gpu;
 mod model;
 mod options;
 mod parent;

@@ -1,7 +1,7 @@
 //! The counters that drivers keep of a port.
 //!
-//! Owns their files, and which of them count retransmissions. Must not know whose traffic they count: it is
-//! that of all programs.
+//! Owns their files, which of them count retransmissions, and which count other signs of loss or
+//! congestion. Must not know whose traffic they count: it is that of all programs.
 
 use super::sysfs::number;
 use std::path::Path;
@@ -26,6 +26,37 @@ const RETRANSMISSIONS: &[&str] = &[
     // irdma
     "RetransSegs",
 ];
+
+/// Counters of what a port received in a wrong order, refused or threw away, of notices of congestion, and of
+/// faults of its cable, each with what it means.
+const SIGNS: &[(&str, &str)] = &[
+    (
+        "hw_counters/out_of_sequence",
+        "packets came out of order: packets before were lost, or switches route adaptively",
+    ),
+    ("hw_counters/rnr_nak_retry_err", "this port's peers had no receive"),
+    ("hw_counters/rx_icrc_encapsulated", "packets came damaged"),
+    ("hw_counters/np_cnp_sent", "packets came marked as congested (ECN)"),
+    ("hw_counters/rp_cnp_handled", "peers reported congestion (ECN)"),
+    ("hw_counters/local_ack_timeout_err", "no acknowledgement came in time"),
+    ("counters/port_rcv_errors", "packets came damaged"),
+    ("counters/port_xmit_discards", "packets were thrown away: the port was down or congested"),
+    ("counters/port_xmit_wait", "the port waited for the network (flow control)"),
+    ("counters/symbol_error", "the cable or transceiver is damaged"),
+    ("counters/link_downed", "the link went down"),
+];
+
+/// The signs of loss or congestion that the driver counts at a port, on the machine whose `/sys` is below
+/// `root`: the counter's name, what it means, and its value since the driver was loaded.
+#[must_use]
+pub fn loss_signs(root: &Path, device: &str, port: u8) -> Vec<(&'static str, &'static str, u64)> {
+    let folder = root.join("sys/class/infiniband").join(device).join("ports").join(port.to_string());
+    let sign = |(name, meaning): &(&'static str, &'static str)| {
+        let short = name.rsplit('/').next().unwrap_or(name);
+        Some((short, *meaning, number::<u64>(&folder.join(name))?))
+    };
+    SIGNS.iter().filter_map(sign).collect()
+}
 
 /// How often a port has sent something again since its driver was loaded, on the machine whose `/sys` is
 /// below `root`; `None` if the driver does not count that.

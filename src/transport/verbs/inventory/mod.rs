@@ -29,5 +29,5 @@ pub use device::{
     DeviceAccess, Gid, GidKind, InterfaceAddress, Inventory, LinkLayer, Netdev, PortState, RdmaDevice,
     RdmaPort,
 };
-pub use hw_counters::retransmissions;
+pub use hw_counters::{loss_signs, retransmissions};
 pub use reader::{addresses, sets_traffic_class};
