@@ -69,12 +69,21 @@ impl GpuRegistrar {
             .ok_or_else(|| invalid("the range is empty or exceeds the address space"))?;
         let gpu = self.driver.gpu_of(range.address).map_err(|why| invalid(&why))?;
         self.driver.synchronize(range.address);
-        let exported = OnceCell::new();
+        let (exported, exported_over_pci) = (OnceCell::new(), OnceCell::new());
         let mut worst = None;
         let mut regions = Vec::new();
         for pd in pds {
-            let target =
-                RailTarget { registrar: self, gpu, pd, range, pages, offset, access, exported: &exported };
+            let target = RailTarget {
+                registrar: self,
+                gpu,
+                pd,
+                range,
+                pages,
+                offset,
+                access,
+                exported: &exported,
+                exported_over_pci: &exported_over_pci,
+            };
             let device = pd.context().name();
             let registration = gdr_mode::register(self.setting, &target)
                 .map_err(|error| error.context(format_args!("GPU {gpu} and {device}")))?;
@@ -91,7 +100,8 @@ impl GpuRegistrar {
         Ok((mode, regions))
     }
 
-    /// Whether the GPU with this memory needs a flush before it reads what RDMA devices wrote to it.
+    /// Whether the GPU with this memory needs a flush before it reads what the devices of so many rails wrote
+    /// to it, or one of them sends it on.
     ///
     /// # Errors
     /// `InvalidArgument` if this is not GPU memory.
@@ -177,6 +187,23 @@ struct RailTarget<'a> {
     /// Exported once for all rails, when the first one needs it. Memory regions keep the DMA-BUF open
     /// themselves.
     exported: &'a OnceCell<Result<OwnedFd, String>>,
+    /// As `exported`, over PCI Express where a processor's link is the usual way.
+    exported_over_pci: &'a OnceCell<Result<OwnedFd, String>>,
+}
+
+impl RailTarget<'_> {
+    /// Registers the range as a DMA-BUF, for Data Direct or not.
+    fn import(&self, is_direct: bool) -> Result<MemoryRegion, DmabufError> {
+        let driver = &self.registrar.driver;
+        let over_pci = is_direct && driver.writes(self.gpu).is_ok_and(|writes| writes.coherent);
+        let exported = if over_pci { self.exported_over_pci } else { self.exported };
+        let exported = exported.get_or_init(|| driver.export(self.pages, over_pci));
+        let dmabuf = exported.as_ref().map_err(|message| DmabufError::Export(message.clone()))?;
+        let AddressRange { address, len } = self.range;
+        self.pd
+            .register_dmabuf(dmabuf.as_fd(), self.offset, len, address, self.access, is_direct)
+            .map_err(DmabufError::Register)
+    }
 }
 
 impl GdrSupport for RailTarget<'_> {
@@ -198,12 +225,16 @@ impl GdrTarget for RailTarget<'_> {
     type Registered = MemoryRegion;
 
     fn register_dmabuf(&self) -> Result<MemoryRegion, DmabufError> {
-        let exported = self.exported.get_or_init(|| self.registrar.driver.export(self.pages));
-        let dmabuf = exported.as_ref().map_err(|message| DmabufError::Export(message.clone()))?;
-        let AddressRange { address, len } = self.range;
-        self.pd
-            .register_dmabuf(dmabuf.as_fd(), self.offset, len, address, self.access)
-            .map_err(DmabufError::Register)
+        if self.pd.has_data_direct() {
+            match self.import(true) {
+                Ok(region) => return Ok(region),
+                Err(error) => {
+                    let device = self.pd.context().name();
+                    log::warn!("verbs: {device} does not use Data Direct for GPU {}: {error:?}", self.gpu);
+                }
+            }
+        }
+        self.import(false)
     }
 
     fn register_peermem(&self) -> Result<MemoryRegion, i32> {

@@ -28,6 +28,11 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Default)]
 struct FakeGpuDriver {
     exported: Arc<Mutex<Vec<AddressRange>>>,
+    /// Whether each was to be accessed over PCI Express.
+    over_pci: Arc<Mutex<Vec<bool>>>,
+    /// Whether the processor has a link to the GPU, and whether the driver is too old to tell ways apart.
+    is_coherent: bool,
+    refuses_pci: bool,
     /// By address: memory that was allocated and not freed. It is the host's.
     allocated: Arc<Mutex<BTreeMap<u64, MmapMut>>>,
     /// Whether there is no memory left to allocate.
@@ -64,15 +69,19 @@ impl GpuDriver for FakeGpuDriver {
     }
 
     fn writes(&self, _gpu: usize) -> Result<WriteOrdering, String> {
-        Ok(WriteOrdering { ordering: Some(0), compute_major: 8, coherent: false })
+        Ok(WriteOrdering { ordering: Some(0), compute_major: 8, coherent: self.is_coherent })
     }
 
     fn exports_dmabuf(&self, _gpu: usize) -> Result<(), GdrUnavailable> {
         Ok(())
     }
 
-    fn export(&self, pages: AddressRange) -> Result<OwnedFd, String> {
+    fn export(&self, pages: AddressRange, over_pci: bool) -> Result<OwnedFd, String> {
         self.exported.lock().expect("no test panics while holding the lock").push(pages);
+        self.over_pci.lock().expect("no test panics while holding the lock").push(over_pci);
+        if over_pci && self.refuses_pci {
+            return Err("invalid argument".to_owned());
+        }
         rustix::fs::memfd_create("fake-dmabuf", rustix::fs::MemfdFlags::CLOEXEC)
             .map_err(|cause| cause.to_string())
     }
@@ -116,6 +125,22 @@ fn piece(range: AddressRange) -> Piece {
     let start = NonNull::new(range.address as *mut u8).expect("the address is not 0");
     // SAFETY: nothing accesses the memory.
     unsafe { Piece::new(start, range.len) }
+}
+
+/// Counter-example: data between ConnectX-8 and a GB300's GPU took the processor's link.
+#[test]
+fn adapters_with_data_direct_reach_gpus_over_pci_express() {
+    for (is_coherent, refuses_pci, expected) in
+        [(true, false, &[true][..]), (false, false, &[false]), (true, true, &[true, false])]
+    {
+        let driver = FakeGpuDriver { is_coherent, refuses_pci, ..FakeGpuDriver::default() };
+        let gpus = GpuRegistrar::with_driver(GpuDirect::Dmabuf, Arc::new(driver.clone()));
+        let shim = Shim::failing(Verb::RegDmabufMr, 0, Errno::BADF.raw_os_error()).with_data_direct();
+        let pd = ProtectionDomain::new(&Context::inert("direct", shim)).expect("inert");
+        let (mode, _) = gpus.register(&[pd], RANGE, AccessFlags::SEND).expect("inert");
+        assert_eq!(mode, GdrMode::DmaBuf);
+        assert_eq!(*driver.over_pci.lock().expect("no other thread"), expected);
+    }
 }
 
 #[test]
@@ -365,7 +390,8 @@ fn a_real_device_reports_whether_it_imports_dmabufs() {
         assert!(why.message.contains("DMA-BUF"), "{why:?}");
         // A file that is not a DMA-BUF is refused with the same errno.
         let file = rustix::fs::memfd_create("none", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
-        let refused = pd.register_dmabuf(std::os::fd::AsFd::as_fd(&file), 0, 4096, 0, AccessFlags::SEND);
+        let refused =
+            pd.register_dmabuf(std::os::fd::AsFd::as_fd(&file), 0, 4096, 0, AccessFlags::SEND, false);
         assert_eq!(refused.err().map(Errno::from_raw_os_error), Some(errno));
     }
 }

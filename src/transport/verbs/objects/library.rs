@@ -141,7 +141,11 @@ functions! {
 ///
 /// # Safety
 /// `library` is a live handle; both names end with NUL.
-unsafe fn address(library: NonNull<c_void>, symbol: &str, version: &str) -> Option<NonNull<c_void>> {
+pub(super) unsafe fn address(
+    library: NonNull<c_void>,
+    symbol: &str,
+    version: &str,
+) -> Option<NonNull<c_void>> {
     // SAFETY: as the caller guarantees.
     NonNull::new(unsafe { libc::dlvsym(library.as_ptr(), symbol.as_ptr().cast(), version.as_ptr().cast()) })
 }

@@ -8,6 +8,7 @@ use super::bindings::{
 };
 use super::handle::VerbsHandle;
 use super::library::Library;
+use super::mlx5::{DATA_DIRECT, Mlx5};
 use super::protection_domain::ProtectionDomain;
 use super::verb::{Verb, errno, failed};
 use crate::error::Result;
@@ -144,7 +145,18 @@ impl ProtectionDomain {
         }
     }
 
-    /// Registers `len` bytes from `offset` of a DMA-BUF, under the addresses from `address` on.
+    /// Whether the adapter has Data Direct.
+    pub(crate) fn has_data_direct(&self) -> bool {
+        match (self.context.raw(), Mlx5::get()) {
+            // SAFETY: the context is open.
+            (Some((raw, _)), Some(mlx5)) => unsafe { mlx5.has_data_direct(raw) },
+            (Some(_), None) => false,
+            (None, _) => self.context.shim.has_data_direct(),
+        }
+    }
+
+    /// Registers `len` bytes from `offset` of a DMA-BUF, under the addresses from `address` on, to be
+    /// accessed by Data Direct or not.
     ///
     /// # Errors
     /// The errno, which also shows whether the driver supports DMA-BUFs at all.
@@ -155,16 +167,24 @@ impl ProtectionDomain {
         len: usize,
         address: u64,
         access: AccessFlags,
+        is_direct: bool,
     ) -> std::result::Result<MemoryRegion, i32> {
         self.with_its_keys(access, |access| {
             if let Some(errno) = self.context.shim.injected_errno(Verb::RegDmabufMr) {
                 return Err(errno);
             }
             let Some((raw, library)) = self.raw() else { return Ok(MemoryRegion::inert(self)) };
-            let Some(register) = library.ibv_reg_dmabuf_mr else { return Err(NOT_SUPPORTED) };
-            let flags = access.flags() as i32;
+            let (fd, flags) = (dmabuf.as_raw_fd(), access.flags() as i32);
             // SAFETY: the domain is alive; the kernel checks the descriptor and the range.
-            let region = unsafe { register(raw, offset, len, address, dmabuf.as_raw_fd(), flags) };
+            let region = unsafe {
+                match (library.ibv_reg_dmabuf_mr, Mlx5::get()) {
+                    (_, Some(mlx5)) if is_direct => {
+                        (mlx5.register_dmabuf)(raw, offset, len, address, fd, flags, DATA_DIRECT)
+                    }
+                    (Some(register), _) if !is_direct => register(raw, offset, len, address, fd, flags),
+                    _ => return Err(NOT_SUPPORTED),
+                }
+            };
             MemoryRegion::from_raw(region, library, self).ok_or_else(errno)
         })
     }
@@ -215,7 +235,7 @@ mod tests {
                 let pd = ProtectionDomain::new(&Context::inert("inert", shim)).expect("inert");
                 let registered = match verb {
                     Verb::RegMr => pd.register_address(memory.as_mut_ptr() as u64, 8, access),
-                    _ => pd.register_dmabuf(file.as_fd(), 0, 8, 0, access),
+                    _ => pd.register_dmabuf(file.as_fd(), 0, 8, 0, access, false),
                 };
                 assert_eq!(registered.is_ok(), is_registered, "{verb:?} with {access:?}");
                 assert_eq!(pd.has_relaxed_keys_only(), is_registered, "{verb:?}");

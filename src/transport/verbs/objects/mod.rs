@@ -8,6 +8,7 @@
 //! | `verb` | the names of verbs, and the error of a verb that failed |
 //! | `bindings` | types and numbers of libibverbs |
 //! | `library` | opening libibverbs, and its functions |
+//! | `mlx5` | libmlx5: Data Direct |
 //! | `fork_protection` | protection of registered memory when this process forks |
 //! | `shim` | fault injection for tests |
 //! | `handle` | the pointer to an object |
@@ -27,6 +28,7 @@ mod fork_protection;
 mod handle;
 mod library;
 mod memory_region;
+mod mlx5;
 mod protection_domain;
 mod queue_pair;
 mod shim;

@@ -50,10 +50,10 @@ mod passing {
         #[inline]
         pub(crate) fn alter(&self, _completion: &mut ibv_wc) {}
 
-        /// The ECE options that a device which does not exist supports.
+        /// Whether a device that does not exist has Data Direct.
         #[inline]
-        pub(crate) fn ece(&self) -> Option<EceOptions> {
-            None
+        pub(crate) fn has_data_direct(&self) -> bool {
+            false
         }
     }
 }
@@ -83,8 +83,8 @@ mod injecting {
         fork_status: Option<u32>,
         /// An asynchronous event that the next device reports which is asked.
         event: Option<u32>,
-        /// The ECE options that devices without a driver support.
-        ece: Option<EceOptions>,
+        /// Whether devices without a driver have Data Direct.
+        has_data_direct: bool,
         /// The memory that was registered, if it is recorded.
         registered: Option<Vec<RecordedRegistration>>,
         /// The attributes of queue pairs, if they are recorded.
@@ -147,14 +147,14 @@ mod injecting {
             })))
         }
 
-        /// Also gives devices without a driver these ECE options.
-        pub(crate) fn with_ece(self, ece: Option<EceOptions>) -> Self {
-            self.faults().ece = ece;
+        /// Also gives devices without a driver Data Direct.
+        pub(crate) fn with_data_direct(self) -> Self {
+            self.faults().has_data_direct = true;
             self
         }
 
-        pub(crate) fn ece(&self) -> Option<EceOptions> {
-            self.faults().ece
+        pub(crate) fn has_data_direct(&self) -> bool {
+            self.faults().has_data_direct
         }
 
         /// Also makes the `k`-th completion, counted from 0, end with this `ibv_wc_status`.
