@@ -344,7 +344,7 @@ impl MemoryRegistry {
         if mode != GdrMode::HostStaging {
             let by_rail = shared.iter().map(|shared| HeldRegion::Shared(Arc::clone(shared.region())));
             let region = self.on_gpu(span, mode, access, by_rail);
-            if gpus.needs_flush(span)? && self.flush_source.get().is_none() {
+            if gpus.needs_flush(span, self.pds.len())? && self.flush_source.get().is_none() {
                 let source = self.allocate_flush_source(gpus, span).unwrap_or_else(|error| {
                     log::warn!(
                         "verbs: flushes read the memory that was registered first, which must not be freed before the communicator, \

@@ -105,9 +105,13 @@ impl GpuRegistrar {
     ///
     /// # Errors
     /// `InvalidArgument` if this is not GPU memory.
-    pub(in crate::transport::verbs) fn needs_flush(&self, range: AddressRange) -> OrError<bool> {
+    pub(in crate::transport::verbs) fn needs_flush(
+        &self,
+        range: AddressRange,
+        rails: usize,
+    ) -> OrError<bool> {
         let writes = self.driver.gpu_of(range.address).and_then(|gpu| self.driver.writes(gpu));
-        writes.map(needs_flush).map_err(Error::invalid_argument)
+        writes.map(|writes| needs_flush(writes, rails)).map_err(Error::invalid_argument)
     }
 
     /// Allocates memory on the GPU with this memory, for flushes to read.

@@ -17,8 +17,13 @@ pub(in crate::transport::verbs) struct WriteOrdering {
 /// a flush.
 const OWNER: i32 = 100;
 
-/// Whether a GPU must not read what an RDMA device has written to it before a flush.
-pub(in crate::transport::verbs) fn needs_flush(gpu: WriteOrdering) -> bool {
+/// Whether a GPU must not read what an RDMA device has written to it before a flush, nor may another rail
+/// send it on.
+pub(in crate::transport::verbs) fn needs_flush(gpu: WriteOrdering, rails: usize) -> bool {
+    if rails > 1 {
+        // The GPU orders its own reads only. What one device reads may pass what another has written.
+        return true;
+    }
     if gpu.coherent {
         // The completion takes the coherent link and the data takes the PCI bus, which the driver's answer
         // ignores.
@@ -49,7 +54,8 @@ mod tests {
             (WriteOrdering { ordering: Some(200), compute_major: 9, coherent: true }, true),
         ];
         for (gpu, needed) in cases {
-            assert_eq!(needs_flush(gpu), needed, "{gpu:?}");
+            assert_eq!(needs_flush(gpu, 1), needed, "{gpu:?}");
+            assert!(needs_flush(gpu, 2), "another rail may send on what this one brought");
         }
     }
 }
