@@ -317,6 +317,8 @@ static void carry(struct my_qp *my, struct pair *pair, struct ibv_send_wr *wr) {
     if (is_lost) count_loss(my->qp.context->device->name);
     if (pair->fails_at || is_lost || !is_there)
         return lose(pair, request, adapter->delay, is_lost ? adapter->status : IBV_WC_RETRY_EXC_ERR);
+    // Packets of another length than the other end expects are refused.
+    if (pair->mtu != peer->mtu && length > 256) return lose(pair, request, 0, IBV_WC_REM_INV_REQ_ERR);
     if (wr->num_sge && wr->sg_list->length && wr->sg_list->lkey & FORBIDDEN) return lose(pair, request, 0, IBV_WC_LOC_PROT_ERR);
     if (wr->wr.rdma.rkey & FORBIDDEN) return lose(pair, request, 0, IBV_WC_REM_OP_ERR);
     uint64_t address = wr->wr.rdma.remote_addr;

@@ -503,6 +503,20 @@ fn a_queue_pair_that_one_end_drops_is_forgotten_by_both() {
     }
 }
 
+/// Counter-example: an end that had lost no trial would send longer packets than the other expects.
+#[test]
+fn both_ends_of_a_queue_pair_use_the_shorter_packets() {
+    let mut simulation = after_hellos_over(2, true, Shim::none());
+    let peer = simulation.peer(0);
+    peer.qps[0].reconnection.path.mtu = 4;
+    let end = crate::transport::verbs::objects::Endpoint { qpn: 1, psn: 1 };
+    for (mtu, expected) in [(5, 4), (3, 3), (4, 3), (0, 1)] {
+        let offer = RailMessage::Offer { qp: 0, generation: 1, end, mtu };
+        peer.on_rail_message(offer, Instant::now(), &|_| true, &mut Vec::new()).expect("a valid message");
+        assert_eq!(peer.qps[0].reconnection.path.mtu, expected);
+    }
+}
+
 /// As when a message is found to be lost for good after the call that sent it.
 #[test]
 fn a_link_that_fails_at_one_end_is_reported_to_the_other() {
