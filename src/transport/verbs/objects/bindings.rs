@@ -13,13 +13,19 @@
 use libc::{pthread_cond_t, pthread_mutex_t};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Defines structures, and compares their layout with rdma-sys.
+/// Defines structures, and compares their layout with rdma-sys. Fields in brackets, and those behind `..`,
+/// stand for several that are not used.
 macro_rules! structures {
-    ($($(#[$meta:meta])* struct $name:ident { $($field:ident: $ty:ty,)* })*) => {$(
-        $(#[$meta])*
+    ($(struct $name:ident {
+        $($([$unused:ident: $unused_ty:ty],)? $field:ident: $ty:ty,)*
+        $(.. $rest:ident: $rest_ty:ty,)?
+    })*) => {$(
         #[repr(C)]
         #[derive(Clone, Copy)]
-        pub(crate) struct $name { $(pub(super) $field: $ty,)* }
+        pub(crate) struct $name {
+            $($($unused: $unused_ty,)? pub(super) $field: $ty,)*
+            $($rest: $rest_ty,)?
+        }
 
         #[cfg(feature = "rdma-sys-check")]
         const _: () = {
@@ -34,8 +40,7 @@ macro_rules! structures {
 
 /// Defines unions, and compares their layout with rdma-sys. All fields of a union have the offset 0.
 macro_rules! unions {
-    ($($(#[$meta:meta])* union $name:ident { $($field:ident: $ty:ty,)* })*) => {$(
-        $(#[$meta])*
+    ($(union $name:ident { $($field:ident: $ty:ty,)* })*) => {$(
         #[repr(C)]
         #[derive(Clone, Copy)]
         pub(crate) union $name { $(pub(super) $field: $ty,)* }
@@ -80,7 +85,7 @@ const fn width<S, F>(_field: fn(&S) -> *const F) -> usize {
     size_of::<F>()
 }
 
-opaque! { ibv_ah ibv_device ibv_mw ibv_srq ibv_wq _compat_ibv_port_attr }
+opaque! { ibv_device ibv_srq _compat_ibv_port_attr }
 
 /// An operation of a context that flexring does not use.
 type Unused = Option<unsafe extern "C" fn()>;
@@ -97,106 +102,37 @@ structures! {
     }
 
     struct ibv_context_ops {
-        _compat_query_device: Unused,
-        _compat_query_port: Unused,
-        _compat_alloc_pd: Unused,
-        _compat_dealloc_pd: Unused,
-        _compat_reg_mr: Unused,
-        _compat_rereg_mr: Unused,
-        _compat_dereg_mr: Unused,
-        alloc_mw: Unused,
-        bind_mw: Unused,
-        dealloc_mw: Unused,
-        _compat_create_cq: Unused,
+        [before_poll_cq: [Unused; 11]],
         poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
         req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
-        _compat_cq_event: Unused,
-        _compat_resize_cq: Unused,
-        _compat_destroy_cq: Unused,
-        _compat_create_srq: Unused,
-        _compat_modify_srq: Unused,
-        _compat_query_srq: Unused,
-        _compat_destroy_srq: Unused,
-        post_srq_recv: Unused,
-        _compat_create_qp: Unused,
-        _compat_query_qp: Unused,
-        _compat_modify_qp: Unused,
-        _compat_destroy_qp: Unused,
+        [before_post_send: [Unused; 12]],
         post_send: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
         post_recv: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
-        _compat_create_ah: Unused,
-        _compat_destroy_ah: Unused,
-        _compat_attach_mcast: Unused,
-        _compat_detach_mcast: Unused,
-        _compat_async_event: Unused,
+        ..rest: [Unused; 5],
     }
 
     struct ibv_device_attr {
         fw_ver: [c_char; 64],
-        node_guid: u64,
-        sys_image_guid: u64,
-        max_mr_size: u64,
-        page_size_cap: u64,
+        [ids: [u64; 4]],
         vendor_id: u32,
-        vendor_part_id: u32,
-        hw_ver: u32,
+        [versions: [u32; 2]],
         max_qp: c_int,
         max_qp_wr: c_int,
-        device_cap_flags: c_uint,
-        max_sge: c_int,
-        max_sge_rd: c_int,
+        [before_max_cq: [c_int; 3]],
         max_cq: c_int,
         max_cqe: c_int,
-        max_mr: c_int,
-        max_pd: c_int,
-        max_qp_rd_atom: c_int,
-        max_ee_rd_atom: c_int,
-        max_res_rd_atom: c_int,
-        max_qp_init_rd_atom: c_int,
-        max_ee_init_rd_atom: c_int,
-        atomic_cap: u32,
-        max_ee: c_int,
-        max_rdd: c_int,
-        max_mw: c_int,
-        max_raw_ipv6_qp: c_int,
-        max_raw_ethy_qp: c_int,
-        max_mcast_grp: c_int,
-        max_mcast_qp_attach: c_int,
-        max_total_mcast_qp_attach: c_int,
-        max_ah: c_int,
-        max_fmr: c_int,
-        max_map_per_fmr: c_int,
-        max_srq: c_int,
-        max_srq_wr: c_int,
-        max_srq_sge: c_int,
-        max_pkeys: u16,
-        local_ca_ack_delay: u8,
-        phys_port_cnt: u8,
+        ..rest: [c_int; 23],
     }
 
     struct ibv_port_attr {
         state: u32,
-        max_mtu: u32,
+        [max_mtu: u32],
         active_mtu: u32,
-        gid_tbl_len: c_int,
-        port_cap_flags: u32,
-        max_msg_sz: u32,
-        bad_pkey_cntr: u32,
-        qkey_viol_cntr: u32,
-        pkey_tbl_len: u16,
+        [before_lid: [u16; 11]],
         lid: u16,
-        sm_lid: u16,
-        lmc: u8,
-        max_vl_num: u8,
-        sm_sl: u8,
-        subnet_timeout: u8,
-        init_type_reply: u8,
-        active_width: u8,
-        active_speed: u8,
-        phys_state: u8,
-        link_layer: u8,
+        [before_flags: [u8; 11]],
         flags: u8,
-        port_cap_flags2: u16,
+        ..port_cap_flags2: u16,
     }
 
     struct ibv_pd {
@@ -240,12 +176,7 @@ structures! {
         byte_len: u32,
         imm_data_invalidated_rkey_union: imm_data_invalidated_rkey_union_t,
         qp_num: u32,
-        src_qp: u32,
-        wc_flags: c_uint,
-        pkey_index: u16,
-        slid: u16,
-        sl: u8,
-        dlid_path_bits: u8,
+        ..rest: [u32; 4],
     }
 
     struct ibv_qp {
@@ -280,11 +211,6 @@ structures! {
         cap: ibv_qp_cap,
         qp_type: u32,
         sq_sig_all: c_int,
-    }
-
-    struct ibv_gid_global_t {
-        subnet_prefix: u64,
-        interface_id: u64,
     }
 
     struct ibv_global_route {
@@ -356,49 +282,12 @@ structures! {
         send_flags: c_uint,
         imm_data_invalidated_rkey_union: imm_data_invalidated_rkey_union_t,
         wr: wr_t,
-        qp_type: qp_type_t,
-        bind_mw_tso_union: bind_mw_tso_union_t,
+        ..rest: [u64; 7],
     }
 
     struct rdma_t {
         remote_addr: u64,
         rkey: u32,
-    }
-
-    struct atomic_t {
-        remote_addr: u64,
-        compare_add: u64,
-        swap: u64,
-        rkey: u32,
-    }
-
-    struct ud_t {
-        ah: *mut ibv_ah,
-        remote_qpn: u32,
-        remote_qkey: u32,
-    }
-
-    struct xrc_t {
-        remote_srqn: u32,
-    }
-
-    struct ibv_mw_bind_info {
-        mr: *mut ibv_mr,
-        addr: u64,
-        length: u64,
-        mw_access_flags: c_uint,
-    }
-
-    struct bind_mw_t {
-        mw: *mut ibv_mw,
-        rkey: u32,
-        bind_info: ibv_mw_bind_info,
-    }
-
-    struct tso_t {
-        hdr: *mut c_void,
-        hdr_sz: u16,
-        mss: u16,
     }
 
     struct ibv_async_event {
@@ -410,34 +299,20 @@ structures! {
 unions! {
     union ibv_gid {
         raw: [u8; 16],
-        global: ibv_gid_global_t,
+        words: [u64; 2],
     }
 
     union imm_data_invalidated_rkey_union_t {
         imm_data: u32,
-        invalidated_rkey: u32,
     }
 
     union wr_t {
         rdma: rdma_t,
-        atomic: atomic_t,
-        ud: ud_t,
-    }
-
-    union qp_type_t {
-        xrc: xrc_t,
-    }
-
-    union bind_mw_tso_union_t {
-        bind_mw: bind_mw_t,
-        tso: tso_t,
+        longest: [u64; 4],
     }
 
     union ibv_async_event_element_t {
         cq: *mut ibv_cq,
-        qp: *mut ibv_qp,
-        srq: *mut ibv_srq,
-        wq: *mut ibv_wq,
         port_num: c_int,
     }
 }
