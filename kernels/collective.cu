@@ -174,6 +174,8 @@ struct Running {
 
     __device__ __forceinline__ u64 epoch() const { return shared.epoch; }
     __device__ __forceinline__ u32 slice() const { return shared.slice; }
+    // What this CTA runs: a slice, or an item.
+    __device__ __forceinline__ u32 part() const { return call.path == kListed ? shared.item.index : shared.slice; }
     __device__ __forceinline__ u32 flag() const { return 1u << 31 | static_cast<u32>(shared.epoch & 0x7fffffff); }
     __device__ __forceinline__ u32 parity() const { return keeps(kTwoParities) ? static_cast<u32>(shared.epoch & 1) : 0; }
 };
@@ -242,7 +244,7 @@ class Waiter {
         const u32 now_for = what();
         if (now_for == 0) return true;
         if (reported_ != 0 || (now - since_ > kPatience && compare_and_swap(&run.state.reporter, 0, 1) == 0)) {
-            if (reported_ != now_for) store_relaxed_sys(&run.status.waiting_for, static_cast<u64>(run.slice()) << 32 | now_for);
+            if (reported_ != now_for) store_relaxed_sys(&run.status.waiting_for, static_cast<u64>(run.part()) << 32 | now_for);
             if (reported_ == 0) store_release_sys(&run.status.waiting_epoch, run.epoch());
             reported_ = now_for;
         }
@@ -1045,6 +1047,18 @@ __device__ __forceinline__ Arrival arrive(const CollectiveParameters& call, Coll
     return arrival;
 }
 
+// Has the host carry this call's messages, after those of earlier calls. False if the call has failed. Called by one thread.
+__device__ __forceinline__ bool start_relay(const Running& run) {
+    bool failed = false;
+    Waiter waiter;
+    while (!failed && load_relaxed_sys(&run.status.started) != 0) {
+        failed = !waiter.again(run, [&] { return kWaitHost << 16 | run.call.rank; });
+    }
+    waiter.end(run);
+    if (!failed) store_relaxed_sys(&run.status.started, run.call.launch);
+    return !failed;
+}
+
 // Ends the part that this CTA has in the call. Called by one thread after a barrier behind all of its work.
 __device__ __forceinline__ void leave(const Running& run, bool failed) {
     CollectiveState& state = run.state;
@@ -1156,6 +1170,7 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
         shared.failed = !mine || earlier || arrival.closed;
         if (shared.failed) fail(state, status, mine ? kClosed : kOverlap, call.rank, shared.epoch);
         if (mine && earlier) compare_and_swap(&state.owner, call.launch, 0);
+        if (call.relayed && !shared.failed && shared.slice == 0) shared.failed = !start_relay(run);
     }
     __syncthreads();
     bool failed = shared.failed;

@@ -67,6 +67,7 @@ constexpr unsigned int kWaitData = 2;
 constexpr unsigned int kWaitReady = 3;
 constexpr unsigned int kWaitDone = 4;
 constexpr unsigned int kWaitSlot = 5;
+constexpr unsigned int kWaitHost = 6;
 
 // 8 bytes of data in two halves. Each half has 32 bits of data, and above them the flag of its call, so that 8 bytes that arrive
 // together are all that is needed: no fence, no count. The flag of call number `epoch` is 1 << 31 | (epoch & 0x7fffffff).
@@ -176,7 +177,7 @@ struct Program {
 // In pinned host memory.
 struct CollectiveStatus {
     // Written by kernels. What a kernel has waited for during the last millisecond or longer: the number of the call and
-    // slice << 32 | kind of wait << 16 | rank. The kernel writes `waiting_epoch` last, and 0 there when the wait is over.
+    // slice or item << 32 | kind of wait << 16 | rank. The kernel writes `waiting_epoch` last, and 0 there when the wait is over.
     unsigned long long waiting_for;
     unsigned long long waiting_epoch;
     // The first failure. `failure` is written last.
@@ -190,6 +191,8 @@ struct CollectiveStatus {
     // Whether a call was direct, and 1 + a rank whose vectors had no places in one that could have been.
     unsigned long long direct;
     unsigned long long unplaced;
+    // The launch whose messages the host is to carry. The host sets it to 0 when it begins.
+    unsigned long long started;
     // Written by the host: every kernel leaves.
     alignas(128) unsigned long long aborted;
 };
@@ -236,6 +239,8 @@ struct CollectiveParameters {
     unsigned int short_bytes;
     // Whether the last CTA to leave writes `launch` to `completed`, after the result.
     unsigned int reports;
+    // Whether the host carries messages of the call, and waits for `started`.
+    unsigned int relayed;
 };
 
 // The rules of the protocol that tests break one by one, to see that they would notice.

@@ -20,7 +20,7 @@ namespace {
 constexpr u32 kSlotLength = 512;
 // As src/device/cuda/collective/layout.rs has them.
 static_assert(sizeof(ProgramLink) == 72 && sizeof(ProgramItem) == 24 && sizeof(ProgramPlace) == 16, "sizes");
-static_assert(sizeof(LinkCount) == 12 && sizeof(Program) == 80 && sizeof(CollectiveParameters) == 184, "sizes");
+static_assert(sizeof(LinkCount) == 12 && sizeof(Program) == 80 && sizeof(CollectiveParameters) == 192, "sizes");
 
 struct alignas(16) Bytes {
     u64 words[2];

@@ -32,9 +32,9 @@ pub(super) struct CallQueue {
     /// Tickets that were dropped before their turn, and are not skipped yet.
     dropped: Mutex<BTreeSet<u64>>,
     changed: Condvar,
-    /// Collectives that were made and the host runs.
+    /// Collectives that were made and take a turn.
     collectives: AtomicU64,
-    /// Collectives that were made and kernels run, which take no turn.
+    /// Collectives that were made and kernels run by themselves, which take no turn.
     kernels: AtomicU64,
 }
 
@@ -54,12 +54,13 @@ impl CallQueue {
         self.serves(self.next.load(Ordering::Relaxed))
     }
 
-    /// Counts a collective that the host runs.
-    pub(super) fn count_collective(&self) {
-        self.collectives.fetch_add(1, Ordering::Relaxed);
+    /// Counts a collective that takes a turn. Returns its number among all collectives.
+    pub(super) fn count_collective(&self) -> u64 {
+        let collectives = self.collectives.fetch_add(1, Ordering::Relaxed) + 1;
+        collectives + self.kernels.load(Ordering::Relaxed)
     }
 
-    /// Counts a collective that kernels run. Returns its number among all collectives.
+    /// Counts a collective that kernels run by themselves. Returns its number among all collectives.
     #[allow(dead_code, reason = "builds without GPUs do not ask for it")]
     pub(super) fn count_kernel(&self) -> u64 {
         let kernels = self.kernels.fetch_add(1, Ordering::Relaxed) + 1;

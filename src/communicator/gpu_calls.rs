@@ -11,7 +11,7 @@ use super::checked_wait::CHECK_INTERVAL;
 use super::gpu::PreparedLaunch;
 use super::launch_group::{Launch, ReadyLaunch};
 use super::registration_gate::{LaunchPermit, permit};
-use super::runner::CallRunner;
+use super::runner::{CallRunner, QueuedWork};
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::call::Collective;
 use crate::device::CallerStream;
@@ -125,9 +125,9 @@ impl Communicator {
         };
         let (permit, running) = permit();
         if run.is_collective() {
-            runner.queue.count_collective();
+            let _number = runner.queue.count_collective();
         }
-        let outcome = self.enqueue(&submissions, run, Some((resident, running)))?;
+        let outcome = self.enqueue(&submissions, QueuedWork::OnGpu(run, resident), Some(running))?;
         runner.launch(launch, collective, permit).map_err(|error| runner.fail(error))?;
         Ok(outcome)
     }

@@ -65,10 +65,9 @@ use crate::process::{CreatorProcess, DefaultFloatEnvironment};
 use crate::rank::Rank;
 use crate::transport::verbs::RailCounters;
 use call_queue::QueueTicket;
-use gpu::ResidentCall;
 use registration_gate::RunningCall;
 use request::WaitCheck;
-use runner::{CallRunner, QueuedCall, RunnerState};
+use runner::{CallRunner, QueuedCall, QueuedWork, RunnerState};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use thread_calls::ThreadCall;
@@ -113,7 +112,7 @@ pub struct Communicator {
     runner: Arc<CallRunner>,
     /// Locked from taking a ticket to submitting the call, so that the worker gets calls in ticket order.
     submissions: Mutex<()>,
-    worker: Worker,
+    worker: Arc<Worker>,
     template: WorldTemplate,
 }
 
@@ -170,7 +169,12 @@ impl Communicator {
     fn new(runner: CallRunner, template: WorldTemplate) -> Self {
         log::info!("{}", runner.summary);
         let creator = CreatorProcess::current();
-        let (runner, submissions, worker) = (Arc::new(runner), Mutex::new(()), Worker::new());
+        let (runner, submissions, worker) = (Arc::new(runner), Mutex::new(()), Arc::new(Worker::new()));
+        let weak = Arc::downgrade(&worker);
+        let submit = move |runner: &_, queued| {
+            weak.upgrade().map_or(Ok(()), |worker: Arc<Worker>| worker.submit(runner, queued))
+        };
+        let _ = runner.submit.set(Box::new(submit));
         unfinished::watch(&runner);
         if let Err(error) = runner.connect_kernels() {
             // The other ranks have connected theirs.
@@ -373,7 +377,7 @@ impl Communicator {
         self.check_process()?;
         let _call = self.begin_call()?;
         let is_collective = checked.is_collective();
-        let outcome = self.enqueue(&self.lock_submissions(), checked, None)?;
+        let outcome = self.enqueue(&self.lock_submissions(), QueuedWork::Call(checked), None)?;
         self.pass_launch(is_collective);
         Ok(outcome)
     }
@@ -381,7 +385,7 @@ impl Communicator {
     /// Counts a call without a kernel, if all ranks make it.
     fn pass_launch(&self, is_collective: bool) {
         if is_collective {
-            self.runner.queue.count_collective();
+            let _number = self.runner.queue.count_collective();
         }
         if let Some(member) = self.runner.launch_member.as_ref().filter(|_| is_collective) {
             member.pass();
@@ -392,19 +396,19 @@ impl Communicator {
         self.submissions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Submits a call to the worker, with its kernel if it is on a GPU.
+    /// Submits work to the worker. `running`: of a call on a GPU.
     fn enqueue(
         &self,
         _submissions: &MutexGuard<'_, ()>,
-        call: CheckedCall,
-        kernel: Option<(ResidentCall, RunningCall)>,
+        work: QueuedWork,
+        running: Option<RunningCall>,
     ) -> Result<Arc<CallOutcome>> {
         let check: Weak<dyn WaitCheck> = Arc::downgrade(&self.runner) as _;
         let outcome = Arc::new(CallOutcome::new(check, self.creator));
         reach(FaultPoint::CallQueued);
         let ticket = QueueTicket::take(Arc::clone(&self.runner.queue));
-        let (resident, running) = kernel.unzip();
-        let queued = QueuedCall { ticket, call, resident, running, outcome: Arc::clone(&outcome) };
+        let queued =
+            QueuedCall { ticket: Some(ticket), work: Some(work), running, outcome: Arc::clone(&outcome) };
         // The other ranks wait for the call.
         self.worker.submit(&self.runner, queued).map_err(|error| self.runner.fail(error))?;
         Ok(outcome)

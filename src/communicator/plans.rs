@@ -317,7 +317,9 @@ impl Plans {
     pub(super) fn list_key(&self, checked: &CheckedCall, longest: usize) -> ListKey {
         let (at, spec) = self.key_of(checked);
         let bytes = checked.whole_bytes();
-        let in_waves = self.all[at].plan.moves_in_waves(bytes as u64, Self::item_bytes(bytes, longest));
+        let longest = Self::item_bytes(bytes, longest);
+        let in_waves =
+            !spec.collective.is_straight() && self.all[at].plan.moves_in_waves(bytes as u64, longest);
         let key = (at, ProgramSpec { movement: Movement::through_levels(in_waves), ..spec });
         (self.digest(), key, checked.count, checked.dtype.size(), checked.in_place)
     }

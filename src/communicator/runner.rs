@@ -7,7 +7,7 @@ use super::block_lists::BlockLists;
 use super::call_queue::{CallQueue, QueueTicket};
 use super::checked_call::{CallValidator, CheckedCall};
 use super::control_plane::ControlPlane;
-use super::gpu::{self, GpuState, ResidentCall};
+use super::gpu::{self, GpuState, RelayedCall, ResidentCall};
 use super::launch_group::LaunchMember;
 use super::plans::{Installed, Plans};
 use super::registration_gate::RunningCall;
@@ -16,6 +16,7 @@ use super::shared_call::SharedCall;
 use super::user_memory::UserMemory;
 use crate::bootstrap::Abort;
 use crate::call::Call;
+use crate::device::kernel_start::wait_started;
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{BoundCall, BoundGroup, CallPath, Executor};
 use crate::fault::Fault;
@@ -27,7 +28,7 @@ use crate::transport::shm::Region;
 use crate::transport::verbs::RailCounters;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Runs calls. Shared by the threads that make blocking calls and the worker that runs asynchronous ones.
@@ -40,6 +41,8 @@ pub(super) struct CallRunner {
     pub small_on_gpu: usize,
     /// Whether the path for small messages exists: all ranks share memory, and there is more than one.
     pub has_small_path: bool,
+    /// The ranks that share memory, this one included.
+    pub node: Vec<Rank>,
     /// How long a wait for a stream spins before it sleeps.
     pub spin: Duration,
     /// How long a rank waits for others to make the same call.
@@ -60,6 +63,8 @@ pub(super) struct CallRunner {
     /// Locked for short, also by callers while a call runs; after `state` where both are.
     pub plans: Mutex<Plans>,
     pub queue: Arc<CallQueue>,
+    /// Gives work to the worker. Set with the communicator.
+    pub submit: OnceLock<Submit>,
     pub fault: Arc<Fault>,
     /// What each rail carries. Empty without RDMA.
     pub rails: Arc<[RailCounters]>,
@@ -96,12 +101,36 @@ pub(super) struct RunnerState {
     pub panics: bool,
 }
 
+impl RunnerState {
+    /// Counts a call behind this number of collectives that kernels run.
+    pub(super) fn count_call(&mut self, kernels: u64, is_collective: bool) {
+        // Two threads may take their tickets at once.
+        let kernels = kernels.max(self.kernels);
+        self.sequence += kernels - self.kernels + u64::from(is_collective);
+        self.kernels = kernels;
+    }
+}
+
+/// Gives work to the worker of a communicator, as long as there is one.
+pub(super) type Submit = Box<dyn Fn(&Arc<CallRunner>, QueuedCall) -> Result<()> + Send + Sync>;
+
+/// What waits for the worker.
+pub(super) enum QueuedWork {
+    /// A call on host memory.
+    Call(CheckedCall),
+    /// One on a GPU, with the kernel that the host gives its work. Dropping that ends it, so that its stream
+    /// continues.
+    OnGpu(CheckedCall, ResidentCall),
+    /// Messages of calls that kernels run.
+    Relayed(RelayedCall),
+}
+
 /// A call that waits for the worker.
 pub(super) struct QueuedCall {
-    pub ticket: QueueTicket,
-    pub call: CheckedCall,
-    /// The kernel of a call on a GPU. Dropping it ends the kernel, so that its stream continues.
-    pub resident: Option<ResidentCall>,
+    /// Its turn; `None` for messages of graphs, which are carried whenever they are launched.
+    pub ticket: Option<QueueTicket>,
+    /// Taken by the worker.
+    pub work: Option<QueuedWork>,
     /// Keeps GPU memory from being registered until the call is over.
     pub running: Option<RunningCall>,
     pub outcome: Arc<CallOutcome>,
@@ -118,25 +147,30 @@ impl CallRunner {
     /// Runs a queued call, on a worker.
     pub(super) fn run_queued(&self, mut queued: QueuedCall) {
         reach(FaultPoint::WorkerTakesCall);
-        queued.ticket.wait_turn(None);
-        let resident = queued.resident.take();
-        let on_gpu = resident.is_some();
-        let kernels = queued.ticket.kernels();
-        let outcome = self.guarded(|| self.run_in_turn(&queued.call, kernels, resident));
+        let ticket = queued.ticket.as_ref();
+        ticket.inspect(|ticket| ticket.wait_turn(None));
+        let Some(work) = queued.work.take() else { return };
+        let on_gpu = !matches!(work, QueuedWork::Call(_));
+        let kernels = ticket.map_or(0, QueueTicket::kernels);
+        let outcome = self.guarded(|| self.run_in_turn(work, kernels));
         // The caller of a call in a stream does not get this outcome, so the next call reports it.
         self.error_reported.fetch_or(outcome.is_err() && !on_gpu, Ordering::Relaxed);
         drop(queued.running.take());
         queued.outcome.end(outcome);
     }
 
-    /// Runs a queued call whose turn it is, between the start and the end of its kernel if it has one.
-    fn run_in_turn(&self, call: &CheckedCall, kernels: u64, resident: Option<ResidentCall>) -> Result<()> {
-        let Some(resident) = resident else { return self.run(call, kernels) };
+    /// Does what is queued, whose turn it is, behind this number of collectives that kernels run.
+    fn run_in_turn(&self, work: QueuedWork, kernels: u64) -> Result<()> {
+        let (call, resident) = match work {
+            QueuedWork::Call(call) => return self.run(&call, kernels),
+            QueuedWork::Relayed(relayed) => return self.run_relayed(relayed, kernels),
+            QueuedWork::OnGpu(call, resident) => (call, resident),
+        };
         let _no_driver = gpu::forbid_calls();
         // Wait for the stream within the turn, because the next call may rely on all earlier ones being over.
-        let started = resident.wait_started(&self.fault, self.spin, &self.leaving);
+        let started = wait_started(|| resident.has_started(), &self.fault, self.spin, &self.leaving);
         started.map_err(|failure| self.fail(failure))?;
-        self.run(call, kernels)?;
+        self.run(&call, kernels)?;
         // The stream continues before the next call gets its turn.
         resident.finish(self.timeout).map_err(|failure| self.fail(failure))
     }
@@ -149,10 +183,7 @@ impl CallRunner {
         let mut state = self.lock_state();
         self.check_usable()?;
         reach(FaultPoint::CallBegins);
-        // Two threads may take their tickets at once.
-        let kernels = kernels.max(state.kernels);
-        state.sequence += kernels - state.kernels + u64::from(checked.is_collective());
-        state.kernels = kernels;
+        state.count_call(kernels, checked.is_collective());
         // Dropped after `shared`, so that a deregistration that waits for this call comes after the results
         // are in place.
         let in_use =
@@ -328,7 +359,7 @@ impl CallRunner {
     }
 
     /// Announces a call to the coordinator.
-    fn enter(&self, call: &Call) -> Result<()> {
+    pub(super) fn enter(&self, call: &Call) -> Result<()> {
         log::trace!("rank {}: {call}", self.rank);
         self.control.enter_call(call)?;
         reach(FaultPoint::CallEntered);

@@ -6,6 +6,8 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod host;
+pub(crate) mod kernel_start;
+pub(crate) mod relay_link;
 
 use crate::dtype::DType;
 use crate::error::Result;

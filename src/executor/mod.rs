@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `program_path` | calls that run a program: the loop around the pipeline |
 //! | `small_path` | small calls, through mailboxes |
+//! | `relay_path` | messages of calls that kernels run, to and from other nodes |
 //! | `group_path` | groups of sends and receives |
 //! | `peer_exchange` | their messages with one peer |
 //! | `resources` | what both use: `links`, `devices`, `slots`, `wait` |
@@ -24,6 +25,7 @@ mod group_path;
 mod links;
 mod peer_exchange;
 mod program_path;
+mod relay_path;
 mod resources;
 mod slots;
 mod small_path;
@@ -36,6 +38,7 @@ pub use bound_call::{BoundCall, BoundGroup, CallPath, PeerMessage, ProgramNumber
 
 use crate::call::Call;
 use crate::device::Device;
+use crate::device::relay_link::RelayedMessages;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::memory::{Piece, Sharing};
@@ -49,6 +52,7 @@ use devices::Devices;
 use group_path::GroupPath;
 use links::Links;
 use program_path::ProgramPath;
+use relay_path::RelayPath;
 use resources::Resources;
 use slots::Slots;
 use small_path::SmallPath;
@@ -103,6 +107,7 @@ pub struct Executor {
     resources: Resources,
     programs: ProgramPath,
     groups: GroupPath,
+    relays: RelayPath,
     small: Option<SmallPath>,
     /// Whether a call has failed.
     failed: bool,
@@ -133,6 +138,7 @@ impl Executor {
         Ok(Self {
             programs: ProgramPath::new(&links, parts.world),
             groups: GroupPath::new(&links, parts.world),
+            relays: RelayPath::new(&links, parts.world),
             resources: Resources {
                 rank: parts.rank,
                 world: parts.world,
@@ -179,6 +185,15 @@ impl Executor {
     #[must_use]
     pub fn opened_gpus(&self) -> Vec<(Rank, Piece)> {
         self.resources.links.opened_gpus()
+    }
+
+    /// Whether a transport between nodes sends from the memory of the GPU.
+    #[must_use]
+    pub fn sends_from_gpu(&self) -> bool {
+        let Resources { links, slots, .. } = &self.resources;
+        let posted = |transport: &&AnyTransport| matches!(transport, AnyTransport::Posted(_));
+        let Some(slot) = slots.on_gpu(0) else { return false };
+        links.transports().iter().filter(posted).any(|transport| transport.common().can_send_from(slot))
     }
 
     /// Checks which neighbours have opened this rank's GPU memory. All of them have called
@@ -259,6 +274,23 @@ impl Executor {
     /// As for [`run`](Self::run).
     pub fn run_group(&mut self, bound: &BoundGroup, report: ReportFailure<'_>) -> Result<()> {
         self.guarded(&bound.call, report, |executor| executor.groups.run(&mut executor.resources, bound))
+    }
+
+    /// Carries the messages of one call that kernels run. After a failure as [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub fn relay(
+        &mut self,
+        call: &Call,
+        messages: &[RelayedMessages],
+        report: ReportFailure<'_>,
+    ) -> Result<()> {
+        self.guarded(call, report, |executor| {
+            let Executor { resources, groups, relays, .. } = executor;
+            groups.close(resources.rank, call)?;
+            relays.run(resources, call, messages)
+        })
     }
 
     /// Executes a call by `body`. If that fails or panics, reports the error and then aborts the call.

@@ -63,6 +63,12 @@ impl Resources {
         self.wait.pause(&self.fault, &mut self.links, self.devices.are_busy())
     }
 
+    /// [`pause`](Self::pause) in a call whose kernel writes words that this rank reads.
+    pub(super) fn pause_beside_kernel(&mut self) -> Result<bool> {
+        self.trace.idle();
+        self.wait.pause(&self.fault, &mut self.links, true)
+    }
+
     /// Aborts the call: afterwards no link and no device accesses its memory.
     pub(super) fn abort(&mut self) {
         self.devices.abort();

@@ -113,7 +113,10 @@ fn on_simulated_gpus(source: &str, run: impl FnOnce(&dyn Fn() -> Command)) {
 fn bad_gpu_memory_and_bad_streams_are_refused() {
     on_simulated_gpus("tests/c/gpu_bad_input.c", |program| {
         let ok = "gpu_bad_input: ok\n";
-        assert_eq!(succeed(program().arg("two").env("SIMCUDA_GPUS", "2"), LIMIT), ok);
+        for engine in ["device", "host"] {
+            let variables = [("SIMCUDA_GPUS", "2"), ("FLEXRING_GPU_ENGINE", engine)];
+            assert_eq!(succeed(program().arg("two").envs(variables), LIMIT), ok);
+        }
         assert_eq!(succeed(program().arg("none").env_remove("LD_LIBRARY_PATH"), LIMIT), ok);
     });
 }
@@ -146,7 +149,12 @@ fn gpu_failures_are_reported_on_every_rank() {
 fn streams_may_be_destroyed_full_or_blocked() {
     on_simulated_gpus("tests/c/gpu_streams.c", |program| {
         for case in ["destroyed", "full", "blocked", "freed"] {
-            for settings in [&[("CUDA_DEVICE_MAX_CONNECTIONS", "1")][..], &[("SIMCUDA_IMPLICIT_SYNC", "1")]] {
+            let host = ("FLEXRING_GPU_ENGINE", "host");
+            for settings in [
+                &[("CUDA_DEVICE_MAX_CONNECTIONS", "1")][..],
+                &[("CUDA_DEVICE_MAX_CONNECTIONS", "1"), host],
+                &[("SIMCUDA_IMPLICIT_SYNC", "1"), host],
+            ] {
                 let text = succeed(program().arg(case).envs(settings.iter().copied()), LIMIT);
                 assert!(text.ends_with("gpu_streams: ok\n"), "{case}: {text}");
             }
@@ -160,7 +168,7 @@ fn a_rank_reserves_48_mib_of_its_gpu_and_pins_16() {
         let port = free_port().to_string();
         let mut command = program();
         command.envs([("FLEXRING_MASTER_ADDR", "127.0.0.1"), ("FLEXRING_MASTER_PORT", &port)]);
-        let text = succeed(command.env("FLEXRING_GPU_ENGINE", "device"), LIMIT);
+        let text = succeed(&mut command, LIMIT);
         assert!(text.ends_with("gpu_memory: ok\n"), "{text}");
     });
 }

@@ -2,7 +2,7 @@
 //! streams, and failures. Runs only with `WORLDS=gpu`.
 
 use crate::harness::{
-    Rank, Setup, World, join, kill_self_soon, only_failed, spawn, spawn_processes, test_name,
+    Rank, Setup, World, join, kill_self_soon, only_failed, spawn, spawn_processes_with, test_name,
 };
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use flexring::gpu::{GpuBuffer, gpu_count, gpu_info};
@@ -476,14 +476,14 @@ fn a_missing_gpu_is_named_when_the_communicator_is_created() {
 
 /// Three processes reduce on GPUs until rank 1 is killed. The others must end with an error that names it,
 /// and their streams must continue.
-fn survivors_name_the_killed_rank(test: &str, world: World) {
+fn survivors_name_the_killed_rank(test: &str, world: World, engine: &str) {
     if !world.is_enabled() {
         return;
     }
     let name = test_name(module_path!(), test);
-    let ended = spawn_processes(&name, &Setup::new(world, 3), |comm| {
-        let gpu = comm.rank() % gpu_count().expect("a driver");
-        let mut vector = GpuBuffer::new(gpu, 100_000).expect("memory");
+    let variables = [("FLEXRING_GPU", "0"), ("FLEXRING_GPU_ENGINE", engine)];
+    let ended = spawn_processes_with(&name, &Setup::new(world, 3), &variables, |comm| {
+        let mut vector = GpuBuffer::new(0, 100_000).expect("memory");
         vector.write(&vec![0f32; 100_000]).expect("a GPU that works");
         comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("all ranks make the first call");
         comm.synchronize().expect("it goes well");
@@ -510,13 +510,18 @@ fn survivors_name_the_killed_rank(test: &str, world: World) {
 
 #[test]
 fn processes_with_vectors_on_gpus_name_a_killed_rank() {
-    survivors_name_the_killed_rank("processes_with_vectors_on_gpus_name_a_killed_rank", World::Gpu);
+    let test = "processes_with_vectors_on_gpus_name_a_killed_rank";
+    survivors_name_the_killed_rank(test, World::Gpu, "device");
 }
 
 #[test]
 fn processes_with_vectors_on_gpus_name_a_killed_rank_over_tcp() {
-    survivors_name_the_killed_rank(
-        "processes_with_vectors_on_gpus_name_a_killed_rank_over_tcp",
-        World::GpuTcp,
-    );
+    let test = "processes_with_vectors_on_gpus_name_a_killed_rank_over_tcp";
+    survivors_name_the_killed_rank(test, World::GpuTcp, "host");
+}
+
+#[test]
+fn processes_whose_kernels_exchange_messages_over_tcp_name_a_killed_rank() {
+    let test = "processes_whose_kernels_exchange_messages_over_tcp_name_a_killed_rank";
+    survivors_name_the_killed_rank(test, World::GpuTcp, "device");
 }

@@ -31,12 +31,7 @@ fn run(arguments: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, Str
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// The rows of a table without wrong results, split into columns.
-fn rows(arguments: &str) -> Vec<Vec<String>> {
-    rows_by("host", arguments)
-}
-
-/// [`rows`] of calls that this engine runs.
+/// The rows of a table without wrong results, split into columns, of calls that this engine runs.
 fn rows_by(engine: &str, arguments: &str) -> Vec<Vec<String>> {
     let engine = [("FLEXRING_GPU_ENGINE", engine)];
     let (code, out, err) = run(&format!("perf --device cuda -n 2 -w 2 {arguments}"), &engine);
@@ -65,10 +60,10 @@ fn every_type_and_operation_is_right() {
 fn every_collective_is_right_over_every_transport() {
     if is_enabled() {
         for collective in ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce"] {
-            for transport in ["auto", "tcp"] {
+            for (engine, transport) in [("host", "auto"), ("host", "tcp"), ("device", "tcp")] {
                 // Some of these sizes do not divide into parts, and some give empty parts.
                 let flags = format!("--collective {collective} --root 2 --transport {transport}");
-                let rows = rows(&format!("--ranks 3 -b 7 -e 700000 -f 100 -d bfloat16 {flags}"));
+                let rows = rows_by(engine, &format!("--ranks 3 -b 7 -e 700000 -f 100 -d bfloat16 {flags}"));
                 assert_eq!(rows.len(), 3, "sizes");
             }
         }
@@ -150,6 +145,16 @@ fn registered_vectors_are_timed_and_right() {
                 "{flags}: {err}"
             );
         }
+    }
+}
+
+#[test]
+fn kernels_run_calls_between_nodes() {
+    if is_enabled() {
+        let flags = "perf --device cuda --ranks 3 --transport tcp -b 1M -e 1M -n 4 -w 4";
+        let (code, out, err) = run(flags, &[("FLEXRING_LOG", "debug")]);
+        assert_eq!(code, Some(0), "{err}\n{out}");
+        assert_eq!(err.matches("run collectives on GPU memory themselves").count(), 3, "{err}");
     }
 }
 

@@ -87,6 +87,47 @@ fn replays_have_the_sums_of_the_vectors_at_that_time() {
     processes("replays_have_the_sums_of_the_vectors_at_that_time", 3, |rank| replay_sums(&rank, |_| {}));
 }
 
+/// A setting by which each rank is a node of its own.
+const NODES: (&str, &str) = ("FLEXRING_TRANSPORT", "tcp");
+
+#[test]
+fn graphs_of_ranks_on_several_nodes_take_turns_with_calls() {
+    let name = "graphs_of_ranks_on_several_nodes_take_turns_with_calls";
+    let ended = outputs(name, 3, &[NODES], |rank| {
+        replay_sums(&rank, |stream| {
+            for count in [1, 1000, LONG] {
+                let mut vector = stream.clone_htod(&vec![1f32; count]).expect("memory");
+                rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a call");
+                assert_eq!(read(stream, &vector), vec![3f32; count]);
+            }
+            rank.barrier().expect("a call on the host");
+        });
+    });
+    for output in ended {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn launches_of_different_graphs_on_several_nodes_are_an_error() {
+    let name = "launches_of_different_graphs_on_several_nodes_are_an_error";
+    let ended = outputs(name, 2, &[NODES], |rank| {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+        let graphs = [0, 1].map(|_| {
+            capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture"))
+        });
+        graphs[rank.rank()].launch().expect("a replay");
+        let error = failure_within(&rank, Duration::from_secs(10));
+        assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+        assert!(error.message().contains("in the launch of a graph"), "{error}");
+        assert_eq!(read(&stream, &vector), vec![1.0; 100]);
+    });
+    for output in ended {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 /// Calls of so many other lengths come between replays that what a rank keeps of the captured ones is made
 /// again.
 #[test]

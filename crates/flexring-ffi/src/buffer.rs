@@ -52,7 +52,7 @@ pub unsafe extern "C" fn flexring_free(comm: *mut flexring_comm, memory: *mut c_
 }
 
 /// Registers `bytes` bytes of the program's own memory with the RDMA devices that the communicator uses, and
-/// memory of a GPU with the kernels of the other ranks of its node (FLEXRING_GPU_ENGINE=device). Calls on it,
+/// memory of a GPU with the kernels of the other ranks of its node. Calls on it,
 /// or on parts of it, then copy and register nothing. The memory must stay allocated until
 /// flexring_deregister was called with the same address and length as often as flexring_register, or until
 /// the communicator is freed. Memory of flexring_alloc is registered already.

@@ -10,7 +10,6 @@ use crate::memory::{Arena, MemorySpace, Piece, Registrar};
 use crate::rank::Rank;
 use crate::transport::shm::{ArenaLayout, MemoryNotices};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 const WHY: &str = "this build of flexring has no CUDA";
@@ -68,12 +67,7 @@ impl PreparedLaunch {
 pub(in crate::communicator) enum ResidentCall {}
 
 impl ResidentCall {
-    pub(in crate::communicator) fn wait_started(
-        &self,
-        _fault: &Fault,
-        _spin: Duration,
-        _leaving: &AtomicBool,
-    ) -> Result<()> {
+    pub(in crate::communicator) fn has_started(&self) -> bool {
         match *self {}
     }
 
@@ -81,6 +75,9 @@ impl ResidentCall {
         match self {}
     }
 }
+
+/// Cannot be constructed, because there are no kernels.
+pub(in crate::communicator) enum RelayedCall {}
 
 #[allow(clippy::unused_self, reason = "the interface of cuda.rs")]
 impl GpuState {

@@ -3,6 +3,7 @@
 use super::kernel_calls::KernelCalls;
 use super::kernel_offer::KernelOffer;
 use super::registered_memory::OfferedMemory;
+use crate::bootstrap::host_name;
 use crate::communicator::checked_call::CheckedCall;
 use crate::communicator::registration_gate::GATE;
 use crate::config::GpuProgram;
@@ -41,8 +42,7 @@ pub(in crate::communicator) fn known(requested: Option<usize>) -> Option<u32> {
     requested.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX)).or_else(Gpu::current)
 }
 
-/// The memory for collectives that the settings and the number of ranks call for, if all ranks are on one
-/// node.
+/// The memory for collectives that the settings and the number of ranks of a node call for.
 fn collectives(config: &Config, ranks_of_node: usize) -> Option<CollectiveLayout> {
     let are_run = config.gpu_engine == GpuProgram::Device && config.gpu_ipc.0;
     if are_run { CollectiveLayout::new(ranks_of_node) } else { None }
@@ -119,7 +119,8 @@ pub(in crate::communicator) struct OpenedGpu {
 impl OpenedGpu {
     /// The kernels of collectives.
     pub(in crate::communicator) fn offer(&self) -> KernelOffer {
-        let gpu = Gpu::address(self.gpu.ordinal).unwrap_or_else(|| self.gpu.ordinal.to_string());
+        let address = Gpu::address(self.gpu.ordinal).unwrap_or_else(|| self.gpu.ordinal.to_string());
+        let gpu = format!("{} {address}", host_name());
         KernelOffer { gpu, resident: self.engine.resident_collectives(), wanted: self.wanted }
     }
 }
@@ -267,7 +268,7 @@ impl GpuState {
         let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner).take();
         let kernel_calls = memory.map(|memory| {
             let registered = notices.map(|(rank, notices)| OfferedMemory::new(&gpu, &memory, rank, notices));
-            KernelCalls::new(memory, registered)
+            KernelCalls::new(memory, registered, self.registrar.clone())
         });
         let launcher = Launcher::new(&engine)?;
         log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());

@@ -4,14 +4,16 @@
 
 use super::kernel_watch::{self, KernelOwner, KernelWatch};
 use super::registered_memory::OfferedMemory;
+use crate::call::Call;
 use crate::communicator::checked_wait::CHECK_INTERVAL;
 use crate::communicator::plans::ListKey;
 use crate::device::cuda::Launcher;
 use crate::device::cuda::collective::{CollectiveMemory, ListScratch, ListedProgram};
 use crate::device::cuda::naps::nap_until;
+use crate::device::relay_link::RelayedMessages;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::memory::Piece;
+use crate::memory::{Piece, Registrar};
 use crate::plan::device_program::DeviceProgram;
 use crate::rank::Rank;
 use std::collections::BTreeMap;
@@ -40,6 +42,28 @@ pub(in crate::communicator) struct KernelCalls {
     failed: OnceLock<Instant>,
     /// What kernels run in calls that follow a plan.
     lists: Mutex<Lists>,
+    /// By launch, captured calls whose messages are carried in each replay.
+    captured: Mutex<BTreeMap<u64, CarriedCall>>,
+    /// With the devices that carry messages between nodes, if they need that.
+    registrar: Option<Arc<dyn Registrar>>,
+}
+
+/// A call whose kernel exchanges messages with ranks of other nodes.
+#[derive(Clone)]
+pub(in crate::communicator) struct CarriedCall {
+    /// As ranks announce it, but for its sequence number.
+    pub call: Call,
+    pub messages: Arc<[RelayedMessages]>,
+    /// Whether a graph launches it.
+    pub is_captured: bool,
+}
+
+/// What a worker carries in a turn.
+pub(in crate::communicator) enum RelayedCall {
+    /// The messages of the call with this launch, and before those of graphs that are launched.
+    Launched(u64, CarriedCall),
+    /// The messages of graphs that are launched.
+    Replayed,
 }
 
 #[derive(Default)]
@@ -49,7 +73,11 @@ struct Lists {
 }
 
 impl KernelCalls {
-    pub(super) fn new(memory: Arc<CollectiveMemory>, registered: Option<OfferedMemory>) -> Self {
+    pub(super) fn new(
+        memory: Arc<CollectiveMemory>,
+        registered: Option<OfferedMemory>,
+        registrar: Option<Arc<dyn Registrar>>,
+    ) -> Self {
         Self {
             memory,
             registered,
@@ -57,6 +85,8 @@ impl KernelCalls {
             captures: AtomicU64::new(0),
             failed: OnceLock::new(),
             lists: Mutex::default(),
+            captured: Mutex::default(),
+            registrar,
         }
     }
 
@@ -65,8 +95,8 @@ impl KernelCalls {
         self.watch.get()
     }
 
-    /// Connects the memory of all ranks: by rank, that of the others as this process has it open. Kernels are
-    /// watched from now on.
+    /// Connects the memory of the ranks of the node, `node`: by their places there, that of the others as
+    /// this process has it open. Kernels are watched from now on.
     ///
     /// # Errors
     /// `System` if the GPU fails, or the process can start no thread.
@@ -75,18 +105,22 @@ impl KernelCalls {
         peers: &[Option<Piece>],
         owner: Weak<dyn KernelOwner>,
         fault: &Arc<Fault>,
-        rank: Rank,
+        (rank, node, world): (Rank, &[Rank], usize),
         timeout: Duration,
     ) -> Result<()> {
-        self.memory.connect(rank, peers)?;
-        let watch =
-            self.watch.get_or_init(|| Arc::new(KernelWatch::new(&self.memory, owner, fault, rank, timeout)));
+        let own = node.iter().position(|neighbour| *neighbour == rank);
+        let own = own.ok_or_else(|| Error::internal("a rank is not on its node"))?;
+        self.memory.connect(node, own, world, peers)?;
+        let identity = (rank, node, node.len() < world);
+        let watch = KernelWatch::new(&self.memory, owner, fault, identity, timeout);
+        let watch = self.watch.get_or_init(|| Arc::new(watch));
         kernel_watch::add(watch)
     }
 
     /// The list of a call, which is launched before another thread can ask for one. The first call of its
-    /// kind and length has it made. If there are many, all are made again as they are needed: `await_kernels`
-    /// succeeds when no kernel that was launched runs any more.
+    /// kind and length has it made; messages to and from ranks that are elsewhere are relayed. If there are
+    /// many, all are made again as they are needed: `await_kernels` succeeds when no kernel that was
+    /// launched runs any more.
     ///
     /// # Errors
     /// Those of `await_kernels` and `make`; `System` if the GPU has too little memory.
@@ -94,6 +128,7 @@ impl KernelCalls {
         &self,
         key: ListKey,
         element: usize,
+        is_elsewhere: impl Fn(Rank) -> bool,
         await_kernels: impl FnOnce() -> Result<()>,
         make: impl FnOnce() -> Result<DeviceProgram>,
     ) -> Result<Arc<ListedProgram>> {
@@ -106,9 +141,24 @@ impl KernelCalls {
             lists.by_key.clear();
         }
         let Lists { by_key, scratch } = &mut *lists;
-        let list = Arc::new(self.memory.list(&make()?, element, scratch)?);
+        let registrar = self.registrar.as_ref();
+        let list = Arc::new(self.memory.list(&make()?, element, scratch, is_elsewhere, registrar)?);
         by_key.insert(key, Arc::clone(&list));
         Ok(list)
+    }
+
+    /// Has the messages of a captured call carried in each replay.
+    pub(in crate::communicator) fn keep_captured(&self, launch: u64, call: CarriedCall) {
+        let mut captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.memory.is_captured() {
+            captured.clear();
+        }
+        captured.insert(launch, call);
+    }
+
+    /// The captured call with this launch.
+    pub(in crate::communicator) fn captured(&self, launch: u64) -> Option<CarriedCall> {
+        self.captured.lock().unwrap_or_else(PoisonError::into_inner).get(&launch).cloned()
     }
 
     /// Never frees what a kernel accesses, because one has not ended.

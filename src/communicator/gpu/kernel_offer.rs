@@ -13,7 +13,7 @@ const CTAS_ON_SHARED_GPU: u32 = 64;
 /// What a rank says of the kernels by which it can run collectives.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(in crate::communicator) struct KernelOffer {
-    /// The GPU, by a name that all ranks of the node give it.
+    /// The GPU, by a name that ranks give to no other one.
     pub gpu: String,
     /// CTAs that it holds at a time.
     pub resident: u32,

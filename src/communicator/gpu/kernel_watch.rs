@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::process::{PerProcess, spawn};
 use crate::rank::Rank;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
@@ -36,6 +37,9 @@ pub(in crate::communicator) trait KernelOwner: Send + Sync {
 
     /// Reports to the other ranks that a kernel waits in this call, or in none any more.
     fn set_kernel_call(&self, call: Option<Call>);
+
+    /// Has a worker carry the messages of graphs that are launched.
+    fn carry_replays(self: Arc<Self>);
 }
 
 /// The kernels of one communicator.
@@ -44,7 +48,12 @@ pub(in crate::communicator) struct KernelWatch {
     owner: Weak<dyn KernelOwner>,
     fault: Arc<Fault>,
     rank: Rank,
+    /// The ranks of the node; and whether there are others.
+    node: Vec<Rank>,
+    spans_nodes: bool,
     timeout: Duration,
+    /// Whether a worker carries the messages of graphs, or is about to.
+    carries: AtomicBool,
     state: Mutex<WatchState>,
     calls: Mutex<RecentCalls>,
 }
@@ -98,11 +107,18 @@ impl KernelWatch {
         memory: &Arc<CollectiveMemory>,
         owner: Weak<dyn KernelOwner>,
         fault: &Arc<Fault>,
-        rank: Rank,
+        (rank, node, spans_nodes): (Rank, &[Rank], bool),
         timeout: Duration,
     ) -> Self {
-        let (memory, fault) = (Arc::clone(memory), Arc::clone(fault));
-        Self { memory, owner, fault, rank, timeout, state: Mutex::default(), calls: Mutex::default() }
+        let (memory, fault, node) = (Arc::clone(memory), Arc::clone(fault), node.to_vec());
+        let (state, calls) = (Mutex::default(), Mutex::default());
+        let carries = AtomicBool::new(false);
+        Self { memory, owner, fault, rank, node, spans_nodes, timeout, carries, state, calls }
+    }
+
+    /// Notes that no worker carries the messages of graphs any more.
+    pub(in crate::communicator) fn end_replays(&self) {
+        self.carries.store(false, Ordering::Release);
     }
 
     /// Notes the call of a kernel that is launched now; `None` for one that a graph captures.
@@ -145,7 +161,8 @@ impl KernelWatch {
         }
     }
 
-    /// Looks once. Whether a caller waits for the end of a kernel.
+    /// Looks once. Whether it is urgent to look again: a caller waits for the end of a kernel, or graphs
+    /// may be launched whose messages are carried.
     fn look(&self) -> bool {
         let mut state = self.lock();
         if self.fault.get().is_none()
@@ -177,6 +194,15 @@ impl KernelWatch {
                 self.rank
             );
         }
+        // A worker that waits for a launch finds it itself.
+        let may_be_replayed = self.spans_nodes && self.memory.is_captured();
+        if may_be_replayed
+            && self.memory.started().is_some()
+            && !self.carries.swap(true, Ordering::Acquire)
+            && let Some(owner) = self.owner.upgrade()
+        {
+            owner.carry_replays();
+        }
         let completed = self.memory.completed();
         state.expected.retain(|(launch, outcome)| {
             let result = match failed {
@@ -187,7 +213,7 @@ impl KernelWatch {
             outcome.end(result);
             false
         });
-        !state.expected.is_empty()
+        may_be_replayed || !state.expected.is_empty()
     }
 
     /// Why the communicator must end, if it must.
@@ -195,6 +221,7 @@ impl KernelWatch {
         match self.memory.failure() {
             None => {}
             Some(CollectiveFailure::Mismatch { rank, epoch, mine, theirs }) => {
+                let rank = self.node[rank];
                 let number = self.lock_calls().get(epoch).map_or(epoch, |call| call.sequence);
                 return Some(Error::disagreement(difference(self.rank, mine, rank, theirs, number)));
             }
@@ -220,7 +247,10 @@ impl KernelWatch {
             Some((before, since)) if before == wait => since,
             _ => state.waiting.insert((wait, Instant::now())).1,
         };
-        let CollectiveWait { epoch, rank } = wait;
+        let CollectiveWait { epoch, rank, enters, .. } = wait;
+        let rank = if enters { self.node[rank] } else { rank };
+        // Threads that carry messages between nodes know better what such a wait is for.
+        let timeout = if self.spans_nodes && !enters { 2 * self.timeout } else { self.timeout };
         let waited = since.elapsed();
         // Another rank may be in a call that its host runs, and wait there for this one.
         if waited > UNUSUAL
@@ -229,7 +259,9 @@ impl KernelWatch {
             state.is_reported = true;
             owner.set_kernel_call(Some(call));
         }
+        // A transport notices the end of its own link.
         if waited > DEPARTED
+            && (enters || !self.spans_nodes)
             && let Some(owner) = self.owner.upgrade()
             && owner.leaver() == Some(rank)
         {
@@ -239,10 +271,9 @@ impl KernelWatch {
             );
             return Some(Error::peer_lost(message).with_suspect(rank));
         }
-        (waited > self.timeout).then(|| {
+        (waited > timeout).then(|| {
             let message = format!(
-                "call #{epoch} on a GPU: rank {rank} did not make the same call within {:?}, or its GPU is busy",
-                self.timeout
+                "call #{epoch} on a GPU: rank {rank} did not make the same call within {timeout:?}, or its GPU is busy"
             );
             Error::timeout(message).with_suspect(rank)
         })

@@ -17,7 +17,8 @@ mod registered_memory;
 
 #[cfg(not(feature = "cuda"))]
 pub(super) use absent::{
-    GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node, slot_bytes,
+    GpuState, PreparedLaunch, RelayedCall, ResidentCall, forbid_calls, known, may_exist, numa_node,
+    slot_bytes,
 };
 #[cfg(all(feature = "verbs", not(feature = "cuda")))]
 pub(super) use absent::{address, is_coherent};
@@ -31,7 +32,7 @@ pub(super) use kernel_offer::{KernelOffer, most_ctas};
 #[cfg(feature = "cuda")]
 pub(super) use {
     cuda::{OpenedGpu, PreparedCollective},
-    kernel_calls::KernelCalls,
+    kernel_calls::{CarriedCall, KernelCalls, RelayedCall},
     kernel_watch::{KernelOwner, KernelWatch, difference},
     registered_memory::OfferedMemory,
 };

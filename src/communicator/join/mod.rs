@@ -50,7 +50,7 @@ use introduction::Introduction;
 use links::RankLinks;
 use node_share::NodeShare;
 use peer_info::PeerInfo;
-use region_layout::region_layout;
+use region_layout::{GpuUse, region_layout};
 use runner_builder::CallRunnerBuilder;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
@@ -156,6 +156,7 @@ impl Communicator {
             opens_gpu: true,
             trace,
             fault,
+            node: share.ranks,
             memory: share.memory,
             region: share.region,
         };
@@ -188,7 +189,10 @@ impl Communicator {
         plan.set_transport(None)?;
         let config = &plan.config;
         let ranks_per_core = Cores::ranks_per_core(std::iter::repeat_n(&Cores::of_this_process(), world));
-        let layout = region_layout(config, world, world, ranks_per_core, gpu::may_exist(config.gpu));
+        let opens_gpu = !plan.spec.is_derived || config.gpu.is_some();
+        let has_gpu = opens_gpu && gpu::known(config.gpu).is_some();
+        let gpus = GpuUse::of(std::iter::once((has_gpu, gpu::may_exist(config.gpu))));
+        let layout = region_layout(config, world, world, ranks_per_core, gpus);
         let key: [u8; 16] = random_bytes()?;
         let timeline = Timeline::of(config, plan.spec.is_derived, &key);
         let launch_group = LaunchGroup::new((0..world).collect());
@@ -208,9 +212,10 @@ impl Communicator {
                 ranks_per_core,
                 launch_group: Some(Arc::clone(&launch_group)),
                 // The thread that makes all ranks of a derived world need not use the GPU of each.
-                opens_gpu: !plan.spec.is_derived || config.gpu.is_some(),
+                opens_gpu,
                 trace: Timeline::trace(timeline.as_ref(), me, world)?,
                 fault: Arc::clone(&fault),
+                node: (0..world).collect(),
                 memory: Arc::new(memory),
                 region,
             };

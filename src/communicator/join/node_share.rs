@@ -6,7 +6,7 @@ use super::cores::Cores;
 use super::introduction::{Introduction, has_room};
 use super::node_memories;
 use super::peer_info::PeerInfo;
-use super::region_layout::region_layout;
+use super::region_layout::{GpuUse, region_layout};
 use crate::communicator::gpu;
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
@@ -46,8 +46,9 @@ impl NodeShare {
         let node = introduction.node_of(me);
         let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
         let layout = |ranks: &[Rank]| {
-            let may_have_gpus = ranks.iter().any(|rank| infos[*rank].may_have_gpus);
-            region_layout(config, ranks.len(), world, ranks_per_core, may_have_gpus)
+            let gpus =
+                GpuUse::of(ranks.iter().map(|rank| (infos[*rank].has_gpu, infos[*rank].may_have_gpus)));
+            region_layout(config, ranks.len(), world, ranks_per_core, gpus)
         };
         let bytes = OwnMemory::bytes_with(layout(&node));
         let shares =

@@ -22,7 +22,7 @@ use crate::trace::Trace;
 use crate::transport::AnyTransport;
 use crate::transport::shm::{NodeMemory, Region};
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// What a rank has when its links are ready.
 pub(in crate::communicator) struct CallRunnerBuilder<'a> {
@@ -42,6 +42,8 @@ pub(in crate::communicator) struct CallRunnerBuilder<'a> {
     /// The timeline of this rank, if the settings ask for one.
     pub trace: Trace,
     pub fault: Arc<Fault>,
+    /// The ranks that share memory, this one included.
+    pub node: Vec<Rank>,
     /// The process's memory, and the part of it that is for this communicator. The last fields: transports
     /// use it until they are dropped.
     pub memory: Arc<NodeMemory>,
@@ -75,18 +77,18 @@ impl CallRunnerBuilder<'_> {
         self.plans.prepare(&mut executor)?;
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
         let [small, small_on_gpu] = small_limits(config, world, self.ranks_per_core);
-        let node_of_all = if has_small_path || world == 1 { world } else { 0 };
         let staged = if has_small_path { small_on_gpu } else { 0 };
         let mut gpu_state = GpuState::new(
             config,
             staged,
             launch_member.is_some(),
-            node_of_all,
+            self.node.len(),
             layout,
             arena,
             registrar.clone(),
         );
-        if let Some(notices) = notices {
+        // Kernels access registered memory in calls within a node.
+        if let Some(notices) = notices.filter(|_| self.node.len() == world) {
             gpu_state.set_notices(me, notices);
         }
         if self.opens_gpu {
@@ -104,6 +106,7 @@ impl CallRunnerBuilder<'_> {
             small,
             small_on_gpu,
             has_small_path,
+            node: self.node,
             spin: config.spin(),
             timeout: config.timeout,
             gpu_state,
@@ -125,6 +128,7 @@ impl CallRunnerBuilder<'_> {
             }),
             plans: Mutex::new(self.plans),
             queue: Arc::default(),
+            submit: OnceLock::new(),
             fault,
             rails,
             ranks_per_core: self.ranks_per_core,

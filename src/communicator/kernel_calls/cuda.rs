@@ -6,21 +6,26 @@ use crate::call::{Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::checked_call::CheckedCall;
 use crate::communicator::gpu::{
-    KernelCalls, KernelOffer, KernelOwner, KernelWatch, OfferedMemory, OpenedGpu, PreparedCollective,
-    difference,
+    CarriedCall, KernelCalls, KernelOffer, KernelOwner, KernelWatch, OfferedMemory, OpenedGpu,
+    PreparedCollective, RelayedCall, difference, forbid_calls,
 };
 use crate::communicator::launch_group::Launch;
 use crate::communicator::registration_gate::permit;
 use crate::communicator::request::{CallOutcome, WaitCheck};
-use crate::communicator::runner::CallRunner;
+use crate::communicator::runner::{CallRunner, QueuedCall, QueuedWork};
 use crate::device::CallerStream;
 use crate::device::cuda::Launcher;
-use crate::device::cuda::collective::{BlockCall, Blocks, CALL_WORDS, ListedProgram, SLOT, Vector};
+use crate::device::cuda::collective::{
+    BlockCall, Blocks, CALL_WORDS, ListedProgram, MOST_PLACES, SLOT, Vector,
+};
+use crate::device::kernel_start::wait_started;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
+use crate::process::CreatorProcess;
 use crate::rank::Rank;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 impl Launch for PreparedCollective {
     fn launch(&mut self) -> Result<()> {
@@ -33,13 +38,25 @@ impl Launch for PreparedCollective {
 }
 
 impl CallRunner {
-    /// The kernels of this rank, if they can run collectives: the memory of all other ranks is open.
+    /// The kernels of this rank, if they can run collectives: the memory of all other ranks of its node is
+    /// open.
     pub(in crate::communicator) fn offer_kernels(&self) -> Option<KernelOffer> {
-        let (opened, _) = self.gpu_state.kernel_calls().filter(|_| self.peers_on_gpu().is_some())?;
-        Some(opened.offer())
+        let (opened, _) = self.gpu_state.kernel_calls().filter(|_| self.neighbours_on_gpu().is_some())?;
+        (!self.spans_nodes() || self.may_relay()).then(|| opened.offer())
     }
 
-    /// Connects the memory of all ranks, if all of them can.
+    /// Whether kernels may run calls between nodes: an item of a list may name a place of each rank, the host
+    /// reaches no GPU memory, which would be faster, and no plan changes behind a launch.
+    fn may_relay(&self) -> bool {
+        self.world < MOST_PLACES && self.adaptation.is_none() && !self.lock_state().executor.sends_from_gpu()
+    }
+
+    /// Whether there are ranks on other nodes.
+    fn spans_nodes(&self) -> bool {
+        self.node.len() < self.world
+    }
+
+    /// Connects the memory of the ranks of the node, if the kernels of all ranks can run collectives.
     ///
     /// # Errors
     /// `System` if the GPU fails.
@@ -48,11 +65,12 @@ impl CallRunner {
         if ctas == 0 {
             return Ok(());
         }
-        let (Some((_, calls)), Some(peers)) = (self.gpu_state.kernel_calls(), self.peers_on_gpu()) else {
+        let (Some((_, calls)), Some(neighbours)) = (self.gpu_state.kernel_calls(), self.neighbours_on_gpu())
+        else {
             return Err(Error::internal("the memory of a rank's GPU is not open any more"));
         };
         let owner: Weak<dyn KernelOwner> = Arc::downgrade(self) as _;
-        calls.connect(&peers, owner, &self.fault, self.rank, self.timeout)?;
+        calls.connect(&neighbours, owner, &self.fault, (self.rank, &self.node, self.world), self.timeout)?;
         log::debug!(
             "rank {}: kernels of up to {ctas} CTAs run collectives on GPU memory themselves",
             self.rank
@@ -60,13 +78,14 @@ impl CallRunner {
         Ok(())
     }
 
-    /// By rank, the GPU memory of the others as this process has it open; `None` if one is missing.
-    fn peers_on_gpu(&self) -> Option<Vec<Option<Piece>>> {
+    /// By their places on the node, the GPU memory of the other ranks there as this process has it open;
+    /// `None` if one is missing.
+    fn neighbours_on_gpu(&self) -> Option<Vec<Option<Piece>>> {
         let opened = self.lock_state().executor.opened_gpus();
-        let of = |rank: Rank| opened.iter().find(|(peer, _)| *peer == rank).map(|(_, piece)| *piece);
-        let peers: Vec<_> = (0..self.world).map(of).collect();
-        let is_there = |(rank, peer): (Rank, &Option<_>)| rank == self.rank || peer.is_some();
-        peers.iter().enumerate().all(is_there).then_some(peers)
+        let of = |rank: &Rank| opened.iter().find(|(peer, _)| peer == rank).map(|(_, piece)| *piece);
+        let neighbours: Vec<_> = self.node.iter().map(of).collect();
+        let is_there = |(rank, memory): (&Rank, &Option<_>)| *rank == self.rank || memory.is_some();
+        self.node.iter().zip(&neighbours).all(is_there).then_some(neighbours)
     }
 
     /// The items by which this rank's kernels run a call.
@@ -77,7 +96,67 @@ impl CallRunner {
             self.await_kernels();
             self.fault.check()
         };
-        calls.list(key, checked.dtype.size(), await_kernels, make)
+        let is_elsewhere = |rank: Rank| !self.node.contains(&rank);
+        calls.list(key, checked.dtype.size(), is_elsewhere, await_kernels, make)
+    }
+
+    /// Carries the messages of calls that kernels run, behind this number of collectives that need no
+    /// messages to be carried.
+    pub(in crate::communicator) fn run_relayed(&self, relayed: RelayedCall, kernels: u64) -> Result<()> {
+        let Some((_, calls)) = self.gpu_state.kernel_calls() else {
+            return Err(Error::internal("messages of kernels without a GPU"));
+        };
+        let _no_driver = forbid_calls();
+        let memory = &calls.memory;
+        let RelayedCall::Launched(own, carried) = relayed else {
+            let mut last = Instant::now();
+            while last.elapsed() < LINGER {
+                let Some(launch) = memory.started() else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                // Not a captured one: its turn comes.
+                let Some(carried) = calls.captured(launch) else { break };
+                memory.take_started();
+                self.carry(&carried, 0)?;
+                last = Instant::now();
+            }
+            calls.watch().inspect(|watch| watch.end_replays());
+            return Ok(());
+        };
+        loop {
+            let has_started = || memory.started().is_some();
+            let started = wait_started(has_started, &self.fault, self.spin, &self.leaving);
+            started.map_err(|failure| self.fail(failure))?;
+            let launch = memory.started();
+            memory.take_started();
+            if launch == Some(own) {
+                return self.carry(&carried, kernels);
+            }
+            // A graph was launched before.
+            if let Some(carried) = launch.and_then(|launch| calls.captured(launch)) {
+                self.carry(&carried, 0)?;
+            }
+        }
+    }
+
+    /// Carries the messages of a call whose kernel runs.
+    fn carry(&self, carried: &CarriedCall, kernels: u64) -> Result<()> {
+        let mut state = self.lock_state();
+        self.check_usable()?;
+        state.count_call(kernels, true);
+        let call = Call { sequence: state.sequence, ..carried.call };
+        let fail = |failure: Error| {
+            let differs = carried.is_captured && failure.kind() == ErrorKind::Disagreement;
+            self.fail(if differs { failure.context("in the launch of a graph") } else { failure })
+        };
+        let outcome = self.enter(&call).map_err(fail);
+        let outcome = outcome.and_then(|()| state.executor.relay(&call, &carried.messages, &fail));
+        self.control.leave_call();
+        if outcome.is_err() {
+            state.executor.write_trace();
+        }
+        outcome
     }
 
     /// Waits until all kernels that were launched have ended, or the communicator has failed.
@@ -145,6 +224,20 @@ impl KernelOwner for CallRunner {
         self.control.leaver()
     }
 
+    fn carry_replays(self: Arc<Self>) {
+        let Some(submit) = self.submit.get() else { return };
+        let check: Weak<dyn WaitCheck> = Arc::downgrade(&self) as _;
+        let queued = QueuedCall {
+            ticket: None,
+            work: Some(QueuedWork::Relayed(RelayedCall::Replayed)),
+            running: None,
+            outcome: Arc::new(CallOutcome::new(check, CreatorProcess::current())),
+        };
+        if let Err(error) = submit(&self, queued) {
+            self.fail(error);
+        }
+    }
+
     fn set_kernel_call(&self, call: Option<Call>) {
         // Adaptation makes calls of its own, which kernels do not count.
         if self.adaptation.is_none() {
@@ -169,16 +262,31 @@ impl Communicator {
             (plans.digest(), plans.are_automatic())
         };
         // Short calls need no plan, and what is only moved within a node neither: blocks are bytes there.
-        let follows_plan = !are_automatic
-            && !runner.is_small(checked)
-            && checked.collective.reduces()
-            && checked.count > 0
-            && !calls.memory.layout().is_alone();
-        let call = CallRunner::call(checked, 0, plans);
-        let described = described_to_kernel(checked, runner.rank, words_of(&call));
+        let follows_plan = runner.spans_nodes()
+            || !are_automatic
+                && !runner.is_small(checked)
+                && checked.collective.reduces()
+                && checked.count > 0
+                && !calls.memory.layout().is_alone();
+        let call = CallRunner::call(checked, 0, if follows_plan { plans ^ BY_KERNEL } else { plans });
+        let described = described_to_kernel(checked, runner, words_of(&call));
         let ctas = runner.kernel_ctas.load(Ordering::Relaxed);
-        let blocks = Blocks::new(&described, calls.memory.layout(), ctas)?;
-        Some(DescribedCall { opened, calls, watch, call, described, ctas, blocks, follows_plan })
+        let blocks = if !runner.spans_nodes() {
+            Some(Blocks::new(&described, calls.memory.layout(), ctas)?)
+        } else if checked.is_collective() && !checked.collective.is_all_to_all() {
+            None
+        } else {
+            return None;
+        };
+        Some(DescribedCall {
+            opened,
+            calls,
+            watch,
+            call,
+            described,
+            ctas,
+            blocks: blocks.filter(|_| !follows_plan),
+        })
     }
 
     /// Launches a call in a stream, or has the stream's capture take it in, if it is one that kernels run.
@@ -197,8 +305,7 @@ impl Communicator {
     ) -> Result<Option<Arc<CallOutcome>>> {
         let runner = &self.runner;
         let Some(described) = self.described(checked) else { return Ok(None) };
-        let DescribedCall { opened, calls, watch, mut call, described, ctas, mut blocks, follows_plan } =
-            described;
+        let DescribedCall { opened, calls, watch, mut call, described, ctas, mut blocks } = described;
         watch.notice_failure();
         runner.check_usable()?;
         for piece in checked.pieces() {
@@ -223,27 +330,33 @@ impl Communicator {
             }
             capture = Some(calls.next_capture());
         }
-        if !follows_plan {
-            set_places(checked, &mut blocks, calls).map_err(fail)?;
+        if let Some(blocks) = &mut blocks {
+            set_places(checked, blocks, calls).map_err(fail)?;
         }
         let _call = self.begin_call()?;
         // Ranks launch in one order.
-        let _submission = self.lock_submissions();
-        if follows_plan {
-            // The other ranks wait for this one now.
-            let list = runner.list(checked, calls).map_err(|error| runner.fail(error))?;
-            blocks = Blocks::listed(&described, calls.memory.layout(), ctas, &list);
-            if capture.is_some() {
-                calls.memory.keep_list(&list);
+        let submissions = self.lock_submissions();
+        let mut messages = None;
+        let mut blocks = match blocks {
+            Some(blocks) => blocks,
+            None => {
+                // The other ranks wait for this one now.
+                let list = runner.list(checked, calls).map_err(|error| runner.fail(error))?;
+                if capture.is_some() {
+                    calls.memory.keep_list(&list);
+                }
+                messages = Some(Arc::clone(list.relayed())).filter(|messages| !messages.is_empty());
+                Blocks::listed(&described, calls.memory.layout(), ctas, &list)
             }
-        }
+        };
         if let Some(number) = capture {
             blocks.set_capture(number);
         }
         if streams.are_captured() {
             watch.note(None);
         } else {
-            call.sequence = runner.queue.count_kernel();
+            let queue = &runner.queue;
+            call.sequence = if messages.is_some() { queue.count_collective() } else { queue.count_kernel() };
             watch.note(Some(call));
         }
         let awaited = awaited && !streams.are_captured();
@@ -255,7 +368,17 @@ impl Communicator {
         let vectors = (checked.input, checked.output);
         let prepared = opened.launcher.prepare_collective(streams, &calls.memory, &blocks, vectors, awaited);
         let launch = prepared.number();
-        let (permit, _running) = permit();
+        let (permit, running) = permit();
+        if let Some(messages) = messages {
+            if let Some(number) = capture {
+                call.program ^= number;
+                calls.keep_captured(launch, CarriedCall { call, messages, is_captured: true });
+            } else {
+                let relayed =
+                    RelayedCall::Launched(launch, CarriedCall { call, messages, is_captured: false });
+                self.enqueue(&submissions, QueuedWork::Relayed(relayed), Some(running))?;
+            }
+        }
         runner.launch(prepared, checked.collective, permit).map_err(|error| runner.fail(error))?;
         let check: Weak<dyn WaitCheck> = Arc::downgrade(runner) as _;
         let outcome = Arc::new(CallOutcome::new(check, self.creator));
@@ -298,10 +421,15 @@ struct DescribedCall<'a> {
     described: BlockCall,
     /// The most CTAs of a kernel.
     ctas: u32,
-    blocks: Blocks,
-    /// Whether the kernel runs the items of the user's plan, and not the blocks.
-    follows_plan: bool,
+    /// `None` if the kernel runs the items of a plan.
+    blocks: Option<Blocks>,
 }
+
+/// How long a worker waits for the next captured call after it has carried the messages of one.
+const LINGER: Duration = Duration::from_micros(200);
+
+/// Distinguishes what kernels run from what hosts run by the same plan: they cut it into other messages.
+const BY_KERNEL: u64 = 1 << 63;
 
 /// The words of a call that all ranks must have equal; the last one is free.
 fn words_of(call: &Call) -> [u64; CALL_WORDS] {
@@ -333,11 +461,13 @@ fn set_places(checked: &CheckedCall, blocks: &mut Blocks, calls: &KernelCalls) -
     Ok(())
 }
 
-fn described_to_kernel(checked: &CheckedCall, rank: Rank, words: [u64; CALL_WORDS]) -> BlockCall {
+fn described_to_kernel(checked: &CheckedCall, runner: &CallRunner, words: [u64; CALL_WORDS]) -> BlockCall {
+    let rank = runner.node.iter().position(|rank| *rank == runner.rank);
     BlockCall {
         collective: checked.collective,
         root: checked.root,
-        rank,
+        rank: rank.unwrap_or(runner.rank),
+        world: runner.world,
         dtype: checked.dtype,
         count: checked.count,
         arithmetic: checked.arithmetic(),

@@ -6,6 +6,7 @@
 use super::engine::{Cuda, EngineParts, GpuEngine, HostSide, KernelKind, Launcher, ResidentCall};
 use super::{GpuBuffer, objects::Gpu};
 use crate::cuda_driver::forbid_calls;
+use crate::device::kernel_start::wait_started;
 use crate::device::{Arithmetic, CallerStream, Device, Finish, Job, Operand};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -93,7 +94,7 @@ impl StandaloneDevice {
 /// Runs a sum while its kernel is resident.
 fn run(device: &mut Cuda, fault: &Fault, call: ResidentCall, sum: &StandaloneSum) -> Result<()> {
     let _forbidden = forbid_calls();
-    call.wait_started(fault, SPIN, &AtomicBool::new(false))?;
+    wait_started(|| call.has_started(), fault, SPIN, &AtomicBool::new(false))?;
     let (mut submitted, mut done) = (0u64, 0);
     for first in (0..sum.into.len()).step_by(sum.grain) {
         let len = sum.grain.min(sum.into.len() - first);

@@ -42,9 +42,10 @@ pub enum World {
     Gpu,
     /// Ranks of one node with vectors on GPUs, staged through pinned host memory.
     GpuPinned,
-    /// Ranks of one node with vectors on GPUs, over TCP.
+    /// Ranks of one node with vectors on GPUs, over TCP. The host runs the collectives.
     GpuTcp,
-    /// Ranks of two nodes with vectors on GPUs: CUDA IPC within, TCP between them.
+    /// Ranks of two nodes with vectors on GPUs: CUDA IPC within, TCP between them. Kernels run the
+    /// collectives.
     GpuMixed,
 }
 
@@ -134,7 +135,10 @@ impl Setup {
             },
             // An emulated machine on a busy host may not acknowledge for long, which must not fail the test.
             ib_timeout: Some(18),
-            gpu_engine: if world == World::Gpu { GpuProgram::Device } else { GpuProgram::Host },
+            gpu_engine: match world {
+                World::Gpu | World::GpuMixed => GpuProgram::Device,
+                _ => GpuProgram::Host,
+            },
             gpu_ipc: Switch(world != World::GpuPinned),
             register_shared: Switch(true),
             ib_rails: if world == World::Verbs { 1 } else { 4 },

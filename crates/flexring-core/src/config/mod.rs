@@ -313,8 +313,8 @@ settings! {
     gpu_ctas: Option<usize> = "FLEXRING_GPU_CTAS", None, 1..=1024,
         "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU. Unset: 32 where kernels run collectives, 64 if ranks share a GPU, 16 where the host runs calls: docs/gpu.md.";
     #[shared yes]
-    gpu_engine: GpuProgram = "FLEXRING_GPU_ENGINE", GpuProgram::Host, AnyValue,
-        "What runs collectives of the ranks of one node on GPU memory. device: kernels; such calls can be captured in CUDA graphs. host: the CPU, which runs all other calls on GPU memory in any case.";
+    gpu_engine: GpuProgram = "FLEXRING_GPU_ENGINE", GpuProgram::Device, AnyValue,
+        "What runs collectives on GPU memory. device: kernels where they can (docs/gpu.md); within a node such calls can be captured in CUDA graphs. host: the CPU, which runs all other calls on GPU memory in any case.";
     gpu_ipc: Switch = "FLEXRING_GPU_IPC", Switch(true), AnyValue,
         "Whether ranks of one node read each other's GPU memory directly. If 0, data passes through pinned host memory.";
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, AnyValue,

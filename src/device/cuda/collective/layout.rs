@@ -36,7 +36,7 @@ pub(crate) const SLOT: usize = 128 << 10;
 /// Slots of a direction of a link.
 const MOST_SLOTS: usize = 64;
 /// Places that an item reads or writes.
-pub(super) const MOST_PLACES: usize = 64;
+pub(crate) const MOST_PLACES: usize = 64;
 /// Values of [`ItemWords::flags`].
 pub(super) const SCALES: u32 = 1;
 pub(super) const LAST: u32 = 2;
@@ -50,6 +50,10 @@ pub(super) const COPY: u32 = 4;
 /// Values of [`StatusWords::failure`]. The others say that the kernel was to leave.
 pub(super) const MISMATCH: u64 = 1;
 pub(super) const OVERLAP: u64 = 2;
+
+/// What a kernel waits for, in [`StatusWords::waiting_for`]: the entry of a rank; this rank's host.
+pub(super) const WAIT_ENTRY: u64 = 1;
+pub(super) const WAIT_HOST: u64 = 6;
 
 /// Longest block, in bytes, that inboxes have room for on a node of up to 4 ranks, and of more. Above it two
 /// exchanges of a part each are faster than one of the whole (bench/results, `shared_gpu_allreduce` on an
@@ -180,6 +184,7 @@ pub(super) struct StatusWords {
     pub completed: AtomicU64,
     pub direct: AtomicU64,
     pub unplaced: AtomicU64,
+    pub started: AtomicU64,
     pub host: HostWords,
 }
 
@@ -220,10 +225,11 @@ pub(crate) struct CollectiveParameters {
     pub slices: u32,
     pub short_bytes: u32,
     pub reports: u32,
+    pub relayed: u32,
 }
 
-const _: () = assert!(size_of::<CollectiveParameters>() == 184);
-const _: () = assert!(size_of::<StatusWords>() == 256);
+const _: () = assert!(size_of::<CollectiveParameters>() == 192);
+const _: () = assert!(size_of::<StatusWords>() == 384);
 /// A link to another rank. All addresses are the GPU's.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C)]
@@ -334,6 +340,8 @@ mod tests {
             ("kCopyPlace", u64::from(COPY)),
             ("kMismatch", MISMATCH),
             ("kOverlap", OVERLAP),
+            ("kWaitEntry", WAIT_ENTRY),
+            ("kWaitHost", WAIT_HOST),
         ] {
             assert!(HEADER.contains(&format!("constexpr unsigned int {name} = {number};")), "{name}");
         }
@@ -374,6 +382,7 @@ mod tests {
                 "completed",
                 "direct",
                 "unplaced",
+                "started",
                 "aborted"
             ]
         );
@@ -430,7 +439,8 @@ mod tests {
                 "path",
                 "slices",
                 "short_bytes",
-                "reports"
+                "reports",
+                "relayed"
             ]
         );
     }

@@ -8,9 +8,11 @@ use super::layout::{
 };
 use crate::cuda_driver::Address;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
+use crate::device::relay_link::{self, RelayLink, RelayWords, RelayedMessages};
 use crate::error::{Error, Result};
 use crate::memory::lend;
 use crate::plan::device_program::{DeviceProgram, ItemPlace};
+use crate::rank::Rank;
 use std::sync::Arc;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -25,6 +27,7 @@ pub(crate) struct ListedProgram {
     /// The list has its address.
     _scratch: Arc<GpuMemory>,
     items: u32,
+    relayed: Arc<[RelayedMessages]>,
 }
 
 /// Memory for the partial sums and copies of the calls of a communicator, which run one after the other.
@@ -45,7 +48,7 @@ impl ListScratch {
 
 impl ListedProgram {
     /// Copies a list to the GPU, which has the links of the rank at `links`. `element`: bytes of an element;
-    /// `scratch`: that of the communicator.
+    /// `scratch`: that of the communicator; `relays`: the links of the list to ranks of other nodes.
     ///
     /// # Errors
     /// `System` if the GPU has too little memory; `Internal` if an item is larger than a kernel can run.
@@ -55,6 +58,7 @@ impl ListedProgram {
         list: &DeviceProgram,
         element: usize,
         scratch: &mut ListScratch,
+        relays: Vec<Arc<RelayLink>>,
     ) -> Result<Self> {
         let (mut items, mut places, mut waits) = (Vec::new(), Vec::new(), Vec::new());
         for item in &list.items {
@@ -102,8 +106,9 @@ impl ListedProgram {
             link_count: counts.len() as u32,
         };
         image.0[..size_of::<ProgramWords>()].copy_from_slice(program.as_bytes());
-        write(gpu, &held, &image.0)?;
-        Ok(Self { memory: held, _scratch: scratch, items: items.len() as u32 })
+        write(gpu, &held, 0, &image.0)?;
+        let relayed = relays.into_iter().map(|link| relayed_messages(list, link, element)).collect();
+        Ok(Self { memory: held, _scratch: scratch, items: items.len() as u32, relayed })
     }
 
     /// Where the GPU has it.
@@ -114,6 +119,11 @@ impl ListedProgram {
     /// How many items it has.
     pub(super) fn items(&self) -> u32 {
         self.items
+    }
+
+    /// What the host carries, by link.
+    pub(crate) fn relayed(&self) -> &Arc<[RelayedMessages]> {
+        &self.relayed
     }
 }
 
@@ -143,34 +153,77 @@ fn place_of(list: &DeviceProgram, place: ItemPlace) -> PlaceWords {
     PlaceWords { kind, link, at }
 }
 
-/// By rank, the links of `rank`, for ranks whose memory this GPU maps at `memories`.
+/// The messages of a list that take `link`.
+fn relayed_messages(list: &DeviceProgram, link: Arc<RelayLink>, element: usize) -> RelayedMessages {
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    for (nth, counts) in list.links.iter().enumerate().filter(|(_, counts)| counts.peer == link.peer) {
+        (sends, receives) = (vec![0; counts.sends as usize], vec![0; counts.receives as usize]);
+        for item in &list.items {
+            let bytes = item.elements * element as u32;
+            for (places, into) in [(list.destinations(item), &mut sends), (list.sources(item), &mut receives)]
+            {
+                for place in places {
+                    if let ItemPlace::Message { link, number } = place
+                        && *link as usize == nth
+                    {
+                        into[*number as usize] = bytes;
+                    }
+                }
+            }
+        }
+    }
+    RelayedMessages { link, sends, receives }
+}
+
+/// By rank of the world, the links of the rank with this place among `ranks`, which are those of its node.
+/// This GPU maps their memory at `memories`, by their places. Links to other nodes are made later.
 pub(super) fn links(
     layout: CollectiveLayout,
-    rank: usize,
+    ranks: &[Rank],
+    own: usize,
     memories: &[Address; MOST_RANKS],
+    world: usize,
 ) -> Vec<LinkWords> {
-    let link = |peer: usize| {
+    let mut links = vec![LinkWords::default(); world];
+    for (place, rank) in ranks.iter().enumerate() {
         let at = |owner: usize, offset: usize| memories[owner] + offset as Address;
-        LinkWords {
-            out: at(peer, layout.slots_at(rank)),
-            out_sent: at(peer, sent_at(rank)),
-            out_used: at(rank, used_at(peer)),
-            incoming: at(rank, layout.slots_at(peer)),
-            in_sent: at(rank, sent_at(peer)),
-            in_used: at(peer, used_at(rank)),
+        links[*rank] = LinkWords {
+            out: at(place, layout.slots_at(own)),
+            out_sent: at(place, sent_at(own)),
+            out_used: at(own, used_at(place)),
+            incoming: at(own, layout.slots_at(place)),
+            in_sent: at(own, sent_at(place)),
+            in_used: at(place, used_at(own)),
             sent: 0,
             received: 0,
             slots: layout.slots() as u32,
-            rank: peer as u32,
-        }
-    };
-    (0..layout.ranks()).map(link).collect()
+            rank: *rank as u32,
+        };
+    }
+    links
 }
 
-/// Copies `bytes` to the start of an allocation.
-pub(super) fn write(gpu: &Arc<Gpu>, memory: &GpuMemory, bytes: &[u8]) -> Result<()> {
+/// A link to a rank of another node, whose memory the GPU maps at `start`.
+pub(super) fn relayed_link(peer: Rank, start: Address) -> LinkWords {
+    let words = |words: RelayWords| start + words.offset() as Address;
+    LinkWords {
+        out: start + RelayLink::OUT_AT as Address,
+        out_sent: words(RelayWords::Sent),
+        out_used: words(RelayWords::Carried),
+        incoming: start + RelayLink::incoming_at(SLOT) as Address,
+        in_sent: words(RelayWords::Received),
+        in_used: words(RelayWords::Used),
+        sent: 0,
+        received: 0,
+        slots: relay_link::SLOTS as u32,
+        rank: peer as u32,
+    }
+}
+
+/// Copies `bytes` to a part of an allocation that no kernel uses yet.
+pub(super) fn write(gpu: &Arc<Gpu>, memory: &GpuMemory, at: usize, bytes: &[u8]) -> Result<()> {
     lend(bytes, &mut [], |bytes, _| {
-        // SAFETY: the allocation is as long, and no kernel uses it yet.
-        unsafe { gpu.copy_now(memory.piece().narrow(0, bytes.len()), bytes) }
+        // SAFETY: `narrow` checks the length, and no kernel uses this part.
+        unsafe { gpu.copy_now(memory.piece().narrow(at, bytes.len()), bytes) }
     })
 }

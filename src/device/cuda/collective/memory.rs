@@ -3,17 +3,20 @@
 //! Owns how it is cleared, connected to that of the other ranks, and closed, and that it outlives the graphs
 //! which have captured calls. Must not know how kernels are launched.
 
-use super::layout::{CLOSED_AT, CollectiveLayout, MOST_RANKS, OWNER, PEERS, StatusWords, memory_at};
+use super::layout::{CLOSED_AT, CollectiveLayout, MOST_RANKS, OWNER, PEERS, SLOT, StatusWords, memory_at};
 use super::listed::{self, ListScratch, ListedProgram};
 use super::status::{CollectiveFailure, CollectiveWait};
 use crate::cuda_driver::{Address, DriverHandle};
 use crate::device::cuda::naps::nap_until;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
 use crate::device::cuda::pinned::PinnedMemory;
+use crate::device::relay_link::RelayLink;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::memory::{Piece, lend, lend_in_place};
+use crate::memory::{Piece, Registrar, lend, lend_in_place};
 use crate::plan::device_program::DeviceProgram;
+use crate::rank::Rank;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -42,8 +45,10 @@ pub(crate) struct CollectiveMemory {
     launches: AtomicU64,
     /// Whether a replay after the end was logged.
     replay_logged: AtomicBool,
-    /// The links to the other ranks, once their memory is connected.
+    /// The links to the other ranks, by rank, once the memory of those of this node is connected.
     links: OnceLock<GpuMemory>,
+    /// Those to ranks of other nodes, as lists needed them.
+    relays: Mutex<BTreeMap<Rank, Arc<RelayLink>>>,
     /// Lists of items that graphs have captured.
     captured_lists: Mutex<Vec<Arc<ListedProgram>>>,
 }
@@ -87,29 +92,39 @@ impl CollectiveMemory {
             launches: AtomicU64::new(0),
             replay_logged: AtomicBool::new(false),
             links: OnceLock::new(),
+            relays: Mutex::default(),
             captured_lists: Mutex::default(),
         }))
     }
 
-    /// Connects it to that of all other ranks. `peers`: by rank, the allocation as this process has it open;
-    /// `None` for this rank. Before the first launch.
+    /// Connects it to that of the other ranks of the node, which are `ranks`, this one at `own` among them.
+    /// `peers`: by place, the allocation as this process has it open; `None` for this rank. Before the first
+    /// launch. `world`: the number of ranks of all nodes.
     ///
     /// # Errors
     /// `Internal` if an allocation is too short; `System` if the GPU fails.
-    pub(crate) fn connect(&self, rank: usize, peers: &[Option<Piece>]) -> Result<()> {
+    pub(crate) fn connect(
+        &self,
+        ranks: &[Rank],
+        own: usize,
+        world: usize,
+        peers: &[Option<Piece>],
+    ) -> Result<()> {
         let mut addresses = [0; MOST_RANKS];
         for (address_of, peer) in addresses.iter_mut().zip(peers) {
             let shared = peer.unwrap_or(self.shared.piece());
             *address_of = address(shared) + offset_in(shared, self.layout)? as Address;
         }
-        let links = listed::links(self.layout, rank, &addresses);
+        let links = listed::links(self.layout, ranks, own, &addresses, world);
         let memory = GpuMemory::new(&self.gpu, size_of_val(&links[..]))?;
-        listed::write(&self.gpu, &memory, links.as_bytes())?;
+        listed::write(&self.gpu, &memory, 0, links.as_bytes())?;
         let _ = self.links.set(memory);
         self.write(PEERS, &addresses)
     }
 
-    /// Copies a list to the GPU. `element`: bytes of an element; `scratch`: that of the communicator.
+    /// Copies a list to the GPU. `element`: bytes of an element; `scratch`: that of the communicator. Its
+    /// messages to and from ranks for which `is_elsewhere` are relayed, from memory that is registered with
+    /// the devices of `registrar`.
     ///
     /// # Errors
     /// As for [`ListedProgram::new`]; `Internal` if the memory of the ranks is not connected.
@@ -118,9 +133,46 @@ impl CollectiveMemory {
         list: &DeviceProgram,
         element: usize,
         scratch: &mut ListScratch,
+        is_elsewhere: impl Fn(Rank) -> bool,
+        registrar: Option<&Arc<dyn Registrar>>,
     ) -> Result<ListedProgram> {
         let links = self.links.get().ok_or_else(|| Error::internal("kernels are not connected"))?;
-        ListedProgram::new(&self.gpu, address(links.piece()), list, element, scratch)
+        let elsewhere = list.links.iter().map(|link| link.peer).filter(|peer| is_elsewhere(*peer));
+        let relays =
+            elsewhere.map(|peer| self.relay_link(links, peer, registrar)).collect::<Result<Vec<_>>>()?;
+        ListedProgram::new(&self.gpu, address(links.piece()), list, element, scratch, relays)
+    }
+
+    /// The link to a rank of another node. The first list that needs it has it made.
+    fn relay_link(
+        &self,
+        links: &GpuMemory,
+        peer: Rank,
+        registrar: Option<&Arc<dyn Registrar>>,
+    ) -> Result<Arc<RelayLink>> {
+        let mut relays = self.relays.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(link) = relays.get(&peer) {
+            return Ok(Arc::clone(link));
+        }
+        let memory = PinnedMemory::new(&self.gpu, RelayLink::bytes(SLOT))?;
+        let words = listed::relayed_link(peer, memory.address());
+        listed::write(&self.gpu, links, peer * size_of_val(&words), words.as_bytes())?;
+        let (piece, registrar) = (memory.piece(), registrar.cloned());
+        // SAFETY: the memory is zero, aligned to a page, and as long as a link needs; it lives as long as
+        // its owner.
+        let link = Arc::new(unsafe { RelayLink::new(peer, piece, SLOT, Box::new(memory), registrar) });
+        relays.insert(peer, Arc::clone(&link));
+        Ok(link)
+    }
+
+    /// The launch that has started and whose messages are to be relayed now.
+    pub(crate) fn started(&self) -> Option<u64> {
+        Some(self.status().started()).filter(|launch| *launch != 0)
+    }
+
+    /// Lets the next such launch start. To be called as the messages of the last one begin to be relayed.
+    pub(crate) fn take_started(&self) {
+        self.status().take_started();
     }
 
     /// Keeps a list that a graph is about to capture, for as long as graphs with calls exist.

@@ -19,7 +19,7 @@ mod shape;
 mod status;
 
 pub(super) use layout::CollectiveParameters;
-pub(crate) use layout::{CALL_WORDS, CollectiveLayout, SLOT};
+pub(crate) use layout::{CALL_WORDS, CollectiveLayout, MOST_PLACES, SLOT};
 pub(crate) use listed::{ListScratch, ListedProgram};
 pub(crate) use memory::CollectiveMemory;
 pub(crate) use shape::{BlockCall, Blocks, Place, Vector};

@@ -39,7 +39,10 @@ pub(crate) enum Vector {
 pub(crate) struct BlockCall {
     pub collective: Collective,
     pub root: usize,
+    /// The place of this rank among those of its node.
     pub rank: usize,
+    /// Number of ranks of all nodes.
+    pub world: usize,
     pub dtype: DType,
     /// Elements of the whole vector; in an all-to-all, those that a rank sends.
     pub count: u64,
@@ -155,18 +158,18 @@ impl Blocks {
         ctas: u32,
         program: &ListedProgram,
     ) -> Self {
-        let ranks = layout.ranks() as u32;
         let mut parameters = CollectiveParameters {
             words: call.words,
             program: program.address(),
             factor: call.factor.unwrap_or(1.0),
             operation: call.arithmetic as u32,
-            divide: if call.average { ranks } else { 0 },
+            divide: if call.average { call.world as u32 } else { 0 },
             rank: call.rank as u32,
-            ranks,
+            ranks: layout.ranks() as u32,
             path: LISTED,
             slices: 1,
             short_bytes: layout.short_bytes() as u32,
+            relayed: u32::from(!program.relayed().is_empty()),
             ..CollectiveParameters::default()
         };
         parameters.hash = hash(&parameters);
@@ -248,6 +251,7 @@ mod tests {
             collective: Collective::AllReduce,
             root: 1,
             rank: 0,
+            world: 4,
             dtype: DType::F32,
             count: 1,
             arithmetic: Arithmetic::Sum,

@@ -3,7 +3,7 @@
 //! Owns the meaning of the words in pinned memory. Calls no function of the driver, because a driver call may
 //! wait for the kernel. Must not know what a failure means for a communicator.
 
-use super::layout::{CALL_WORDS, MISMATCH, OVERLAP, StatusWords};
+use super::layout::{CALL_WORDS, MISMATCH, OVERLAP, StatusWords, WAIT_ENTRY, WAIT_HOST};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why a kernel left without having completed its call.
@@ -24,6 +24,10 @@ pub(crate) struct CollectiveWait {
     pub epoch: u64,
     /// The rank that it waits for.
     pub rank: usize,
+    /// The slice of the call that waits, or the item of its list.
+    pub part: u32,
+    /// Whether that is its place among the ranks of the node, which have not entered the call.
+    pub enters: bool,
 }
 
 impl StatusWords {
@@ -46,13 +50,27 @@ impl StatusWords {
     /// What a kernel waits for, if it does.
     pub(super) fn waiting(&self) -> Option<CollectiveWait> {
         let epoch = self.waiting_epoch.load(Ordering::Acquire);
-        let rank = (self.waiting_for.load(Ordering::Relaxed) & 0xffff) as usize;
-        (epoch != 0).then_some(CollectiveWait { epoch, rank })
+        let what = self.waiting_for.load(Ordering::Relaxed);
+        let (rank, kind) = ((what & 0xffff) as usize, what >> 16 & 0xffff);
+        // The thread that carries messages knows what it waits for itself.
+        let is_over = epoch == 0 || kind == WAIT_HOST;
+        let (part, enters) = ((what >> 32) as u32, kind == WAIT_ENTRY);
+        (!is_over).then_some(CollectiveWait { epoch, rank, part, enters })
     }
 
     /// The last launch that has reported its end.
     pub(super) fn completed(&self) -> u64 {
         self.completed.load(Ordering::Acquire)
+    }
+
+    /// The launch that has started and whose messages the host is to carry; 0 if there is none.
+    pub(super) fn started(&self) -> u64 {
+        self.started.load(Ordering::Acquire)
+    }
+
+    /// Lets the next launch start, as the host begins to carry the messages of the one that has.
+    pub(super) fn take_started(&self) {
+        self.started.store(0, Ordering::Release);
     }
 
     /// Not 0 if ranks have accessed each other's vectors in a call.
@@ -90,11 +108,12 @@ mod tests {
             completed: word(0),
             direct: word(0),
             unplaced: word(0),
+            started: word(0),
             host: HostWords { aborted: word(0) },
         };
         assert_eq!((status.waiting(), status.failure()), (None, None));
         status.waiting_epoch.store(4, Ordering::Relaxed);
-        assert_eq!(status.waiting(), Some(CollectiveWait { epoch: 4, rank: 3 }));
+        assert_eq!(status.waiting(), Some(CollectiveWait { epoch: 4, rank: 3, part: 7, enters: false }));
         status.failure.store(MISMATCH, Ordering::Relaxed);
         let (mine, theirs) = ([5, 6, 7, 8], [1, 2, 3, 4]);
         assert_eq!(status.failure(), Some(CollectiveFailure::Mismatch { rank: 5, epoch: 9, mine, theirs }));

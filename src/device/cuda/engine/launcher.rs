@@ -209,7 +209,7 @@ impl Launcher {
         if streams.are_captured() {
             return Err(Error::unsupported(
                 "the stream is being captured into a graph, which can replay only collectives that kernels run, and no sends, receives \
-                 and uneven all-to-alls: set FLEXRING_GPU_ENGINE=device and FLEXRING_GPU for the processes of one node, or call \
+                 and uneven all-to-alls: set FLEXRING_GPU for the processes of one node, and not FLEXRING_GPU_ENGINE=host, or call \
                  outside of the capture",
             ));
         }

@@ -1,0 +1,220 @@
+//! The path of calls that kernels run with ranks of other nodes: the kernel writes and uses messages in slots
+//! of host memory, and this rank's thread carries them.
+//!
+//! Owns which message is sent and received next. Must not know what a message means, nor any driver.
+
+use super::links::Links;
+use super::resources::Resources;
+use crate::call::Call;
+use crate::device::relay_link::RelayedMessages;
+use crate::error::{Error, Result};
+use crate::rank::{Rank, RankList};
+use crate::trace::MessagePart;
+use crate::transport::{AnyTransport, Event, Events};
+use std::collections::VecDeque;
+
+/// Carries messages of kernels.
+pub(super) struct RelayPath {
+    /// By rank, the messages to it and from it of all calls so far.
+    totals: Vec<Totals>,
+    /// The links of the current call, in the order of its messages.
+    links: Vec<RelayedCounts>,
+    /// By rank, the index of its link in the current call.
+    indices: Vec<Option<usize>>,
+    events: Events,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Totals {
+    sent: u64,
+    received: u64,
+}
+
+/// Messages of the current call on a link, counted.
+#[derive(Clone, Copy, Debug, Default)]
+struct RelayedCounts {
+    entered: bool,
+    /// Handed to the transport, and no longer needed by it.
+    sending: usize,
+    sent: usize,
+    /// Handed to the transport as memory, and there.
+    posted: usize,
+    received: usize,
+}
+
+impl RelayedCounts {
+    fn is_over(&self, messages: &RelayedMessages) -> bool {
+        self.entered && self.sent == messages.sends.len() && self.received == messages.receives.len()
+    }
+}
+
+impl RelayPath {
+    pub(super) fn new(links: &Links, world: usize) -> Self {
+        Self {
+            totals: vec![Totals::default(); world],
+            links: Vec::new(),
+            indices: vec![None; world],
+            events: VecDeque::with_capacity(links.most_events()),
+        }
+    }
+
+    /// Carries the messages of `call`, whose kernel runs, on each of its links.
+    pub(super) fn run(
+        &mut self,
+        resources: &mut Resources,
+        call: &Call,
+        messages: &[RelayedMessages],
+    ) -> Result<()> {
+        self.begin(resources, call, messages)?;
+        resources.wait.begin();
+        loop {
+            let mut busy = self.advance(resources, messages)?;
+            if self.links.iter().zip(messages).all(|(state, messages)| state.is_over(messages)) {
+                self.end(messages);
+                return Ok(());
+            }
+            busy |= self.poll(resources, call, messages)?;
+            if busy {
+                resources.progressed();
+            } else if !resources.pause_beside_kernel()? {
+                return Err(self.timed_out(resources, call, messages));
+            }
+        }
+    }
+
+    /// Announces the call to the ranks at the other ends.
+    fn begin(&mut self, resources: &mut Resources, call: &Call, messages: &[RelayedMessages]) -> Result<()> {
+        self.events.clear();
+        self.indices.fill(None);
+        self.links.clear();
+        self.links.resize(messages.len(), RelayedCounts::default());
+        resources.links.begin(call);
+        for (index, messages) in messages.iter().enumerate() {
+            let peer = messages.link.peer;
+            if !matches!(resources.links.to(peer), AnyTransport::Posted(_)) {
+                return Err(Error::internal(format!("rank {peer} is on this node: please report this")));
+            }
+            self.indices[peer] = Some(index);
+            if messages.sends.is_empty() {
+                resources.links.announce(peer, call)?;
+            } else {
+                resources.links.announce_with_message(peer, call)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands to the transport what the kernel has written, and slots whose messages it has used. Whether
+    /// there were any.
+    fn advance(&mut self, resources: &mut Resources, messages: &[RelayedMessages]) -> Result<bool> {
+        let mut busy = false;
+        for (state, RelayedMessages { link, sends, receives }) in self.links.iter_mut().zip(messages) {
+            let peer = link.peer;
+            let (totals, window) = (self.totals[peer], resources.links.to(peer).common().window());
+            while state.posted < receives.len() && state.posted - state.received < window {
+                let number = totals.received + state.posted as u64 + 1;
+                let Some(into) = link.incoming(number, receives[state.posted] as usize) else { break };
+                resources.post_recv(peer, into, MessagePart::outside(into.len()))?;
+                state.posted += 1;
+                busy = true;
+            }
+            while state.sending < sends.len() && state.sending - state.sent < window {
+                let number = totals.sent + state.sending as u64 + 1;
+                let Some(piece) = link.outgoing(number, sends[state.sending] as usize) else { break };
+                resources.send(peer, piece, MessagePart::outside(piece.len()))?;
+                state.sending += 1;
+                busy = true;
+            }
+        }
+        Ok(busy)
+    }
+
+    fn poll(&mut self, resources: &mut Resources, call: &Call, messages: &[RelayedMessages]) -> Result<bool> {
+        let polled = resources.links.poll(&mut self.events);
+        let mut busy = false;
+        // First the events, because a call that differs explains why a link fails.
+        while let Some(event) = self.events.pop_front() {
+            self.handle(resources, call, messages, event)?;
+            busy = true;
+        }
+        Ok(polled? || busy)
+    }
+
+    fn handle(
+        &mut self,
+        resources: &mut Resources,
+        call: &Call,
+        messages: &[RelayedMessages],
+        event: Event,
+    ) -> Result<()> {
+        let (Event::PeerEntered { peer, .. }
+        | Event::SendComplete { peer }
+        | Event::RecvComplete { peer }
+        | Event::RecvReady { peer, .. }) = event;
+        let Some(index) = self.indices[peer] else {
+            return Err(Error::disagreement(format!(
+                "rank {peer} sends a message to rank {}, which has called {call} without receiving it",
+                resources.rank
+            )));
+        };
+        let (state, link) = (&mut self.links[index], &messages[index].link);
+        match event {
+            Event::PeerEntered { call: theirs, .. } => {
+                if !call.agrees_with(&theirs) {
+                    return Err(Error::disagreement(call.difference(resources.rank, &theirs, peer)));
+                }
+                state.entered = true;
+            }
+            Event::SendComplete { .. } => {
+                resources.trace.send_ends(peer);
+                state.sent += 1;
+                link.set_carried(self.totals[peer].sent + state.sent as u64);
+            }
+            Event::RecvComplete { .. } => {
+                resources.trace.receive_ends(peer);
+                state.received += 1;
+                link.set_received(self.totals[peer].received + state.received as u64);
+            }
+            Event::RecvReady { .. } => {
+                return Err(Error::internal(format!(
+                    "a message of rank {peer} is a view: please report this"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the messages of a call that is over.
+    fn end(&mut self, messages: &[RelayedMessages]) {
+        for RelayedMessages { link, sends, receives } in messages {
+            let totals = &mut self.totals[link.peer];
+            totals.sent += sends.len() as u64;
+            totals.received += receives.len() as u64;
+        }
+    }
+
+    fn timed_out(&self, resources: &Resources, call: &Call, messages: &[RelayedMessages]) -> Error {
+        let pending = self.links.iter().zip(messages).filter(|(state, messages)| !state.is_over(messages));
+        let pending: Vec<_> = pending.map(|(state, messages)| (messages.link.peer, state.entered)).collect();
+        let peers: Vec<Rank> = pending.iter().map(|(peer, _)| *peer).collect();
+        let mut missing: Vec<Rank> =
+            pending.iter().filter(|(_, entered)| !entered).map(|(peer, _)| *peer).collect();
+        let waiting = if let Some((peer, why)) = resources.links.stalled(&peers) {
+            missing = vec![peer];
+            format!("for rank {peer}: {why}")
+        } else if missing.is_empty() {
+            format!(
+                "to exchange messages with {}, which has made the call, or for this rank's kernel",
+                RankList::new(&peers)
+            )
+        } else {
+            format!("for {} to make the same call and their streams to reach it", RankList::new(&missing))
+        };
+        let timeout = resources.wait.timeout();
+        let error = Error::timeout(format!("{call}: no progress for {timeout:?}: waited {waiting}"));
+        match missing.first() {
+            Some(rank) => error.with_suspect(*rank),
+            None => error,
+        }
+    }
+}
