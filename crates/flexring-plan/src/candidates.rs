@@ -12,7 +12,7 @@ use super::Rank;
 use super::lowering::Plan;
 use super::planner::{flexreduce, hierarchical, local_master, rabenseifner, ring, tree, weighted};
 use super::schedule::Schedule;
-use super::thresholds::DIRECT_BETWEEN_NODES;
+use super::thresholds::{DIRECT_BETWEEN_NODES, MOST_SIMULATED};
 use super::topology::{Topology, VertexId, VertexKind};
 use flexring_core::config::{Algorithm, Lowering};
 use std::collections::HashSet;
@@ -54,9 +54,21 @@ pub fn candidates(topology: &Topology) -> Vec<CandidatePlan> {
     let (mut found, mut known) = (Vec::new(), HashSet::new());
     let mut add = |algorithm, variant: &str, schedule: Schedule| {
         // Trees may differ in levels that divide nothing.
-        if known.insert(schedule.digest_of_groups()) {
-            let plan = Plan::on(schedule, topology, Lowering::Auto);
-            found.push(CandidatePlan { algorithm, variant: variant.to_owned(), plan });
+        if !known.insert(schedule.digest_of_groups()) {
+            return;
+        }
+        // In a chain of many nodes, a node that owns nothing passes on the sums of others. Sent directly, its
+        // link carries the vector once.
+        let owners = || schedule.shards().iter().map(|shard| shard.owner).collect::<HashSet<Rank>>().len();
+        let may_be_direct = algorithm == Algorithm::Weighted && topology.world() <= MOST_SIMULATED;
+        let direct = (may_be_direct && owners() < topology.world())
+            .then(|| Plan::on(schedule.clone(), topology, Lowering::Direct));
+        let plan = Plan::on(schedule, topology, Lowering::Auto);
+        let direct = direct.filter(|direct| direct.digest() != plan.digest());
+        found.push(CandidatePlan { algorithm, variant: variant.to_owned(), plan });
+        if let Some(plan) = direct {
+            let variant = format!("{variant} direct").trim_start().to_owned();
+            found.push(CandidatePlan { algorithm, variant, plan });
         }
     };
     // Where ranks divide the NICs of their nodes, some may have more of them than others.

@@ -110,7 +110,9 @@ fn long_vectors_take_no_level_of_switches_and_no_nic_more_than_they_need() {
 
 #[test]
 fn slow_links_carry_the_vector_once_where_other_ranks_can_own_it() {
-    for cluster in ["1@250G+(1@35G)@1G+(1@35G)@1G+(1@35G)@1G", "1@102M+(1@177M)@1G+1@12G+1@12G"] {
+    // A chain of so many nodes would carry it twice over the slow links.
+    let wide = format!("4@100G{}", "+1@1G".repeat(20));
+    for cluster in ["1@250G+(1@35G)@1G+(1@35G)@1G+(1@35G)@1G", "1@102M+(1@177M)@1G+1@12G+1@12G", &wide] {
         let topology = short(cluster);
         let (plans, _) = chosen(&Config::default(), &topology);
         let bytes = 32 << 20;
