@@ -324,7 +324,7 @@ fn a_rule_that_is_broken_is_found() {
 /// So kernels, whose items have up to 64 places, run the lists of up to 63 ranks.
 #[test]
 fn an_item_has_at_most_one_place_more_than_there_are_ranks() {
-    for seed in 0..u64::from(cases(2000)) {
+    for seed in 0..cases(2000) {
         let mut random = Rng::with_seed(seed);
         let (topology, plan, spec) = random_plan(&mut random);
         for ListedCall { program, .. } in
