@@ -45,8 +45,9 @@ impl CallRunner {
         (!self.spans_nodes() || self.may_relay()).then(|| opened.offer())
     }
 
-    /// Whether kernels may run calls between nodes: an item of a list may name a place of each rank, the host
-    /// reaches no GPU memory, which would be faster, and no plan changes behind a launch.
+    /// Whether kernels may run calls between nodes: if an item of a list has room for a place of each rank,
+    /// no plan changes behind a launch, and no RDMA device reaches the memory of the GPU, which would be
+    /// faster.
     fn may_relay(&self) -> bool {
         self.world < MOST_PLACES && self.adaptation.is_none() && !self.lock_state().executor.sends_from_gpu()
     }
