@@ -151,6 +151,12 @@ impl RelayPath {
         | Event::SendComplete { peer }
         | Event::RecvComplete { peer }
         | Event::RecvReady { peer, .. }) = event;
+        // Also of a rank to which this call has no link.
+        if let Event::PeerEntered { call: theirs, .. } = &event
+            && !call.agrees_with(theirs)
+        {
+            return Err(Error::disagreement(call.difference(resources.rank, theirs, peer)));
+        }
         let Some(index) = self.indices[peer] else {
             return Err(Error::disagreement(format!(
                 "rank {peer} sends a message to rank {}, which has called {call} without receiving it",
@@ -159,12 +165,7 @@ impl RelayPath {
         };
         let (state, link) = (&mut self.links[index], &messages[index].link);
         match event {
-            Event::PeerEntered { call: theirs, .. } => {
-                if !call.agrees_with(&theirs) {
-                    return Err(Error::disagreement(call.difference(resources.rank, &theirs, peer)));
-                }
-                state.entered = true;
-            }
+            Event::PeerEntered { .. } => state.entered = true,
             Event::SendComplete { .. } => {
                 resources.trace.send_ends(peer);
                 state.sent += 1;
