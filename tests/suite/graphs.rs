@@ -40,7 +40,11 @@ fn read(stream: &Arc<CudaStream>, vector: &CudaSlice<f32>) -> Vec<f32> {
 
 /// Runs `body` in `ranks` processes, which must all succeed.
 fn processes(name: &str, ranks: usize, body: impl Fn(Rank)) {
-    for output in outputs(name, ranks, &[], body) {
+    processes_with(name, ranks, &[], body);
+}
+
+fn processes_with(name: &str, ranks: usize, variables: &[(&str, &str)], body: impl Fn(Rank)) {
+    for output in outputs(name, ranks, variables, body) {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }
@@ -93,7 +97,7 @@ const NODES: (&str, &str) = ("FLEXRING_TRANSPORT", "tcp");
 #[test]
 fn graphs_of_ranks_on_several_nodes_take_turns_with_calls() {
     let name = "graphs_of_ranks_on_several_nodes_take_turns_with_calls";
-    let ended = outputs(name, 3, &[NODES], |rank| {
+    processes_with(name, 3, &[NODES], |rank| {
         replay_sums(&rank, |stream| {
             for count in [1, 1000, LONG] {
                 let mut vector = stream.clone_htod(&vec![1f32; count]).expect("memory");
@@ -103,29 +107,12 @@ fn graphs_of_ranks_on_several_nodes_take_turns_with_calls() {
             rank.barrier().expect("a call on the host");
         });
     });
-    for output in ended {
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
 }
 
 #[test]
 fn launches_of_different_graphs_on_several_nodes_are_an_error() {
     let name = "launches_of_different_graphs_on_several_nodes_are_an_error";
-    let ended = outputs(name, 2, &[NODES], |rank| {
-        let stream = stream();
-        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
-        let graphs = [0, 1].map(|_| {
-            capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture"))
-        });
-        graphs[rank.rank()].launch().expect("a replay");
-        let error = failure_within(&rank, Duration::from_secs(10));
-        assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
-        assert!(error.message().contains("in the launch of a graph"), "{error}");
-        assert_eq!(read(&stream, &vector), vec![1.0; 100]);
-    });
-    for output in ended {
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
+    processes_with(name, 2, &[NODES], |rank| launch_different_graphs(&rank, "in the launch of a graph"));
 }
 
 /// Calls of so many other lengths come between replays that what a rank keeps of the captured ones is made
@@ -134,7 +121,7 @@ fn launches_of_different_graphs_on_several_nodes_are_an_error() {
 fn plans_that_users_chose_are_captured_and_replayed() {
     let name = "plans_that_users_chose_are_captured_and_replayed";
     let chosen = [("FLEXRING_ALGO", "ring"), ("FLEXRING_MAILBOX", "0")];
-    let ended = outputs(name, 3, &chosen, |rank| {
+    processes_with(name, 3, &chosen, |rank| {
         replay_sums(&rank, |stream| {
             for count in 1..70 {
                 let mut vector = stream.clone_htod(&vec![1f32; count]).expect("memory");
@@ -143,9 +130,6 @@ fn plans_that_users_chose_are_captured_and_replayed() {
             }
         });
     });
-    for output in ended {
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
 }
 
 /// The simulated driver has the kernels skip calls after the first 20, so that the flags of these appear
@@ -314,20 +298,23 @@ fn failure_within(rank: &Rank, limit: Duration) -> flexring::Error {
     }
 }
 
+/// Ranks launch different graphs: an error with these words, before any output.
+fn launch_different_graphs(rank: &Rank, words: &str) {
+    let stream = stream();
+    let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+    let graphs = [0, 1]
+        .map(|_| capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture")));
+    graphs[rank.rank()].launch().expect("a replay");
+    let error = failure_within(rank, Duration::from_secs(10));
+    assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+    assert!(error.message().contains(words), "{error}");
+    assert_eq!(read(&stream, &vector), vec![1.0; 100]);
+}
+
 #[test]
 fn replays_of_different_graphs_are_an_error_before_any_output() {
-    processes("replays_of_different_graphs_are_an_error_before_any_output", 2, |rank| {
-        let stream = stream();
-        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
-        let graphs = [0, 1].map(|_| {
-            capture(&stream, || rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a capture"))
-        });
-        graphs[rank.rank()].launch().expect("a replay");
-        let error = failure_within(&rank, Duration::from_secs(10));
-        assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
-        assert!(error.message().contains("replay different graphs"), "{error}");
-        assert_eq!(read(&stream, &vector), vec![1.0; 100]);
-    });
+    let name = "replays_of_different_graphs_are_an_error_before_any_output";
+    processes(name, 2, |rank| launch_different_graphs(&rank, "replay different graphs"));
 }
 
 #[test]

@@ -271,7 +271,6 @@ fn of_driver(root: &Path) -> Vec<PciGpu> {
     names(&folder).into_iter().map(gpu).collect()
 }
 
-/// The NVIDIA GPUs on the PCI bus, for machines without a driver.
 /// Of the GPU that lets other devices access the least memory (BAR1): its PCI address, and bytes. `None` if
 /// there is none, or the system does not say.
 pub fn smallest_window(root: &Path) -> Option<(String, u64)> {
@@ -290,6 +289,7 @@ pub fn smallest_window(root: &Path) -> Option<(String, u64)> {
     gpus.into_iter().filter_map(window).min_by_key(|(_, bytes)| *bytes)
 }
 
+/// The NVIDIA GPUs on the PCI bus, for machines without a driver.
 fn of_pci(root: &Path) -> Vec<PciGpu> {
     let folder = root.join("sys/bus/pci/devices");
     let is_gpu = |address: &String| {

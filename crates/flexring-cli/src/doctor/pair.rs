@@ -77,7 +77,7 @@ struct RailTest {
     /// Gigabytes per second that each port sent and received; `None` if the test failed.
     gbytes_per_second: Option<f64>,
     failure: Option<String>,
-    /// The same with vectors on GPUs; `None` if a rank has none.
+    /// With vectors on GPUs likewise; `None` if a rank is without a GPU.
     gpu_gbytes_per_second: Option<f64>,
     /// What the ports sent again meanwhile, where drivers count it.
     retransmissions: u64,
