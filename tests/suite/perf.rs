@@ -245,6 +245,7 @@ fn a_topology_determines_the_number_of_ranks() {
     assert!(output.status.success(), "{err}");
     assert!(out.contains("# FLEXRING_TOPOLOGY=1+2\n"), "{out}");
     assert_eq!(out.matches(" Pid ").count(), 3, "{out}");
+    assert!(out.contains("#   any schedule takes at least 0.01 us by the links' bandwidths: "), "{out}");
     let (output, out, err) = self::output(&mut flexring("perf --topology 1+x"));
     assert_eq!((output.status.code(), &*out), (Some(2), ""), "{err}");
     assert!(err.contains("\"1+x\", at character 3"), "{err}");
@@ -283,6 +284,7 @@ fn the_report_contains_ranks_rows_and_statistics() {
     assert_eq!(report.get("error"), None);
     for row in report["rows"].as_array().expect("rows") {
         assert_eq!((&row["type"], &row["redop"]), (&"double".into(), &"avg".into()));
+        assert_eq!(row.get("least_us"), None, "no file has bandwidths of links");
         assert_eq!(row["size"].as_u64(), row["count"].as_u64().map(|count| count * 8));
         for placement in ["out_of_place", "in_place"] {
             let timing = |field: &str| row[placement][field].as_f64().expect(field);
@@ -305,7 +307,13 @@ fn with_adaptation_the_report_compares_measured_and_predicted_times() {
     let (run, out, err) = output(flexring(&arguments).env("FLEXRING_ADAPT", "1"));
     assert!(run.status.success(), "{out}\n{err}");
     assert!(out.contains("\n# Links in bit/s        : ") && out.contains("(us)"), "{out}");
-    let adaptation = &read_json(&path)["adaptation"];
+    let report = read_json(&path);
+    // Three links of 10 Gbit/s carry four vectors.
+    let (row, least) = (&report["rows"][0], 4e6 * f64::from(1 << 20) / 3.75e9);
+    assert!(row["least_us"].as_f64().is_some_and(|us| (us - least).abs() < 1e-3), "{row}");
+    let timing = |field: &str| row["in_place"][field].as_f64().expect("a number");
+    assert!((timing("least_ratio") * least / timing("mean_us") - 1.0).abs() < 1e-6, "{row}");
+    let adaptation = &report["adaptation"];
     assert_eq!(adaptation["nodes"].as_array().map(Vec::len), Some(3), "{adaptation}");
     // On a busy machine links may seem to differ just before the end, which begins new statistics.
     let times = &adaptation["calls"][0];

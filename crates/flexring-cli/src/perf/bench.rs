@@ -88,6 +88,7 @@ impl<'a, T: ExactElement> Bench<'a, T> {
             dtype: T::DTYPE.name(),
             redop: collective::redop(collective, op),
             root: collective::root(collective, root),
+            least_us: None,
             out_of_place: timed(Placement::OutOfPlace, "out-of-place")?,
             in_place: timed(Placement::InPlace, "in-place")?,
         };

@@ -35,6 +35,10 @@ use std::time::Duration;
 /// a send_recv have no form in place: both halves of a row are measured out of place. A barrier has no size,
 /// so it has one row.
 ///
+/// If FLEXRING_TOPOLOGY or a tuning profile has bandwidths of links, the line below the row of an
+/// all-reduce has the least time that any schedule takes by them, latencies aside, and the times of the row
+/// as multiples of it. It is also in the report of --json (least_us and least_ratio).
+///
 /// With --ranks N it starts N ranks on this machine, and with --topology alone as many ranks as the topology
 /// has. Otherwise it joins the job of torchrun, mpirun or srun, or the job described by FLEXRING_RANK,
 /// FLEXRING_WORLD_SIZE and related settings.

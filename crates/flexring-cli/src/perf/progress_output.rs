@@ -68,7 +68,8 @@ impl ProgressOutput {
         Ok(Self { report, file, progress, is_model: options.model.is_some() })
     }
 
-    /// Prints the ranks, the communicator's summary, the settings and the table's head.
+    /// Prints the ranks, the communicator's summary, the settings and the table's head. `least` is the least
+    /// time of any schedule, for each byte.
     ///
     /// # Errors
     /// `System` if standard output or the report cannot be written.
@@ -78,7 +79,9 @@ impl ProgressOutput {
         summary: &str,
         ranks_per_core: usize,
         ranks: Vec<RankInfo>,
+        least: Option<f64>,
     ) -> Result<()> {
+        self.report.least_seconds_per_byte = least;
         summary.clone_into(&mut self.report.summary);
         self.report.ranks = ranks;
         let report = &self.report;
@@ -142,22 +145,26 @@ impl ProgressOutput {
     ///
     /// # Errors
     /// `System` if standard output or the report cannot be written.
-    pub fn row(&mut self, row: PerfRow, notes: &[String]) -> Result<()> {
+    pub fn row(&mut self, mut row: PerfRow, notes: &[String]) -> Result<()> {
+        row.least_us = self.report.least_us(row.size, [&mut row.out_of_place, &mut row.in_place]);
         let lines = table::row(&row);
+        let least = row.least_us.map(|least| table::least(least, [&row.out_of_place, &row.in_place]));
         self.report.add(row);
         self.save()?;
-        self.print_with_notes(lines, notes)
+        self.print_with_notes(lines, least.iter().chain(notes))
     }
 
     /// Prints a training step, as [`row`](Self::row).
     ///
     /// # Errors
     /// As for [`row`](Self::row).
-    pub fn model(&mut self, row: ModelRow, notes: &[String]) -> Result<()> {
+    pub fn model(&mut self, mut row: ModelRow, notes: &[String]) -> Result<()> {
+        row.least_us = self.report.least_us(row.size, [&mut row.bucketed, &mut row.fused]);
         let lines = table::model_row(&row);
+        let least = row.least_us.map(|least| table::least(least, [&row.bucketed, &row.fused]));
         self.report.models.push(row);
         self.save()?;
-        self.print_with_notes(lines, notes)
+        self.print_with_notes(lines, least.iter().chain(notes))
     }
 
     /// Adds what each RDMA port has carried to the report, by rank.
@@ -197,8 +204,12 @@ impl ProgressOutput {
         self.file.as_ref().map_or(Ok(()), |file| file.save(&self.report))
     }
 
-    fn print_with_notes(&mut self, mut lines: String, notes: &[String]) -> Result<()> {
-        notes.iter().for_each(|note| lines += &format!("\n#   {note}"));
+    fn print_with_notes<'a>(
+        &mut self,
+        mut lines: String,
+        notes: impl Iterator<Item = &'a String>,
+    ) -> Result<()> {
+        notes.for_each(|note| lines += &format!("\n#   {note}"));
         self.progress.advance();
         self.print(&lines)
     }

@@ -19,6 +19,7 @@ use flexring_core::call::Collective;
 use flexring_core::config::{Config, Size};
 use flexring_core::float8::{F8E4M3, F8E5M2};
 use flexring_core::peer_text::PeerText;
+use flexring_simulator::cost_model::lower_bound::lower_bound;
 use half::{bf16, f16};
 
 /// Length in bytes of a host or GPU name as ranks exchange it; longer names are cut.
@@ -66,8 +67,12 @@ fn measure(
     let ranks = gather_ranks(&comm, gpu.map(gpu::facts).transpose()?)?;
     let mut ranks_per_core = [comm.ranks_per_core() as u64];
     comm.all_reduce(&mut ranks_per_core, ReduceOp::Max)?;
+    let has_rates = config.topology.is_some() || config.tuning.is_some();
+    let is_bounded = has_rates && options.collective == Collective::AllReduce;
+    let bound = is_bounded.then(|| lower_bound(comm.topology())).flatten();
+    let least = bound.map(|bound| bound.seconds_per_byte);
     if let Some(output) = output.as_mut() {
-        output.open(options, comm.summary(), ranks_per_core[0] as usize, ranks)?;
+        output.open(options, comm.summary(), ranks_per_core[0] as usize, ranks, least)?;
     }
     let mut measurement = Measurement { comm: &comm, options, gpu, output, wrong: 0 };
     for dtype in &options.datatype.0 {

@@ -21,6 +21,10 @@ pub struct PerfReport {
     pub summary: String,
     /// The ranks, in ascending order.
     pub ranks: Vec<RankInfo>,
+    /// The least time of any all-reduce by the bandwidths of the links, if a topology or a profile says what
+    /// these are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub least_seconds_per_byte: Option<f64>,
     /// Settings that differ from their defaults, except those that identify a rank.
     pub settings: BTreeMap<&'static str, String>,
     /// Memory of the vectors: `pool`, `heap`, `registered` or `gpu`.
@@ -85,6 +89,9 @@ pub struct PerfRow {
     pub redop: &'static str,
     /// Root rank; -1 for collectives without a root.
     pub root: i64,
+    /// The least time of any schedule in microseconds, by [`PerfReport::least_seconds_per_byte`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub least_us: Option<f64>,
     /// Timing of out-of-place calls.
     pub out_of_place: Timing,
     /// Timing of in-place calls.
@@ -107,6 +114,9 @@ pub struct ModelRow {
     pub gradients: usize,
     /// Bytes of each bucket, in the order of the calls.
     pub buckets: Vec<usize>,
+    /// The least time of any schedule in microseconds, by [`PerfReport::least_seconds_per_byte`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub least_us: Option<f64>,
     /// Timing of all buckets, from the start of the first call to the end of the last one.
     pub bucketed: Timing,
     /// Timing of one vector of the same size.
@@ -138,6 +148,9 @@ pub struct Timing {
     /// Median time that such a call keeps the caller's thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller_us: Option<f64>,
+    /// `mean_us` divided by the `least_us` of the row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub least_ratio: Option<f64>,
     /// First call of this size, which is a warm-up unless there are none.
     pub first: Option<f64>,
     /// Algorithm bandwidth: bytes divided by mean time.
@@ -182,6 +195,13 @@ pub fn median(sorted: &[f64]) -> f64 {
 }
 
 impl PerfReport {
+    /// The least time of a vector in microseconds; `timings` become multiples of it.
+    pub fn least_us(&self, bytes: usize, timings: [&mut Timing; 2]) -> Option<f64> {
+        let least = self.least_seconds_per_byte? * bytes as f64 * 1e6;
+        timings.into_iter().for_each(|timing| timing.least_ratio = Some(timing.mean_us / least));
+        Some(least)
+    }
+
     /// Adds a row and updates the average bus bandwidth.
     pub fn add(&mut self, row: PerfRow) {
         self.rows.push(row);
@@ -271,6 +291,7 @@ mod tests {
             dtype: "float",
             redop: "sum",
             root: -1,
+            least_us: None,
             out_of_place: Timing::default(),
             in_place: Timing { busbw: 4.0, ..Timing::default() },
         });

@@ -100,6 +100,7 @@ impl<'a, T: ExactElement, B: Owned<Item = T>> StepBench<'a, B> {
                 .iter()
                 .map(|bucket| bucket.elements * size_of::<T>())
                 .collect(),
+            least_us: None,
             bucketed: timing(&mut self.buckets, &mut bucketed, "buckets")?,
             fused: timing(&mut self.fused, &mut fused, "fused")?,
             ratio: ratio(&bucketed[warmup..], &fused[warmup..]),

@@ -27,6 +27,16 @@ pub fn row(row: &PerfRow) -> String {
     )
 }
 
+/// What no schedule can do better in a row: microseconds by the bandwidths of the topology, and the times
+/// of the row as multiples of them.
+pub fn least(microseconds: f64, timings: [&Timing; 2]) -> String {
+    let [one, other] = timings.map(|timing| timing.mean_us / microseconds);
+    format!(
+        "any schedule takes at least {} us by the links' bandwidths: {one:.3} and {other:.3} times that",
+        time(microseconds).trim()
+    )
+}
+
 /// The three lines above the first training step.
 pub const MODEL_HEAD: &str = "\
 #                                                             buckets                          fused                     
@@ -123,6 +133,7 @@ mod tests {
             dtype: "float",
             redop: "sum",
             root: -1,
+            least_us: None,
             out_of_place: timing(631.12, Some(0)),
             in_place: timing(23.456, None),
         };
@@ -146,6 +157,7 @@ mod tests {
             redop: "sum",
             gradients: 161,
             buckets: vec![8_196_000, 31_502_336],
+            least_us: None,
             bucketed: timing(631.12, Some(0)),
             fused: timing(23_456.0, None),
             ratio: 1.0416,
