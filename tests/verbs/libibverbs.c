@@ -15,6 +15,9 @@
 //   no_length       received writes with immediate data have no byte_len
 //   relaxed_only    memory is registered with relaxed ordering only
 //   no_gpu          memory of GPUs is registered and cannot be accessed
+//   no_dmabuf       the driver imports no DMA-BUFs
+//   data_direct     the adapter has Data Direct, by which alone it reaches memory of GPUs; 2: registering for it is refused
+//   posted=N        writes to memory of GPUs arrive up to N ms after their completions, or when this adapter reads there
 //   min_inline=N    queue pairs with less inline data are refused, too, to see that it is used
 //   max_inline=N  max_cqe=N  max_qp=N  max_qp_wr=N      limits; a queue pair with more inline data is refused
 //   no_rc           there are no reliable queue pairs
@@ -46,13 +49,13 @@
 #define OF_GPU (1u << 31)
 #define FORBIDDEN (1u << 30)
 
-enum { QPS = 2048, CQS = 256, ENTRIES = 16384, DEPTH = 512, DEVICES = 16, GPU_REGIONS = 1024 };
+enum { QPS = 2048, CQS = 256, ENTRIES = 16384, DEPTH = 512, DEVICES = 16, GPU_REGIONS = 1024, POSTED = 256, LONGEST_POSTED = 128 << 10 };
 
 struct completion { uint64_t id; uint32_t status, opcode, bytes, immediate, qp; };
 struct queue { int process; atomic_int armed; uint32_t head, tail, size; struct completion entries[ENTRIES]; };
 struct request { uint64_t id; uint32_t opcode; };
 struct pair {
-    int process, network, number;
+    int process, network, number, device, posted_ms;
     enum ibv_qp_state state;
     uint32_t cq, peer, mtu;
     uint32_t received, posted;
@@ -65,11 +68,20 @@ struct pair {
 };
 // Shared by all processes of a network. A file of zeros is a network without traffic.
 struct gpu_region { uint64_t address, on_host; };
-struct network { atomic_int owner; uint32_t keys; struct gpu_region gpu_regions[GPU_REGIONS]; struct queue queues[CQS]; struct pair pairs[QPS]; };
+// A write by a device of this process that has not arrived. Those that have are of process 0.
+struct posted_write { int process, device; uint64_t due, on_host, length; char bytes[LONGEST_POSTED]; };
+struct network {
+    atomic_int owner;
+    uint32_t keys, first_posted, end_posted;
+    struct gpu_region gpu_regions[GPU_REGIONS];
+    struct queue queues[CQS];
+    struct pair pairs[QPS];
+    struct posted_write posted[POSTED];
+};
 
 struct adapter {
-    uint64_t number, lose, mtu, spine_mtu, after, status, delay, network, no_flush, einval, no_length, relaxed_only, no_gpu, min_inline, max_inline, max_cqe, max_qp, max_qp_wr,
-        no_rc, fails_after, carried, qps;
+    uint64_t number, lose, mtu, spine_mtu, after, status, delay, network, no_flush, einval, no_length, relaxed_only, no_gpu, no_dmabuf, data_direct, posted, min_inline, max_inline, max_cqe, max_qp,
+        max_qp_wr, no_rc, fails_after, carried, qps;
 };
 struct my_device { struct ibv_device device; struct adapter adapter; };
 struct my_context { struct ibv_context context; struct adapter *adapter; int event; };
@@ -122,7 +134,8 @@ static void configure(struct adapter *adapter, const char *word) {
     const struct { const char *name; uint64_t *place; } fields[] = {
         {"lose", &adapter->lose}, {"mtu", &adapter->mtu}, {"spine_mtu", &adapter->spine_mtu}, {"after", &adapter->after}, {"status", &adapter->status}, {"delay", &adapter->delay},
         {"network", &adapter->network}, {"no_flush", &adapter->no_flush}, {"einval", &adapter->einval},
-        {"no_length", &adapter->no_length}, {"relaxed_only", &adapter->relaxed_only}, {"no_gpu", &adapter->no_gpu}, {"min_inline", &adapter->min_inline}, {"max_inline", &adapter->max_inline},
+        {"no_length", &adapter->no_length}, {"relaxed_only", &adapter->relaxed_only}, {"no_gpu", &adapter->no_gpu},
+        {"no_dmabuf", &adapter->no_dmabuf}, {"data_direct", &adapter->data_direct}, {"posted", &adapter->posted}, {"min_inline", &adapter->min_inline}, {"max_inline", &adapter->max_inline},
         {"max_cqe", &adapter->max_cqe}, {"max_qp", &adapter->max_qp}, {"max_qp_wr", &adapter->max_qp_wr},
         {"no_rc", &adapter->no_rc}, {"fails_after", &adapter->fails_after}};
     size_t length = strcspn(word, "=");
@@ -208,12 +221,26 @@ static void flush(uint32_t number, const struct adapter *adapter) {
 
 static struct my_qp *mine[QPS];
 
+// Lets writes arrive that were posted by a device, or whose time is over.
+static void settle(int process, int device, uint64_t now) {
+    for (uint32_t at = net->first_posted; at != net->end_posted; at++) {
+        struct posted_write *write = &net->posted[at % POSTED];
+        if (write->process && ((write->process == process && write->device == device) || write->due <= now)) {
+            struct iovec here = {write->bytes, write->length}, there = {(void *)write->on_host, write->length};
+            process_vm_writev(write->process, &here, 1, &there, 1, 0);
+            write->process = 0;
+        }
+        if (!write->process && at == net->first_posted) net->first_posted++;
+    }
+}
+
 // Ends the writes that were lost and whose time is over.
 static void give_up(void) {
     static uint64_t last;
     uint64_t now = now_ms();
     if (now == last) return;
     last = now;
+    settle(0, 0, now);
     for (uint32_t number = 1; number < QPS; number++) {
         struct pair *pair = &net->pairs[number];
         if (!mine[number] || !pair->fails_at || pair->fails_at > now) continue;
@@ -303,6 +330,23 @@ static void *host_address(uint64_t address, uint32_t key) {
     return (void *)address;
 }
 
+// Completes a write before it arrives.
+static ssize_t post_write(const struct pair *to, struct iovec here, struct iovec there) {
+    while (net->end_posted - net->first_posted == POSTED) {
+        const struct posted_write *oldest = &net->posted[net->first_posted % POSTED];
+        settle(oldest->process, oldest->device, 0);
+    }
+    struct posted_write *write = &net->posted[net->end_posted++ % POSTED];
+    if (here.iov_len > LONGEST_POSTED) abort();
+    write->process = to->process;
+    write->device = to->device;
+    write->due = now_ms() + to->posted_ms;
+    write->on_host = (uint64_t)there.iov_base;
+    write->length = here.iov_len;
+    struct iovec copy = {write->bytes, here.iov_len};
+    return process_vm_readv(getpid(), &copy, 1, &here, 1, 0);
+}
+
 // Carries out one request. A later one waits for an earlier one that was lost.
 static void carry(struct my_qp *my, struct pair *pair, struct ibv_send_wr *wr) {
     struct adapter *adapter = my->adapter;
@@ -322,11 +366,16 @@ static void carry(struct my_qp *my, struct pair *pair, struct ibv_send_wr *wr) {
     if (wr->num_sge && wr->sg_list->length && wr->sg_list->lkey & FORBIDDEN) return lose(pair, request, 0, IBV_WC_LOC_PROT_ERR);
     if (wr->wr.rdma.rkey & FORBIDDEN) return lose(pair, request, 0, IBV_WC_REM_OP_ERR);
     uint64_t address = wr->wr.rdma.remote_addr;
+    // What a device reads comes after what it has written, and not after what others have.
+    if (wr->num_sge && wr->sg_list->lkey & OF_GPU) settle(pair->process, pair->device, now_ms());
+    if (wr->wr.rdma.rkey & OF_GPU && request.opcode == IBV_WC_RDMA_READ) settle(peer->process, peer->device, now_ms());
+    int is_posted = peer->posted_ms && wr->wr.rdma.rkey & OF_GPU && request.opcode == IBV_WC_RDMA_WRITE;
     for (int at = 0; at < wr->num_sge; at++) {
         size_t part = wr->sg_list[at].length;
         struct iovec here = {host_address(wr->sg_list[at].addr, wr->sg_list[at].lkey), part};
         struct iovec there = {host_address(address, wr->wr.rdma.rkey), part};
         ssize_t moved = part == 0                                ? 0
+                        : is_posted                          ? post_write(peer, here, there)
                         : request.opcode == IBV_WC_RDMA_READ ? process_vm_readv(peer->process, &here, 1, &there, 1, 0)
                                                              : process_vm_writev(peer->process, &here, 1, &there, 1, 0);
         if (moved != (ssize_t)part) return lose(pair, request, 0, IBV_WC_REM_ACCESS_ERR);
@@ -455,21 +504,49 @@ static uint64_t of_gpu(void *address) {
     return find && !find(&found, (uint64_t)address) ? (uint64_t)found : 0;
 }
 
+static int device_of(const struct ibv_context *context) { return (struct my_device *)context->device - devices; }
+
+// A region, of memory of a GPU if the host finds that elsewhere.
+static struct ibv_mr *region(struct ibv_pd *pd, void *address, size_t length, uint64_t on_host, int is_forbidden) {
+    struct ibv_mr *mr = calloc(1, sizeof *mr);
+    uint32_t key = 1 + __atomic_fetch_add(&net->keys, 1, __ATOMIC_RELAXED);
+    if (on_host) {
+        net->gpu_regions[key % GPU_REGIONS] = (struct gpu_region){(uint64_t)address, on_host};
+        key |= is_forbidden ? OF_GPU | FORBIDDEN : OF_GPU;
+    }
+    *mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = address, .length = length, .lkey = key, .rkey = key};
+    return mr;
+}
+
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access) {
     if (((struct my_context *)pd->context)->adapter->relaxed_only && !(access & IBV_ACCESS_RELAXED_ORDERING)) {
         errno = EOPNOTSUPP;
         return NULL;
     }
-    struct ibv_mr *mr = calloc(1, sizeof *mr);
-    uint32_t key = 1 + __atomic_fetch_add(&net->keys, 1, __ATOMIC_RELAXED);
-    uint64_t on_host = of_gpu(address);
-    if (on_host) {
-        net->gpu_regions[key % GPU_REGIONS] = (struct gpu_region){(uint64_t)address, on_host};
-        key |= ((struct my_context *)pd->context)->adapter->no_gpu ? OF_GPU | FORBIDDEN : OF_GPU;
-    }
-    *mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = address, .length = length, .lkey = key, .rkey = key};
-    return mr;
+    const struct adapter *adapter = ((struct my_context *)pd->context)->adapter;
+    return region(pd, address, length, of_gpu(address), adapter->no_gpu || adapter->data_direct);
 }
+
+// A DMA-BUF of the simulated driver says where the host finds its memory. `is_direct` is a call of libmlx5's.
+struct ibv_mr *fake_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t address, int fd, int access, int is_direct) {
+    const struct adapter *adapter = ((struct my_context *)pd->context)->adapter;
+    struct { uint64_t on_host, length, is_over_pci; } buffer;
+    errno = EOPNOTSUPP;
+    if (adapter->no_dmabuf || (adapter->relaxed_only && !(access & IBV_ACCESS_RELAXED_ORDERING))) return NULL;
+    if (is_direct && adapter->data_direct != 1) return NULL;
+    errno = EBADF;
+    if (pread(fd, &buffer, sizeof buffer, 0) != sizeof buffer) return NULL;
+    errno = EINVAL;
+    if (offset + length > buffer.length) return NULL;
+    int is_forbidden = adapter->no_gpu || (adapter->data_direct == 1 && !(is_direct && buffer.is_over_pci));
+    return region(pd, (void *)address, length, buffer.on_host + offset, is_forbidden);
+}
+
+struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t address, int fd, int access) {
+    return fake_reg_dmabuf_mr(pd, offset, length, address, fd, access, 0);
+}
+
+int fake_has_data_direct(struct ibv_context *context) { return ((struct my_context *)context)->adapter->data_direct != 0; }
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned access) {
     (void)iova;
@@ -541,6 +618,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attribu
     for (my->number = 1; my->number < QPS && !is_free(net->pairs[my->number].process);) my->number++;
     if (my->number == QPS) abort();
     net->pairs[my->number] = (struct pair){.process = getpid(), .network = adapter->network, .number = adapter->number, .state = IBV_QPS_RESET,
+                                           .device = device_of(pd->context), .posted_ms = adapter->posted,
                                            .cq = ((struct my_cq *)attributes->send_cq)->number};
     mine[my->number] = my;
     adapter->qps++;

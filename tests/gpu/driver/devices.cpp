@@ -51,6 +51,8 @@ int attribute_of(const Context& gpu, CUdevice_attribute attribute) {
                    !s.without.count("cuStreamWriteValue32_v2");
         case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: return s.read_only_register;
         case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: return s.pools && !s.without.count("cuMemAllocAsync");
+        case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED: return s.dmabuf;
+        case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: return s.coherent;
         case CU_DEVICE_ATTRIBUTE_NUMA_ID:
         case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: return -1;
         default: return 0;

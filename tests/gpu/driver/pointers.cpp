@@ -1,5 +1,9 @@
 // Functions that query the attributes of an address. They need no current context, but the lock of the memory's.
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
 #include <cstring>
 
 #include "world.h"
@@ -148,6 +152,24 @@ SIMCUDA_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes
     });
 }
 
-SIMCUDA_EXPORT CUresult cuMemGetHandleForAddressRange(void*, CUdeviceptr, size_t, int, unsigned long long) {
-    return in_context(__func__, [](Context&, Lock&) { return CUDA_ERROR_NOT_SUPPORTED; });
+// The descriptor is a file that says where the host finds the memory, how long it is, and whether devices access it over PCI
+// Express.
+SIMCUDA_EXPORT CUresult cuMemGetHandleForAddressRange(void* out, CUdeviceptr address, size_t bytes, int type,
+                                                      unsigned long long flags) {
+    return in_context(__func__, [&](Context&, Lock&) {
+        constexpr int kDmaBuf = 1;
+        if (!settings().dmabuf || type != kDmaBuf) return CUDA_ERROR_NOT_SUPPORTED;
+        // Memory may begin within the first page, as it may here at any multiple of 512.
+        const RangeRef begun = world().memory->find(address);
+        const RangeRef range = begun ? begun : world().memory->find(address + pages(1) - 1);
+        const bool whole = address % pages(1) == 0 && bytes % pages(1) == 0;
+        if (!out || !whole || flags > 1 || !range || range->on_host() || address + bytes > range->base + range->bytes + pages(1)) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        const std::array<uint64_t, 3> found{reinterpret_cast<uint64_t>(range->alias) + (address - range->base), bytes, flags};
+        const int descriptor = memfd_create("simulated DMA-BUF", MFD_CLOEXEC);
+        if (descriptor < 0 || write(descriptor, found.data(), sizeof found) != sizeof found) return CUDA_ERROR_OPERATING_SYSTEM;
+        std::memcpy(out, &descriptor, sizeof descriptor);
+        return CUDA_SUCCESS;
+    });
 }

@@ -78,6 +78,8 @@ Settings read() {
     s.read_only_register = flag("SIMCUDA_READ_ONLY_REGISTER", s.read_only_register);
     s.memops = flag("SIMCUDA_MEMOPS", s.memops);
     s.pools = flag("SIMCUDA_POOLS", s.pools);
+    s.dmabuf = flag("SIMCUDA_DMABUF", s.dmabuf);
+    s.coherent = flag("SIMCUDA_COHERENT", s.coherent);
     if (std::getenv("SIMCUDA_IMPLICIT_SYNC")) {
         s.implicit_sync = flag("SIMCUDA_IMPLICIT_SYNC", true) ? ImplicitSync::Always : ImplicitSync::Never;
     }

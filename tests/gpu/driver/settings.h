@@ -52,6 +52,10 @@ struct Settings {
     bool synchronize_holds = true;
     // CUDA_MODULE_LOADING: whether a kernel is loaded by its first launch (LAZY, the default) or with its module (EAGER).
     bool lazy_loading = true;
+    // SIMCUDA_DMABUF: whether the driver exports memory as DMA-BUFs, for adapters in memory (tests/verbs).
+    bool dmabuf = false;
+    // SIMCUDA_COHERENT: whether a coherent link connects the GPUs and the processors, as on GB300.
+    bool coherent = false;
     // SIMCUDA_HOST_POINTERS: whether kernels and memory operations may use a host pointer of pinned memory, and
     // cuMemHostGetDevicePointer returns it. So it is on most systems, but CUDA does not promise it for all of them.
     bool host_pointers = false;

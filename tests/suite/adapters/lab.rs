@@ -1,7 +1,7 @@
-//! Nodes with adapters that are in memory: `tests/verbs/libibverbs.c`, and trees of files for `/sys` and
+//! Nodes with adapters that are in memory: `tests/verbs`, and trees of files for `/sys` and
 //! `/dev`.
 //!
-//! Owns building the library, the mounts, and starting ranks. Each rank is in a mount namespace of its own,
+//! Owns building the libraries, the mounts, and starting ranks. Each rank is in a mount namespace of its own,
 //! and counts as a rank of the node whose tree it sees.
 
 use super::fake::FakeMachine;
@@ -90,8 +90,8 @@ impl Job {
     }
 }
 
-/// The folder of the library, for `LD_LIBRARY_PATH`, or why there is none.
-fn library() -> Result<PathBuf, String> {
+/// The folder of the libraries, for `LD_LIBRARY_PATH`, or why there is none.
+fn libraries() -> Result<PathBuf, String> {
     if !cfg!(feature = "verbs") {
         return Err("this build has no RDMA".to_owned());
     }
@@ -107,22 +107,24 @@ fn library() -> Result<PathBuf, String> {
     if !Path::new("/usr/include/infiniband/verbs.h").exists() {
         return Err("no libibverbs-dev for the adapters in memory".to_owned());
     }
-    let sources = root().join("tests/verbs");
+    if Command::new("gcc").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return Err("no C compiler for the adapters in memory".to_owned());
+    }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-verbs");
     fs::create_dir_all(&folder).expect("a folder");
     let changed = |file: &Path| fs::metadata(file).and_then(|it| it.modified()).ok();
-    let library = folder.join("libibverbs.so.1");
-    let newest = ["libibverbs.c", "exports.map"].map(|name| changed(&sources.join(name))).into_iter().max();
-    if changed(&library) < newest.flatten() {
+    for name in ["libibverbs", "libmlx5"] {
+        let [source, exports] = ["c", "map"].map(|end| root().join(format!("tests/verbs/{name}.{end}")));
+        let library = folder.join(format!("{name}.so.1"));
+        if changed(&library) >= changed(&source).max(changed(&exports)) {
+            continue;
+        }
         // Other tests may be using what is there.
         let new = tempfile::Builder::new().tempfile_in(&folder).expect("a file").into_temp_path();
         let mut compiler = Command::new("gcc");
         compiler.args(["-shared", "-fPIC", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]);
-        compiler.arg("-Wl,-soname,libibverbs.so.1").arg("-o").arg(&*new).arg(sources.join("libibverbs.c"));
-        compiler.arg(format!("-Wl,--version-script={}", sources.join("exports.map").display()));
-        if Command::new("gcc").arg("--version").stdout(Stdio::null()).status().is_err() {
-            return Err("no C compiler for the adapters in memory".to_owned());
-        }
+        compiler.arg(format!("-Wl,-soname,{name}.so.1")).arg("-o").arg(&*new).arg(source);
+        compiler.arg(format!("-Wl,--version-script={}", exports.display()));
         succeed(&mut compiler, LIMIT);
         new.persist(&library).expect("renamed");
     }
@@ -133,8 +135,8 @@ fn library() -> Result<PathBuf, String> {
 /// skipped, where that is impossible. The machines of continuous integration, which set `CI`, may not skip
 /// it.
 pub fn job(nodes: &[Node], arguments: &str) -> Option<Job> {
-    let library = match library() {
-        Ok(library) => library,
+    let libraries = match libraries() {
+        Ok(libraries) => libraries,
         Err(cause) => {
             assert!(std::env::var_os("CI").is_none(), "there are no adapters in memory: {cause}");
             eprintln!("skipped: {cause}");
@@ -156,7 +158,7 @@ pub fn job(nodes: &[Node], arguments: &str) -> Option<Job> {
         command.env("FLEXRING_NODE", format!("node{at}")).env("FLEXRING_THREADS", "1");
         command.envs(node.settings.iter().map(|(name, value)| (name, value)));
         let others = node.settings.iter().filter(|(name, _)| *name == "LD_LIBRARY_PATH");
-        let paths = others.map(|(_, path)| path.clone()).chain([library.display().to_string()]);
+        let paths = others.map(|(_, path)| path.clone()).chain([libraries.display().to_string()]);
         command.env("LD_LIBRARY_PATH", paths.collect::<Vec<_>>().join(":"));
         command
     };

@@ -496,6 +496,49 @@ fn gpu_memory_that_adapters_cannot_access_is_copied_through_host_memory() {
     );
 }
 
+/// A node whose rank has a simulated GPU, which the host's engine uses through slots on it.
+fn with_gpu(adapters: usize, quirks: &str, cuda: &std::path::Path) -> Node {
+    let node = Node::new(infiniband(adapters), 1).quirks(quirks).set("FLEXRING_TRANSPORT", "verbs");
+    let node = node.set("FLEXRING_GPU_ENGINE", "host").set("FLEXRING_GDR_LEVEL", "SYS");
+    node.set("FLEXRING_GPU", "0").set("LD_LIBRARY_PATH", cuda.to_str().expect("a path"))
+}
+
+#[test]
+fn gpu_memory_is_registered_as_dma_bufs_and_for_data_direct_as_adapters_need_it() {
+    let Some(cuda) = simulated_cuda() else { return };
+    let run = |quirks: &str, settings: &[(&'static str, &str)]| {
+        let node = |_| {
+            let node = with_gpu(1, quirks, &cuda).set("SIMCUDA_DMABUF", "1");
+            settings.iter().fold(node, |node, (name, value)| node.set(name, *value))
+        };
+        job(&[0, 1].map(node), "perf --device cuda -b 64K -e 64K -w 1 -n 1")
+    };
+    let coherent = [("SIMCUDA_COHERENT", "1")];
+    let Some(plain) = run("", &[("FLEXRING_GPU_DIRECT", "dmabuf")]) else { return };
+    assert!(!plain.sums_are_right().contains("WARN"), "{}", plain.text());
+    // As ConnectX-8 and GB300: memory is out of reach, but by Data Direct over PCI Express.
+    let direct = run("data_direct", &coherent).expect("not skipped");
+    assert!(!direct.sums_are_right().contains("WARN"), "{}", direct.text());
+    let refused = run("data_direct=2", &coherent).expect("not skipped").sums_are_right();
+    assert!(has_line(&refused, &["WARN", "mlx5_0 does not use Data Direct for GPU 0"]), "{refused}");
+    let by_address = run("no_dmabuf", &[]).expect("not skipped").sums_are_right();
+    let words = ["WARN", "by DMA-BUF", "the driver of mlx5_0 does not import DMA-BUFs", "mlx5_ib"];
+    assert!(has_line(&by_address, &words) && !by_address.contains("is copied"), "{by_address}");
+}
+
+/// As on PCI Express: a completion, or another adapter, overtakes what an adapter has written to a GPU, and a
+/// read by the same adapter does not.
+#[test]
+fn data_on_gpus_has_arrived_before_it_is_added_or_sent_on() {
+    let Some(cuda) = simulated_cuda() else { return };
+    // Among three nodes ranks send on what came over either adapter.
+    for (nodes, adapters) in [(2, 1), (3, 2)] {
+        let nodes: Vec<Node> = (0..nodes).map(|_| with_gpu(adapters, "posted=2000", &cuda)).collect();
+        let Some(job) = job(&nodes, "perf --device cuda -b 1M -e 1M -w 1 -n 2") else { return };
+        job.sums_are_right();
+    }
+}
+
 #[test]
 fn bonds_of_ports_and_roce_carry_several_queue_pairs() {
     let gids: &[_] = &[(3, "0000:0000:0000:0000:0000:ffff:0a01:0001", "RoCE v2", "eth9")];

@@ -116,12 +116,13 @@ impl GpuDriver for CudaQueries {
         }
     }
 
-    fn export(&self, pages: AddressRange, over_pci: bool) -> Result<OwnedFd, String> {
+    fn export(&self, address: u64, pages: AddressRange, over_pci: bool) -> Result<OwnedFd, String> {
         // CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE. Drivers before CUDA 12.8 refuse it.
         let flags = u64::from(over_pci);
         let mut dmabuf: RawFd = -1;
         let kind = HandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as c_uint;
-        let result = self.within(pages.address, || {
+        // There may be no memory where the first page begins, and so no context.
+        let result = self.within(address, || {
             // SAFETY: the driver writes a descriptor; it checks the range.
             unsafe { self.0.memory_export((&raw mut dmabuf).cast(), pages.address, pages.len, kind, flags) }
         });

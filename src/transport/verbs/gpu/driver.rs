@@ -47,9 +47,9 @@ pub(super) trait GpuDriver: Send + Sync {
     /// Whether the driver exports memory of this GPU as DMA-BUFs.
     fn exports_dmabuf(&self, gpu: usize) -> Result<(), GdrUnavailable>;
 
-    /// Exports whole pages of the host's size as a DMA-BUF. Where a processor's link is the GPU's usual way,
-    /// `over_pci` asks for PCI Express instead.
-    fn export(&self, pages: AddressRange, over_pci: bool) -> Result<OwnedFd, String>;
+    /// Exports whole pages of the host's size as a DMA-BUF, with memory at `address` within the first. Where
+    /// a processor's link is the GPU's usual way, `over_pci` asks for PCI Express instead.
+    fn export(&self, address: u64, pages: AddressRange, over_pci: bool) -> Result<OwnedFd, String>;
 
     /// Allocates memory of the GPU whose memory is at `address`, and returns where it is.
     fn allocate_beside(&self, address: u64, len: usize) -> Result<u64, String>;
@@ -75,7 +75,7 @@ impl GpuDriver for NoGpuDriver {
         Err(GdrUnavailable::new(&self.0))
     }
 
-    fn export(&self, _pages: AddressRange, _over_pci: bool) -> Result<OwnedFd, String> {
+    fn export(&self, _address: u64, _pages: AddressRange, _over_pci: bool) -> Result<OwnedFd, String> {
         Err(self.0.clone())
     }
 

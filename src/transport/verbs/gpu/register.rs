@@ -201,7 +201,7 @@ impl RailTarget<'_> {
         let driver = &self.registrar.driver;
         let over_pci = is_direct && driver.writes(self.gpu).is_ok_and(|writes| writes.coherent);
         let exported = if over_pci { self.exported_over_pci } else { self.exported };
-        let exported = exported.get_or_init(|| driver.export(self.pages, over_pci));
+        let exported = exported.get_or_init(|| driver.export(self.range.address, self.pages, over_pci));
         let dmabuf = exported.as_ref().map_err(|message| DmabufError::Export(message.clone()))?;
         let AddressRange { address, len } = self.range;
         self.pd

@@ -76,7 +76,7 @@ impl GpuDriver for FakeGpuDriver {
         Ok(())
     }
 
-    fn export(&self, pages: AddressRange, over_pci: bool) -> Result<OwnedFd, String> {
+    fn export(&self, _address: u64, pages: AddressRange, over_pci: bool) -> Result<OwnedFd, String> {
         self.exported.lock().expect("no test panics while holding the lock").push(pages);
         self.over_pci.lock().expect("no test panics while holding the lock").push(over_pci);
         if over_pci && self.refuses_pci {
