@@ -207,34 +207,14 @@ impl FlushQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::inventory::{GidKind, LinkLayer, PciDistance};
     use super::super::super::objects::{Context, Shim, Verb};
     use super::*;
     use crate::error::ErrorKind;
 
     fn flusher(shim: &Shim) -> Result<Flusher> {
         let pd = ProtectionDomain::new(&Context::inert("inert", shim.clone()))?;
-        let rail = Rail {
-            device: "inert".to_owned(),
-            port: 1,
-            layer: LinkLayer::Ethernet,
-            gid_index: 1,
-            gid: [0; 16],
-            gid_kind: GidKind::RoceV2,
-            lid: 0,
-            pkey_index: 0,
-            partition: 0,
-            flid: 0,
-            network: String::new(),
-            rate_mbps: 0,
-            numa: None,
-            position: 0,
-            distance: PciDistance::Node,
-            is_software: false,
-            is_reserve: false,
-        };
         let options = VerbsOptions::new(&crate::config::Config::default());
-        Flusher::new(&pd, &rail, pd.context().port(1)?, &options)
+        Flusher::new(&pd, &Rail::example(), pd.context().port(1)?, &options)
     }
 
     #[test]

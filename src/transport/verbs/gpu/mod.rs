@@ -11,7 +11,7 @@
 //! | `cuda` | the CUDA driver's answers |
 //! | `register` | registering ranges of GPU memory by the chosen mode |
 //! | `loopback` | the trial whether a device reaches a GPU's memory |
-//! | `flush` | waiting until data that a device wrote has arrived |
+//! | `flush` | waiting until data that a device wrote has arrived; `order_model` has the evidence |
 
 pub mod gdr_mode;
 
@@ -23,6 +23,8 @@ mod driver;
 mod flush;
 #[cfg(feature = "verbs")]
 mod loopback;
+#[cfg(all(test, feature = "verbs"))]
+mod order_model;
 #[cfg(feature = "verbs")]
 mod register;
 #[cfg(all(test, feature = "verbs"))]

@@ -15,7 +15,7 @@ pub(in crate::transport::verbs) struct WriteOrdering {
 
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: the GPU that owns the memory sees the writes in order, without
 /// a flush.
-const OWNER: i32 = 100;
+pub(super) const OWNER: i32 = 100;
 
 /// Whether a GPU must not read what an RDMA device has written to it before a flush, nor may another rail
 /// send it on.
