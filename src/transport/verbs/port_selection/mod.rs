@@ -144,7 +144,9 @@ fn survey(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<Sur
             if let Ok(gid) = checked {
                 let distance = from.distance(&device.pci);
                 let rail = Rail::new((device, port), distance.pci, gid, inventory, config);
-                usable.push((decisions.len(), distance, rail));
+                // Ports that are down count, so that a rail has the same position on all nodes.
+                let position = u16::try_from(decisions.len()).unwrap_or(u16::MAX);
+                usable.push((decisions.len(), distance, Rail { position, ..rail }));
             }
             decisions.push(PortDecision {
                 device: device.name.clone(),
@@ -163,9 +165,6 @@ fn survey(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<Sur
         }
         slow.is_none()
     });
-    for (position, (_, _, rail)) in (0..).zip(&mut usable) {
-        rail.position = position;
-    }
     usable.sort_by_key(|(index, distance, rail)| (*distance, Reverse(rail.rate_mbps), *index));
     let (ports, rails) = usable.into_iter().map(|(index, _, rail)| (index, rail)).unzip();
     let offer = Offer { rails, most: config.ib_rails, is_near_gpu: from.located_gpu().is_some() };

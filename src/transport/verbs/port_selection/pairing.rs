@@ -10,7 +10,7 @@ use std::net::Ipv6Addr;
 
 /// The rails of two ranks that are connected, as positions in the two lists; each is used at most once.
 ///
-/// Rails of the same network and the same position on their node are paired first, as networks of several
+/// Rails of the same network and the same position on their nodes are paired first, as networks of several
 /// rails connect these by the fewest switches; then others of the same network, then those that routers may
 /// connect, each in the order of the lists. Reserves are used only if no two other rails have a network in
 /// common: then the two ranks meet in the networks of either. The pairs are in the order of `mine`, so both

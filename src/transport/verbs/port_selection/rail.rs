@@ -46,7 +46,7 @@ pub struct Rail {
     pub rate_mbps: u64,
     /// The NUMA node of the device, if it has one.
     pub numa: Option<u32>,
-    /// The position of the port among those of its node that can be used, in the order of the devices' names.
+    /// The position of the port among all of its node, in the order of the devices' names.
     pub position: u16,
     /// How far the device is from the rank's GPU or processors.
     pub distance: PciDistance,

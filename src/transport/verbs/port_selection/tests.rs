@@ -332,6 +332,21 @@ fn rails_of_one_network_are_paired_first() {
     }
 }
 
+/// Counter-example: behind a port that was down, each rail was connected to the next one of the other node.
+#[test]
+fn a_port_that_is_down_moves_no_other_to_another_rail() {
+    let offered = |down: Option<usize>| {
+        let machine = FakeMachine::new();
+        for number in 0..4 {
+            let state = if down == Some(number) { DOWN } else { INFINIBAND.state };
+            let place = format!("pci0000:{number}0/0000:{number}0:00.0");
+            machine.hca(&format!("mlx5_{number}"), &place, 0, &[FakePort { state, ..INFINIBAND }]);
+        }
+        chosen(&machine, &Config::default()).expect("ports are up").rails
+    };
+    assert_eq!(pair_rails(&offered(Some(1)), &offered(None)), [(0, 0), (1, 2), (2, 3)]);
+}
+
 #[test]
 fn rails_of_one_position_are_paired_before_others_of_their_network() {
     let at = |positions: &[u16]| {
