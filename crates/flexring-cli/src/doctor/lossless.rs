@@ -1,8 +1,9 @@
 //! How the network interface of a RoCE port guards packets against loss, and whether it is a bond.
 //!
-//! Owns the files of `/sys` that say so. Those of flow control are from NVIDIA's driver package; where they
-//! do not exist, nothing is known. Must not judge.
+//! Owns the files of `/sys` that say so. Those of flow control are from NVIDIA's driver package; drivers of
+//! the kernel are asked for it otherwise, and for nothing else. Must not judge.
 
+use super::dcb;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -36,7 +37,7 @@ impl LosslessFacts {
         let (notes, slows) = (answers("roce_np"), answers("roce_rp"));
         Self {
             netdev: netdev.to_owned(),
-            has_pfc: text("qos/pfc").map(is_on),
+            has_pfc: text("qos/pfc").map(is_on).or_else(|| Some(dcb::flow_control(netdev)? != 0)),
             trust: word("qos/trust"),
             has_ecn: notes.zip(slows).map(|(notes, slows)| notes && slows),
             bond: word("bonding/mode").map(|mode| {
