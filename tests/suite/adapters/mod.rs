@@ -352,6 +352,13 @@ fn the_doctor_tests_the_ports_of_a_job_one_by_one() {
     ] {
         assert!(has_line(text, words), "{words:?}: {text}");
     }
+    assert!(has_line(text, &["ranks 0", "mlx5_0:1 (NODE), mlx5_1:1 (NODE) on each node"]), "{text}");
+    // A node with fewer ports than the other.
+    let unequal = [1, 2].map(|adapters| Node::new(infiniband(adapters), 1));
+    let unequal = job(&unequal, "doctor --pair").expect("not skipped");
+    assert!(unequal.0.iter().all(|rank| rank.status.code() == Some(1)), "{}", unequal.text());
+    let text = &unequal.0[0].text;
+    assert!(has_line(text, &["different numbers of ports", "has 1", "has 2"]), "{text}");
     let bad = job(&pair(2, 1, "mlx5_1:lose=4096"), "doctor --pair --json").expect("not skipped");
     assert!(bad.0.iter().all(|rank| rank.status.code() == Some(1)), "{}", bad.text());
     let text = &bad.0[0].text;
@@ -419,7 +426,19 @@ fn the_doctor_names_what_loses_packets_and_measures_gpu_memory() {
 fn the_doctor_tests_ports_that_reach_each_other() {
     let node = |networks: [usize; 2]| {
         let of_each = [0, 1].map(|number| format!("mlx5_{number}:network={}", networks[number]));
-        Node::new(of_networks(2, |number| networks[number]), 1).quirks(&of_each.join(" "))
+        let machine = of_networks(2, |number| networks[number]);
+        for number in 0..2 {
+            // A GPU beside the adapter.
+            let gpu = format!("sys/devices/pci0000:{number}0/0000:{number}0:00.0/0000:{number}2:00.0");
+            machine.link(&format!("sys/bus/pci/devices/0000:{number}2:00.0"), &gpu);
+            machine.file(&format!("{gpu}/vendor"), "0x10de");
+            machine.file(&format!("{gpu}/class"), "0x030200");
+        }
+        Node::new(machine, 1).quirks(&of_each.join(" "))
+    };
+    let divided = ["mlx5_0:1", "mlx5_1:1"].map(|port| format!("{port} (PIX) on each node"));
+    let has_division = |text: &str| {
+        (0..).zip(&divided).all(|(number, ports)| has_line(text, &[&format!("ranks {number}"), ports]))
     };
     let Some(crossed) = job(&[node([0, 1]), node([1, 0])], "doctor --pair") else { return };
     let text = &crossed.0[0].text;
@@ -427,8 +446,14 @@ fn the_doctor_tests_ports_that_reach_each_other() {
     for words in [["mlx5_0:1 - ", " mlx5_1:1", "works"], ["mlx5_1:1 - ", " mlx5_0:1", "works"]] {
         assert!(has_line(text, &words), "{words:?}: {text}");
     }
+    assert!(has_division(text), "{text}");
+    for number in [0, 1] {
+        assert!(has_line(text, &[&format!("ports of ranks {number} do not reach each other")]), "{text}");
+    }
     let apart = job(&[node([0, 1]), node([0, 2])], "doctor --pair").expect("not skipped");
     let text = &apart.0[0].text;
+    assert!(has_division(text) && !text.contains("ports of ranks 0"), "{text}");
+    assert!(has_line(text, &["ports of ranks 1 do not reach each other"]), "{text}");
     assert!(apart.0.iter().all(|rank| rank.status.code() == Some(1)), "{}", apart.text());
     assert!(has_line(text, &["rail 0", "mlx5_0:1", "works"]), "{text}");
     for rank in [0, 1] {

@@ -75,10 +75,7 @@ impl GpuReport {
     /// `probes` are the answers of the rails' devices that were opened.
     pub fn read(root: &Path, allowed: GpuDirect, software: &[String], probes: &[DeviceProbe]) -> Self {
         let driver = driver(&text(&root.join("proc/driver/nvidia/version")));
-        let mut devices = of_driver(root);
-        if devices.is_empty() {
-            devices = of_pci(root);
-        }
+        let devices = gpus_of(root);
         // A file tree has no driver that could be queried.
         let cuda = if root == Path::new("/") { visible() } else { None };
         let mut gpus = Self { driver, devices, cuda, gdr_modes: Vec::new() };
@@ -260,6 +257,12 @@ fn driver(text: &str) -> Option<NvidiaDriver> {
     Some(NvidiaDriver { version, open: line.contains("Open Kernel Module") })
 }
 
+/// The GPUs of the machine below `root`.
+pub fn gpus_of(root: &Path) -> Vec<PciGpu> {
+    let gpus = of_driver(root);
+    if gpus.is_empty() { of_pci(root) } else { gpus }
+}
+
 /// The GPUs that NVIDIA's driver lists.
 fn of_driver(root: &Path) -> Vec<PciGpu> {
     let folder = root.join("proc/driver/nvidia/gpus");
@@ -274,19 +277,15 @@ fn of_driver(root: &Path) -> Vec<PciGpu> {
 /// Of the GPU that lets other devices access the least memory (BAR1): its PCI address, and bytes. `None` if
 /// there is none, or the system does not say.
 pub fn smallest_window(root: &Path) -> Option<(String, u64)> {
-    let mut gpus = of_driver(root);
-    if gpus.is_empty() {
-        gpus = of_pci(root);
-    }
-    let window = |gpu: PciGpu| {
-        let folder = root.join("sys/bus/pci/devices").join(&gpu.address);
+    let window = |address: String| {
+        let folder = root.join("sys/bus/pci/devices").join(&address);
         let resources = text(&folder.join("resource"));
         let mut numbers = resources.lines().nth(1)?.split_whitespace();
         let mut number = || u64::from_str_radix(numbers.next()?.trim_start_matches("0x"), 16).ok();
         let (first, last) = (number()?, number()?);
-        Some((gpu.address, last.checked_sub(first).filter(|bytes| *bytes > 0)? + 1))
+        Some((address, last.checked_sub(first).filter(|bytes| *bytes > 0)? + 1))
     };
-    gpus.into_iter().filter_map(window).min_by_key(|(_, bytes)| *bytes)
+    gpus_of(root).into_iter().map(|gpu| gpu.address).filter_map(window).min_by_key(|(_, bytes)| *bytes)
 }
 
 /// The NVIDIA GPUs on the PCI bus, for machines without a driver.

@@ -13,7 +13,7 @@
 //! | `gpu` | GPUs, their driver, and the GDR modes |
 //! | `topology` | where GPUs and RDMA devices are, and which ports the ranks of a job would use |
 //! | `machine` | descriptions of other machines |
-//! | `pair`, `pci`, `lossless`, `dcb` | tests between the nodes of a job, and what may slow its RDMA devices down |
+//! | `pair`, `division`, `pci`, `lossless`, `dcb` | tests between the nodes of a job, the ports of its ranks, and what may slow these down |
 //! | `facts` | all of these in one tree |
 //! | `transports` | which transports can be used |
 //! | `findings` | what is wrong, how severe it is, and how to fix it |
@@ -24,6 +24,7 @@
 mod byte_size;
 mod dcb;
 mod device_probe;
+mod division;
 mod facts;
 mod findings;
 mod gpu;

@@ -4,6 +4,7 @@
 //! over TCP, and match ports that reach each other, as links of a job do. Then the ranks whose ports match
 //! make a communicator that uses these ports only.
 
+use super::division::{self, DividedPorts};
 use super::gpu::smallest_window;
 use super::lossless::LosslessFacts;
 use super::pci::PciFacts;
@@ -16,7 +17,9 @@ use flexring::internal::bootstrap::host_name;
 use flexring::internal::transport::verbs::inventory::{
     Affinity, LinkLayer, loss_signs, retransmissions, sets_traffic_class,
 };
-use flexring::internal::transport::verbs::port_selection::{Rail, describe_mismatch, match_rails, offer};
+use flexring::internal::transport::verbs::port_selection::{
+    Offer, Rail, describe_mismatch, match_rails, offer,
+};
 use flexring::{Communicator, Error, Identity, ReduceOp, UniqueId, create_unique_id};
 use flexring_core::config::{Config, TransportChoice};
 use serde::de::DeserializeOwned;
@@ -99,6 +102,8 @@ struct RankOutcome {
 struct PairReport {
     nodes: Vec<NodeFacts>,
     tests: Vec<RailTest>,
+    /// What a job with a rank for each GPU would use, by the rank's number on its node.
+    division: Vec<DividedPorts>,
     /// What is wrong or unusual.
     findings: Vec<String>,
 }
@@ -119,16 +124,19 @@ pub fn run(json: bool) -> Result<(), CommandError> {
     }
     let over_tcp = Config { transport: TransportChoice::Tcp, ..config.clone() };
     let control = Communicator::with_config(&over_tcp, &identity)?;
-    let (mine, rails) = NodeFacts::gather(&identity, &config);
+    let (mine, rails, offers) = NodeFacts::gather(&identity, &config);
     let nodes = exchange(&control, &mine)?;
     let rails: Vec<Vec<Rail>> = exchange(&control, &rails)?;
+    let division = division::divide(&exchange(&control, &offers)?, &config);
     let (matched, alone): (Vec<_>, Vec<_>) =
         match_rails(&rails).into_iter().partition(|group| group.iter().flatten().count() > 1);
     let tests = matched.iter().map(|group| test(&control, &config, &nodes, &rails, group));
     let tests = tests.collect::<Result<Vec<_>, _>>()?;
     let mut findings = findings(&nodes, &tests);
     findings.extend(alone.iter().filter_map(|group| unreachable(&nodes, &rails, group)));
-    let report = PairReport { nodes, tests, findings };
+    let hosts: Vec<&str> = nodes.iter().map(|node| &*node.host).collect();
+    findings.extend((0..).zip(&division).flat_map(|(number, ranks)| ranks.findings(number, &hosts, &config)));
+    let report = PairReport { nodes, tests, division, findings };
     if identity.rank == 0 {
         output::print(&if json { output::json(&report)? } else { report.text() })?;
     }
@@ -136,7 +144,7 @@ pub fn run(json: bool) -> Result<(), CommandError> {
 }
 
 impl NodeFacts {
-    fn gather(identity: &Identity, config: &Config) -> (Self, Vec<Rail>) {
+    fn gather(identity: &Identity, config: &Config) -> (Self, Vec<Rail>, Vec<Offer>) {
         let root = Path::new("/");
         let affinity = Affinity::local(None);
         let rdma = RdmaReport::read(root, config, &affinity);
@@ -182,7 +190,7 @@ impl NodeFacts {
             ports,
             failure,
         };
-        (facts, rails)
+        (facts, rails, division::offers(root, &rdma.inventory, config))
     }
 }
 
@@ -482,6 +490,10 @@ impl PairReport {
                 (None, failure) => format!("FAILED  {}", failure.as_deref().unwrap_or("no rank says why")),
             };
             let _ = writeln!(text, "rail {at:<3} {named:<44} {outcome}");
+        }
+        let hosts: Vec<&str> = self.nodes.iter().map(|node| &*node.host).collect();
+        for (number, ranks) in self.division.iter().enumerate() {
+            let _ = writeln!(text, "{}", ranks.line(number, &hosts));
         }
         for finding in &self.findings {
             let _ = writeln!(text, "note     {finding}");
