@@ -16,13 +16,14 @@ use std::thread;
 mod nvrtc;
 
 /// The sources of the kernels. The first one is compiled and includes the others.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "kernels/kernels.cu",
     "kernels/collective.cu",
     "kernels/collective.h",
     "kernels/engine.cu",
     "kernels/engine.h",
     "kernels/items.h",
+    "kernels/transfers.h",
     "kernels/memory_order.h",
     "kernels/number.h",
     "kernels/reduce.h",

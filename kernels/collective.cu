@@ -19,6 +19,8 @@
 //   those of all, so one slice may be direct and another one staged. Blocks are whole granules, also in memory. The entry says that the
 //   input is there, `done` that a rank accesses the other's memory no more.
 // - Listed: the items of a Program. items.h explains them.
+// - Transfers: messages between pairs of ranks. transfers.h explains them. Calls that not all ranks make have no slice, so they begin without
+//   entry packets, and leave the number of calls as it is.
 //
 // | word         | writer               | order of the store   | reader              | order of the load      |
 // |--------------|----------------------|----------------------|---------------------|------------------------|
@@ -138,6 +140,17 @@ struct ItemShared {
     u32 whole;
 };
 
+// The message that a CTA moves, and what it looks for. transfers.h explains it.
+struct MovedShared {
+    // The first transfer of the window; in it, that of the message, or the one to look at first.
+    u32 base;
+    u32 place;
+    u32 message;
+    bool is_last;
+    // What a look has found, as a Work.
+    u32 work;
+};
+
 // What the threads of a CTA share. Also what would take registers.
 struct CollectiveShared {
     CollectiveState* peers[kMostRanks];
@@ -161,6 +174,7 @@ struct CollectiveShared {
     u32 reported;
     Rounds rounds;
     ItemShared item;
+    MovedShared moved;
     Granule gathered[kGathered];
 };
 constexpr u32 kNoSlice = 0xffffffff;
@@ -1031,6 +1045,15 @@ struct Exchange {
     }
 };
 
+}  // namespace flexring
+
+#include "transfers.h"
+
+namespace flexring {
+
+// Whether what CTAs run is no slice, and has tickets of its own.
+__device__ __forceinline__ bool has_own_tickets(const CollectiveParameters& call) { return call.path == kListed || call.path == kTransfers; }
+
 // Takes a ticket, and the right to run. Called by one thread.
 struct Arrival {
     u64 owner;
@@ -1063,20 +1086,21 @@ __device__ __forceinline__ bool start_relay(const Running& run) {
 __device__ __forceinline__ void leave(const Running& run, bool failed) {
     CollectiveState& state = run.state;
     u64 word = (run.epoch() - 1) | kOneTicket;
+    // A call that not all ranks make is not counted.
+    const u64 counted = run.call.slices != 0 ? run.epoch() : run.epoch() - 1;
     if (gridDim.x != 1) {
         // The last one sees whether another has failed, and where it speaks for all to the host or to later calls, what they wrote.
         const bool orders = failed || run.call.reports || run.call.path == kListed;
         const u64 before = orders ? add_acq_rel(&state.epoch, kOneLeft) : add_acquire(&state.epoch, kOneLeft);
         if (((before >> kLeftShift) & ((1u << kCountBits) - 1)) + 1 != gridDim.x) return;
-        // Items are taken by tickets of their own.
-        const u32 slices = run.call.path == kListed ? 0 : run.call.slices;
+        const u32 slices = has_own_tickets(run.call) ? 0 : run.call.slices;
         word = (run.epoch() - 1) | kOneLeft * gridDim.x | kOneTicket * (gridDim.x + slices);
         failed = load_relaxed(&state.stopped) != 0;
     }
     if (run.call.path == kListed) end_program(reach_shared(run.call.program));
     if (!keeps(kOneKernel)) {
-        store_relaxed(&state.epoch, run.epoch());
-    } else if (!failed && compare_and_swap(&state.epoch, word, run.epoch()) != word) {
+        store_relaxed(&state.epoch, counted);
+    } else if (!failed && compare_and_swap(&state.epoch, word, counted) != word) {
         fail(state, run.status, kOverlap, run.call.rank, run.epoch());
         failed = true;
     }
@@ -1183,6 +1207,8 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
 #endif
     if (!failed && call.path == kShort) {
         failed = run_slices<true>(exchange, guess, early);
+    } else if (!failed && kMoves<E> && call.path == kTransfers) {
+        if constexpr (kMoves<E>) failed = TransferRun<E>(exchange).run();
     } else if (!failed) {
         failed = run_slices<false>(exchange, guess, early);
     }

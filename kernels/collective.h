@@ -33,6 +33,8 @@ constexpr unsigned int kShort = 0;
 constexpr unsigned int kStaged = 1;
 // By the items of a Program.
 constexpr unsigned int kListed = 2;
+// By messages between pairs of ranks, each of which only the two know.
+constexpr unsigned int kTransfers = 3;
 // Bytes of a slot of a link: the longest message.
 constexpr int kSlotBytes = 131072;
 // Slots of a direction of a link, at most.
@@ -49,6 +51,12 @@ constexpr unsigned int kOutputPlace = 1;
 constexpr unsigned int kScratchPlace = 2;
 constexpr unsigned int kMessagePlace = 3;
 constexpr unsigned int kCopyPlace = 4;
+// Bytes before the data of a message of a Transfer, which say what it belongs to.
+constexpr int kHeaderBytes = 16;
+// Transfer::kind.
+constexpr unsigned int kSend = 0;
+constexpr unsigned int kReceive = 1;
+constexpr unsigned int kOwnCopy = 2;
 // In CollectiveState::reported.
 constexpr unsigned int kReportedDirect = 1u << 31;
 // Why a kernel left without having completed its call.
@@ -61,6 +69,9 @@ constexpr unsigned int kOverlap = 2;
 constexpr unsigned int kClosed = 3;
 // The host wanted it to leave.
 constexpr unsigned int kAbandoned = 4;
+// A message is not the one that this rank expects: `failed_rank` has sent it; the first two of `own_words` and `their_words` are the
+// headers, expected and received.
+constexpr unsigned int kUnexpected = 5;
 // What a kernel waits for.
 constexpr unsigned int kWaitEntry = 1;
 constexpr unsigned int kWaitData = 2;
@@ -68,6 +79,9 @@ constexpr unsigned int kWaitReady = 3;
 constexpr unsigned int kWaitDone = 4;
 constexpr unsigned int kWaitSlot = 5;
 constexpr unsigned int kWaitHost = 6;
+// A rank that receives from this one, and one that sends to it.
+constexpr unsigned int kWaitReceiver = 7;
+constexpr unsigned int kWaitSender = 8;
 
 // 8 bytes of data in two halves. Each half has 32 bits of data, and above them the flag of its call, so that 8 bytes that arrive
 // together are all that is needed: no fence, no count. The flag of call number `epoch` is 1 << 31 | (epoch & 0x7fffffff).
@@ -108,6 +122,9 @@ struct CollectiveState {
     // Of the links of a Program. By the rank that sends: the message in each slot. By the rank that uses them: likewise.
     alignas(128) unsigned long long sent[kMostRanks][kMostSlots];
     alignas(128) unsigned long long used[kMostRanks][kMostSlots];
+    // Of the links of Transfers, likewise.
+    alignas(128) unsigned long long transfers_sent[kMostRanks][kMostSlots];
+    alignas(128) unsigned long long transfers_used[kMostRanks][kMostSlots];
 };
 
 // A link to another rank, which may be on another node. Messages go through its slots: message n of a direction through slot n modulo
@@ -122,7 +139,7 @@ struct ProgramLink {
     const unsigned char* in;
     const unsigned long long* in_sent;
     unsigned long long* in_used;
-    // Messages of earlier calls. Written by the last CTA of a call.
+    // Messages of earlier calls. Written at the end of a call.
     unsigned long long sent;
     unsigned long long received;
     unsigned int slots;
@@ -174,6 +191,34 @@ struct Program {
     unsigned int link_count;
 };
 
+// What this rank sends to another one, or receives from it, in messages of up to kSlotBytes with their headers; or copies from its own
+// memory to its own.
+struct Transfer {
+    // What it reads and writes; null for the end that another rank has.
+    const unsigned char* from;
+    unsigned char* into;
+    unsigned long long bytes;
+    // What both ends must have equal: the type << 56 | elements.
+    unsigned long long tag;
+    // Messages of the call before it, in its direction of the link.
+    unsigned int first;
+    // How many messages it has: one at least.
+    unsigned int messages;
+    // In Transfers::links; of a copy, none.
+    unsigned int link;
+    unsigned int kind;
+};
+
+// What this rank moves in a call. In pinned host memory, as its Transfer are, which begin behind it.
+struct Transfers {
+    ProgramLink* links;
+    // In GPU memory, and 0 between calls: messages that CTAs have taken, CTAs that have found no more, and by transfer the messages taken.
+    unsigned long long* taken;
+    // Of all.
+    unsigned long long messages;
+    unsigned long long count;
+};
+
 // In pinned host memory.
 struct CollectiveStatus {
     // Written by kernels. What a kernel has waited for during the last millisecond or longer: the number of the call and
@@ -209,8 +254,9 @@ struct CollectiveParameters {
     unsigned long long words[kCallWords];
     const void* input;
     void* output;
-    // What this rank does, if the path is kListed.
+    // What this rank does, if the path is kListed, or kTransfers.
     Program* program;
+    const Transfers* transfers;
     // The places of input and output, for a staged call that is direct if all ranks have theirs; all 0 if this rank has not.
     unsigned long long places[kPlaces];
     // Multiplies this rank's elements, rounded to their type, if `scales`.
@@ -232,7 +278,8 @@ struct CollectiveParameters {
     unsigned int scales;
     unsigned int rank;
     unsigned int ranks;
-    // kShort, kStaged or kListed; and the number of slices: functions of the call alone.
+    // One of the paths; and the number of slices: functions of the call alone. No slices if not all ranks take part, so that the call
+    // begins without entry packets, and is not counted.
     unsigned int path;
     unsigned int slices;
     // Bytes of a block that an inbox has room for.
@@ -261,6 +308,8 @@ enum Rule : unsigned int {
     kWaitForMessages,
     kWaitForSlots,
     kItemsInOrder,
+    kAnyTransfer,
+    kHeadersCompared,
     kRules,
 };
 

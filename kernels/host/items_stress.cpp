@@ -9,31 +9,16 @@
 // must fail.
 #include <algorithm>
 #include <fstream>
-#include <memory>
 
-#include "slow_machine.h"
+#include "slow_ranks.h"
 
 using namespace flexring;
 
 namespace {
 
-constexpr u32 kSlotLength = 512;
 // As src/device/cuda/collective/layout.rs has them.
 static_assert(sizeof(ProgramLink) == 72 && sizeof(ProgramItem) == 24 && sizeof(ProgramPlace) == 16, "sizes");
-static_assert(sizeof(LinkCount) == 12 && sizeof(Program) == 80 && sizeof(CollectiveParameters) == 192, "sizes");
-
-struct alignas(16) Bytes {
-    u64 words[2];
-};
-
-// The slots of one direction of a link, and the words of both ends.
-struct Direction {
-    explicit Direction(u32 count) : slots(count), bytes(count * kSlotLength / 16 + 1), sent(kMostSlots), used(kMostSlots) {}
-    u8* at() { return reinterpret_cast<u8*>(bytes.data()); }
-    u32 slots;
-    std::vector<Bytes> bytes;
-    std::vector<u64> sent, used;
-};
+static_assert(sizeof(LinkCount) == 12 && sizeof(Program) == 80 && sizeof(CollectiveParameters) == 200, "sizes");
 
 template <class T>
 std::vector<T> numbers(std::istream& file) {
@@ -81,9 +66,6 @@ class Rank {
         check(!file.fail(), "the file is not complete");
         done_.resize(items_.size());
         scratch_.resize(scratch + 4), copy_.resize(copied + 4);
-        const u64 bytes = sizeof(CollectiveState) + 2ull * kMostSlices * kStages * kStageBytes;
-        memory_.reset(static_cast<CollectiveState*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
-        std::memset(static_cast<void*>(memory_.get()), 0, sizeof(CollectiveState));
         program_.items = items_.data(), program_.places = places_.data(), program_.waits = waits_.data();
         program_.links = links_.data(), program_.counts = counts_.data(), program_.done = done_.data();
         program_.scratch = reinterpret_cast<u8*>(scratch_.data()), program_.copy = reinterpret_cast<u8*>(copy_.data());
@@ -91,11 +73,7 @@ class Rank {
     }
     CollectiveState& state() { return *memory_; }
     void connect(u32 peer, Direction& out, Direction& in) {
-        ProgramLink& link = links_[peer];
-        link.out = out.at(), link.out_sent = out.sent.data(), link.out_used = out.used.data();
-        link.in = in.at(), link.in_sent = in.sent.data(), link.in_used = in.used.data();
-        // Both directions have as many.
-        link.slots = out.slots, link.rank = peer;
+        links_[peer] = link_to(peer, out, in);
     }
 
     void run(u64 launch, Random& random) {
@@ -115,18 +93,7 @@ class Rank {
         call.path = kListed;
         call.slices = 1;
         call.program = &program_;
-        const u32 grid = 1 + random.below(random.one_in(2) ? 1 : 5), resident = 1 + random.below(grid);
-        const CollectiveKernel kernel = collective_kernel_named("flexring_collective_uint32");
-        std::atomic<u32> next{0};
-        const auto place = [&](u64 seed, bool hurries) {
-            SlowMachine machine(seed, hurries);
-            for (u32 cta; (cta = next.fetch_add(1, std::memory_order_relaxed)) < grid;) run_collective_cta(kernel, call, grid, cta, machine);
-        };
-        std::vector<std::thread> places;
-        const bool hurries = random.one_in(2);
-        for (u32 nth = 1; nth < resident; ++nth) places.emplace_back(place, random.bits(), hurries);
-        place(random.bits(), hurries);
-        for (std::thread& thread : places) thread.join();
+        launch_slowly(collective_kernel_named("flexring_collective_uint32"), call, random);
         ++steps;
         check(status_.failure == kNoFailure, "a call has failed");
         for (u64 nth = 0; nth < expected_.size(); ++nth) {
@@ -137,9 +104,6 @@ class Rank {
     }
 
   private:
-    struct Free {
-        void operator()(CollectiveState* memory) const { std::free(memory); }
-    };
     u32 rank_, ranks_;
     std::vector<u32> input_, waits_, scratch_, copy_;
     // More than 32 bits for elements that are not the rank's.
@@ -152,7 +116,7 @@ class Rank {
     std::vector<u64> done_;
     Program program_{};
     CollectiveStatus status_{};
-    std::unique_ptr<CollectiveState, Free> memory_;
+    std::unique_ptr<CollectiveState, Free> memory_ = new_state(2ull * kMostSlices * kStages * kStageBytes);
 };
 
 }  // namespace

@@ -89,12 +89,12 @@ impl Communicator {
     ) -> Result<Arc<CallOutcome>> {
         let _default = DefaultFloatEnvironment::enter();
         self.check_for_stream(&checked)?;
+        if let Some(outcome) = self.run_by_kernel(&checked, stream, other, awaited)? {
+            return Ok(outcome);
+        }
         if checked.is_empty() {
             // An empty call has no memory, so it needs no stream.
             return self.submit(checked);
-        }
-        if let Some(outcome) = self.run_by_kernel(&checked, stream, other, awaited)? {
-            return Ok(outcome);
         }
         // Another thread may have chosen a plan meanwhile.
         checked.check_apart()?;

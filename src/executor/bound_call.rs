@@ -34,28 +34,44 @@ pub struct BoundCall {
 }
 
 impl BoundCall {
+    /// What ranks announce of it.
+    pub(super) fn announced(&self) -> AnnouncedCall<'_> {
+        AnnouncedCall { call: &self.call, blocks: self.blocks.as_ref() }
+    }
+}
+
+/// What ranks announce of a call to each other.
+#[derive(Clone, Copy, Debug)]
+pub struct AnnouncedCall<'a> {
+    /// The call.
+    pub call: &'a Call,
+    /// The lengths of the blocks of an all-to-all; `None` for other collectives.
+    pub blocks: Option<&'a BlockCounts>,
+}
+
+impl AnnouncedCall<'_> {
     /// The call as it is announced to `peer`.
-    pub(super) fn announcement(&self, peer: Rank) -> Call {
+    pub(super) fn to(&self, peer: Rank) -> Call {
         let count = self.lists().map_or(self.call.count, |blocks| blocks.sent_to(peer));
-        Call { count, ..self.call }
+        Call { count, ..*self.call }
     }
 
     /// The call that `peer` must announce to this rank.
     pub(super) fn expected(&self, peer: Rank) -> Call {
         let count = self.lists().map_or(self.call.count, |blocks| blocks.received_from(peer));
-        Call { count, ..self.call }
+        Call { count, ..*self.call }
     }
 
     /// The blocks, if they differ in length, so that ranks announce the length of each.
     fn lists(&self) -> Option<&BlockCounts> {
-        self.blocks.as_ref().filter(|_| self.call.collective == Collective::AllToAllV)
+        self.blocks.filter(|_| self.call.collective == Collective::AllToAllV)
     }
 
     /// Whether `theirs`, which `peer` has announced, is the call that it must be.
     pub(super) fn agrees_with(&self, theirs: &Call, peer: Rank) -> bool {
         let expected = self.expected(peer);
         // A rank that exchanges no elements has no memory, which could be on a GPU.
-        let no_elements = self.blocks.is_some() && self.announcement(peer).count == 0 && expected.count == 0;
+        let no_elements = self.blocks.is_some() && self.to(peer).count == 0 && expected.count == 0;
         let same_memory = no_elements || expected.on_gpu == theirs.on_gpu;
         same_memory && expected.count == theirs.count && expected.agrees_with(theirs)
     }

@@ -178,28 +178,62 @@ impl GroupPath {
                 "{slots} slots are too few for messages with {staging} ranks at once: raise FLEXRING_SLOTS"
             )));
         }
+        let mut base = 0;
+        for index in 0..self.active.len() {
+            let peer = self.active[index];
+            let exchange = exchange_with(&mut self.exchanges, peer)?;
+            base = exchange.assign_slots(resources, base, quota);
+            self.open(resources, &bound.call, peer)?;
+        }
+        Ok(())
+    }
+
+    /// Opens the link to `peer` for `call`, a group, if it is not open yet.
+    pub(super) fn open(&mut self, resources: &mut Resources, call: &Call, peer: Rank) -> Result<()> {
+        let exchange =
+            self.exchanges[peer].get_or_insert_with(|| Box::new(PeerExchange::new(resources, peer)));
+        if exchange.is_open {
+            return Ok(());
+        }
         // Not the number of operations or the memory, which the two ends need not have in common. Messages of
         // calls on a GPU are never eager, whose copies the host makes; a stream may have both kinds.
         let call = Call {
-            sequence: bound.call.sequence,
+            sequence: call.sequence,
             collective: Collective::SendRecv,
             count: 0,
             root: Call::SEVERAL_PEERS,
             program: resources.slots.slot_bytes() as u64,
             on_gpu: true,
-            ..bound.call
+            ..*call
         };
-        let mut base = 0;
-        for peer in &self.active {
-            let exchange = exchange_with(&mut self.exchanges, *peer)?;
-            base = exchange.assign_slots(resources, base, quota);
-            if !exchange.is_open {
-                resources.links.begin_link(*peer, call.sequence)?;
-                resources.links.announce(*peer, &call)?;
-                exchange.is_open = true;
-                self.any_open = true;
-            }
+        resources.links.begin_link(peer, call.sequence)?;
+        resources.links.announce(peer, &call)?;
+        exchange.is_open = true;
+        self.any_open = true;
+        Ok(())
+    }
+
+    /// Whether `peer` has opened its end of an open link.
+    pub(super) fn has_entered(&self, peer: Rank) -> bool {
+        self.exchanges[peer].as_ref().is_some_and(|exchange| exchange.has_entered)
+    }
+
+    /// Notes what `peer` has announced to this rank, which is in `call`, a group.
+    ///
+    /// # Errors
+    /// `Disagreement` if that is no group between the same collectives.
+    pub(super) fn enter(
+        &mut self,
+        resources: &Resources,
+        call: &Call,
+        peer: Rank,
+        theirs: &Call,
+    ) -> Result<()> {
+        let expected = (Collective::SendRecv, call.sequence, resources.slots.slot_bytes() as u64);
+        if (theirs.collective, theirs.sequence, theirs.program) != expected {
+            return Err(Error::disagreement(difference(resources.rank, call, peer, theirs)));
         }
+        exchange_with(&mut self.exchanges, peer)?.has_entered = true;
         Ok(())
     }
 
@@ -234,15 +268,7 @@ impl GroupPath {
 
     fn handle(&mut self, resources: &mut Resources, bound: &BoundGroup, event: Event) -> Result<()> {
         match event {
-            Event::PeerEntered { peer, call } => {
-                let expected =
-                    (Collective::SendRecv, bound.call.sequence, resources.slots.slot_bytes() as u64);
-                if (call.collective, call.sequence, call.program) != expected {
-                    return Err(Error::disagreement(difference(resources.rank, &bound.call, peer, &call)));
-                }
-                exchange_with(&mut self.exchanges, peer)?.has_entered = true;
-                Ok(())
-            }
+            Event::PeerEntered { peer, call } => self.enter(resources, &bound.call, peer, &call),
             Event::SendComplete { peer } => {
                 resources.trace.send_ends(peer);
                 exchange_with(&mut self.exchanges, peer)?.send_complete()

@@ -34,7 +34,7 @@ mod tests;
 mod ticket;
 mod wait;
 
-pub use bound_call::{BoundCall, BoundGroup, CallPath, PeerMessage, ProgramNumber};
+pub use bound_call::{AnnouncedCall, BoundCall, BoundGroup, CallPath, PeerMessage, ProgramNumber};
 
 use crate::call::Call;
 use crate::device::Device;
@@ -282,14 +282,13 @@ impl Executor {
     /// As for [`run`](Self::run).
     pub fn relay(
         &mut self,
-        call: &Call,
+        announced: AnnouncedCall<'_>,
         messages: &[RelayedMessages],
         report: ReportFailure<'_>,
     ) -> Result<()> {
-        self.guarded(call, report, |executor| {
+        self.guarded(announced.call, report, |executor| {
             let Executor { resources, groups, relays, .. } = executor;
-            groups.close(resources.rank, call)?;
-            relays.run(resources, call, messages)
+            relays.run(resources, groups, announced, messages)
         })
     }
 

@@ -191,7 +191,7 @@ impl ProgramPath {
         } else {
             Links::announce
         };
-        self.peers.iter().try_for_each(|peer| announce(links, *peer, &active.bound.announcement(*peer)))
+        self.peers.iter().try_for_each(|peer| announce(links, *peer, &active.bound.announced().to(*peer)))
     }
 
     /// Takes completions from links and devices, and reports them to the pipeline. Whether there were any.
@@ -218,8 +218,9 @@ impl ProgramPath {
         let own = &active.bound.call;
         match event {
             Event::PeerEntered { peer, call } => {
-                if !active.bound.agrees_with(&call, peer) {
-                    let message = active.bound.expected(peer).difference(resources.rank, &call, peer);
+                if !active.bound.announced().agrees_with(&call, peer) {
+                    let message =
+                        active.bound.announced().expected(peer).difference(resources.rank, &call, peer);
                     return Err(Error::disagreement(message));
                 }
                 if std::mem::replace(&mut self.entered[peer], true) {

@@ -3,6 +3,8 @@
 //!
 //! Owns which message is sent and received next. Must not know what a message means, nor any driver.
 
+use super::bound_call::AnnouncedCall;
+use super::group_path::GroupPath;
 use super::links::Links;
 use super::resources::Resources;
 use crate::call::Call;
@@ -58,14 +60,16 @@ impl RelayPath {
         }
     }
 
-    /// Carries the messages of `call`, whose kernel runs, on each of its links.
+    /// Carries the messages of a call, whose kernel runs, on each of its links. `groups` has the state of the
+    /// links between two collectives.
     pub(super) fn run(
         &mut self,
         resources: &mut Resources,
-        call: &Call,
+        groups: &mut GroupPath,
+        announced: AnnouncedCall<'_>,
         messages: &[RelayedMessages],
     ) -> Result<()> {
-        self.begin(resources, call, messages)?;
+        self.begin(resources, groups, announced, messages)?;
         resources.wait.begin();
         loop {
             let mut busy = self.advance(resources, messages)?;
@@ -73,32 +77,45 @@ impl RelayPath {
                 self.end(messages);
                 return Ok(());
             }
-            busy |= self.poll(resources, call, messages)?;
+            busy |= self.poll(resources, groups, announced, messages)?;
             if busy {
                 resources.progressed();
             } else if !resources.pause_beside_kernel()? {
-                return Err(self.timed_out(resources, call, messages));
+                return Err(self.timed_out(resources, announced.call, messages));
             }
         }
     }
 
     /// Announces the call to the ranks at the other ends.
-    fn begin(&mut self, resources: &mut Resources, call: &Call, messages: &[RelayedMessages]) -> Result<()> {
+    fn begin(
+        &mut self,
+        resources: &mut Resources,
+        groups: &mut GroupPath,
+        announced: AnnouncedCall<'_>,
+        messages: &[RelayedMessages],
+    ) -> Result<()> {
+        let call = announced.call;
         self.events.clear();
         self.indices.fill(None);
         self.links.clear();
         self.links.resize(messages.len(), RelayedCounts::default());
-        resources.links.begin(call);
+        if call.is_collective() {
+            groups.close(resources.rank, call)?;
+            resources.links.begin(call);
+        }
         for (index, messages) in messages.iter().enumerate() {
             let peer = messages.link.peer;
             if !matches!(resources.links.to(peer), AnyTransport::Posted(_)) {
                 return Err(Error::internal(format!("rank {peer} is on this node: please report this")));
             }
             self.indices[peer] = Some(index);
-            if messages.sends.is_empty() {
-                resources.links.announce(peer, call)?;
+            if !call.is_collective() {
+                groups.open(resources, call, peer)?;
+                self.links[index].entered = groups.has_entered(peer);
+            } else if messages.sends.is_empty() {
+                resources.links.announce(peer, &announced.to(peer))?;
             } else {
-                resources.links.announce_with_message(peer, call)?;
+                resources.links.announce_with_message(peer, &announced.to(peer))?;
             }
         }
         Ok(())
@@ -129,12 +146,18 @@ impl RelayPath {
         Ok(busy)
     }
 
-    fn poll(&mut self, resources: &mut Resources, call: &Call, messages: &[RelayedMessages]) -> Result<bool> {
+    fn poll(
+        &mut self,
+        resources: &mut Resources,
+        groups: &mut GroupPath,
+        announced: AnnouncedCall<'_>,
+        messages: &[RelayedMessages],
+    ) -> Result<bool> {
         let polled = resources.links.poll(&mut self.events);
         let mut busy = false;
         // First the events, because a call that differs explains why a link fails.
         while let Some(event) = self.events.pop_front() {
-            self.handle(resources, call, messages, event)?;
+            self.handle(resources, groups, announced, messages, event)?;
             busy = true;
         }
         Ok(polled? || busy)
@@ -143,7 +166,8 @@ impl RelayPath {
     fn handle(
         &mut self,
         resources: &mut Resources,
-        call: &Call,
+        groups: &mut GroupPath,
+        announced: AnnouncedCall<'_>,
         messages: &[RelayedMessages],
         event: Event,
     ) -> Result<()> {
@@ -152,15 +176,21 @@ impl RelayPath {
         | Event::RecvComplete { peer }
         | Event::RecvReady { peer, .. }) = event;
         // Also of a rank to which this call has no link.
-        if let Event::PeerEntered { call: theirs, .. } = &event
-            && !call.agrees_with(theirs)
-        {
-            return Err(Error::disagreement(call.difference(resources.rank, theirs, peer)));
+        if let Event::PeerEntered { call: theirs, .. } = &event {
+            if !announced.call.is_collective() {
+                groups.enter(resources, announced.call, peer, theirs)?;
+                self.indices[peer].into_iter().for_each(|index| self.links[index].entered = true);
+                return Ok(());
+            }
+            if !announced.agrees_with(theirs, peer) {
+                let message = announced.expected(peer).difference(resources.rank, theirs, peer);
+                return Err(Error::disagreement(message));
+            }
         }
         let Some(index) = self.indices[peer] else {
             return Err(Error::disagreement(format!(
-                "rank {peer} sends a message to rank {}, which has called {call} without receiving it",
-                resources.rank
+                "rank {peer} sends a message to rank {}, which has called {} without receiving it",
+                resources.rank, announced.call
             )));
         };
         let (state, link) = (&mut self.links[index], &messages[index].link);

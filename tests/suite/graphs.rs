@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const GRAPH_FLAGS: CUgraphInstantiate_flags =
     CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
 /// Longer than one exchange moves.
-const LONG: usize = 50_000;
+const LONG: usize = 50_001;
 
 /// A stream whose vectors can be used in captures: cudarc does not order them by events.
 fn stream() -> Arc<CudaStream> {
@@ -265,6 +265,79 @@ fn every_collective_can_be_captured() {
     });
 }
 
+/// The length of the block from one rank to another: some are empty, some have many messages.
+fn block(from: usize, to: usize) -> usize {
+    [0, 5, 1000, 70_001][(from + 2 * to) % 4]
+}
+
+#[test]
+fn messages_and_uneven_blocks_can_be_captured() {
+    capture_messages("messages_and_uneven_blocks_can_be_captured", &[]);
+}
+
+#[test]
+fn messages_and_blocks_between_nodes_can_be_captured() {
+    capture_messages("messages_and_blocks_between_nodes_can_be_captured", &[NODES]);
+}
+
+fn capture_messages(name: &str, variables: &[(&str, &str)]) {
+    processes_with(name, 3, variables, |rank| {
+        let stream = stream();
+        let me = rank.rank();
+        let (next, previous) = ((me + 1) % 3, (me + 2) % 3);
+        let counts: Vec<usize> = (0..3).map(|to| block(me, to)).collect();
+        let expected: Vec<usize> = (0..3).map(|from| block(from, me)).collect();
+        let (sends, receives) = (counts.iter().sum(), expected.iter().sum());
+        let zeros = |len: usize| stream.alloc_zeros::<f32>(len).expect("memory");
+        let (mut send, mut sent) = (zeros(sends), zeros(LONG));
+        let mut received = [zeros(receives), zeros(LONG), zeros(LONG), zeros(7), zeros(LONG)];
+        stream.synchronize().expect("a GPU that works");
+        let calls =
+            |send: &CudaSlice<f32>,
+             sent: &CudaSlice<f32>,
+             [exchanged, ring, single, summed, blocks]: &mut [CudaSlice<f32>; 5]| {
+                rank.all_to_all_v_on_gpu(send, &counts, exchanged, &expected).expect("a call");
+                rank.send_recv_on_gpu(sent, next, ring, previous).expect("a call");
+                // Ranks 0 and 1 send to each other, first the one and then the other.
+                for from in [0, 1] {
+                    match me {
+                        2 => {}
+                        _ if me == from => rank.send_on_gpu(sent, 1 - from).expect("a call"),
+                        _ => rank.recv_on_gpu(single, from).expect("a call"),
+                    }
+                }
+                rank.all_reduce_on_gpu(summed, ReduceOp::Sum).expect("a call");
+                rank.all_to_all_on_gpu(sent, blocks).expect("a call");
+            };
+        let graph = capture(&stream, || calls(&send, &sent, &mut received));
+        for round in 1..=6 {
+            let of = |from: usize, at: usize| (1000 * round + 100 * from + at % 89) as f32;
+            let own = |len: usize| (0..len).map(|at| of(me, at)).collect::<Vec<f32>>();
+            stream.memcpy_htod(&own(sends), &mut send).expect("a copy");
+            stream.memcpy_htod(&own(LONG), &mut sent).expect("a copy");
+            if round % 3 == 0 {
+                calls(&send, &sent, &mut received);
+            } else {
+                graph.launch().expect("a replay");
+            }
+            // Each rank has its blocks one after the other.
+            let first = |from: usize| (0..me).map(|to| block(from, to)).sum::<usize>();
+            let blocks =
+                (0..3).flat_map(|from| (0..block(from, me)).map(move |at| of(from, first(from) + at)));
+            assert_eq!(read(&stream, &received[0]), blocks.collect::<Vec<f32>>(), "round {round}");
+            let from_rank = |from: usize| (0..LONG).map(|at| of(from, at)).collect::<Vec<f32>>();
+            assert_eq!(read(&stream, &received[1]), from_rank(previous), "round {round}");
+            let part = LONG / 3;
+            let parts = (0..LONG).map(|at| of(at / part, me * part + at % part)).collect::<Vec<f32>>();
+            assert_eq!(read(&stream, &received[4]), parts, "round {round}");
+            if me != 2 {
+                assert_eq!(read(&stream, &received[2]), from_rank(1 - me), "round {round}");
+            }
+        }
+        rank.synchronize().expect("all calls succeed");
+    });
+}
+
 #[test]
 fn captures_of_different_calls_fail_when_they_are_captured() {
     processes("captures_of_different_calls_fail_when_they_are_captured", 2, |rank| {
@@ -401,6 +474,63 @@ fn the_deadline_of_a_replay_names_the_rank_that_does_not_come() {
     });
     for output in ended {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn a_missing_message_ends_at_the_deadline_with_its_rank() {
+    let name = "a_missing_message_ends_at_the_deadline_with_its_rank";
+    processes_with(name, 3, &[("FLEXRING_TIMEOUT_MS", "500")], |rank| {
+        let stream = stream();
+        let mut vector = stream.clone_htod(&[1f32; 100]).expect("memory");
+        rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a call");
+        if rank.rank() == 0 {
+            rank.recv_on_gpu(&mut vector, 2).expect("it is enqueued");
+        }
+        let error = failure_within(&rank, Duration::from_secs(10));
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.message().contains("rank 2 did not send what rank 0 receives"), "{error}");
+        assert_eq!(read(&stream, &vector), vec![3.0; 100]);
+    });
+}
+
+/// Another length, another type, and a collective in between: each is found before the memory is written.
+#[test]
+fn messages_that_differ_are_an_error() {
+    for wrong in 0..3 {
+        processes("messages_that_differ_are_an_error", 2, |rank| {
+            let stream = stream();
+            let mut vector = stream.clone_htod(&[1f32; 101]).expect("memory");
+            let (mut shorter, numbers) = (
+                stream.clone_htod(&[1f32; 100]).expect("memory"),
+                stream.clone_htod(&[1i32; 101]).expect("memory"),
+            );
+            stream.synchronize().expect("a GPU that works");
+            let mut calls = || match (rank.rank(), wrong) {
+                (0, 0) => rank.send_on_gpu(&shorter, 1),
+                (0, 1) => rank.send_on_gpu(&numbers, 1),
+                (0, _) => {
+                    rank.send_on_gpu(&vector, 1)?;
+                    rank.all_reduce_on_gpu(&mut shorter, ReduceOp::Sum)
+                }
+                (_, 2) => {
+                    rank.all_reduce_on_gpu(&mut shorter, ReduceOp::Sum)?;
+                    rank.recv_on_gpu(&mut vector, 0)
+                }
+                _ => rank.recv_on_gpu(&mut vector, 0),
+            };
+            let _ = calls();
+            let error = failure_within(&rank, Duration::from_secs(10));
+            assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+            let phrase = match wrong {
+                0 => "rank 0 sends 100 x float to rank 1, which expects 101 x float",
+                1 => "rank 0 sends 101 x int32 to rank 1, which expects 101 x float",
+                _ => "rank 0 sent a message to rank 1 before or after a collective",
+            };
+            assert!(error.message().contains(phrase), "{error}");
+            assert_eq!(read(&stream, &vector), vec![1.0; 101]);
+            drop((shorter, numbers));
+        });
     }
 }
 

@@ -633,6 +633,32 @@ fn barriers_order_the_threads_of_collectives() {
     }
 }
 
+/// The rules of transfers: `kWaitForMessages`, `kWaitForSlots`, `kAnyTransfer` and `kHeadersCompared`.
+const TRANSFER_RULES: [u32; 4] = [13, 14, 16, 17];
+
+/// The program that moves messages between ranks; see kernels/host/transfers_stress.cpp.
+fn transfers_stress(options: &[&str]) -> Option<PathBuf> {
+    let options = [options, &["-DFLEXRING_STRESSED"]].concat();
+    compiled(&["transfers_stress.cpp", "launch_collective.cpp"], &options)
+}
+
+#[test]
+fn messages_arrive_and_broken_rules_are_noticed() {
+    let Some(program) = transfers_stress(&["-O1"]) else { return };
+    expect_right_results(&play_collectives(&program, 200, None));
+    for rule in TRANSFER_RULES {
+        let output = play_collectives(&program, 200, Some(rule));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains("failed: "), "rule {rule} was broken, and nothing was noticed");
+    }
+}
+
+#[test]
+fn nothing_but_the_protocol_orders_messages() {
+    let Some(program) = transfers_stress(&["-O1", "-g", "-fsanitize=thread"]) else { return };
+    expect_right_results(&play_collectives(&program, 40, None));
+}
+
 /// The world of `ranks` as kernels/host/items_stress.cpp reads it.
 fn text_of(ranks: &[ListedCall]) -> String {
     let mut text = format!("{}\n", ranks.len());

@@ -4,11 +4,13 @@
 
 use super::kernel_watch::{self, KernelOwner, KernelWatch};
 use super::registered_memory::OfferedMemory;
-use crate::call::Call;
+use crate::call::{BlockCounts, Call};
 use crate::communicator::checked_wait::CHECK_INTERVAL;
 use crate::communicator::plans::ListKey;
 use crate::device::cuda::Launcher;
-use crate::device::cuda::collective::{CollectiveMemory, ListScratch, ListedProgram};
+use crate::device::cuda::collective::{
+    CollectiveMemory, ListScratch, ListedProgram, Transfer, TransferTable,
+};
 use crate::device::cuda::naps::nap_until;
 use crate::device::relay_link::RelayedMessages;
 use crate::error::{Error, Result};
@@ -53,6 +55,8 @@ pub(in crate::communicator) struct KernelCalls {
 pub(in crate::communicator) struct CarriedCall {
     /// As ranks announce it, but for its sequence number.
     pub call: Call,
+    /// The lengths of the blocks of an all-to-all.
+    pub blocks: Option<BlockCounts>,
     pub messages: Arc<[RelayedMessages]>,
     /// Whether a graph launches it.
     pub is_captured: bool,
@@ -145,6 +149,22 @@ impl KernelCalls {
         let list = Arc::new(self.memory.list(&make()?, element, scratch, is_elsewhere, registrar)?);
         by_key.insert(key, Arc::clone(&list));
         Ok(list)
+    }
+
+    /// Writes the transfers of a call that is about to be launched where its kernel finds them. Returns also
+    /// the messages to and from ranks that are elsewhere. `wait` is called as long as too many kernels have
+    /// not ended.
+    ///
+    /// # Errors
+    /// Those of `wait`; `System` if the GPU has too little memory.
+    pub(in crate::communicator) fn transfers(
+        &self,
+        transfers: &[Transfer],
+        world: (usize, impl Fn(Rank) -> bool),
+        is_captured: bool,
+        wait: impl FnMut() -> Result<()>,
+    ) -> Result<(TransferTable, Arc<[RelayedMessages]>)> {
+        self.memory.transfers(transfers, world, self.registrar.as_ref(), is_captured, wait)
     }
 
     /// Has the messages of a captured call carried in each replay.

@@ -6,7 +6,9 @@
 
 use crate::call::Call;
 use crate::communicator::request::CallOutcome;
-use crate::device::cuda::collective::{CALL_WORDS, CollectiveFailure, CollectiveMemory, CollectiveWait};
+use crate::device::cuda::collective::{
+    CALL_WORDS, CollectiveFailure, CollectiveMemory, CollectiveWait, Waited, tagged,
+};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::process::{PerProcess, spawn};
@@ -225,6 +227,9 @@ impl KernelWatch {
                 let number = self.lock_calls().get(epoch).map_or(epoch, |call| call.sequence);
                 return Some(Error::disagreement(difference(self.rank, mine, rank, theirs, number)));
             }
+            Some(CollectiveFailure::Unexpected { rank, expected, received }) => {
+                return Some(Error::disagreement(unexpected(self.rank, rank, expected, received)));
+            }
             Some(CollectiveFailure::Overlap) => {
                 return Some(Error::invalid_argument(
                     "two calls of this communicator ran on the GPU at the same time, in two streams or graphs: order them by events",
@@ -247,13 +252,23 @@ impl KernelWatch {
             Some((before, since)) if before == wait => since,
             _ => state.waiting.insert((wait, Instant::now())).1,
         };
-        let CollectiveWait { epoch, rank, enters, .. } = wait;
+        let CollectiveWait { epoch, rank, waited: act, .. } = wait;
+        let enters = act == Waited::Entry;
         let rank = if enters { self.node[rank] } else { rank };
+        let me = self.rank;
+        // Only the two ranks know of it.
+        let missing = match act {
+            Waited::Receive => Some(format!("receive what rank {me} sends to it on a GPU")),
+            Waited::Send => Some(format!("send what rank {me} receives from it on a GPU")),
+            Waited::Entry | Waited::Data => None,
+        };
+        let is_near = enters || missing.is_some() && self.node.contains(&rank);
         // Threads that carry messages between nodes know better what such a wait is for.
-        let timeout = if self.spans_nodes && !enters { 2 * self.timeout } else { self.timeout };
+        let timeout = if self.spans_nodes && !is_near { 2 * self.timeout } else { self.timeout };
         let waited = since.elapsed();
         // Another rank may be in a call that its host runs, and wait there for this one.
         if waited > UNUSUAL
+            && missing.is_none()
             && let (Some(call), Some(owner)) = (self.lock_calls().get(epoch), self.owner.upgrade())
         {
             state.is_reported = true;
@@ -261,20 +276,27 @@ impl KernelWatch {
         }
         // A transport notices the end of its own link.
         if waited > DEPARTED
-            && (enters || !self.spans_nodes)
+            && (is_near || !self.spans_nodes)
             && let Some(owner) = self.owner.upgrade()
             && owner.leaver() == Some(rank)
         {
-            let message = format!(
-                "rank {rank} left before it made call #{epoch} on a GPU, in which rank {} waits for it",
-                self.rank
-            );
+            let message = match missing {
+                Some(missing) => format!("rank {rank} left, and did not {missing}"),
+                None => {
+                    format!(
+                        "rank {rank} left before it made call #{epoch} on a GPU, in which rank {me} waits for it"
+                    )
+                }
+            };
             return Some(Error::peer_lost(message).with_suspect(rank));
         }
         (waited > timeout).then(|| {
-            let message = format!(
-                "call #{epoch} on a GPU: rank {rank} did not make the same call within {timeout:?}, or its GPU is busy"
-            );
+            let message = match missing {
+                Some(missing) => format!("rank {rank} did not {missing} within {timeout:?}, or its GPU is busy"),
+                None => format!(
+                    "call #{epoch} on a GPU: rank {rank} did not make the same call within {timeout:?}, or its GPU is busy"
+                ),
+            };
             Error::timeout(message).with_suspect(rank)
         })
     }
@@ -302,6 +324,24 @@ pub(in crate::communicator) fn difference(
         }
         (Some(mine), Some(theirs)) => mine.difference(me, &theirs, them),
         _ => format!("ranks {me} and {them} are in different calls: do they run the same build of flexring?"),
+    }
+}
+
+/// How a message from `them` differs from what this rank expects: the tags of both, and where they are among
+/// the collectives.
+fn unexpected(me: Rank, them: Rank, expected: [u64; 2], received: [u64; 2]) -> String {
+    let vector = |tag| tagged(tag).map(|(dtype, count)| format!("{count} x {}", dtype.name()));
+    match (vector(received[0]), vector(expected[0])) {
+        (Some(sent), Some(wanted)) if expected[0] != received[0] => {
+            format!("rank {them} sends {sent} to rank {me}, which expects {wanted}")
+        }
+        (Some(_), Some(_)) => format!(
+            "rank {them} sent a message to rank {me} before or after a collective that is not between the receive and that: do all \
+             ranks make the same calls?"
+        ),
+        _ => format!(
+            "rank {them} sent something else than a message to rank {me}: do they run the same build of flexring?"
+        ),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Owns which calls these are, and how they are launched or captured. Must not know how a kernel works.
 
-use crate::call::{Call, Collective};
+use crate::call::{BlockCounts, Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::checked_call::CheckedCall;
 use crate::communicator::gpu::{
@@ -16,10 +16,12 @@ use crate::communicator::runner::{CallRunner, QueuedCall, QueuedWork};
 use crate::device::CallerStream;
 use crate::device::cuda::Launcher;
 use crate::device::cuda::collective::{
-    BlockCall, Blocks, CALL_WORDS, ListedProgram, MOST_PLACES, SLOT, Vector,
+    BlockCall, Blocks, CALL_WORDS, ListedProgram, MOST_PLACES, SLOT, Transfer, TransferTable, Vector,
 };
 use crate::device::kernel_start::wait_started;
+use crate::device::relay_link::RelayedMessages;
 use crate::error::{Error, ErrorKind, Result};
+use crate::executor::AnnouncedCall;
 use crate::memory::Piece;
 use crate::process::CreatorProcess;
 use crate::rank::Rank;
@@ -101,6 +103,22 @@ impl CallRunner {
         calls.list(key, checked.dtype.size(), is_elsewhere, await_kernels, make)
     }
 
+    /// The transfers of a call, where its kernel finds them, and what is carried between nodes.
+    fn transfers(
+        &self,
+        checked: &CheckedCall,
+        calls: &KernelCalls,
+        is_captured: bool,
+    ) -> Result<(TransferTable, Arc<[RelayedMessages]>)> {
+        let wait = || {
+            std::thread::sleep(FULL_WAIT);
+            self.check_waiting();
+            self.fault.check()
+        };
+        let world = (self.world, |rank: Rank| !self.node.contains(&rank));
+        calls.transfers(&transfers_of(checked, self.rank, self.world), world, is_captured, wait)
+    }
+
     /// Carries the messages of calls that kernels run, behind this number of collectives that need no
     /// messages to be carried.
     pub(in crate::communicator) fn run_relayed(&self, relayed: RelayedCall, kernels: u64) -> Result<()> {
@@ -145,14 +163,16 @@ impl CallRunner {
     fn carry(&self, carried: &CarriedCall, kernels: u64) -> Result<()> {
         let mut state = self.lock_state();
         self.check_usable()?;
-        state.count_call(kernels, true);
-        let call = Call { sequence: state.sequence, ..carried.call };
+        let is_collective = carried.call.is_collective();
+        state.count_call(kernels, is_collective);
+        let call = Call { sequence: state.sequence + u64::from(!is_collective), ..carried.call };
         let fail = |failure: Error| {
             let differs = carried.is_captured && failure.kind() == ErrorKind::Disagreement;
             self.fail(if differs { failure.context("in the launch of a graph") } else { failure })
         };
+        let announced = AnnouncedCall { call: &call, blocks: carried.blocks.as_ref() };
         let outcome = self.enter(&call).map_err(fail);
-        let outcome = outcome.and_then(|()| state.executor.relay(&call, &carried.messages, &fail));
+        let outcome = outcome.and_then(|()| state.executor.relay(announced, &carried.messages, &fail));
         self.control.leave_call();
         if outcome.is_err() {
             state.executor.write_trace();
@@ -272,22 +292,24 @@ impl Communicator {
         let call = CallRunner::call(checked, 0, if follows_plan { plans ^ BY_KERNEL } else { plans });
         let described = described_to_kernel(checked, runner, words_of(&call));
         let ctas = runner.kernel_ctas.load(Ordering::Relaxed);
-        let blocks = if !runner.spans_nodes() {
-            Some(Blocks::new(&described, calls.memory.layout(), ctas)?)
-        } else if checked.is_collective() && !checked.collective.is_all_to_all() {
-            None
-        } else {
-            return None;
+        let work = match checked.collective {
+            Collective::Barrier => return None,
+            // Kernels of ranks that share a process must be launched together.
+            Collective::SendRecv
+                if runner.launch_member.is_some() && checked.peers().any(|peer| peer != runner.rank) =>
+            {
+                return None;
+            }
+            // In place, blocks would be overwritten before they are sent.
+            Collective::AllToAllV if checked.in_place => return None,
+            Collective::AllToAll if checked.in_place && runner.spans_nodes() => return None,
+            Collective::AllToAll if runner.spans_nodes() => Work::Transfers,
+            Collective::SendRecv | Collective::AllToAllV => Work::Transfers,
+            _ if checked.is_empty() => return None,
+            _ if follows_plan => Work::List,
+            _ => Work::Blocks(Blocks::new(&described, calls.memory.layout(), ctas)?),
         };
-        Some(DescribedCall {
-            opened,
-            calls,
-            watch,
-            call,
-            described,
-            ctas,
-            blocks: blocks.filter(|_| !follows_plan),
-        })
+        Some(DescribedCall { opened, calls, watch, call, described, ctas, work })
     }
 
     /// Launches a call in a stream, or has the stream's capture take it in, if it is one that kernels run.
@@ -306,7 +328,8 @@ impl Communicator {
     ) -> Result<Option<Arc<CallOutcome>>> {
         let runner = &self.runner;
         let Some(described) = self.described(checked) else { return Ok(None) };
-        let DescribedCall { opened, calls, watch, mut call, described, ctas, mut blocks } = described;
+        let DescribedCall { opened, calls, watch, mut call, described, ctas, mut work } = described;
+        let is_collective = checked.is_collective();
         watch.notice_failure();
         runner.check_usable()?;
         for piece in checked.pieces() {
@@ -324,26 +347,34 @@ impl Communicator {
                 ));
             }
             let named = calls.registered.as_ref().map_or(0, OfferedMemory::named);
-            if self.agree_on_capture(described.words, named)? {
+            // Only the ranks of a message know of it, so they cannot compare it.
+            if is_collective && self.agree_on_capture(described.words, named)? {
                 // All have named what they have registered so far; then all have opened it.
                 runner.follow_registrations(&opened.launcher, calls);
                 self.barrier()?;
             }
-            capture = Some(calls.next_capture());
+            capture = is_collective.then(|| calls.next_capture());
         }
-        if let Some(blocks) = &mut blocks {
+        if let Work::Blocks(blocks) = &mut work {
             set_places(checked, blocks, calls).map_err(fail)?;
         }
         let _call = self.begin_call()?;
         // Ranks launch in one order.
         let submissions = self.lock_submissions();
         let mut messages = None;
-        let mut blocks = match blocks {
-            Some(blocks) => blocks,
-            None => {
+        let mut blocks = match work {
+            Work::Blocks(blocks) => blocks,
+            Work::Transfers => {
+                let outcome = runner.transfers(checked, calls, streams.are_captured());
+                let (table, carried) = outcome.map_err(|error| runner.fail(error))?;
+                let is_relayed = !carried.is_empty();
+                messages = Some(carried).filter(|_| is_relayed);
+                Blocks::transfers(&described, calls.memory.layout(), ctas, table, is_relayed)
+            }
+            Work::List => {
                 // The other ranks wait for this one now.
                 let list = runner.list(checked, calls).map_err(|error| runner.fail(error))?;
-                if capture.is_some() {
+                if streams.are_captured() {
                     calls.memory.keep_list(&list);
                 }
                 messages = Some(Arc::clone(list.relayed())).filter(|messages| !messages.is_empty());
@@ -355,7 +386,7 @@ impl Communicator {
         }
         if streams.are_captured() {
             watch.note(None);
-        } else {
+        } else if is_collective {
             let queue = &runner.queue;
             call.sequence = if messages.is_some() { queue.count_collective() } else { queue.count_kernel() };
             watch.note(Some(call));
@@ -371,12 +402,13 @@ impl Communicator {
         let launch = prepared.number();
         let (permit, running) = permit();
         if let Some(messages) = messages {
-            if let Some(number) = capture {
-                call.program ^= number;
-                calls.keep_captured(launch, CarriedCall { call, messages, is_captured: true });
+            call.program ^= capture.unwrap_or(0);
+            let is_captured = streams.are_captured();
+            let carried = CarriedCall { call, blocks: checked.blocks.clone(), messages, is_captured };
+            if is_captured {
+                calls.keep_captured(launch, carried);
             } else {
-                let relayed =
-                    RelayedCall::Launched(launch, CarriedCall { call, messages, is_captured: false });
+                let relayed = RelayedCall::Launched(launch, carried);
                 self.enqueue(&submissions, QueuedWork::Relayed(relayed), Some(running))?;
             }
         }
@@ -422,12 +454,24 @@ struct DescribedCall<'a> {
     described: BlockCall,
     /// The most CTAs of a kernel.
     ctas: u32,
-    /// `None` if the kernel runs the items of a plan.
-    blocks: Option<Blocks>,
+    work: Work,
+}
+
+/// What a kernel does in a call.
+enum Work {
+    /// It exchanges blocks with the ranks of the node.
+    Blocks(Blocks),
+    /// It runs the items of a plan.
+    List,
+    /// It moves messages between pairs of ranks.
+    Transfers,
 }
 
 /// How long a worker waits for the next captured call after it has carried the messages of one.
 const LINGER: Duration = Duration::from_micros(200);
+
+/// How long a caller sleeps at a time while the table of its transfers has no place.
+const FULL_WAIT: Duration = Duration::from_micros(50);
 
 /// Distinguishes what kernels run from what hosts run by the same plan: they cut it into other messages.
 const BY_KERNEL: u64 = 1 << 63;
@@ -435,7 +479,46 @@ const BY_KERNEL: u64 = 1 << 63;
 /// The words of a call that all ranks must have equal; the last one is free.
 fn words_of(call: &Call) -> [u64; CALL_WORDS] {
     let [_, kinds, count, program, _] = call.to_words();
+    // Blocks that differ in length are known to two ranks each, which compare them.
+    let count = if call.collective == Collective::AllToAllV { 0 } else { count };
     [kinds, count, program, 0]
+}
+
+/// What a rank of `world` moves in a group of sends and receives, or in an all-to-all.
+fn transfers_of(checked: &CheckedCall, me: Rank, world: usize) -> Vec<Transfer> {
+    let moved = |is_send, peer, piece, dtype| match is_send {
+        true => Transfer::Send(peer, piece, dtype),
+        false => Transfer::Receive(peer, piece, dtype),
+    };
+    if let Some(messages) = &checked.messages {
+        let others = messages.iter().filter(|message| message.peer != me);
+        let others = others.map(|message| moved(message.is_send, message.peer, message.piece, message.dtype));
+        let own = |is_send| {
+            let own = messages.iter().filter(move |message| message.peer == me && message.is_send == is_send);
+            own.map(|message| message.piece)
+        };
+        return others
+            .chain(own(true).zip(own(false)).map(|(from, into)| Transfer::Copy(from, into)))
+            .collect();
+    }
+    let Some(blocks) = &checked.blocks else { return Vec::new() };
+    let (mut transfers, mut sent, mut received) = (Vec::with_capacity(2 * world), 0, 0);
+    for peer in 0..world {
+        let (send, receive) = match blocks {
+            BlockCounts::Equal(count) => (*count, *count),
+            BlockCounts::Listed(counts) => counts[peer],
+        };
+        let [send, receive] = [send, receive].map(|count| count as usize * checked.dtype.size());
+        let (from, into) = (checked.input.narrow(sent, send), checked.output.narrow(received, receive));
+        if peer == me {
+            transfers.push(Transfer::Copy(from, into));
+        } else {
+            transfers.push(moved(true, peer, from, checked.dtype));
+            transfers.push(moved(false, peer, into, checked.dtype));
+        }
+        (sent, received) = (sent + send, received + receive);
+    }
+    transfers
 }
 
 /// Has the kernel access vectors that lie in registered memory, if those of all ranks do.

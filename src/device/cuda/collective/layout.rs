@@ -13,6 +13,8 @@ pub(super) const MOST_SLICES: usize = 64;
 /// Bytes that a slice moves in one round, and stages that it uses in turn.
 pub(super) const STAGE: usize = 64 << 10;
 const STAGES: usize = 3;
+/// Bytes of all stages.
+const STAGE_BYTES: usize = 2 * MOST_SLICES * STAGES * STAGE;
 /// Bits in which the rounds of a slice are counted.
 pub(super) const ROUND_BITS: u32 = 20;
 /// 64-bit words that describe a call to the other ranks.
@@ -27,10 +29,14 @@ pub(super) const OFFSET_BITS: u32 = 48;
 pub(super) const PLACED: u64 = 1 << 63;
 pub(super) const IN_MEMORY: u64 = 1 << 62;
 
+/// Set in the numbers of captured launches, which run any number of times.
+pub(in crate::device::cuda) const CAPTURED: u64 = 1 << 63;
+
 /// Values of [`CollectiveParameters::path`].
 pub(super) const SHORT: u32 = 0;
 pub(super) const STAGED: u32 = 1;
 pub(super) const LISTED: u32 = 2;
+pub(super) const TRANSFERS: u32 = 3;
 /// Bytes of a slot of a link: the longest message.
 pub(crate) const SLOT: usize = 128 << 10;
 /// Slots of a direction of a link.
@@ -46,14 +52,27 @@ pub(super) const OUTPUT: u32 = 1;
 pub(super) const SCRATCH: u32 = 2;
 pub(super) const MESSAGE: u32 = 3;
 pub(super) const COPY: u32 = 4;
+/// Bytes before the data of a message of a transfer.
+pub(super) const HEADER: usize = 16;
+/// Values of [`TransferWords::kind`].
+pub(super) const SEND: u32 = 0;
+pub(super) const RECEIVE: u32 = 1;
+pub(super) const OWN_COPY: u32 = 2;
 
 /// Values of [`StatusWords::failure`]. The others say that the kernel was to leave.
 pub(super) const MISMATCH: u64 = 1;
 pub(super) const OVERLAP: u64 = 2;
+pub(super) const UNEXPECTED: u64 = 5;
 
-/// What a kernel waits for, in [`StatusWords::waiting_for`]: the entry of a rank; this rank's host.
+/// What a kernel waits for, in [`StatusWords::waiting_for`]: the entry of a rank; this rank's host; a rank
+/// that receives from this one, and one that sends to it.
 pub(super) const WAIT_ENTRY: u64 = 1;
 pub(super) const WAIT_HOST: u64 = 6;
+pub(super) const WAIT_RECEIVER: u64 = 7;
+pub(super) const WAIT_SENDER: u64 = 8;
+
+/// Slots of transfers that a rank has for all ranks together, if they are enough for two each.
+const TRANSFER_SLOTS: usize = 32;
 
 /// Longest block, in bytes, that inboxes have room for on a node of up to 4 ranks, and of more. Above it two
 /// exchanges of a part each are faster than one of the whole (bench/results, `shared_gpu_allreduce` on an
@@ -88,6 +107,8 @@ struct ReceivedWords {
     done: Counters,
     sent: LinkCounters,
     used: LinkCounters,
+    transfers_sent: LinkCounters,
+    transfers_used: LinkCounters,
 }
 
 #[repr(C, align(128))]
@@ -105,14 +126,33 @@ pub(super) fn memory_at(rank: usize, number: usize) -> usize {
     std::mem::offset_of!(CollectiveState, memories) + (rank * MOST_MEMORIES + number) * size_of::<u64>()
 }
 
-/// Where a rank's state has the words of the messages that it gets from a rank.
-pub(super) fn sent_at(from: usize) -> usize {
-    counters_at(std::mem::offset_of!(ReceivedWords, sent), from)
+/// What the messages of links within a node belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkUse {
+    /// Lists of items.
+    Lists,
+    /// Transfers between two ranks, which may be in other calls than the other ranks.
+    Transfers,
 }
 
-/// Where it has the words of the messages that a rank has used.
-pub(super) fn used_at(by: usize) -> usize {
-    counters_at(std::mem::offset_of!(ReceivedWords, used), by)
+impl LinkUse {
+    /// Where a rank's state has the words of the messages that it gets from a rank.
+    pub(super) fn sent_at(self, from: usize) -> usize {
+        let words = match self {
+            Self::Lists => std::mem::offset_of!(ReceivedWords, sent),
+            Self::Transfers => std::mem::offset_of!(ReceivedWords, transfers_sent),
+        };
+        counters_at(words, from)
+    }
+
+    /// Where it has the words of the messages that a rank has used.
+    pub(super) fn used_at(self, by: usize) -> usize {
+        let words = match self {
+            Self::Lists => std::mem::offset_of!(ReceivedWords, used),
+            Self::Transfers => std::mem::offset_of!(ReceivedWords, transfers_used),
+        };
+        counters_at(words, by)
+    }
 }
 
 fn counters_at(counters: usize, rank: usize) -> usize {
@@ -152,21 +192,29 @@ impl CollectiveLayout {
         (size_of::<CollectiveState>() + packets * size_of::<Packet>()).next_multiple_of(PART)
     }
 
-    /// Where the slots of links begin: where the stages do, because no call uses both.
-    pub(super) fn slots_at(self, from: usize) -> usize {
-        self.zeroed_bytes() + from * self.slots() * SLOT
+    /// Where the slots of messages from a rank begin. Those of lists are where the stages are, because no
+    /// call uses both.
+    pub(super) fn slots_at(self, of: LinkUse, from: usize) -> usize {
+        let first = match of {
+            LinkUse::Lists => self.zeroed_bytes(),
+            LinkUse::Transfers => self.zeroed_bytes() + STAGE_BYTES,
+        };
+        first + from * self.slots(of) * SLOT
     }
 
     /// Slots of each direction of a link: a power of two, because kernels find a message's slot by its low
     /// bits.
-    pub(super) fn slots(self) -> usize {
-        let room = (self.bytes() - self.zeroed_bytes()) / self.ranks / SLOT;
+    pub(super) fn slots(self, of: LinkUse) -> usize {
+        let room = match of {
+            LinkUse::Lists => STAGE_BYTES / SLOT / self.ranks,
+            LinkUse::Transfers => (TRANSFER_SLOTS / self.ranks).max(2),
+        };
         1 << room.min(MOST_SLOTS).ilog2()
     }
 
     /// Bytes of all.
     pub(crate) fn bytes(self) -> usize {
-        self.zeroed_bytes() + 2 * MOST_SLICES * STAGES * STAGE
+        self.slots_at(LinkUse::Transfers, if self.is_alone() { 0 } else { self.ranks })
     }
 }
 
@@ -208,6 +256,7 @@ pub(crate) struct CollectiveParameters {
     pub input: u64,
     pub output: u64,
     pub program: u64,
+    pub transfers: u64,
     pub places: [u64; PLACES],
     pub factor: f64,
     pub count: u64,
@@ -228,7 +277,7 @@ pub(crate) struct CollectiveParameters {
     pub relayed: u32,
 }
 
-const _: () = assert!(size_of::<CollectiveParameters>() == 192);
+const _: () = assert!(size_of::<CollectiveParameters>() == 200);
 const _: () = assert!(size_of::<StatusWords>() == 384);
 /// A link to another rank. All addresses are the GPU's.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
@@ -291,6 +340,31 @@ pub(super) struct ProgramWords {
     pub link_count: u32,
 }
 
+/// What this rank sends to another one, receives from it, or copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct TransferWords {
+    pub from: u64,
+    pub into: u64,
+    pub bytes: u64,
+    pub tag: u64,
+    pub first: u32,
+    pub messages: u32,
+    pub link: u32,
+    pub kind: u32,
+}
+
+/// What this rank moves in a call; its [`TransferWords`] are behind it.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct TransfersWords {
+    pub links: u64,
+    pub taken: u64,
+    pub messages: u64,
+    pub count: u64,
+}
+
+const _: () = assert!(size_of::<TransferWords>() == 48 && size_of::<TransfersWords>() == 32);
 const _: () = assert!(size_of::<LinkWords>() == 72 && size_of::<ItemWords>() == 24);
 const _: () = assert!(size_of::<PlaceWords>() == 16 && size_of::<CountWords>() == 12);
 const _: () = assert!(size_of::<ProgramWords>() == 80);
@@ -315,6 +389,7 @@ mod tests {
             ("kMostSlots", MOST_SLOTS),
             ("kMostPlaces", MOST_PLACES),
             ("kMostMemories", MOST_MEMORIES),
+            ("kHeaderBytes", super::HEADER),
             ("kPlaces", PLACES),
             ("kOffsetBits", OFFSET_BITS as usize),
         ] {
@@ -331,6 +406,13 @@ mod tests {
             ("kShort", u64::from(SHORT)),
             ("kStaged", u64::from(STAGED)),
             ("kListed", u64::from(LISTED)),
+            ("kTransfers", u64::from(TRANSFERS)),
+            ("kSend", u64::from(SEND)),
+            ("kReceive", u64::from(RECEIVE)),
+            ("kOwnCopy", u64::from(OWN_COPY)),
+            ("kUnexpected", UNEXPECTED),
+            ("kWaitReceiver", WAIT_RECEIVER),
+            ("kWaitSender", WAIT_SENDER),
             ("kScales", u64::from(SCALES)),
             ("kLast", u64::from(LAST)),
             ("kInputPlace", u64::from(INPUT)),
@@ -365,8 +447,22 @@ mod tests {
         assert_eq!(
             fields("CollectiveState"),
             [
-                "owner", "epoch", "reporter", "stopped", "closed", "reported", "peers", "memories", "entry",
-                "words", "ready", "done", "sent", "used"
+                "owner",
+                "epoch",
+                "reporter",
+                "stopped",
+                "closed",
+                "reported",
+                "peers",
+                "memories",
+                "entry",
+                "words",
+                "ready",
+                "done",
+                "sent",
+                "used",
+                "transfers_sent",
+                "transfers_used"
             ]
         );
         assert_eq!(
@@ -395,6 +491,8 @@ mod tests {
             ["elements", "flags", "first_place", "first_wait", "sources", "destinations", "waits"]
         );
         assert_eq!(fields("ProgramPlace"), ["kind", "link", "at"]);
+        assert_eq!(fields("Transfers"), ["links", "taken", "messages", "count"]);
+        assert_eq!(fields("Transfer"), ["from", "into", "bytes", "tag", "first", "messages", "link", "kind"]);
         assert_eq!(fields("LinkCount"), ["link", "sends", "receives"]);
         assert_eq!(
             fields("Program"),
@@ -423,6 +521,7 @@ mod tests {
                 "input",
                 "output",
                 "program",
+                "transfers",
                 "places",
                 "factor",
                 "count",

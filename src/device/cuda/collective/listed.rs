@@ -3,15 +3,15 @@
 //! Owns their form there. `plan::device_program` explains items. Must not know which calls run so.
 
 use super::layout::{
-    COPY, CollectiveLayout, CountWords, INPUT, ItemWords, LAST, LinkWords, MESSAGE, MOST_PLACES, MOST_RANKS,
-    OUTPUT, PlaceWords, ProgramWords, SCALES, SCRATCH, SLOT, sent_at, used_at,
+    COPY, CollectiveLayout, CountWords, INPUT, ItemWords, LAST, LinkUse, LinkWords, MESSAGE, MOST_PLACES,
+    MOST_RANKS, OUTPUT, PlaceWords, ProgramWords, SCALES, SCRATCH, SLOT,
 };
 use crate::cuda_driver::Address;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
 use crate::device::relay_link::{self, RelayLink, RelayWords, RelayedMessages};
 use crate::error::{Error, Result};
 use crate::memory::lend;
-use crate::plan::device_program::{DeviceProgram, ItemPlace};
+use crate::plan::device_program::{DeviceProgram, ItemPlace, LinkCounts};
 use crate::rank::Rank;
 use std::sync::Arc;
 use zerocopy::{Immutable, IntoBytes};
@@ -107,7 +107,7 @@ impl ListedProgram {
         };
         image.0[..size_of::<ProgramWords>()].copy_from_slice(program.as_bytes());
         write(gpu, &held, 0, &image.0)?;
-        let relayed = relays.into_iter().map(|link| relayed_messages(list, link, element)).collect();
+        let relayed = relayed_messages(list, relays, element);
         Ok(Self { memory: held, _scratch: scratch, items: items.len() as u32, relayed })
     }
 
@@ -153,31 +153,40 @@ fn place_of(list: &DeviceProgram, place: ItemPlace) -> PlaceWords {
     PlaceWords { kind, link, at }
 }
 
-/// The messages of a list that take `link`.
-fn relayed_messages(list: &DeviceProgram, link: Arc<RelayLink>, element: usize) -> RelayedMessages {
-    let (mut sends, mut receives) = (Vec::new(), Vec::new());
-    for (nth, counts) in list.links.iter().enumerate().filter(|(_, counts)| counts.peer == link.peer) {
-        (sends, receives) = (vec![0; counts.sends as usize], vec![0; counts.receives as usize]);
-        for item in &list.items {
-            let bytes = item.elements * element as u32;
-            for (places, into) in [(list.destinations(item), &mut sends), (list.sources(item), &mut receives)]
-            {
-                for place in places {
-                    if let ItemPlace::Message { link, number } = place
-                        && *link as usize == nth
-                    {
-                        into[*number as usize] = bytes;
-                    }
-                }
+/// The messages of a list that take these links.
+fn relayed_messages(
+    list: &DeviceProgram,
+    relays: Vec<Arc<RelayLink>>,
+    element: usize,
+) -> Arc<[RelayedMessages]> {
+    // By link of the list, bytes of the messages to the peer and from it.
+    let none = |link: &LinkCounts| (vec![0; link.sends as usize], vec![0; link.receives as usize]);
+    let mut lengths: Vec<(Vec<u32>, Vec<u32>)> = list.links.iter().map(none).collect();
+    for item in &list.items {
+        let bytes = item.elements * element as u32;
+        for place in list.destinations(item) {
+            if let ItemPlace::Message { link, number } = place {
+                lengths[*link as usize].0[*number as usize] = bytes;
+            }
+        }
+        for place in list.sources(item) {
+            if let ItemPlace::Message { link, number } = place {
+                lengths[*link as usize].1[*number as usize] = bytes;
             }
         }
     }
-    RelayedMessages { link, sends, receives }
+    let of_peer = |link: Arc<RelayLink>| {
+        let nth = list.links.iter().position(|counts| counts.peer == link.peer);
+        let (sends, receives) = nth.map(|nth| std::mem::take(&mut lengths[nth])).unwrap_or_default();
+        RelayedMessages { link, sends, receives }
+    };
+    relays.into_iter().map(of_peer).collect()
 }
 
 /// By rank of the world, the links of the rank with this place among `ranks`, which are those of its node.
 /// This GPU maps their memory at `memories`, by their places. Links to other nodes are made later.
 pub(super) fn links(
+    of: LinkUse,
     layout: CollectiveLayout,
     ranks: &[Rank],
     own: usize,
@@ -188,15 +197,15 @@ pub(super) fn links(
     for (place, rank) in ranks.iter().enumerate() {
         let at = |owner: usize, offset: usize| memories[owner] + offset as Address;
         links[*rank] = LinkWords {
-            out: at(place, layout.slots_at(own)),
-            out_sent: at(place, sent_at(own)),
-            out_used: at(own, used_at(place)),
-            incoming: at(own, layout.slots_at(place)),
-            in_sent: at(own, sent_at(place)),
-            in_used: at(place, used_at(own)),
+            out: at(place, layout.slots_at(of, own)),
+            out_sent: at(place, of.sent_at(own)),
+            out_used: at(own, of.used_at(place)),
+            incoming: at(own, layout.slots_at(of, place)),
+            in_sent: at(own, of.sent_at(place)),
+            in_used: at(place, of.used_at(own)),
             sent: 0,
             received: 0,
-            slots: layout.slots() as u32,
+            slots: layout.slots(of) as u32,
             rank: *rank as u32,
         };
     }

@@ -3,20 +3,23 @@
 //! Owns how it is cleared, connected to that of the other ranks, and closed, and that it outlives the graphs
 //! which have captured calls. Must not know how kernels are launched.
 
-use super::layout::{CLOSED_AT, CollectiveLayout, MOST_RANKS, OWNER, PEERS, SLOT, StatusWords, memory_at};
+use super::layout::{
+    CAPTURED, CLOSED_AT, CollectiveLayout, LinkUse, MOST_RANKS, OWNER, PEERS, SLOT, StatusWords, memory_at,
+};
 use super::listed::{self, ListScratch, ListedProgram};
 use super::status::{CollectiveFailure, CollectiveWait};
+use super::transfers::{self, Transfer, TransferMemory, TransferTable};
 use crate::cuda_driver::{Address, DriverHandle};
 use crate::device::cuda::naps::nap_until;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
 use crate::device::cuda::pinned::PinnedMemory;
-use crate::device::relay_link::RelayLink;
+use crate::device::relay_link::{RelayLink, RelayedMessages};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::{Piece, Registrar, lend, lend_in_place};
 use crate::plan::device_program::DeviceProgram;
 use crate::rank::Rank;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -45,17 +48,19 @@ pub(crate) struct CollectiveMemory {
     launches: AtomicU64,
     /// Whether a replay after the end was logged.
     replay_logged: AtomicBool,
-    /// The links to the other ranks, by rank, once the memory of those of this node is connected.
+    /// By rank, the links to the others: those of lists, then those of transfers; once the memory of the
+    /// ranks of this node is connected.
     links: OnceLock<GpuMemory>,
     /// Those to ranks of other nodes, as lists needed them.
     relays: Mutex<BTreeMap<Rank, Arc<RelayLink>>>,
     /// Lists of items that graphs have captured.
     captured_lists: Mutex<Vec<Arc<ListedProgram>>>,
+    transfers: Mutex<TransferMemory>,
 }
 
 /// Memory whose communicators have ended, but not the graphs that have captured their calls: a replay finds
 /// there that it must leave.
-static CAPTURED: Mutex<Vec<Arc<CollectiveMemory>>> = Mutex::new(Vec::new());
+static ENDED: Mutex<Vec<Arc<CollectiveMemory>>> = Mutex::new(Vec::new());
 
 impl CollectiveMemory {
     /// The memory at the end of `shared`, whose other users leave the last [`CollectiveLayout::bytes`] to it.
@@ -68,7 +73,7 @@ impl CollectiveMemory {
         shared: &Arc<GpuMemory>,
         layout: CollectiveLayout,
     ) -> Result<Arc<Self>> {
-        let mut captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut captured = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
         let (kept, unused) =
             std::mem::take(&mut *captured).into_iter().partition(|memory| memory.is_captured());
         *captured = kept;
@@ -94,6 +99,7 @@ impl CollectiveMemory {
             links: OnceLock::new(),
             relays: Mutex::default(),
             captured_lists: Mutex::default(),
+            transfers: Mutex::default(),
         }))
     }
 
@@ -115,7 +121,8 @@ impl CollectiveMemory {
             let shared = peer.unwrap_or(self.shared.piece());
             *address_of = address(shared) + offset_in(shared, self.layout)? as Address;
         }
-        let links = listed::links(self.layout, ranks, own, &addresses, world);
+        let of = |of| listed::links(of, self.layout, ranks, own, &addresses, world);
+        let links = [of(LinkUse::Lists), of(LinkUse::Transfers)].concat();
         let memory = GpuMemory::new(&self.gpu, size_of_val(&links[..]))?;
         listed::write(&self.gpu, &memory, 0, links.as_bytes())?;
         let _ = self.links.set(memory);
@@ -141,6 +148,45 @@ impl CollectiveMemory {
         let relays =
             elsewhere.map(|peer| self.relay_link(links, peer, registrar)).collect::<Result<Vec<_>>>()?;
         ListedProgram::new(&self.gpu, address(links.piece()), list, element, scratch, relays)
+    }
+
+    /// Writes the transfers of the next launch, of a rank of `world`, where its kernel finds them. Returns
+    /// also what is relayed: messages to and from ranks for which `is_elsewhere`. `wait` is called while
+    /// too many launches have not ended.
+    ///
+    /// # Errors
+    /// Those of `wait`; `System` if the GPU has too little memory; `Internal` if the memory of the ranks is
+    /// not connected.
+    pub(crate) fn transfers(
+        &self,
+        transfers: &[Transfer],
+        (world, is_elsewhere): (usize, impl Fn(Rank) -> bool),
+        registrar: Option<&Arc<dyn Registrar>>,
+        is_captured: bool,
+        wait: impl FnMut() -> Result<()>,
+    ) -> Result<(TransferTable, Arc<[RelayedMessages]>)> {
+        let links = self.links.get().ok_or_else(|| Error::internal("kernels are not connected"))?;
+        let link_of = |rank: Rank| if is_elsewhere(rank) { rank } else { world + rank };
+        let words = transfers::words_of(transfers, |rank| link_of(rank) as u32);
+        let elsewhere: BTreeSet<Rank> = transfers
+            .iter()
+            .filter_map(|transfer| transfer.peer())
+            .filter(|peer| is_elsewhere(*peer))
+            .collect();
+        let relayed = elsewhere.into_iter().map(|peer| {
+            let link = self.relay_link(links, peer, registrar)?;
+            Ok(transfers::relayed_messages(&words, link_of(peer) as u32, link))
+        });
+        let relayed = relayed.collect::<Result<Vec<_>>>()?;
+        let mut memory = self.transfers.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_captured() {
+            memory.drop_captured();
+        }
+        let next = self.launches.load(Ordering::Relaxed) + 1;
+        let launch = if is_captured { next | CAPTURED } else { next };
+        let placed = (address(links.piece()), &*words);
+        let table = memory.table(&self.gpu, placed, launch, is_captured, || self.completed(), wait)?;
+        Ok((table, relayed.into()))
     }
 
     /// The link to a rank of another node. The first list that needs it has it made.
@@ -286,7 +332,7 @@ impl CollectiveMemory {
         if !self.is_captured() {
             return true;
         }
-        CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(self));
+        ENDED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(self));
         let begun = Instant::now();
         let closed = self.write(CLOSED_AT, &[1u32]).and_then(|()| {
             let mut owner = [0u64];
@@ -307,7 +353,7 @@ impl CollectiveMemory {
     /// Logs, once for each communicator that has ended, that a graph with its calls was launched. No caller
     /// would get the error.
     pub(crate) fn log_late_replays() {
-        for memory in CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for memory in ENDED.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             if memory.failure().is_some() && !memory.replay_logged.swap(true, Ordering::Relaxed) {
                 log::error!(
                     "a graph on {:?} was launched whose calls were captured with a communicator that has ended or failed: they did \
@@ -320,7 +366,7 @@ impl CollectiveMemory {
 
     /// Whether graphs may be launched with calls of communicators that have ended.
     pub(crate) fn any_may_be_replayed() -> bool {
-        CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|memory| memory.is_captured())
+        ENDED.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|memory| memory.is_captured())
     }
 
     fn status(&self) -> &StatusWords {

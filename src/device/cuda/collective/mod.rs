@@ -10,6 +10,7 @@
 //! | `listed` | the items of a plan, and the links that their messages take |
 //! | `memory` | who allocates and clears it, and how long it lives |
 //! | `shape` | a collective as blocks that ranks send and receive |
+//! | `transfers` | messages between pairs of ranks |
 //! | `status` | what kernels report, and how the host ends them |
 
 mod layout;
@@ -17,10 +18,12 @@ mod listed;
 mod memory;
 mod shape;
 mod status;
+mod transfers;
 
-pub(super) use layout::CollectiveParameters;
 pub(crate) use layout::{CALL_WORDS, CollectiveLayout, MOST_PLACES, SLOT};
+pub(super) use layout::{CAPTURED, CollectiveParameters};
 pub(crate) use listed::{ListScratch, ListedProgram};
 pub(crate) use memory::CollectiveMemory;
 pub(crate) use shape::{BlockCall, Blocks, Place, Vector};
-pub(crate) use status::{CollectiveFailure, CollectiveWait};
+pub(crate) use status::{CollectiveFailure, CollectiveWait, Waited};
+pub(crate) use transfers::{Transfer, TransferTable, tagged};

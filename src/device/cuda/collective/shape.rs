@@ -5,9 +5,10 @@
 
 use super::layout::{
     CALL_WORDS, CollectiveLayout, CollectiveParameters, IN_MEMORY, LISTED, MOST_SLICES, OFFSET_BITS, PLACED,
-    ROUND_BITS, SHORT, STAGE, STAGED,
+    ROUND_BITS, SHORT, STAGE, STAGED, TRANSFERS,
 };
 use super::listed::ListedProgram;
+use super::transfers::TransferTable;
 use crate::call::Collective;
 use crate::device::Arithmetic;
 use crate::dtype::DType;
@@ -175,6 +176,33 @@ impl Blocks {
         parameters.hash = hash(&parameters);
         let ctas = program.items().clamp(1, ctas.max(1));
         Self { parameters, dtype: call.dtype, ctas, threads: THREADS[1] as u32 }
+    }
+
+    /// The call by messages between pairs of ranks. It is counted among the calls that kernels run if all
+    /// ranks make it.
+    pub(crate) fn transfers(
+        call: &BlockCall,
+        layout: CollectiveLayout,
+        ctas: u32,
+        table: TransferTable,
+        is_relayed: bool,
+    ) -> Self {
+        let mut parameters = CollectiveParameters {
+            words: call.words,
+            transfers: table.address,
+            relayed: u32::from(is_relayed),
+            rank: call.rank as u32,
+            ranks: layout.ranks() as u32,
+            path: TRANSFERS,
+            slices: u32::from(call.collective != Collective::SendRecv),
+            short_bytes: layout.short_bytes() as u32,
+            // The memory of the table is used again.
+            reports: 1,
+            ..CollectiveParameters::default()
+        };
+        parameters.hash = hash(&parameters);
+        let ctas = u32::try_from(table.messages).unwrap_or(u32::MAX).clamp(1, ctas.max(1));
+        Self { parameters, dtype: DType::U8, ctas, threads: THREADS[1] as u32 }
     }
 
     /// Whether the call is long, so that it takes stages or accesses vectors directly.

@@ -3,7 +3,10 @@
 //! Owns the meaning of the words in pinned memory. Calls no function of the driver, because a driver call may
 //! wait for the kernel. Must not know what a failure means for a communicator.
 
-use super::layout::{CALL_WORDS, MISMATCH, OVERLAP, StatusWords, WAIT_ENTRY, WAIT_HOST};
+use super::layout::{
+    CALL_WORDS, MISMATCH, OVERLAP, StatusWords, UNEXPECTED, WAIT_ENTRY, WAIT_HOST, WAIT_RECEIVER, WAIT_SENDER,
+};
+use crate::rank::Rank;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why a kernel left without having completed its call.
@@ -11,6 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) enum CollectiveFailure {
     /// Another rank makes another call than this one, as the words say.
     Mismatch { rank: usize, epoch: u64, mine: [u64; CALL_WORDS], theirs: [u64; CALL_WORDS] },
+    /// A message of this rank is not the one that is expected: their type and length, and the calls that they
+    /// lie between.
+    Unexpected { rank: Rank, expected: [u64; 2], received: [u64; 2] },
     /// Another kernel of the communicator was running.
     Overlap,
     /// The communicator had ended or failed before, or the host ended the kernel.
@@ -26,8 +32,19 @@ pub(crate) struct CollectiveWait {
     pub rank: usize,
     /// The slice of the call that waits, or the item of its list.
     pub part: u32,
-    /// Whether that is its place among the ranks of the node, which have not entered the call.
-    pub enters: bool,
+    pub waited: Waited,
+}
+
+/// What a rank is waited for to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// To enter the call. The rank is its place among those of the node.
+    Entry,
+    /// To receive a message from this rank, or to send it one.
+    Receive,
+    Send,
+    /// To go on with the call.
+    Data,
 }
 
 impl StatusWords {
@@ -42,6 +59,11 @@ impl StatusWords {
                 mine: self.own_words.each_ref().map(read),
                 theirs: self.their_words.each_ref().map(read),
             },
+            UNEXPECTED => CollectiveFailure::Unexpected {
+                rank: read(&self.failed_rank) as usize,
+                expected: [0, 1].map(|nth| read(&self.own_words[nth])),
+                received: [0, 1].map(|nth| read(&self.their_words[nth])),
+            },
             OVERLAP => CollectiveFailure::Overlap,
             _ => CollectiveFailure::Ended,
         })
@@ -54,8 +76,13 @@ impl StatusWords {
         let (rank, kind) = ((what & 0xffff) as usize, what >> 16 & 0xffff);
         // The thread that carries messages knows what it waits for itself.
         let is_over = epoch == 0 || kind == WAIT_HOST;
-        let (part, enters) = ((what >> 32) as u32, kind == WAIT_ENTRY);
-        (!is_over).then_some(CollectiveWait { epoch, rank, part, enters })
+        let waited = match kind {
+            WAIT_ENTRY => Waited::Entry,
+            WAIT_RECEIVER => Waited::Receive,
+            WAIT_SENDER => Waited::Send,
+            _ => Waited::Data,
+        };
+        (!is_over).then_some(CollectiveWait { epoch, rank, part: (what >> 32) as u32, waited })
     }
 
     /// The last launch that has reported its end.
@@ -113,7 +140,10 @@ mod tests {
         };
         assert_eq!((status.waiting(), status.failure()), (None, None));
         status.waiting_epoch.store(4, Ordering::Relaxed);
-        assert_eq!(status.waiting(), Some(CollectiveWait { epoch: 4, rank: 3, part: 7, enters: false }));
+        assert_eq!(
+            status.waiting(),
+            Some(CollectiveWait { epoch: 4, rank: 3, part: 7, waited: Waited::Data })
+        );
         status.failure.store(MISMATCH, Ordering::Relaxed);
         let (mine, theirs) = ([5, 6, 7, 8], [1, 2, 3, 4]);
         assert_eq!(status.failure(), Some(CollectiveFailure::Mismatch { rank: 5, epoch: 9, mine, theirs }));

@@ -11,7 +11,7 @@ use super::layout::LaunchParameters;
 use super::resident_call::ResidentCall;
 use crate::cuda_driver::{CAPTURE_IMPLICIT, DriverError, DriverHandle, DriverResult};
 use crate::device::CallerStream;
-use crate::device::cuda::collective::{Blocks, CollectiveMemory, CollectiveParameters};
+use crate::device::cuda::collective::{Blocks, CAPTURED, CollectiveMemory, CollectiveParameters};
 use crate::device::cuda::objects::{CurrentContext, StreamEvent, address};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -24,8 +24,6 @@ use std::thread::ThreadId;
 
 /// `CU_STREAM_PER_THREAD`: the handle of every thread's own default stream.
 const PER_THREAD: usize = 2;
-/// Set in the numbers of captured launches, which run any number of times.
-const CAPTURED: u64 = 1 << 63;
 
 /// Launches the kernels of one communicator.
 pub(crate) struct Launcher(Arc<LaunchOrder>);
@@ -165,7 +163,8 @@ impl Launcher {
         parameters.launch = memory.next_launch() | if streams.are_captured() { CAPTURED } else { 0 };
         parameters.input = address(input);
         parameters.output = address(output);
-        parameters.reports = u32::from(reports);
+        let reports = reports || parameters.reports != 0;
+        parameters.reports = u32::from(reports && !streams.are_captured());
         PreparedCollective {
             order: Arc::clone(&self.0),
             streams,
@@ -208,9 +207,8 @@ impl Launcher {
         let streams = self.check_streams(stream, other)?;
         if streams.are_captured() {
             return Err(Error::unsupported(
-                "the stream is being captured into a graph, which can replay only collectives that kernels run, and no sends, receives \
-                 and uneven all-to-alls: set FLEXRING_GPU for the processes of one node, and not FLEXRING_GPU_ENGINE=host, or call \
-                 outside of the capture",
+                "the stream is being captured into a graph, which can replay only calls that kernels run: set FLEXRING_GPU for the \
+                 processes of one node, and not FLEXRING_GPU_ENGINE=host, or call outside of the capture",
             ));
         }
         let CallStreams { stream, other, .. } = streams;

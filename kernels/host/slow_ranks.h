@@ -1,0 +1,60 @@
+// Ranks on CPU threads that exchange messages through the slots of links.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "slow_machine.h"
+
+namespace flexring {
+
+// Runs a kernel to its end, with a random grid, of which a random number of CTAs are resident.
+inline void launch_slowly(CollectiveKernel kernel, const CollectiveParameters& call, Random& random) {
+    const u32 grid = 1 + random.below(random.one_in(2) ? 1 : 5), resident = 1 + random.below(grid);
+    std::atomic<u32> next{0};
+    const auto place = [&](u64 seed, bool hurries) {
+        SlowMachine machine(seed, hurries);
+        for (u32 cta; (cta = next.fetch_add(1, std::memory_order_relaxed)) < grid;) run_collective_cta(kernel, call, grid, cta, machine);
+    };
+    std::vector<std::thread> places;
+    const bool hurries = random.one_in(2);
+    for (u32 nth = 1; nth < resident; ++nth) places.emplace_back(place, random.bits(), hurries);
+    place(random.bits(), hurries);
+    for (std::thread& thread : places) thread.join();
+}
+
+// The slots of one direction of a link, and the words of both ends.
+constexpr u32 kSlotLength = 512;
+struct Direction {
+    struct alignas(16) Bytes {
+        u64 words[2];
+    };
+    explicit Direction(u32 count) : slots(count), bytes(count * kSlotLength / 16 + 1), sent(kMostSlots), used(kMostSlots) {}
+    u8* at() { return reinterpret_cast<u8*>(bytes.data()); }
+    u32 slots;
+    std::vector<Bytes> bytes;
+    std::vector<u64> sent, used;
+};
+// One end of a link. Both directions have as many slots.
+inline ProgramLink link_to(u32 peer, Direction& out, Direction& in) {
+    ProgramLink link{};
+    link.out = out.at(), link.out_sent = out.sent.data(), link.out_used = out.used.data();
+    link.in = in.at(), link.in_sent = in.sent.data(), link.in_used = in.used.data();
+    link.slots = out.slots, link.rank = peer;
+    return link;
+}
+
+struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+};
+// The memory of a rank without inboxes.
+inline std::unique_ptr<CollectiveState, Free> new_state(u64 stages) {
+    const u64 bytes = sizeof(CollectiveState) + stages;
+    std::unique_ptr<CollectiveState, Free> state(static_cast<CollectiveState*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
+    std::memset(static_cast<void*>(state.get()), 0, sizeof(CollectiveState));
+    return state;
+}
+
+}  // namespace flexring

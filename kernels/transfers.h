@@ -1,0 +1,281 @@
+// A call by messages between pairs of ranks: sends and receives, uneven all-to-alls.
+//
+// A transfer is what one rank sends and another one receives. It moves in messages through the slots of their link, each with a header
+// that says which transfer it belongs to. The ranks need not have the same transfers in a call: the n-th send to a rank matches its n-th
+// receive, whatever calls they are in. So no order of transfers is right for all ranks, and a CTA takes a message of any transfer whose
+// next message can move: what it sends has a free slot, or what it receives is there. As a message waits for no other transfer, one
+// resident CTA of each rank suffices.
+//
+// | word      | writer            | order of the store | reader           | order of the load       |
+// |-----------|-------------------|--------------------|------------------|-------------------------|
+// | sent      | the sender        | release.sys        | the receiver     | relaxed, acquire.sys    |
+// | used      | the receiver      | release.sys        | the sender       | relaxed, acquire.sys    |
+// | slots     | the sender        | before sent        | the receiver     | after sent, before used |
+// | taken     | this rank's CTAs  | swap, add          | the same         | relaxed; the add of CTAs|
+// |           |                   |                    |                  | that are over: acq_rel  |
+// | link.sent | the last CTA      | add                | this rank's CTAs | before they are over    |
+#pragma once
+
+namespace flexring {
+
+// Transfers that a CTA looks at together, which are all of most calls.
+#ifdef FLEXRING_STRESSED
+constexpr u32 kWindow = 8;
+#else
+constexpr u32 kWindow = 384;
+#endif
+
+// A transfer as a CTA has it in shared memory. Of a copy, without a link.
+struct TransferWay {
+    const u8* from;
+    u8* into;
+    u64 bytes;
+    u64 tag;
+    // The first message's number, from 1, over all calls.
+    u64 number;
+    // By slot: the word that it waits for, and the one that it writes.
+    const u64* awaited;
+    u64* published;
+    u8* slots;
+    u32 slot_count;
+    u32 messages;
+    u32 rank;
+    u32 kind;
+};
+
+template <class E>
+class TransferRun {
+    using Stored = typename E::Stored;
+
+  public:
+    __device__ __forceinline__ explicit TransferRun(const Exchange<E>& exchange)
+        : exchange_(exchange), run_(exchange.run), call_(run_.call), shared_(run_.shared) {}
+
+    // Moves messages until all are taken. Returns whether the call has failed.
+    __device__ __forceinline__ bool run() const {
+        // One CTA speaks for the rank.
+        if (shared_.slice < call_.slices) {
+            if ((shared_.epoch & 0x7fffffff) < 2) exchange_.clear();
+            exchange_.template enter<kEntryPackets>();
+            exchange_.send_words();
+        }
+        begin();
+        if (call_.slices != 0 && __syncthreads_or(exchange_.template receive<kEntryPackets>(true, Part{}, 0, 0))) return true;
+        while (take()) {
+            move();
+            __syncthreads();
+            if (threadIdx.x == 0) publish();
+            end_reach();
+        }
+        if (shared_.failed) return true;
+        end();
+        return false;
+    }
+
+  private:
+    static constexpr u32 kOver = 0;
+    static constexpr u32 kNotReady = 0xffffffff;
+    static constexpr u32 kRoom = kSlot - kHeaderBytes;
+    static_assert(kWindow * (sizeof(TransferWay) + sizeof(u32)) <= kGathered * 16, "shared memory has room");
+
+    __device__ __forceinline__ const Transfers& all() const { return reach_shared(call_.transfers); }
+    __device__ __forceinline__ const Transfer& transfer(u32 nth) const {
+        return reach_shared(reinterpret_cast<const Transfer*>(call_.transfers + 1) + nth);
+    }
+    __device__ __forceinline__ u64* taken(u32 nth) const { return &reach_shared(all().taken + nth); }
+    // Messages of a transfer that CTAs have taken.
+    __device__ __forceinline__ u64* taken_of(u32 nth) const { return taken(2 + nth); }
+
+    // By place in the window: the transfer; and kOver, kNotReady, or its next message, from 1.
+    __device__ __forceinline__ TransferWay& way(u32 place) const { return reinterpret_cast<TransferWay*>(shared_.gathered)[place]; }
+    __device__ __forceinline__ u32& ready(u32 place) const { return reinterpret_cast<u32*>(&way(kWindow))[place]; }
+    __device__ __forceinline__ u32 window() const {
+        const u32 left = static_cast<u32>(all().count) - shared_.moved.base;
+        return left < kWindow ? left : kWindow;
+    }
+
+    // Reads the transfers of the window. Called between barriers.
+    __device__ __forceinline__ void read_window() const {
+        const u32 count = window();
+        for (u32 place = threadIdx.x; place < count; place += blockDim.x) {
+            const Transfer& read = transfer(shared_.moved.base + place);
+            TransferWay& way = this->way(place);
+            way.from = read.from, way.into = read.into, way.bytes = read.bytes, way.tag = read.tag;
+            way.messages = read.messages, way.kind = read.kind, way.rank = call_.rank;
+            if (read.kind == kOwnCopy) continue;
+            const ProgramLink& link = reach_shared(all().links + read.link);
+            const bool sends = read.kind == kSend;
+            way.number = (sends ? link.sent : link.received) + read.first + 1;
+            way.awaited = sends ? link.out_used : link.in_sent;
+            way.published = sends ? link.out_sent : link.in_used;
+            way.slots = sends ? link.out : const_cast<u8*>(link.in);
+            way.slot_count = link.slots, way.rank = link.rank;
+        }
+    }
+
+    __device__ __forceinline__ void begin() const {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            shared_.slice = 0;
+            shared_.moved = MovedShared{};
+            // CTAs begin with different transfers.
+            if (keeps(kAnyTransfer)) shared_.moved.place = blockIdx.x % window();
+        }
+        __syncthreads();
+        read_window();
+        __syncthreads();
+    }
+
+    // What both ends must have equal besides the tag: between which collectives a send is, or in which one.
+    __device__ __forceinline__ u64 place_in_order() const { return run_.epoch() | static_cast<u64>(call_.slices != 0) << 63; }
+
+    static __device__ __forceinline__ u32 slot_of(const TransferWay& way, u32 message) {
+        return static_cast<u32>(way.number + message) & (way.slot_count - 1);
+    }
+    // What the next message of a transfer is.
+    __device__ __forceinline__ u32 look(u32 place) const {
+        const TransferWay& way = this->way(place);
+        const u32 next = static_cast<u32>(load_relaxed(taken_of(shared_.moved.base + place)));
+        if (next >= way.messages) return kOver;
+        if (way.kind == kOwnCopy) return next + 1;
+        const u64 number = way.number + next;
+        const bool sends = way.kind == kSend;
+        const u64 enough = !sends ? number : number > way.slot_count ? number - way.slot_count : 0;
+        const bool waits = keeps(sends ? kWaitForSlots : kWaitForMessages);
+        return waits && load_relaxed_sys(&reach_shared(way.awaited + slot_of(way, next))) < enough ? kNotReady : next + 1;
+    }
+
+    // Takes a message that can move: `moved` says which. False if there are no more, or the call has failed. All threads return the same.
+    __device__ __forceinline__ bool take() const {
+        Waiter waiter;
+        u32 state = kIdle;
+        while (state == kIdle) {
+            const u32 count = window();
+            for (u32 place = threadIdx.x; place < count; place += blockDim.x) ready(place) = look(place);
+            __syncthreads();
+            if (threadIdx.x == 0) shared_.moved.work = claim(count, waiter);
+            __syncthreads();
+            state = shared_.moved.work;
+            if (state != kIdle || all().count <= kWindow) continue;
+            if (threadIdx.x == 0) shared_.moved.base = shared_.moved.base + count < all().count ? shared_.moved.base + count : 0;
+            __syncthreads();
+            read_window();
+            __syncthreads();
+        }
+        if (threadIdx.x == 0) waiter.end(run_);
+        return state == kPull;
+    }
+
+    // Called by one thread.
+    __device__ __forceinline__ u32 claim(u32 count, Waiter& waiter) const {
+        MovedShared& moved = shared_.moved;
+        u32 pending = kNotReady;
+        for (u32 left = count, place = moved.place < count ? moved.place : 0; left > 0; --left, place = place + 1 < count ? place + 1 : 0) {
+            const u32 next = ready(place);
+            if (next == kOver) continue;
+            if (next == kNotReady) {
+                pending = place;
+                if (!keeps(kAnyTransfer)) break;
+                continue;
+            }
+            if (compare_and_swap(taken_of(moved.base + place), next - 1, next) != next - 1) continue;
+            add_relaxed(taken(0), 1);
+            moved.place = place;
+            moved.message = next - 1;
+            return accepts(way(place), next - 1) ? kPull : kFailure;
+        }
+        if (load_relaxed(taken(0)) == all().messages) return kEnd;
+        const auto what = [&] {
+            return pending == kNotReady ? 0 : (way(pending).kind == kSend ? kWaitReceiver : kWaitSender) << 16 | way(pending).rank;
+        };
+        if (waiter.again(run_, what)) return kIdle;
+        shared_.failed = true;
+        return kFailure;
+    }
+
+    // Whether a message that was taken is the one that this rank expects. Orders what follows behind the word that was waited for.
+    __device__ __forceinline__ bool accepts(const TransferWay& way, u32 message) const {
+        if (way.kind == kOwnCopy) return true;
+        (void)load_acquire_sys(&reach_shared(way.awaited + slot_of(way, message)));
+        if (way.kind == kSend || !keeps(kHeadersCompared)) return true;
+        u64 tag, order;
+        load_packet(reinterpret_cast<u64*>(slot(way, message)), tag, order);
+        if (tag == way.tag && order == place_in_order()) return true;
+        shared_.failed = true;
+        if (!stops(run_.state)) return false;
+        store_relaxed_sys(&run_.status.own_words[0], way.tag), store_relaxed_sys(&run_.status.own_words[1], place_in_order());
+        store_relaxed_sys(&run_.status.their_words[0], tag), store_relaxed_sys(&run_.status.their_words[1], order);
+        report_failure(run_.status, kUnexpected, way.rank, run_.epoch());
+        return false;
+    }
+
+    static __device__ __forceinline__ u8* slot(const TransferWay& way, u32 message) {
+        return reach_shared(way.slots + static_cast<u64>(slot_of(way, message)) * kSlot, kSlot);
+    }
+
+    // Copies the data of the message that was taken.
+    __device__ __forceinline__ void move() const {
+        const TransferWay& way = this->way(shared_.moved.place);
+        const u32 message = shared_.moved.message;
+        const u64 first = static_cast<u64>(message) * kRoom, left = way.bytes - first;
+        const u32 bytes = static_cast<u32>(left < kRoom ? left : kRoom);
+        u8* const slot = way.kind == kOwnCopy ? nullptr : this->slot(way, message);
+        if (way.kind == kSend && threadIdx.x == 0) store_packet(reinterpret_cast<u64*>(slot), way.tag, place_in_order());
+        if (bytes == 0) return;
+        u8* const data = slot + kHeaderBytes;
+        const bool reads = way.kind != kReceive, writes = way.kind != kSend;
+        const u8* const from = reads ? reinterpret_cast<const u8*>(reach_to_read(way.from + first, bytes)) : data;
+        u8* const into = writes ? reach_to_write(way.into + first, bytes) : data;
+        const bool aligned = (skew_of(from) | skew_of(into)) == 0;
+        exchange_.move(
+            1, 1, bytes, aligned,
+            [&](u32, u32 at, u32 rest, bool whole) {
+                if (!reads) {
+                    Granule granule;
+                    load_staged(reinterpret_cast<const u32*>(from + at), granule.words);
+                    return granule;
+                }
+                return whole ? load_once(reinterpret_cast<const Granule*>(from + at)) : get<Stored>(from + at, rest);
+            },
+            [&](u32, u32 at, const Granule& granule, u32 rest, bool whole) {
+                if (!writes) {
+                    store_staged(reinterpret_cast<u32*>(into + at), granule.words);
+                } else if (whole) {
+                    store_once(reinterpret_cast<Granule*>(into + at), granule);
+                } else {
+                    put<Stored>(into + at, granule, rest);
+                }
+            });
+    }
+
+    // Called by one thread after a barrier.
+    __device__ __forceinline__ void publish() const {
+        const TransferWay& way = this->way(shared_.moved.place);
+        if (way.kind == kOwnCopy) return;
+        const u32 message = shared_.moved.message;
+        store_release_sys(&reach_shared(way.published + slot_of(way, message)), way.number + message);
+    }
+
+    // The last CTA to find no more messages prepares the next call.
+    __device__ __forceinline__ void end() const {
+        if (threadIdx.x == 0) shared_.moved.is_last = add_acq_rel(taken(1), 1) + 1 == gridDim.x;
+        __syncthreads();
+        if (!shared_.moved.is_last) return;
+        for (u32 nth = threadIdx.x; nth < static_cast<u32>(all().count); nth += blockDim.x) {
+            const Transfer& ended = transfer(nth);
+            store_relaxed(taken_of(nth), 0);
+            if (ended.kind == kOwnCopy) continue;
+            ProgramLink& link = reach_shared(all().links + ended.link);
+            add_relaxed(ended.kind == kSend ? &link.sent : &link.received, ended.messages);
+        }
+        for (u32 nth = threadIdx.x; nth < 2; nth += blockDim.x) store_relaxed(taken(nth), 0);
+        __syncthreads();
+    }
+
+    const Exchange<E>& exchange_;
+    const Running& run_;
+    const CollectiveParameters& call_;
+    CollectiveShared& shared_;
+};
+
+}  // namespace flexring
