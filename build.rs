@@ -37,9 +37,14 @@ const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 /// that sm_80 lacks.
 const ARCHITECTURES: [u32; 7] = [70, 75, 80, 89, 90, 100, 120];
 
-/// Architectures to compile to PTX, which the driver compiles further: for GPUs of a generation without
+/// Those of them to embed as PTX too, which the driver compiles further: for GPUs of a generation without
 /// machine code, and for those of embedded boards, which run no machine code of other GPUs.
 const PTX_ARCHITECTURES: [u32; 2] = [80, 120];
+
+/// The only one in debug builds and tests, as each one takes a minute of processor time. Its machine code or
+/// its PTX runs on all GPUs but those of sm_70 and sm_75, for which NVRTC compiles the source. A test
+/// compiles a part of the kernels for all.
+const DEBUG_ARCHITECTURE: u32 = 80;
 
 /// The newest major version of CUDA whose machine code old drivers load: 12.x makes code for drivers from 525
 /// on.
@@ -65,7 +70,8 @@ fn main() {
         find_compiler()
     };
     let has_compiler = compiler.is_ok();
-    let compiled = compiler.and_then(|compiler| EmbeddedKernels::compile(&compiler, &out));
+    let all = choice == "nvcc" || variable("PROFILE").as_deref() != Some("debug");
+    let compiled = compiler.and_then(|compiler| EmbeddedKernels::compile(&compiler, all, &out));
     let kernels = match (choice.as_str(), compiled) {
         ("auto" | "nvcc", Ok(kernels)) => kernels,
         ("auto" | "nvrtc", Err(why)) => {
@@ -82,7 +88,9 @@ fn main() {
     let origin = format!(
         "pub(super) const CHOICE: &str = {choice:?};\n\
          #[cfg(test)]\n\
-         pub(super) const HAS_COMPILER: bool = {has_compiler};\n"
+         pub(super) const HAS_COMPILER: bool = {has_compiler};\n\
+         #[cfg(test)]\n\
+         pub(super) const ARCHITECTURES: &[u32] = &{ARCHITECTURES:?};\n"
     );
     fs::write(out.join("kernels.rs"), kernels.to_rust() + &origin).expect("OUT_DIR can be written");
 }
@@ -110,8 +118,9 @@ struct EmbeddedKernels {
 }
 
 impl EmbeddedKernels {
-    /// Compiles for all architectures that the compiler supports. The error says why that is not possible.
-    fn compile(compiler: &Compiler, out: &Path) -> Result<Self, String> {
+    /// Compiles for all architectures that the compiler supports, or for [`DEBUG_ARCHITECTURE`] only. The
+    /// error says why that is not possible.
+    fn compile(compiler: &Compiler, all: bool, out: &Path) -> Result<Self, String> {
         println!("cargo::rerun-if-changed={}", compiler.file().display());
         let files = SOURCES.map(|path| {
             let text = fs::read_to_string(path).map_err(|cause| format!("cannot read {path}: {cause}"))?;
@@ -119,30 +128,18 @@ impl EmbeddedKernels {
         });
         let files = files.into_iter().collect::<Result<Vec<_>, String>>()?;
         let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
-        let supported = |all: &[u32], kind: &str| {
-            let all = all.iter().filter(|number| compiler.architectures().contains(number));
-            all.map(|number| (*number, format!("{kind}_{number}"))).collect::<Vec<_>>()
-        };
-        let code = supported(&ARCHITECTURES, "sm");
-        let ptx = supported(&PTX_ARCHITECTURES, "compute");
-        if code.is_empty() {
+        let wanted = if all { &ARCHITECTURES[..] } else { &[DEBUG_ARCHITECTURE] };
+        let wanted = wanted.iter().copied().filter(|number| compiler.architectures().contains(number));
+        let wanted: Vec<u32> = wanted.collect();
+        if wanted.is_empty() {
             return Err(format!("{} supports none of the architectures {ARCHITECTURES:?}", compiler.name()));
         }
-
-        let targets: Vec<&str> = code.iter().chain(&ptx).map(|(_, target)| target.as_str()).collect();
-        let mut compiled = in_parallel(&targets, |target| {
-            compile_once(out, target, &compiler.name(), &files, || compiler.compile(&files, target, out))
-        })?;
-        let compiled_ptx = compiled.split_off(code.len());
-        let paired = |targets: Vec<(u32, String)>, files: Vec<PathBuf>| {
-            targets.into_iter().map(|(number, _)| number).zip(files).collect()
+        let compiled = in_parallel(&wanted, |number| compile_once(out, number, compiler, &files))?;
+        let paired = |at: usize| {
+            let files = wanted.iter().zip(&compiled);
+            files.filter_map(|(number, files)| Some((*number, files.get(at)?.clone()))).collect()
         };
-        Ok(Self {
-            code: paired(code, compiled),
-            ptx: paired(ptx, compiled_ptx),
-            reason: compiler.name(),
-            major: compiler.major(),
-        })
+        Ok(Self { code: paired(0), ptx: paired(1), reason: compiler.name(), major: compiler.major() })
     }
 
     fn to_rust(&self) -> String {
@@ -191,24 +188,24 @@ fn without_comments(source: &str) -> String {
     source.lines().map(code).collect()
 }
 
-/// Compiles each target on one of as many threads as cargo grants. The error is that of the first target that
-/// failed.
-fn in_parallel(
-    targets: &[&str],
-    compile: impl Fn(&str) -> Result<PathBuf, String> + Sync,
-) -> Result<Vec<PathBuf>, String> {
+/// Compiles for each architecture on one of as many threads as cargo grants. The error is that of the first
+/// one that failed.
+fn in_parallel<T: Send>(
+    architectures: &[u32],
+    compile: impl Fn(u32) -> Result<T, String> + Sync,
+) -> Result<Vec<T>, String> {
     let jobs = variable("NUM_JOBS").and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(target) = targets.get(at) else { return done };
-            done.push((at, compile(target)));
+            let Some(number) = architectures.get(at) else { return done };
+            done.push((at, compile(*number)));
         }
     };
     let mut done = thread::scope(|scope| {
-        let threads: Vec<_> = (0..targets.len().min(jobs))
+        let threads: Vec<_> = (0..architectures.len().min(jobs))
             .map(|_| thread::Builder::new().stack_size(nvrtc::STACK).spawn_scoped(scope, work))
             .collect();
         let results = threads.into_iter().map(|thread| thread.expect("a thread starts").join());
@@ -218,35 +215,42 @@ fn in_parallel(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// The file with what `compile` returns, cached by everything that it depends on: debug and release builds,
-/// tests and lints share it.
+/// The files with machine code and, for some architectures, PTX, cached by everything that they depend on:
+/// debug and release builds, tests and lints share them.
 fn compile_once(
     out: &Path,
-    target: &str,
-    compiler: &str,
+    architecture: u32,
+    compiler: &Compiler,
     files: &[(&str, &str)],
-    compile: impl Fn() -> Result<Vec<u8>, String>,
-) -> Result<PathBuf, String> {
-    let mut hasher = DefaultHasher::new();
-    (target, compiler, files, OPTIONS).hash(&mut hasher);
-    let name = format!("{target}-{:016x}", hasher.finish());
+) -> Result<Vec<PathBuf>, String> {
+    let has_ptx = PTX_ARCHITECTURES.contains(&architecture);
+    let named = |kind| {
+        let target = format!("{kind}_{architecture}");
+        let mut hasher = DefaultHasher::new();
+        (&target, compiler.name(), files, OPTIONS).hash(&mut hasher);
+        format!("{target}-{:016x}", hasher.finish())
+    };
+    let names = ["sm", "compute"].into_iter().take(1 + usize::from(has_ptx)).map(named);
+    let names: Vec<String> = names.collect();
     // OUT_DIR is target/PROFILE/build/PACKAGE/out.
     let shared = out.ancestors().nth(4).unwrap_or(out).join("cuda-kernels");
     // Builds for other targets and Rust versions have a folder of their own, below the usual one.
     let above = shared.ancestors().nth(2).unwrap_or(out).join("cuda-kernels");
-    let candidates = [shared.join(&name), above.join(&name)];
-    if let Some(found) = candidates.iter().find(|file| file.exists()) {
+    let within = |folder: &Path| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
+    let candidates = [within(&shared), within(&above)];
+    if let Some(found) = candidates.iter().find(|files| files.iter().all(|file| file.exists())) {
         return Ok(found.clone());
     }
-    let [file, _] = candidates;
-    let written = compile().map(|image| {
-        let unfinished = out.join(format!("{name}.unfinished"));
+    let images = compiler.compile(files, architecture, has_ptx, out)?;
+    let [files, _] = candidates;
+    for (image, file) in images.iter().zip(&files) {
+        let unfinished = out.join(format!("{architecture}.unfinished"));
         fs::create_dir_all(&shared)
             .and_then(|()| fs::write(&unfinished, image))
-            .and_then(|()| fs::rename(&unfinished, &file))
-    })?;
-    written.map_err(|cause| format!("cannot create {}: {cause}", file.display()))?;
-    Ok(file)
+            .and_then(|()| fs::rename(&unfinished, file))
+            .map_err(|cause| format!("cannot create {}: {cause}", file.display()))?;
+    }
+    Ok(files)
 }
 
 /// A compiler of CUDA's.
@@ -308,23 +312,36 @@ impl Compiler {
         (self.major() <= PREFERRED, supported.count())
     }
 
-    /// Machine code for `sm_…`, or PTX for `compute_…`, which ends with a NUL, as the driver requires.
-    fn compile(&self, files: &[(&str, &str)], target: &str, out: &Path) -> Result<Vec<u8>, String> {
+    /// Machine code and, if wanted, PTX, which ends with a NUL, as the driver requires.
+    fn compile(
+        &self,
+        files: &[(&str, &str)],
+        architecture: u32,
+        has_ptx: bool,
+        out: &Path,
+    ) -> Result<Vec<Vec<u8>>, String> {
         let program = match self {
-            Self::Nvrtc { library, .. } => return library.compile(files, target, &OPTIONS),
+            Self::Nvrtc { library, .. } => {
+                let compiled = library.compile(files, &format!("sm_{architecture}"), &OPTIONS)?;
+                let images = [compiled.machine_code, compiled.ptx];
+                return Ok(images.into_iter().take(1 + usize::from(has_ptx)).collect());
+            }
             Self::Nvcc { program, .. } => program,
         };
-        let output = out.join(format!("{target}.nvcc"));
-        let kind = if target.starts_with("sm_") { "--cubin" } else { "--ptx" };
-        let mut command = Command::new(program);
-        command.args(OPTIONS).args([kind, &format!("--gpu-architecture={target}"), SOURCES[0], "-o"]);
-        output_of(command.arg(&output))?;
-        let mut image =
-            fs::read(&output).map_err(|cause| format!("cannot read {}: {cause}", output.display()))?;
-        if kind == "--ptx" {
-            image.push(0);
+        let output = out.join(format!("{architecture}.nvcc"));
+        let compile = |option: &str, target: String| {
+            let mut command = Command::new(program);
+            command.args(OPTIONS).args([option, &format!("--gpu-architecture={target}"), SOURCES[0], "-o"]);
+            output_of(command.arg(&output))?;
+            fs::read(&output).map_err(|cause| format!("cannot read {}: {cause}", output.display()))
+        };
+        let mut images = vec![compile("--cubin", format!("sm_{architecture}"))?];
+        if has_ptx {
+            let mut ptx = compile("--ptx", format!("compute_{architecture}"))?;
+            ptx.push(0);
+            images.push(ptx);
         }
-        Ok(image)
+        Ok(images)
     }
 }
 

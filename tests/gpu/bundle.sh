@@ -9,6 +9,8 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 archive=$(realpath -m "${1:?usage: bundle.sh ARCHIVE}")
 most=$((64 << 20))
+# Machine code for all architectures, in the test binaries too.
+export FLEXRING_CUDA_KERNELS=nvcc
 
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT

@@ -30,6 +30,14 @@ pub(super) struct Nvrtc {
     functions: Functions,
 }
 
+/// What a source was compiled to.
+pub(super) struct CompiledProgram {
+    /// Empty for `compute_…`.
+    pub machine_code: Vec<u8>,
+    /// Ends with a NUL.
+    pub ptx: Vec<u8>,
+}
+
 #[derive(Debug)]
 struct Functions {
     error_string: unsafe extern "C" fn(NvrtcCode) -> *const c_char,
@@ -165,14 +173,14 @@ impl Nvrtc {
         &self.architectures
     }
 
-    /// Compiles the first of `files` to machine code for `sm_…`, or to PTX for `compute_…`. A file is a name
-    /// and a text; the first one includes the others. The error contains the compiler's log.
+    /// Compiles the first of `files` to PTX, and for `sm_…` that to machine code. A file is a name and a
+    /// text; the first one includes the others. The error contains the compiler's log.
     pub(super) fn compile(
         &self,
         files: &[(&str, &str)],
         architecture: &str,
         more: &[&str],
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<CompiledProgram, String> {
         let strings = |of: fn(&(&str, &str)) -> Vec<u8>| {
             let strings = files.iter().map(|file| CString::new(of(file)));
             strings.collect::<Result<Vec<_>, _>>().map_err(|_| "a source contains a NUL".to_owned())
@@ -210,11 +218,10 @@ impl Nvrtc {
             let log = String::from_utf8_lossy(&log);
             return Err(format!("{failed}: {}", log.trim_matches(|letter| letter == '\0' || letter == '\n')));
         }
-        if architecture.starts_with("sm_") {
-            program.read(self.functions.cubin_size, self.functions.cubin)
-        } else {
-            program.read(self.functions.ptx_size, self.functions.ptx)
-        }
+        Ok(CompiledProgram {
+            machine_code: program.read(self.functions.cubin_size, self.functions.cubin)?,
+            ptx: program.read(self.functions.ptx_size, self.functions.ptx)?,
+        })
     }
 }
 

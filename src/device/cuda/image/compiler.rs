@@ -109,9 +109,10 @@ pub(super) fn compiled(
         return Ok(image);
     }
     log::info!("compiling the GPU kernels for {target} by {compiler}");
-    let image = nvrtc.compile(files, &target, OPTIONS).or_else(|why| {
+    let compiled = nvrtc.compile(files, &target, OPTIONS).or_else(|why| {
         refused(ErrorKind::Internal, format!("{compiler} cannot compile the kernels for {target}: {why}"))
     })?;
+    let image = if target.starts_with("sm_") { compiled.machine_code } else { compiled.ptx };
     if let Some(entry) = entry
         && let Err(cause) = write(&entry, &image)
     {

@@ -2,7 +2,7 @@
 
 use super::compiler::{compiled, from_source, read, target, write};
 use super::cubin::functions;
-use super::embedded::{CHOICE, HAS_COMPILER, SOURCES};
+use super::embedded::{ARCHITECTURES, CHOICE, HAS_COMPILER, OPTIONS, SOURCES};
 use super::ptx::accesses_of_peers;
 use super::*;
 use crate::error::ErrorKind;
@@ -37,6 +37,14 @@ const SMALL: &[(&str, &str)] = &[
     ("small.cu", "#include \"name.h\"\nextern \"C\" __global__ void NAME(int* at) { *at = 1; }"),
     ("name.h", "#define NAME small"),
 ];
+
+/// The sources with the kernels of one type, as all would take a minute or more.
+fn with_type(name: &str) -> Vec<(&'static str, &'static str)> {
+    let mut files = SOURCES.to_vec();
+    // The first file includes the others.
+    files[0].1 = String::leak(format!("#define FLEXRING_TYPES(with) with({name})\n{}", files[0].1));
+    files
+}
 
 /// The names of all kernels.
 fn symbols() -> Vec<String> {
@@ -202,6 +210,28 @@ fn kernels_use_no_local_memory() {
     }
 }
 
+/// Debug builds embed machine code for one architecture. The kernels of the others are compiled here with the
+/// type whose conversions differ most between them.
+#[test]
+fn kernels_compile_for_every_architecture() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let files = with_type("float8e4m3, E4m3");
+    let embedded = |number: &u32| MACHINE_CODE.iter().any(|image| image.architecture == *number);
+    for number in ARCHITECTURES.iter().filter(|number| !embedded(number)) {
+        if !nvrtc.architectures().contains(number) {
+            println!("skipped: this NVRTC does not compile for sm_{number}");
+            continue;
+        }
+        let compiled = nvrtc.compile(&files, &format!("sm_{number}"), OPTIONS).expect("it compiles");
+        let functions = functions(&compiled.machine_code).expect("machine code");
+        assert!(functions.contains_key("flexring_collective_float8e4m3"), "{functions:?}");
+        for (name, function) in functions {
+            assert_eq!(function.local, 0, "bytes of local memory of {name} for sm_{number}");
+            assert!(function.registers <= 128, "{name} for sm_{number}: {function:?}");
+        }
+    }
+}
+
 #[test]
 fn local_memory_is_found_in_machine_code() {
     if nvrtc().is_none() {
@@ -343,11 +373,7 @@ fn nvrtc_compiles_the_source_where_nothing_is_embedded() {
     if nvrtc().is_none() {
         return;
     }
-    // All types would take a minute or more. The first file includes the others.
-    let mut files = SOURCES.to_vec();
-    let first = format!("#define FLEXRING_TYPES(with) with(uint32, Uint32)\n{}", files[0].1);
-    files[0].1 = String::leak(first);
-    let files = Vec::leak(files);
+    let files = Vec::leak(with_type("uint32, Uint32"));
     let compile = || from_source(files, Some(wheels()), None, (9, 0), ANY_DRIVER);
     let images = Attempt::all(&[], &[], (9, 0));
     let image = load_first(&images, compile, (9, 0), ANY_DRIVER, |image| Ok(image.to_vec()));
