@@ -598,11 +598,6 @@ fn check(scenario: Scenario, change: fn(&mut Orders)) {
 }
 
 #[test]
-fn two_workers_share_a_descriptor() {
-    check(TWO_TILES, |_| ());
-}
-
-#[test]
 fn an_entry_is_reused() {
     check(REUSED_ENTRY, |_| ());
 }
@@ -632,6 +627,8 @@ fn threads_of_a_cta_are_ordered_by_its_barrier() {
     check(THREADS, |_| ());
 }
 
+/// Two workers share a descriptor, also with either order weakened: each allows all that the protocol's
+/// orders allow.
 #[test]
 fn one_of_the_count_and_the_fence_need_acquire() {
     check(TWO_TILES, |orders| orders.cta_counts_tile = Release);

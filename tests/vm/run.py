@@ -60,7 +60,7 @@ SHORT_BINARIES = [
 # The worlds that tests/suite tests in the machine (tests/suite/harness).
 WORLDS = "WORLDS=verbs"
 # With --short, fewer cases of the tests that run many.
-SHORT_EFFORT = "FLEXRING_TEST_EFFORT=0.3"
+SHORT_EFFORT = "FLEXRING_TEST_EFFORT=0.2"
 # Seconds that the tests of one filter may take together.
 FILTER_LIMIT = 480
 
