@@ -139,11 +139,11 @@ test-gpu:
 gpu-bundle: setup
 	CARGO=$(CARGO) tests/gpu/bundle.sh target/gpu-bundle.tar.xz
 
-# The feature cust, which needs a libcuda.so to be built.
+# The feature cust, which needs a libcuda.so to be built. Of all packages, so that they are compiled as for the other tests, once.
 test-cust: $(CUST)
 	@if [ -d $(CUST)/lib64 ]; then set -x; \
 	CUDA_LIBRARY_PATH=$(CUST) LD_LIBRARY_PATH=$(CUST)/lib64 WORLDS=gpu \
-	$(CARGO) test -p flexring $(QUICK) --no-default-features --features cust --test cust; \
+	$(CARGO) test --config profile.test.package.flexring.opt-level=0 --features flexring/cust --test cust; \
 	else echo "skipped: no g++ for the simulated CUDA driver, which cust is linked to"; fi
 
 .PHONY: $(CUST)
