@@ -1,7 +1,6 @@
 //! Groups: calls between ncclGroupStart and ncclGroupEnd of one thread.
 //!
-//! Owns what is deferred, and how communicators are made at the end, before the calls run. Must not know how
-//! calls run.
+//! Owns what is deferred, and how communicators are made at the end, before the calls run.
 
 use crate::calls::Call;
 use crate::comm::{Comm, Make};

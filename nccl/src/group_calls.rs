@@ -5,7 +5,6 @@
 //! count as one GPU) run one after the other on one thread, in the order in which the group first used their
 //! worlds: this is the same in all processes, so kernels that wait for each other are launched in the same
 //! order. Ranks of one world run at the same time, because one thread may have made the calls of all of them.
-//! Must not know what a call does.
 
 use crate::calls::Call;
 use crate::comm::{Comm, Live, WorldKey};

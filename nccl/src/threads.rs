@@ -1,6 +1,6 @@
 //! The library's own threads.
 //!
-//! Owns how work is given to them. Must not know what they do.
+//! Owns how work is given to them.
 
 use crate::status::{Failure, Outcome};
 use std::cell::RefCell;

@@ -1,6 +1,6 @@
 //! The number of this process.
 //!
-//! Owns that number, by which ranks find out which of them share a process. Must not know who compares it.
+//! Owns that number, by which ranks find out which of them share a process.
 
 use crate::error::Result;
 use crate::secret::random_bytes;

@@ -1,7 +1,6 @@
 //! The order in which the blocks of an all-to-all form one vector, if they travel by node.
 //!
-//! Owns the place of each block, and which rank of a node exchanges messages with another node. Must not know
-//! steps or lengths.
+//! Owns the place of each block, and which rank of a node exchanges messages with another node.
 //!
 //! The blocks from one node to another lie together, so that they are one message: first by the node of their
 //! source, then by that of their destination, by source and by destination.

@@ -1,8 +1,7 @@
 //! How a call is laid out: the length and alignment of its sub-chunks, which memory is staged, and where
 //! slots are.
 //!
-//! Owns these rules, as pure functions of facts that the executor collects. Must not know pieces, transports
-//! or devices.
+//! Owns these rules, as pure functions of facts that the executor collects.
 
 use super::block_order::BlockOrder;
 use super::pipeline::{Binding, BlockLayout, LinkProfile, Staging};

@@ -1,7 +1,6 @@
 //! Errors with the name of the parsed file and the line.
 //!
-//! Owns the layout of these errors, `FILE:LINE: message`, and the lines of a TOML file. Must not know what
-//! files describe.
+//! Owns the layout of these errors, `FILE:LINE: message`, and the lines of a TOML file.
 
 use flexring_core::error::{Error, Result};
 use serde::de::DeserializeOwned;

@@ -2,8 +2,7 @@
 //!
 //! Owns the arithmetic, and the only conversion to elements. Schedules use fractions, so one serves every
 //! count. The conversion is monotone and equal fractions give equal elements, so spans that are adjacent in
-//! the schedule are adjacent in memory, and rounding neither duplicates nor drops an element. Must not know
-//! schedules.
+//! the schedule are adjacent in memory, and rounding neither duplicates nor drops an element.
 
 use std::cmp::Ordering;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! How many bytes the links of a node's ranks have in flight, and with that how they share the node's network
 //! interface.
 //!
-//! Owns the calculation. Must not know how a transport limits what is in flight.
+//! Owns the calculation.
 //!
 //! Links that share an interface get equal rates, but plans for uneven nodes send unequal numbers of bytes
 //! over them: with nodes of 5, 2 and 1 ranks, FlexReduce sends half of the vector over each of the 2 links

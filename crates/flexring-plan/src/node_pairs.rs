@@ -1,6 +1,6 @@
 //! Rounds of pairs of nodes, for measurements between nodes.
 //!
-//! Owns the order of pairs. Must not know what is measured.
+//! Owns the order of pairs.
 
 /// Two nodes by number, the lower one first.
 pub type NodePair = (usize, usize);

@@ -1,7 +1,7 @@
 //! The links of a topology that carry messages: one for each uplink, or several for a node whose ranks divide
 //! its NICs.
 //!
-//! Owns their numbers, and which of them are between two ranks. Must not know what is sent.
+//! Owns their numbers, and which of them are between two ranks.
 //!
 //! A rank with several NICs sends each message over the one with the fewest bytes in flight, so its NICs are
 //! one link that is as wide as they are together. The NICs of different ranks are different links.

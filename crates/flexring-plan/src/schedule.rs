@@ -2,7 +2,7 @@
 //! span, held by these participants, is reduced onto this root*. Read from the first level to the last it is
 //! a reduce-scatter; read backwards, with broadcast for reduce, it is the all-gather.
 //!
-//! Owns the table and what is derived from it once for all ranks. Must not know how groups become transfers.
+//! Owns the table and what is derived from it once for all ranks.
 
 use super::Rank;
 use super::fraction::{Fraction, Span};

@@ -1,8 +1,7 @@
 //! A list that holds up to two entries without a heap allocation.
 //!
-//! Owns the representation. Must not know what the entries mean. Chains have one peer and two operands in
-//! each step, so the programs of large worlds need no allocation per step, and reading a step touches one
-//! place in memory.
+//! Owns the representation. Chains have one peer and two operands in each step, so the programs of large
+//! worlds need no allocation per step, and reading a step touches one place in memory.
 
 use std::ops::Deref;
 

@@ -1,6 +1,6 @@
 //! Where the ranks' vectors are in a small call, which goes through mailboxes.
 //!
-//! Owns these places. Must not know programs.
+//! Owns these places.
 
 use super::Rank;
 use super::lowering::HeldPart;

@@ -1,6 +1,6 @@
 //! A map from the points of the vector to values, stored as segments of equal values.
 //!
-//! Owns the splitting of segments. Must not know what the values mean.
+//! Owns the splitting of segments.
 
 use super::fraction::{Fraction, Span};
 use std::collections::BTreeMap;

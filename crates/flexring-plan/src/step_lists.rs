@@ -1,6 +1,6 @@
 //! A list of entries for each step of a program, all in one allocation.
 //!
-//! Owns the flat form. Must not know what the entries mean.
+//! Owns the flat form.
 
 /// By step, a list.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 //! them.
 //!
 //! Owns every such threshold. The settings FLEXRING_DIRECT, FLEXRING_SMALL and FLEXRING_MAILBOX are upper
-//! bounds, whose defaults `flexring_core::config` has. Must not know what runs on each way.
+//! bounds, whose defaults `flexring_core::config` has.
 
 use crate::topology::Topology;
 use flexring_core::config::Config;

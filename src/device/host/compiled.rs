@@ -1,7 +1,6 @@
 //! The kernels, compiled for each instruction set.
 //!
-//! Owns the functions with target features, into which a whole kernel is inlined. Must not know how the set
-//! is chosen.
+//! Owns the functions with target features, into which a whole kernel is inlined.
 
 use super::instructions::{self, Instructions};
 use super::kernel;

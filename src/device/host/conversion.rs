@@ -1,6 +1,6 @@
 //! Conversions of 16-bit floats in plain code, for groups of elements.
 //!
-//! Owns the size of a group and the conversions that need no instruction set. Must not know any arithmetic.
+//! Owns the size of a group and the conversions that need no instruction set.
 
 /// The number of elements that are read, combined and written at a time, whatever their type. Sixteen f32
 /// fill one register of the widest instruction set, and leave most registers free.

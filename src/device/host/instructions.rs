@@ -1,7 +1,7 @@
 //! The instruction sets.
 //!
 //! Owns the intrinsics that the compiler does not generate by itself: conversions of f16, and non-temporal
-//! stores. Must not know what is computed.
+//! stores.
 
 use super::conversion::{GROUP, f16_to_f32, f32_to_f16, narrow_pairs, widen_pairs};
 use half::f16;

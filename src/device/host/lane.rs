@@ -1,6 +1,6 @@
 //! Element types: how they are stored, and how they are widened to accumulators and rounded back.
 //!
-//! Owns the choice of the accumulator, and the rounding of bf16. Must not know any arithmetic.
+//! Owns the choice of the accumulator, and the rounding of bf16.
 
 use super::conversion::{GROUP, f16_to_f32, f32_to_f16, narrow_pairs, widen_pairs};
 use super::instructions::Instructions;

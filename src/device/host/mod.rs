@@ -1,7 +1,7 @@
 //! The host device: reductions and copies by the calling thread, and threads that help it.
 //!
 //! Owns the choice of the instruction set at run time, and the checks that make a job safe to run. `submit`
-//! runs the job to completion. Must not know how the loops work.
+//! runs the job to completion.
 //!
 //! | file | owns |
 //! |---|---|

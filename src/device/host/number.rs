@@ -1,8 +1,7 @@
 //! The arithmetic of one accumulator.
 //!
 //! Owns addition, multiplication, maximum, minimum, factors and division for each accumulator type. All of it
-//! is free of branches, so that the compiler can vectorize loops over it. Must not know how or where values
-//! are stored.
+//! is free of branches, so that the compiler can vectorize loops over it.
 
 /// An accumulator type.
 pub(super) trait Number: Copy {

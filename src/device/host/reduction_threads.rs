@@ -2,7 +2,6 @@
 //!
 //! Owns the split of a job into parts by elements, and how threads claim parts and sleep. A part is a job of
 //! its own over the same operands in the same order, so results have the same bits for any number of threads.
-//! Must not know arithmetic.
 //!
 //! One word has the number of the shared job and of its parts that are not claimed. Any thread that is free
 //! claims the next part, the submitting one included: a helper that the kernel does not run delays only the

@@ -1,6 +1,6 @@
 //! What stands in the way of an RDMA device on the PCI bus, and how it may use the bus.
 //!
-//! Owns the format of PCI configuration space, as far as it is read here. Must not judge.
+//! Owns the format of PCI configuration space, as far as it is read here.
 
 use serde::{Deserialize, Serialize};
 use std::path::Path;

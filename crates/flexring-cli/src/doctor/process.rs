@@ -1,6 +1,6 @@
 //! The facts about this process: processors, memory limits, settings, its rank.
 //!
-//! Owns finding them out. Must not judge them.
+//! Owns finding them out.
 
 use flexring::internal::bootstrap;
 use flexring::internal::description;

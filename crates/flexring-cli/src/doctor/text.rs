@@ -1,6 +1,6 @@
 //! The report as text.
 //!
-//! Owns the layout. Must not judge the facts.
+//! Owns the layout.
 
 use super::byte_size::rounded;
 use super::device_probe::{DeviceProbe, LibraryReport};

@@ -1,7 +1,6 @@
 //! The check of one call: the contents of its vectors before the call, and the expected contents afterwards.
 //!
-//! Owns, for every collective, which rank contributes which range and which range it must receive. Must not
-//! know how the call is made or what a reduction returns: that is `pattern`.
+//! Owns, for every collective, which rank contributes which range and which range it must receive.
 
 use super::collective::Extent;
 use super::exact_element::ExactElement;

@@ -1,7 +1,6 @@
 //! The plans, sub-chunks, slots and sockets with which all-reduces are fastest.
 //!
-//! Owns which of them are compared, and how large a difference counts. Must not know how links and devices
-//! are measured: the profile has the results.
+//! Owns which of them are compared, and how large a difference counts.
 
 use super::session::{TuningSession, median};
 use flexring::{Communicator, ReduceOp, Result};

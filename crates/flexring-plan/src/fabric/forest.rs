@@ -1,7 +1,7 @@
 //! Trees that span the ranks of a fabric and use all of its links at the same time, so that an all-reduce
 //! takes the least time.
 //!
-//! Owns how many trees there are, and where each has its root. Must not know spans or levels.
+//! Owns how many trees there are, and where each has its root.
 //!
 //! The steps are those of ForestColl (Zhao, Wang et al., arXiv 2402.06787): the least time, switches split
 //! into routes, trees packed. Its trees have a fixed share for each root. Here the roots' shares follow from

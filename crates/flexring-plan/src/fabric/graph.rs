@@ -1,6 +1,6 @@
 //! The graph of a fabric.
 //!
-//! Owns vertices and links, and which of them some of the ranks have. Must not know what is sent.
+//! Owns vertices and links, and which of them some of the ranks have.
 
 use crate::Rank;
 

@@ -1,6 +1,6 @@
 //! Maximum flow between two vertices of a directed network (Dinic 1970).
 //!
-//! Owns the residual capacities. Must not know what the vertices are.
+//! Owns the residual capacities.
 
 /// More than any flow, and small enough that a few can be added.
 pub(super) const UNLIMITED: i64 = i64::MAX / 8;

@@ -1,8 +1,7 @@
 //! Fabrics that are no trees: graphs of ranks, nodes and switches, with links that have a rate in each
 //! direction.
 //!
-//! Owns the least time of an all-reduce on such a graph, and trees that come close to it. Must not know the
-//! formats that describe it, schedules, or elements.
+//! Owns the least time of an all-reduce on such a graph, and trees that come close to it.
 //!
 //! | module | owns |
 //! |---|---|

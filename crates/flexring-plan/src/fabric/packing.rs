@@ -1,6 +1,6 @@
 //! Packs trees that span the ranks into arcs between them.
 //!
-//! Owns the choice of the arcs of each tree. Must not know switches, spans or levels.
+//! Owns the choice of the arcs of each tree.
 //!
 //! Trees grow from a root above the ranks, with arcs to their roots, one after the other, each for as many
 //! shares as it can have (Lovasz 1976; with shares, Berczi and Frank 2009). An arc can be added to a tree if

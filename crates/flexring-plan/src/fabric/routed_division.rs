@@ -1,8 +1,8 @@
 //! The shares of trees whose edges have one route each.
 //!
-//! Owns the choice of routes where a pair of ranks has several, and the shares that make up for it. Must not
-//! know how trees are found. All ranks must compute the same shares, so numbers are only added, multiplied,
-//! divided and compared: the results of other functions differ between versions and machines.
+//! Owns the choice of routes where a pair of ranks has several, and the shares that make up for it. All ranks
+//! must compute the same shares, so numbers are only added, multiplied, divided and compared: the results of
+//! other functions differ between versions and machines.
 //!
 //! Splitting may give a pair of ranks several routes, of which a connection has one. Then, and where few
 //! trees leave something out, some links carry more than they can in the least time. Shares then move, one

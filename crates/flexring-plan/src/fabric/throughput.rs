@@ -1,6 +1,6 @@
 //! The least time of an all-reduce on a network of links, exactly, and the groups of ranks that prove it.
 //!
-//! Owns the bound, and the number of trees that enter each vertex. Must not know trees.
+//! Owns the bound, and the number of trees that enter each vertex.
 //!
 //! Take k disjoint sets of vertices, each with a rank, which hold all ranks. An element needs 2 (k - 1)
 //! messages between them: before the first set has all contributions the other k - 1 have sent something, and

@@ -1,6 +1,6 @@
 //! The trees among which the vector is divided.
 //!
-//! Owns what planners and simulations need of them. Must not know how they are found.
+//! Owns what planners and simulations need of them.
 
 use super::graph::Route;
 use crate::Rank;

@@ -1,7 +1,6 @@
 //! The all-to-all by node: one message in each direction for each pair of nodes.
 //!
-//! Owns the three hops of a block between nodes. Must not know how blocks are numbered, nor what other
-//! collectives do.
+//! Owns the three hops of a block between nodes.
 //!
 //! For each other node, one rank of a node is the leader. It collects the blocks of its node for that node,
 //! exchanges them with the other node's leader in one message, and distributes what it gets. Blocks within a

@@ -1,7 +1,6 @@
 //! How the participants of one group exchange data: in a chain, or directly with the root.
 //!
-//! Owns the choice between the two, and the order of the ranks in a chain. Must not know spans or
-//! collectives.
+//! Owns the choice between the two, and the order of the ranks in a chain.
 
 use crate::Rank;
 use crate::schedule::{Group, ParticipantSet};

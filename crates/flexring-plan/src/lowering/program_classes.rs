@@ -1,7 +1,6 @@
 //! Which ranks have all-reduce programs that are equal but for the spans and peers that they name.
 //!
-//! Owns the comparison, which does not make the programs: it is an order of magnitude faster. Must not know
-//! what the programs are for.
+//! Owns the comparison, which does not make the programs: it is an order of magnitude faster.
 //!
 //! In a symmetric cluster most programs are equal in this sense. The ranks of a ring differ by a rotation:
 //! where one sends part k to rank k + 1, another sends part k + 1 to rank k + 2. Those of a group that

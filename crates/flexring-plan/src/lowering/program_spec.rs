@@ -1,6 +1,6 @@
 //! What a program computes: the collective and its variants.
 //!
-//! Owns the options that a plan's programs differ in. Must not know schedules.
+//! Owns the options that a plan's programs differ in.
 
 use crate::Rank;
 use crate::fraction::{Fraction, Span};

@@ -1,6 +1,6 @@
 //! The parts that a program cuts the vector into.
 //!
-//! Owns the cutting. Must not know what is sent.
+//! Owns the cutting.
 
 use super::program_spec::ProgramSpec;
 use crate::fraction::{Fraction, Span};

@@ -1,6 +1,6 @@
 //! Builds the steps of one rank, each with the earlier steps that it waits for.
 //!
-//! Owns the accesses to every point of the vector. Must not know levels or groups.
+//! Owns the accesses to every point of the vector.
 
 use super::program_spec::ProgramSpec;
 use crate::Rank;

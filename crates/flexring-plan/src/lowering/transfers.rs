@@ -1,7 +1,6 @@
 //! The transfers of one rank: what it sends, adds and copies in each group of each level.
 //!
-//! Owns the hops of chains and direct exchanges, and the extra hop between owners and destinations. Must not
-//! know dependencies between transfers.
+//! Owns the hops of chains and direct exchanges, and the extra hop between owners and destinations.
 
 use super::exchange::{ExchangePattern, chain_len, chain_place, chain_rank};
 use super::program_spec::ProgramSpec;

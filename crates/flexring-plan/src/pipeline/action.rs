@@ -1,6 +1,6 @@
 //! The pipeline's output: actions, and the locations of the data that they name.
 //!
-//! Owns the vocabulary between the pipeline and the executor. Must not know when an action is due.
+//! Owns the vocabulary between the pipeline and the executor.
 
 use crate::Rank;
 use crate::program::{BufferKind, StepId};

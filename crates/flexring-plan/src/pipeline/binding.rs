@@ -1,6 +1,6 @@
 //! The pipeline's input: the size of a call, and what each link can do in it.
 //!
-//! Owns plain descriptions that the executor fills in. Must not know programs or messages.
+//! Owns plain descriptions that the executor fills in.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! The elements of a program's steps, bound to a call.
 //!
 //! Owns where steps start, end and are cut. Constant during a call, so that pipelines of one program share
-//! it. Must not know links, or how far a step has come.
+//! it.
 
 use super::binding::{Binding, BlockLayout};
 use crate::Rank;

@@ -1,6 +1,6 @@
 //! The pipeline's decisions: the next action that is possible now.
 //!
-//! Owns the order in which pending work is tried. Must not know how events change the state.
+//! Owns the order in which pending work is tried.
 
 use super::Pipeline;
 use super::action::{Action, Location};

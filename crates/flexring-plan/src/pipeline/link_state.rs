@@ -1,6 +1,6 @@
 //! One link's traffic in one call: how far each message has progressed, and which slot it holds.
 //!
-//! Owns the counters of both directions. Must not know what a step waits for, nor other links.
+//! Owns the counters of both directions.
 //!
 //! What is constant in a call is apart from what changes, and the latter is small: a simulation has a million
 //! links.

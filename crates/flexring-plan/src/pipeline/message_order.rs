@@ -1,7 +1,6 @@
 //! The order of the messages in one direction of a link, in one call.
 //!
-//! Owns message numbers: which message is which sub-chunk of which step. Must not know what a step waits for,
-//! nor other links.
+//! Owns message numbers: which message is which sub-chunk of which step.
 
 use super::bound_steps::BoundPlace;
 use crate::program::{LinkEntry, StepId};

@@ -1,8 +1,7 @@
 //! How far each combine of a program has come in one call.
 //!
 //! Owns the counters, of the steps between the oldest unfinished one and the newest that has begun only:
-//! programs may have millions of steps, of which few are in progress. Must not know links, nor what a step
-//! waits for.
+//! programs may have millions of steps, of which few are in progress.
 
 use super::bound_steps::BoundSteps;
 use crate::program::StepId;

@@ -1,6 +1,6 @@
 //! Which parts of the vector a program keeps in scratch memory, and what waits for memory there.
 //!
-//! Owns the rings of sub-chunks. Must not know where the memory is, nor how long the vector is.
+//! Owns the rings of sub-chunks.
 //!
 //! In waves, a grid is in scratch memory as a ring of sub-chunks: a step that writes a sub-chunk waits until
 //! the sub-chunk that was at the same place is used up ([`DependencyKind::Reuse`]). The ring is so long that

@@ -1,6 +1,6 @@
 //! The steps of a program, and what they wait for.
 //!
-//! Owns their form. Must not know programs, nor messages of links.
+//! Owns their form.
 
 use crate::Rank;
 use crate::fraction::Span;

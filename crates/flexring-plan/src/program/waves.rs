@@ -1,6 +1,6 @@
 //! The order of sub-chunks that are in flight at the same time.
 //!
-//! Owns the number of waves. Must not know steps.
+//! Owns the number of waves.
 
 /// The order of sub-chunks that are in flight at the same time. There are as many waves as the longest shard
 /// has sub-chunks. The wave of a sub-chunk is its position in its own grid, scaled to that number.

@@ -1,7 +1,6 @@
 //! Topologies whose links form no tree.
 //!
-//! Owns the check that links form a connected graph of all ranks, and which vertices it has. Must not know
-//! the format.
+//! Owns the check that links form a connected graph of all ranks, and which vertices it has.
 
 use super::super::Rank;
 use super::super::fabric::{Fabric, FabricLink, components};

@@ -1,6 +1,6 @@
 //! Slurm's lists of names: `n[001-010,12],login`, `rack[0-3]node[0-9]`.
 //!
-//! Owns their grammar and expansion. Must not know whether the names are of nodes or switches.
+//! Owns their grammar and expansion.
 
 use super::limits::MAX_RANKS;
 

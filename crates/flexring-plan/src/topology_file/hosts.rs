@@ -1,7 +1,6 @@
 //! The placement of ranks on nodes, by the rank numbers of a description or by host names.
 //!
-//! Owns the comparison of names, and the check that each rank is on exactly one node. Must not know where
-//! host names come from.
+//! Owns the comparison of names, and the check that each rank is on exactly one node.
 
 use super::super::Rank;
 use super::draft::{Draft, DraftId, DraftKind};

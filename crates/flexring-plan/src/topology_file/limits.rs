@@ -1,6 +1,6 @@
 //! The largest descriptions that are accepted.
 //!
-//! Owns the limits that bound memory and recursion. Must not know the formats.
+//! Owns the limits that bound memory and recursion.
 
 /// Most ranks of a description, and most names of all lists in a file. Far above any cluster, and small
 /// enough to keep in memory.

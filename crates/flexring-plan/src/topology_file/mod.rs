@@ -1,8 +1,7 @@
 //! Parsers for descriptions of a cluster: the short form for the command line, flexring's TOML, and the
 //! `topology.conf` of Slurm's tree plugin.
 //!
-//! Owns the formats and their errors. Pure: text in, [`Topology`] out. Must not know where the text comes
-//! from.
+//! Owns the formats and their errors. Pure: text in, [`Topology`] out.
 //!
 //! | module | owns |
 //! |---|---|

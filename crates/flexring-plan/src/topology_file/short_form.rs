@@ -1,6 +1,6 @@
 //! The short form: `2+3`, `(2@1G+3)@10G+4`, `4x8x4`.
 //!
-//! Owns its grammar. Must not know defaults, or when switches form a tree.
+//! Owns its grammar.
 //!
 //! ```text
 //! text    = sum | product

@@ -1,6 +1,6 @@
 //! The identity of a cluster: which ranks are on which hosts, below which switches, and what links the nodes.
 //!
-//! Owns its fingerprint, its tree and the words for a difference. Must not know measurements.
+//! Owns its fingerprint, its tree and the words for a difference.
 
 use crate::topology::{Topology, TopologyBuilder, Uplink, VertexId, VertexKind};
 use flexring_core::error::{Error, Result};

@@ -1,7 +1,6 @@
 //! Measured links as a topology.
 //!
-//! Owns the latencies of links from those of paths, and which measured bandwidths count as equal. Must not
-//! know how they were measured.
+//! Owns the latencies of links from those of paths, and which measured bandwidths count as equal.
 
 use super::profile::{MeasuredUplink, TuningProfile, WITHIN_NODES};
 use crate::topology::{Topology, TopologyBuilder, Uplink, VertexId, VertexKind};

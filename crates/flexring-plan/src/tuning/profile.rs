@@ -1,6 +1,6 @@
 //! The profile.
 //!
-//! Owns what a profile contains, and the bounds of its values. Must not know its format.
+//! Owns what a profile contains, and the bounds of its values.
 
 use super::cluster::ClusterIdentity;
 use flexring_core::config::{Algorithm, Lowering, Size};

@@ -1,6 +1,6 @@
 //! Profiles as TOML files.
 //!
-//! Owns the format, and the checks of what a file says. Must not know where files are.
+//! Owns the format, and the checks of what a file says.
 
 use super::cluster::{ClusterIdentity, ClusterNode};
 use super::profile::{

@@ -1,7 +1,6 @@
 //! The settings, the topology and the plans of a communicator with a profile.
 //!
-//! Owns the precedence: settings that the user has given win over measured ones. Must not know how plans are
-//! run.
+//! Owns the precedence: settings that the user has given win over measured ones.
 
 use super::links;
 use super::profile::{MeasuredChoice, TuningProfile};

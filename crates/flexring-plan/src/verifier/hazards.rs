@@ -2,7 +2,7 @@
 //! Data to pass on is written once, so only its reads can race. With waves, a place of scratch memory is used
 //! again by later sub-chunks.
 //!
-//! Owns the memory of one rank. Must not know messages or other ranks.
+//! Owns the memory of one rank.
 
 use super::segments::{cuts, range};
 use crate::fraction::Fraction;

@@ -1,7 +1,7 @@
 //! The checks that both ends of every link list the same messages, and that one order of all messages has no
 //! cycle.
 //!
-//! Owns the order of messages. Must not know values or memory.
+//! Owns the order of messages.
 
 use crate::fraction::Span;
 use crate::program::{Dependency, DependencyKind, Program, Step, StepId};

@@ -1,7 +1,7 @@
 //! The check that blocks which go by node get their places: all ranks number them alike, and what a step
 //! reads from or writes to one of the caller's vectors is one piece of it.
 //!
-//! Owns the order of blocks. Must not know messages or values.
+//! Owns the order of blocks.
 
 use crate::Rank;
 use crate::block_order::BlockOrder;

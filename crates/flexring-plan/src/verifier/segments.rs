@@ -1,6 +1,6 @@
 //! The smallest spans that the steps of programs distinguish.
 //!
-//! Owns the cut points. Must not know what is checked on a segment.
+//! Owns the cut points.
 
 use crate::fraction::{Fraction, Span};
 use crate::program::{HeldSpans, Program};

@@ -1,6 +1,6 @@
 //! Symbolic execution: runs the programs of all ranks on expressions and checks their results.
 //!
-//! Owns values, sums and the progress of the run. Must not know dependencies within a rank.
+//! Owns values, sums and the progress of the run.
 
 use super::segments::{cuts, range};
 use crate::Rank;
