@@ -21,6 +21,8 @@ VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "met
 AUTO_TRAITS = ("Send", "Sync")
 # Implemented by `derive`, not for programs.
 OF_THE_COMPILER = ("StructuralPartialEq",)
+# Types of cust, which is documented only where it can be built.
+OF_CUST = ("DeviceBuffer",)
 
 
 class Page(html.parser.HTMLParser):
@@ -70,8 +72,10 @@ class Page(html.parser.HTMLParser):
 
     def code_header(self, text):
         identity = next((id for tag, id, _ in reversed(self.open) if tag == "section"), "")
-        if self.section == "trait-implementations":
-            if text.startswith(("impl", "unsafe impl")) and not any(f" {name} for" in text for name in OF_THE_COMPILER):
+        # On a trait's page, those of types that have no page here.
+        if self.section in ("trait-implementations", "foreign-impls"):
+            left_out = [f" {name} for" for name in OF_THE_COMPILER] + [f" for {name}<" for name in OF_CUST]
+            if text.startswith(("impl", "unsafe impl")) and not any(part in text for part in left_out):
                 self.implemented.append(text)
         elif self.section == "synthetic-implementations":
             if re.match(r"impl(<.*?>)? (%s) for " % "|".join(AUTO_TRAITS), text):
