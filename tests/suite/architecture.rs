@@ -1,5 +1,6 @@
 //! ARCHITECTURE.md's ways through the code name files and functions that exist.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// What stands between backticks in the section, in order.
@@ -38,6 +39,34 @@ fn the_ways_name_functions_that_exist() {
     let text = read("ARCHITECTURE.md").expect("ARCHITECTURE.md can be read");
     assert!(spans(&text).len() > 50, "the section is shorter than it was");
     assert_eq!(missing(&text, read), Vec::<String>::new());
+}
+
+/// The files of a text in which functions are named, and how many functions these are.
+fn named(text: &str) -> (BTreeSet<&str>, usize) {
+    let spans = text.split('`').skip(1).step_by(2).filter(|span| !span.contains("::"));
+    let (files, functions): (Vec<_>, Vec<_>) = spans.partition(|span| span.contains('/'));
+    (files.into_iter().collect(), functions.len())
+}
+
+#[test]
+fn the_ways_of_a_call_are_short() {
+    let text =
+        std::fs::read_to_string(crate::programs::root().join("ARCHITECTURE.md")).expect("it can be read");
+    let way =
+        |title: &str| text.split("\n### ").find(|way| way.starts_with(title)).expect("a way with this title");
+    let long = way("An all-reduce of 1 MiB over TCP");
+    let (files, functions) = named(long);
+    println!("1 MiB over TCP: {} files, {functions} functions", files.len());
+    assert!(files.len() <= 30 && functions <= 60, "{files:?}");
+    // Step 5, and those from 8 on, are those of programs.
+    let shared = (1..8).filter(|step| *step != 5).map(|step| {
+        let after = long.split(&format!("\n{step}. ")).nth(1).expect("a step with this number");
+        after.split(&format!("\n{}. ", step + 1)).next().unwrap_or_default()
+    });
+    let files: BTreeSet<&str> =
+        shared.chain([way("8 bytes over shared memory")]).flat_map(|step| named(step).0).collect();
+    println!("8 bytes over shared memory: {} files", files.len());
+    assert!(files.len() <= 15, "{files:?}");
 }
 
 #[test]
