@@ -324,7 +324,7 @@ impl Plans {
         (self.digest(), key, checked.count, checked.dtype.size(), checked.in_place)
     }
 
-    /// Makes the list with this key.
+    /// Makes the list with this key, of items with at most `most_places`.
     ///
     /// # Errors
     /// `Internal` if the program cannot be a list.
@@ -334,12 +334,13 @@ impl Plans {
         key: ListKey,
         checked: &CheckedCall,
         longest: usize,
+        most_places: usize,
     ) -> Result<DeviceProgram> {
         let longest = Self::item_bytes(checked.whole_bytes(), longest);
         let facts = CallFacts { on_gpu: false, slot_bytes: longest, ..self.facts(checked, longest) };
         let program = &self.lowered(key.1).program;
         let layout = CallLayout::of_program(&facts, program)?;
-        let list = DeviceProgram::new(program, &layout)?;
+        let list = DeviceProgram::new(program, &layout, most_places)?;
         list.ok_or_else(|| Error::internal("kernels cannot run this plan: please report this"))
     }
 

@@ -522,6 +522,10 @@ mod tests {
             Ok(())
         }
 
+        fn reaches(&self, _: Piece) -> bool {
+            false
+        }
+
         fn deregister(&self, _: Piece) -> Result<()> {
             self.deregistering.send(()).expect("a call begins");
             std::thread::sleep(Duration::from_millis(50));

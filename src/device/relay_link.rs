@@ -1,8 +1,9 @@
 //! The slots of a link whose one end is a kernel and whose other end is a thread of this process, which
 //! carries the messages by a transport.
 //!
-//! Owns the words that say which slot holds a message, and their memory order. `ProgramLink` in
-//! `kernels/collective.h` is the kernel's side. Must not know transports, nor who allocated the memory.
+//! Owns the words that say which slot holds a message, their memory order, and the number of slots.
+//! `ProgramLink` in `kernels/collective.h` is the kernel's side. Must not know transports, nor who
+//! allocated the memory.
 
 use crate::memory::{Piece, Registrar};
 use crate::rank::Rank;
@@ -10,10 +11,44 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Slots of each direction: a power of two. As many messages as a TCP link has in flight.
-pub(crate) const SLOTS: usize = 16;
-/// Where slots begin, behind the words.
-const FIRST_SLOT: usize = 4096;
+/// Slots of each direction, at most: a power of two. As many messages as a TCP link has in flight.
+const MOST_SLOTS: usize = 16;
+/// Bytes of the slots of a rank's links to all ranks, as long as two for each direction are enough.
+const BYTES_OF_ALL: usize = 512 << 20;
+/// Bytes of the words.
+pub(crate) const WORDS: usize = 4096;
+
+/// The slots of each direction of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RelaySlots {
+    /// A power of two.
+    pub(crate) count: usize,
+    /// Bytes of each.
+    pub(crate) bytes: usize,
+}
+
+impl RelaySlots {
+    /// Those of links between the ranks of a world.
+    pub(crate) fn of_world(world: usize, bytes: usize) -> Self {
+        let room = BYTES_OF_ALL / (2 * bytes * world.max(1));
+        Self { count: 1 << room.clamp(2, MOST_SLOTS).ilog2(), bytes }
+    }
+
+    /// Bytes of both directions.
+    pub(crate) const fn len(self) -> usize {
+        2 * self.count * self.bytes
+    }
+
+    /// Where those of messages from the peer begin. Those of messages to it come first.
+    pub(crate) const fn incoming_at(self) -> usize {
+        self.count * self.bytes
+    }
+
+    /// Where the slot of a message begins in its direction.
+    const fn at(self, number: u64) -> usize {
+        number as usize % self.count * self.bytes
+    }
+}
 
 /// An array of words, with one for each slot. The numbers of messages count from 1, over all calls.
 #[derive(Clone, Copy, Debug)]
@@ -31,57 +66,45 @@ pub(crate) enum RelayWords {
 impl RelayWords {
     /// Where the array begins in the memory of a link.
     pub(crate) const fn offset(self) -> usize {
-        self as usize * SLOTS * size_of::<AtomicU64>()
+        self as usize * MOST_SLOTS * size_of::<AtomicU64>()
     }
 }
 
-/// A link in host memory that both the GPU and the transport to the peer access.
+/// A link whose words are in host memory that the GPU accesses, and whose slots in memory that both the GPU
+/// and the transport to the peer access.
 pub(crate) struct RelayLink {
     /// The rank at the other end.
     pub(crate) peer: Rank,
+    words: Piece,
     memory: Piece,
-    slot_bytes: usize,
+    slots: RelaySlots,
     registrar: Option<Arc<dyn Registrar>>,
     /// What the memory belongs to.
     _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl RelayLink {
-    /// Bytes that a link needs, for messages of up to `slot_bytes`.
-    pub(crate) const fn bytes(slot_bytes: usize) -> usize {
-        Self::incoming_at(slot_bytes) + SLOTS * slot_bytes
-    }
-
-    /// Where the slots of messages to the peer begin in its memory, and those of messages from the peer.
-    pub(crate) const OUT_AT: usize = FIRST_SLOT;
-    pub(crate) const fn incoming_at(slot_bytes: usize) -> usize {
-        FIRST_SLOT + SLOTS * slot_bytes
-    }
-
-    /// A link in `memory`, which is zero, and is registered with the devices of `registrar` as long as this
-    /// lives.
+    /// A link with these words, [`WORDS`] bytes, and slots in `memory`, which is registered with the
+    /// devices of `registrar`, and is deregistered when this is dropped.
     ///
     /// # Safety
-    /// `memory` is valid for reads and writes, and aligned to a page, as long as `owner` lives, and at
-    /// least as long as [`bytes`](Self::bytes). The kernels of this rank access it as the words say,
-    /// nothing else does.
+    /// The words are host memory, zero, aligned to a page. They and the memory of the slots, which is
+    /// [`RelaySlots::len`] long, are valid for reads and writes as long as `owner` lives. The kernels of this
+    /// rank access them as the words say, nothing else does.
     pub(crate) unsafe fn new(
         peer: Rank,
-        memory: Piece,
-        slot_bytes: usize,
+        (words, memory): (Piece, Piece),
+        slots: RelaySlots,
         owner: Box<dyn Any + Send + Sync>,
         registrar: Option<Arc<dyn Registrar>>,
     ) -> Self {
-        if let Some(registrar) = &registrar {
-            registrar.try_register(memory);
-        }
-        Self { peer, memory, slot_bytes, registrar, _owner: owner }
+        Self { peer, words, memory, slots, registrar, _owner: owner }
     }
 
     /// A message to the peer, once the kernel has written it.
     pub(crate) fn outgoing(&self, number: u64, bytes: usize) -> Option<Piece> {
         let is_there = self.word(RelayWords::Sent, number).load(Ordering::Acquire) >= number;
-        is_there.then(|| self.slot(Self::OUT_AT, number, bytes))
+        is_there.then(|| self.slot(0, number, bytes))
     }
 
     /// Lets the kernel write to the slot of a message to the peer again.
@@ -91,9 +114,9 @@ impl RelayLink {
 
     /// Where a message from the peer goes, once the kernel has used the one that was there before.
     pub(crate) fn incoming(&self, number: u64, bytes: usize) -> Option<Piece> {
-        let before = number.saturating_sub(SLOTS as u64);
+        let before = number.saturating_sub(self.slots.count as u64);
         let is_free = self.word(RelayWords::Used, number).load(Ordering::Acquire) >= before;
-        is_free.then(|| self.slot(Self::incoming_at(self.slot_bytes), number, bytes))
+        is_free.then(|| self.slot(self.slots.incoming_at(), number, bytes))
     }
 
     /// Lets the kernel read a message from the peer.
@@ -102,13 +125,13 @@ impl RelayLink {
     }
 
     fn slot(&self, first: usize, number: u64, bytes: usize) -> Piece {
-        assert!(bytes <= self.slot_bytes, "a message of {bytes} bytes exceeds its slot");
-        self.memory.narrow(first + number as usize % SLOTS * self.slot_bytes, bytes)
+        assert!(bytes <= self.slots.bytes, "a message of {bytes} bytes exceeds its slot");
+        self.memory.narrow(first + self.slots.at(number), bytes)
     }
 
     fn word(&self, words: RelayWords, number: u64) -> &AtomicU64 {
-        let at = words.offset() + number as usize % SLOTS * size_of::<AtomicU64>();
-        let word = self.memory.narrow(at, size_of::<AtomicU64>()).as_ptr().cast::<AtomicU64>();
+        let at = words.offset() + number as usize % self.slots.count * size_of::<AtomicU64>();
+        let word = self.words.narrow(at, size_of::<AtomicU64>()).as_ptr().cast::<AtomicU64>();
         // SAFETY: `new` was given valid, aligned memory for as long as this lives; all access to words is
         // atomic.
         unsafe { &*word }
@@ -135,17 +158,21 @@ mod tests {
     use super::*;
     use std::ptr::NonNull;
 
-    const SLOT: usize = 64;
+    const SLOTS: RelaySlots = RelaySlots { count: 8, bytes: 64 };
 
     #[repr(align(4096))]
-    struct Memory([u8; RelayLink::bytes(SLOT)]);
+    struct Memory([u8; WORDS + SLOTS.len()]);
 
     /// A link, and the words of the kernel's side.
     fn link() -> RelayLink {
-        let mut owner = Box::new(Memory([0; RelayLink::bytes(SLOT)]));
+        let mut owner = Box::new(Memory([0; WORDS + SLOTS.len()]));
         let start = NonNull::new(owner.0.as_mut_ptr()).expect("an address");
         // SAFETY: the memory is as long, aligned to a page, and lives as long as its owner.
-        unsafe { RelayLink::new(3, Piece::new(start, RelayLink::bytes(SLOT)), SLOT, owner, None) }
+        unsafe {
+            let all = Piece::new(start, WORDS + SLOTS.len());
+            let pieces = (all.narrow(0, WORDS), all.narrow(WORDS, SLOTS.len()));
+            RelayLink::new(3, pieces, SLOTS, owner, None)
+        }
     }
 
     /// What the kernel does with the word of a message.
@@ -154,14 +181,20 @@ mod tests {
     }
 
     #[test]
+    fn links_of_large_worlds_have_fewer_slots() {
+        let slots = |world| RelaySlots::of_world(world, 128 << 10).count;
+        assert_eq!([2, 128, 129, 1024, 5000].map(slots), [16, 16, 8, 2, 2]);
+    }
+
+    #[test]
     fn a_message_is_sent_once_the_kernel_has_written_it() {
         let link = link();
-        for number in 1..=3 * SLOTS as u64 {
-            assert_eq!(link.outgoing(number, SLOT), None, "message {number}");
+        for number in 1..=3 * SLOTS.count as u64 {
+            assert_eq!(link.outgoing(number, SLOTS.bytes), None, "message {number}");
             store(&link, RelayWords::Sent, number);
             let piece = link.outgoing(number, 8).expect("a message");
             let at = piece.as_ptr() as usize - link.memory.as_ptr() as usize;
-            assert_eq!((at, piece.len()), (RelayLink::OUT_AT + number as usize % SLOTS * SLOT, 8));
+            assert_eq!((at, piece.len()), (SLOTS.at(number), 8));
             link.set_carried(number);
             assert_eq!(link.word(RelayWords::Carried, number).load(Ordering::Relaxed), number);
         }
@@ -170,18 +203,18 @@ mod tests {
     #[test]
     fn a_slot_is_received_into_once_the_kernel_has_used_it() {
         let link = link();
-        for number in 1..=SLOTS as u64 {
-            let piece = link.incoming(number, SLOT).expect("a free slot");
+        for number in 1..=SLOTS.count as u64 {
+            let piece = link.incoming(number, SLOTS.bytes).expect("a free slot");
             let at = piece.as_ptr() as usize - link.memory.as_ptr() as usize;
-            assert_eq!(at, RelayLink::incoming_at(SLOT) + number as usize % SLOTS * SLOT);
+            assert_eq!(at, SLOTS.incoming_at() + SLOTS.at(number));
             link.set_received(number);
         }
-        let next = SLOTS as u64 + 1;
-        assert_eq!(link.incoming(next, SLOT), None);
+        let next = SLOTS.count as u64 + 1;
+        assert_eq!(link.incoming(next, SLOTS.bytes), None);
         store(&link, RelayWords::Used, 2);
-        assert_eq!(link.incoming(next, SLOT), None, "the kernel has used another slot");
+        assert_eq!(link.incoming(next, SLOTS.bytes), None, "the kernel has used another slot");
         store(&link, RelayWords::Used, 1);
-        assert!(link.incoming(next, SLOT).is_some());
-        assert_eq!(link.incoming(next + SLOTS as u64, SLOT), None);
+        assert!(link.incoming(next, SLOTS.bytes).is_some());
+        assert_eq!(link.incoming(next + SLOTS.count as u64, SLOTS.bytes), None);
     }
 }

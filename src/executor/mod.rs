@@ -187,15 +187,6 @@ impl Executor {
         self.resources.links.opened_gpus()
     }
 
-    /// Whether a transport between nodes sends from the memory of the GPU.
-    #[must_use]
-    pub fn sends_from_gpu(&self) -> bool {
-        let Resources { links, slots, .. } = &self.resources;
-        let posted = |transport: &&AnyTransport| matches!(transport, AnyTransport::Posted(_));
-        let Some(slot) = slots.on_gpu(0) else { return false };
-        links.transports().iter().filter(posted).any(|transport| transport.common().can_send_from(slot))
-    }
-
     /// Checks which neighbours have opened this rank's GPU memory. All of them have called
     /// [`open_neighbours`](Self::open_neighbours).
     pub fn settle_sharing(&mut self) {

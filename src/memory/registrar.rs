@@ -18,6 +18,9 @@ pub trait Registrar: Send + Sync {
     /// `InvalidArgument` if it is not registered.
     fn deregister(&self, piece: Piece) -> Result<()>;
 
+    /// Whether the devices access this memory of a GPU, which is registered.
+    fn reaches(&self, piece: Piece) -> bool;
+
     /// Registers memory that can be used without registration, only more slowly. A failure is logged.
     fn try_register(&self, piece: Piece) {
         if let Err(error) = self.register(piece) {

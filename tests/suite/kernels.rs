@@ -713,7 +713,7 @@ fn listed_worlds(worlds: u64) -> tempfile::NamedTempFile {
         let mut random = Rng::with_seed(seed);
         let (_, plan, spec) = random_plan(&mut random);
         let lag = (spec.in_waves() && random.bool()).then_some(1);
-        listed_calls(&mut random, &plan, spec, lag, 64).map(|ranks| text_of(&ranks))
+        listed_calls(&mut random, &plan, spec, lag, 64, 64).map(|ranks| text_of(&ranks))
     };
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(&file, (0..worlds).filter_map(world).collect::<String>()).expect("the file is written");

@@ -278,8 +278,9 @@ impl ListedCall {
     }
 }
 
-/// The lists of all ranks for a call of random length, of at most `longest` elements in a sub-chunk; `None`
-/// if there can be none. With a `lag`, of calls so long that scratch memory is used again.
+/// The lists of all ranks for a call of random length, of at most `longest` elements in a sub-chunk and
+/// `most_places` of an item; `None` if there can be none. With a `lag`, of calls so long that scratch
+/// memory is used again.
 ///
 /// # Panics
 /// If a list would wait for a later item.
@@ -289,6 +290,7 @@ pub fn listed_calls(
     spec: ProgramSpec,
     lag: Option<u64>,
     longest: u64,
+    most_places: usize,
 ) -> Option<Vec<ListedCall>> {
     let world = plan.schedule().world();
     let (exchange, parts) = (spec.collective.is_all_to_all(), spec.collective.has_parts());
@@ -316,7 +318,8 @@ pub fn listed_calls(
             copies_input: in_place && disjoint,
             streaming: false,
         };
-        let program = DeviceProgram::new(&program, &layout).unwrap_or_else(|error| panic!("{error}"))?;
+        let program =
+            DeviceProgram::new(&program, &layout, most_places).unwrap_or_else(|error| panic!("{error}"))?;
         Some(ListedCall { spec, count, in_place, input, output, program })
     };
     (0..world).map(call).collect()

@@ -80,6 +80,29 @@ pub(in crate::communicator) fn address(requested: Option<usize>) -> Option<Strin
     Gpu::address(known(requested)?)
 }
 
+/// Devices that register memory of a GPU while no call of this process runs on one.
+struct GatedDevices {
+    devices: Arc<dyn Registrar>,
+    patience: Duration,
+}
+
+impl Registrar for GatedDevices {
+    fn register(&self, piece: Piece) -> Result<()> {
+        if piece.is_host() {
+            return self.devices.register(piece);
+        }
+        GATE.register(self.patience, || self.devices.register(piece))
+    }
+
+    fn reaches(&self, piece: Piece) -> bool {
+        self.devices.reaches(piece)
+    }
+
+    fn deregister(&self, piece: Piece) -> Result<()> {
+        self.devices.deregister(piece)
+    }
+}
+
 /// The GPU that a communicator works with. It is opened at most once: when the communicator is created, or by
 /// the first thread that uses its memory.
 pub(in crate::communicator) struct GpuState {
@@ -266,9 +289,13 @@ impl GpuState {
         let memory =
             memory.map(|layout| CollectiveMemory::new(&gpu, device.landing(), layout)).transpose()?;
         let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let kernel_devices = self.registrar.as_ref().map(|devices| {
+            let patience = self.timeout.min(REGISTRATION_PATIENCE);
+            Arc::new(GatedDevices { devices: Arc::clone(devices), patience }) as Arc<dyn Registrar>
+        });
         let kernel_calls = memory.map(|memory| {
             let registered = notices.map(|(rank, notices)| OfferedMemory::new(&gpu, &memory, rank, notices));
-            KernelCalls::new(memory, registered, self.registrar.clone())
+            KernelCalls::new(memory, registered, kernel_devices)
         });
         let launcher = Launcher::new(&engine)?;
         log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());

@@ -47,11 +47,9 @@ impl CallRunner {
         (!self.spans_nodes() || self.may_relay()).then(|| opened.offer())
     }
 
-    /// Whether kernels may run calls between nodes: if an item of a list has room for a place of each rank,
-    /// no plan changes behind a launch, and no RDMA device reaches the memory of the GPU, which would be
-    /// faster.
+    /// Whether kernels may run calls between nodes: if no plan changes behind a launch.
     fn may_relay(&self) -> bool {
-        self.world < MOST_PLACES && self.adaptation.is_none() && !self.lock_state().executor.sends_from_gpu()
+        self.adaptation.is_none()
     }
 
     /// Whether there are ranks on other nodes.
@@ -94,7 +92,7 @@ impl CallRunner {
     /// The items by which this rank's kernels run a call.
     fn list(&self, checked: &CheckedCall, calls: &KernelCalls) -> Result<Arc<ListedProgram>> {
         let key = self.lock_plans().list_key(checked, SLOT);
-        let make = || self.lock_plans().list(key, checked, SLOT);
+        let make = || self.lock_plans().list(key, checked, SLOT, MOST_PLACES);
         let await_kernels = || {
             self.await_kernels();
             self.fault.check()

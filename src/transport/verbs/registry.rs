@@ -510,6 +510,10 @@ impl Registrar for MemoryRegistry {
         Ok(())
     }
 
+    fn reaches(&self, piece: Piece) -> bool {
+        self.find(piece).is_some()
+    }
+
     fn deregister(&self, piece: Piece) -> Result<()> {
         if piece.is_empty() {
             return Ok(());

@@ -521,10 +521,10 @@ fn gpu_memory_that_adapters_cannot_access_is_copied_through_host_memory() {
     );
 }
 
-/// A node whose rank has a simulated GPU, which the host's engine uses through slots on it.
+/// A node whose rank has a simulated GPU.
 fn with_gpu(adapters: usize, quirks: &str, cuda: &std::path::Path) -> Node {
     let node = Node::new(infiniband(adapters), 1).quirks(quirks).set("FLEXRING_TRANSPORT", "verbs");
-    let node = node.set("FLEXRING_GPU_ENGINE", "host").set("FLEXRING_GDR_LEVEL", "SYS");
+    let node = node.set("FLEXRING_GDR_LEVEL", "SYS");
     node.set("FLEXRING_GPU", "0").set("LD_LIBRARY_PATH", cuda.to_str().expect("a path"))
 }
 
@@ -557,8 +557,9 @@ fn gpu_memory_is_registered_as_dma_bufs_and_for_data_direct_as_adapters_need_it(
 fn data_on_gpus_has_arrived_before_it_is_added_or_sent_on() {
     let Some(cuda) = simulated_cuda() else { return };
     // Among three nodes ranks send on what came over either adapter.
-    for (nodes, adapters) in [(2, 1), (3, 2)] {
-        let nodes: Vec<Node> = (0..nodes).map(|_| with_gpu(adapters, "posted=2000", &cuda)).collect();
+    for (nodes, adapters, engine) in [(2, 1, "device"), (3, 2, "device"), (2, 1, "host"), (3, 2, "host")] {
+        let node = |_| with_gpu(adapters, "posted=2000", &cuda).set("FLEXRING_GPU_ENGINE", engine);
+        let nodes: Vec<Node> = (0..nodes).map(node).collect();
         let Some(job) = job(&nodes, "perf --device cuda -b 1M -e 1M -w 1 -n 2") else { return };
         job.sums_are_right();
     }

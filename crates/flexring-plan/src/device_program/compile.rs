@@ -33,12 +33,13 @@ enum Turn {
 }
 
 impl DeviceProgram {
-    /// The list for calls that are laid out like `layout`, which has at least one element; `None` for
-    /// programs that no list can be made of: those whose blocks have places of their own.
+    /// The list for calls that are laid out like `layout`, which has at least one element, of items with at
+    /// most `most_places`, at least 3; `None` for programs that no list can be made of: those whose blocks
+    /// have places of their own.
     ///
     /// # Errors
     /// If an item would wait for a later one, though input and output share no memory: a bug in the program.
-    pub fn new(program: &Program, layout: &CallLayout) -> Result<Option<Self>> {
+    pub fn new(program: &Program, layout: &CallLayout, most_places: usize) -> Result<Option<Self>> {
         if program.blocks.is_some() {
             return Ok(None);
         }
@@ -47,7 +48,7 @@ impl DeviceProgram {
             bound.bind(program, &layout.binding, &BlockLayout::default());
             let mut scratch = ScratchLayout::default();
             scratch.lay_out(program, &layout.binding);
-            Compiler { program, layout, bound, scratch, result: Self::default() }.run()
+            Compiler { program, layout, most_places, bound, scratch, result: Self::default() }.run()
         };
         let in_place = layout.binding.in_place || layout.copies_input;
         match if layout.copies_input { None } else { compile(layout) } {
@@ -67,6 +68,8 @@ impl DeviceProgram {
 struct Compiler<'a> {
     program: &'a Program,
     layout: &'a CallLayout,
+    /// Sources and destinations of an item.
+    most_places: usize,
     bound: BoundSteps,
     scratch: ScratchLayout,
     result: DeviceProgram,
@@ -89,12 +92,15 @@ impl Compiler<'_> {
             first.push(subs);
             subs += self.bound.place(step).subs as usize;
         }
+        // Of some items in place of one, each waits for the one before.
         let mut item_of = vec![0; subs];
-        let begin = self.result.items.len() as u32;
-        for (index, due) in (begin..).zip(&order) {
-            item_of[first[due.step as usize] + due.sub as usize] = index;
+        let mut items = self.result.items.len() as u32;
+        for due in &order {
+            items += self.items_of(due.step);
+            item_of[first[due.step as usize] + due.sub as usize] = items - 1;
         }
-        for (index, due) in (begin..).zip(&order) {
+        for due in &order {
+            let index = self.result.items.len() as u32;
             let first_wait = self.result.waits.len();
             self.result.waits.extend(copied);
             for dependency in self.program.dependencies(due.step) {
@@ -230,23 +236,32 @@ impl Compiler<'_> {
         (link as u32, &mut links[link])
     }
 
-    /// Adds the item of a sub-chunk. Messages are numbered as they are added, which is their order at both
+    /// How many items a sub-chunk of a step takes.
+    fn items_of(&self, step: StepId) -> u32 {
+        let most = self.most_places - 1;
+        let items = match &*self.program.steps[step as usize].body {
+            Body::Send { peers, .. } => peers.len().div_ceil(most),
+            // All but the first one begin with the sum so far.
+            Body::Combine { operands, .. } => 1 + operands.len().saturating_sub(most).div_ceil(most - 1),
+        };
+        items.max(1) as u32
+    }
+
+    /// Adds the items of a sub-chunk. Messages are numbered as they are added, which is their order at both
     /// ends.
     fn push(&mut self, due: &Due, waits: Range<u32>) {
         let Range { start, end } = self.elements(due.step, due.sub);
-        let (sources, destinations) =
-            (self.result.sources.len() as u32, self.result.destinations.len() as u32);
+        let (mut sources, mut destinations) = (Vec::new(), Vec::new());
         let (mut scales, mut last) = (false, false);
         let program = self.program;
         match &*program.steps[due.step as usize].body {
             Body::Send { buffer, peers } => {
-                let source = self.place(*buffer, start);
-                self.result.sources.push(source);
+                sources.push(self.place(*buffer, start));
                 for peer in peers {
                     let (link, counts) = self.link_of(*peer);
                     let number = counts.sends;
                     counts.sends += 1;
-                    self.result.destinations.push(ItemPlace::Message { link, number });
+                    destinations.push(ItemPlace::Message { link, number });
                 }
             }
             Body::Combine { operands, into, last: completes } => {
@@ -264,18 +279,58 @@ impl Compiler<'_> {
                             ItemPlace::Message { link, number }
                         }
                     };
-                    self.result.sources.push(source);
+                    sources.push(source);
                 }
-                let destination = self.place(*into, start);
-                self.result.destinations.push(destination);
+                destinations.push(self.place(*into, start));
             }
         }
+        let elements = end - start;
+        let most = self.most_places - 1;
+        let mut waits = waits;
+        while sources.len() > most {
+            // A place of its own, because `into` may be that of a source.
+            let sum = ItemPlace::Scratch(self.result.scratch);
+            self.result.scratch += elements;
+            let rest = sources.split_off(most);
+            self.push_item(elements, (scales, false), &sources, &[sum], waits);
+            waits = self.wait_for_last();
+            sources = std::iter::once(sum).chain(rest).collect();
+        }
+        while destinations.len() > most {
+            let rest = destinations.split_off(most);
+            self.push_item(elements, (scales, last), &sources, &destinations, waits);
+            waits = self.wait_for_last();
+            destinations = rest;
+        }
+        self.push_item(elements, (scales, last), &sources, &destinations, waits);
+    }
+
+    /// What an item waits for that waits for the one before.
+    fn wait_for_last(&mut self) -> Range<u32> {
+        let wait = self.result.waits.len() as u32;
+        self.result.waits.push(self.result.items.len() as u32 - 1);
+        wait..wait + 1
+    }
+
+    /// Adds an item.
+    fn push_item(
+        &mut self,
+        elements: u64,
+        (scales, last): (bool, bool),
+        sources: &[ItemPlace],
+        destinations: &[ItemPlace],
+        waits: Range<u32>,
+    ) {
+        let (first_source, first_destination) =
+            (self.result.sources.len() as u32, self.result.destinations.len() as u32);
+        self.result.sources.extend_from_slice(sources);
+        self.result.destinations.extend_from_slice(destinations);
         self.result.items.push(ListItem {
-            elements: (end - start) as u32,
+            elements: elements as u32,
             scales,
             last,
-            sources: sources..self.result.sources.len() as u32,
-            destinations: destinations..self.result.destinations.len() as u32,
+            sources: first_source..self.result.sources.len() as u32,
+            destinations: first_destination..self.result.destinations.len() as u32,
             waits,
         });
     }

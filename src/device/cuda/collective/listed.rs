@@ -8,7 +8,7 @@ use super::layout::{
 };
 use crate::cuda_driver::Address;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
-use crate::device::relay_link::{self, RelayLink, RelayWords, RelayedMessages};
+use crate::device::relay_link::{RelayLink, RelaySlots, RelayWords, RelayedMessages};
 use crate::error::{Error, Result};
 use crate::memory::lend;
 use crate::plan::device_program::{DeviceProgram, ItemPlace, LinkCounts};
@@ -212,19 +212,19 @@ pub(super) fn links(
     links
 }
 
-/// A link to a rank of another node, whose memory the GPU maps at `start`.
-pub(super) fn relayed_link(peer: Rank, start: Address) -> LinkWords {
-    let words = |words: RelayWords| start + words.offset() as Address;
+/// A link to a rank of another node, whose words and slots the GPU maps there.
+pub(super) fn relayed_link(peer: Rank, [words, memory]: [Address; 2], slots: RelaySlots) -> LinkWords {
+    let words = |of: RelayWords| words + of.offset() as Address;
     LinkWords {
-        out: start + RelayLink::OUT_AT as Address,
+        out: memory,
         out_sent: words(RelayWords::Sent),
         out_used: words(RelayWords::Carried),
-        incoming: start + RelayLink::incoming_at(SLOT) as Address,
+        incoming: memory + slots.incoming_at() as Address,
         in_sent: words(RelayWords::Received),
         in_used: words(RelayWords::Used),
         sent: 0,
         received: 0,
-        slots: relay_link::SLOTS as u32,
+        slots: slots.count as u32,
         rank: peer as u32,
     }
 }

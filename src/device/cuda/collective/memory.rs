@@ -4,7 +4,8 @@
 //! which have captured calls. Must not know how kernels are launched.
 
 use super::layout::{
-    CAPTURED, CLOSED_AT, CollectiveLayout, LinkUse, MOST_RANKS, OWNER, PEERS, SLOT, StatusWords, memory_at,
+    CAPTURED, CLOSED_AT, CollectiveLayout, LinkUse, LinkWords, MOST_RANKS, OWNER, PEERS, SLOT, StatusWords,
+    memory_at,
 };
 use super::listed::{self, ListScratch, ListedProgram};
 use super::status::{CollectiveFailure, CollectiveWait};
@@ -13,7 +14,7 @@ use crate::cuda_driver::{Address, DriverHandle};
 use crate::device::cuda::naps::nap_until;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
 use crate::device::cuda::pinned::PinnedMemory;
-use crate::device::relay_link::{RelayLink, RelayedMessages};
+use crate::device::relay_link::{RelayLink, RelaySlots, RelayedMessages, WORDS};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::memory::{Piece, Registrar, lend, lend_in_place};
@@ -53,9 +54,17 @@ pub(crate) struct CollectiveMemory {
     links: OnceLock<GpuMemory>,
     /// Those to ranks of other nodes, as lists needed them.
     relays: Mutex<BTreeMap<Rank, Arc<RelayLink>>>,
+    /// Whether the devices between nodes reach the memory of the GPU.
+    gpu_is_reached: OnceLock<bool>,
     /// Lists of items that graphs have captured.
     captured_lists: Mutex<Vec<Arc<ListedProgram>>>,
     transfers: Mutex<TransferMemory>,
+}
+
+/// What the slots of a link are in.
+enum RelayMemory {
+    OnGpu(GpuMemory),
+    Pinned(PinnedMemory),
 }
 
 /// Memory whose communicators have ended, but not the graphs that have captured their calls: a replay finds
@@ -98,6 +107,7 @@ impl CollectiveMemory {
             replay_logged: AtomicBool::new(false),
             links: OnceLock::new(),
             relays: Mutex::default(),
+            gpu_is_reached: OnceLock::new(),
             captured_lists: Mutex::default(),
             transfers: Mutex::default(),
         }))
@@ -200,15 +210,41 @@ impl CollectiveMemory {
         if let Some(link) = relays.get(&peer) {
             return Ok(Arc::clone(link));
         }
-        let memory = PinnedMemory::new(&self.gpu, RelayLink::bytes(SLOT))?;
-        let words = listed::relayed_link(peer, memory.address());
-        listed::write(&self.gpu, links, peer * size_of_val(&words), words.as_bytes())?;
-        let (piece, registrar) = (memory.piece(), registrar.cloned());
-        // SAFETY: the memory is zero, aligned to a page, and as long as a link needs; it lives as long as
-        // its owner.
-        let link = Arc::new(unsafe { RelayLink::new(peer, piece, SLOT, Box::new(memory), registrar) });
+        let world = links.piece().len() / 2 / size_of::<LinkWords>();
+        let slots = RelaySlots::of_world(world, SLOT);
+        let words = PinnedMemory::new(&self.gpu, WORDS)?;
+        let memory = self.relay_slots(slots, registrar)?;
+        let (piece, start) = match &memory {
+            RelayMemory::OnGpu(memory) => (memory.piece(), address(memory.piece())),
+            RelayMemory::Pinned(memory) => (memory.piece(), memory.address()),
+        };
+        let link = listed::relayed_link(peer, [words.address(), start], slots);
+        listed::write(&self.gpu, links, peer * size_of_val(&link), link.as_bytes())?;
+        let pieces = (words.piece(), piece);
+        let (owner, registrar) = (Box::new((words, memory)), registrar.cloned());
+        // SAFETY: the words are zero and aligned to a page; they and the slots live as long as their owner.
+        let link = Arc::new(unsafe { RelayLink::new(peer, pieces, slots, owner, registrar) });
         relays.insert(peer, Arc::clone(&link));
         Ok(link)
+    }
+
+    /// Memory for the slots of a link, registered with the devices: of the GPU if they reach that, else of
+    /// the host.
+    fn relay_slots(&self, slots: RelaySlots, registrar: Option<&Arc<dyn Registrar>>) -> Result<RelayMemory> {
+        if let Some(registrar) = registrar
+            && *self.gpu_is_reached.get_or_init(|| registrar.reaches(self.shared.piece()))
+        {
+            let memory = GpuMemory::new(&self.gpu, slots.len())?;
+            match registrar.register(memory.piece()) {
+                Ok(()) => return Ok(RelayMemory::OnGpu(memory)),
+                Err(error) => {
+                    log::warn!("messages of {:?} pass through host memory: {}", self.gpu, error.message());
+                }
+            }
+        }
+        let memory = PinnedMemory::new(&self.gpu, slots.len())?;
+        registrar.inspect(|registrar| registrar.try_register(memory.piece()));
+        Ok(RelayMemory::Pinned(memory))
     }
 
     /// The launch that has started and whose messages are to be relayed now.
