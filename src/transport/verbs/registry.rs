@@ -161,11 +161,13 @@ struct RegistryEntry {
     count: usize,
 }
 
-/// What flushes of a GPU read: memory of this library, as users free theirs when they like.
-struct FlushSource {
+/// What devices are tried with, and flushes read: memory of this library on a GPU, as users free theirs when
+/// they like.
+struct Landing {
     // Deregistered before it is freed.
     region: Arc<RegisteredMemory>,
-    _memory: Option<LandingMemory>,
+    _memory: LandingMemory,
+    needs_flush: bool,
 }
 
 /// All registered memory of a rank.
@@ -185,12 +187,10 @@ pub(super) struct MemoryRegistry {
     gpu_direct: GpuDirect,
     /// Opened when GPU memory is first registered.
     gpus: OnceLock<GpuRegistrar>,
-    /// Memory of a GPU that needs a flush before it reads what devices wrote.
-    flush_source: OnceLock<FlushSource>,
-    /// How devices are tried with memory of a GPU before they access any of it, and the outcome. The first
-    /// GPU stands for all.
+    /// How devices are tried with memory of a GPU before they access any of it.
     trials: Option<GpuTrials>,
-    reaches_gpu: OnceLock<bool>,
+    /// Memory of the first GPU, which stands for all; `None` inside if a device does not reach it.
+    landing: OnceLock<Option<Landing>>,
 }
 
 /// Size of `transient` at which the entries of completed sub-chunks are removed.
@@ -229,9 +229,8 @@ impl MemoryRegistry {
             stages,
             gpu_direct: GpuDirect::Auto,
             gpus: OnceLock::new(),
-            flush_source: OnceLock::new(),
             trials: None,
-            reaches_gpu: OnceLock::new(),
+            landing: OnceLock::new(),
         })
     }
 
@@ -344,17 +343,6 @@ impl MemoryRegistry {
         if mode != GdrMode::HostStaging {
             let by_rail = shared.iter().map(|shared| HeldRegion::Shared(Arc::clone(shared.region())));
             let region = self.on_gpu(span, mode, access, by_rail);
-            if gpus.needs_flush(span, self.pds.len())? && self.flush_source.get().is_none() {
-                let source = self.allocate_flush_source(gpus, span).unwrap_or_else(|error| {
-                    log::warn!(
-                        "verbs: flushes read the memory that was registered first, which must not be freed before the communicator, \
-                         as there is none for them: {}",
-                        error.message()
-                    );
-                    FlushSource { region: Arc::clone(&region), _memory: None }
-                });
-                self.flush_source.get_or_init(|| source);
-            }
             entries.push(RegistryEntry { region, shared, count: 1 });
         }
         Ok(mode)
@@ -365,8 +353,8 @@ impl MemoryRegistry {
     /// # Errors
     /// `Unsupported` if one does not and the setting names a way.
     fn reaches_gpu(&self, gpus: &GpuRegistrar, beside: AddressRange) -> Result<bool> {
-        if let Some(known) = self.reaches_gpu.get() {
-            return Ok(*known);
+        if let Some(known) = self.landing.get() {
+            return Ok(known.is_some());
         }
         let outcome = self.try_gpu(gpus, beside);
         if let Err(error) = &outcome {
@@ -376,25 +364,24 @@ impl MemoryRegistry {
             }
             log::warn!("verbs: data on GPUs is copied through host memory: {message}");
         }
-        Ok(*self.reaches_gpu.get_or_init(|| outcome.is_ok()))
+        Ok(self.landing.get_or_init(|| outcome.ok()).is_some())
     }
 
-    fn try_gpu(&self, gpus: &GpuRegistrar, beside: AddressRange) -> Result<()> {
-        let Some(trials) = &self.trials else { return Ok(()) };
-        let memory = match gpus.allocate_landing(beside) {
-            Ok(memory) => memory,
-            Err(error) => {
-                log::debug!("verbs: devices are not tried with GPU memory: {}", error.message());
-                return Ok(());
-            }
-        };
-        let access = AccessFlags { remote_read: true, ..self.writable() };
-        let (_, regions) = gpus.register(&self.pds, memory.range(), access)?;
-        for (rail, (pd, region)) in self.pds.iter().zip(&regions).enumerate() {
-            let tried = trials.run(rail, pd, memory.range().address, region);
-            tried.map_err(|error| error.context(pd.context().name()))?;
+    fn try_gpu(&self, gpus: &GpuRegistrar, beside: AddressRange) -> Result<Landing> {
+        let memory = gpus.allocate_landing(beside)?;
+        let (span, access) = (memory.range(), AccessFlags { remote_read: true, ..self.writable() });
+        let (mode, by_rail) = gpus.register(&self.pds, span, access)?;
+        if mode == GdrMode::HostStaging {
+            return Err(Error::system("devices cannot access memory that was allocated for them"));
         }
-        Ok(())
+        if let Some(trials) = &self.trials {
+            for (rail, (pd, region)) in self.pds.iter().zip(&by_rail).enumerate() {
+                let tried = trials.run(rail, pd, span.address, region);
+                tried.map_err(|error| error.context(pd.context().name()))?;
+            }
+        }
+        let region = self.on_gpu(span, mode, access, by_rail.into_iter().map(HeldRegion::Own));
+        Ok(Landing { region, needs_flush: gpus.needs_flush(span, self.pds.len())?, _memory: memory })
     }
 
     /// Registers GPU memory at all rails, unless other communicators of this process have. Returns the worst
@@ -436,27 +423,13 @@ impl MemoryRegistry {
         Arc::new(region)
     }
 
-    /// Allocates and registers memory on the GPU with this memory, for flushes to read.
-    ///
-    /// # Errors
-    /// `System` if there is none, or if the devices cannot read it.
-    fn allocate_flush_source(&self, gpus: &GpuRegistrar, beside: AddressRange) -> Result<FlushSource> {
-        let memory = gpus.allocate_landing(beside)?;
-        let access = AccessFlags { remote_read: true, ..AccessFlags::SEND };
-        let (mode, by_rail) = gpus.register(&self.pds, memory.range(), access)?;
-        if mode == GdrMode::HostStaging {
-            return Err(Error::system("devices cannot read memory that was allocated for them"));
-        }
-        let region = self.on_gpu(memory.range(), mode, access, by_rail.into_iter().map(HeldRegion::Own));
-        Ok(FlushSource { region, _memory: Some(memory) })
-    }
-
     /// What a flush reads, if one is needed: an address on the GPU, and its remote keys by rail.
     ///
     /// # Errors
     /// `Internal` if that memory is not registered at a rail.
     pub(super) fn flush_source(&self) -> Result<Option<(u64, [u32; MAX_RAILS])>> {
-        let Some(FlushSource { region, .. }) = self.flush_source.get() else { return Ok(None) };
+        let landing = self.landing.get().and_then(Option::as_ref);
+        let Some(Landing { region, needs_flush: true, .. }) = landing else { return Ok(None) };
         Ok(Some((region.memory.span().address, region.rkeys()?)))
     }
 

@@ -244,13 +244,14 @@ fn flushes_read_memory_of_this_library_until_the_registry_is_dropped() {
 }
 
 #[test]
-fn without_memory_for_flushes_they_read_what_was_registered_first() {
-    let driver = FakeGpuDriver { is_full: true, ..FakeGpuDriver::default() };
-    let gpus = GpuRegistrar::with_driver(GpuDirect::Auto, Arc::new(driver));
-    let regions = regions(vec![with_dmabuf("a")]);
-    regions.register_gpu(&gpus, RANGE).expect("inert");
-    let (from, _) = regions.flush_source().expect("registered").expect("this GPU needs flushes");
-    assert_eq!(from, RANGE.address);
+fn memory_of_a_gpu_that_has_none_left_is_staged() {
+    let driver = Arc::new(FakeGpuDriver { is_full: true, ..FakeGpuDriver::default() });
+    for (setting, mode) in [(GpuDirect::Auto, Some(GdrMode::HostStaging)), (GpuDirect::Dmabuf, None)] {
+        let gpus = GpuRegistrar::with_driver(setting, driver.clone());
+        let regions = regions(vec![with_dmabuf("a")]);
+        assert_eq!(regions.register_gpu(&gpus, RANGE).ok(), mode);
+        assert!(regions.find(piece(RANGE)).is_none());
+    }
 }
 
 #[test]
