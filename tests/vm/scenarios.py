@@ -442,6 +442,17 @@ def the_doctor_lists_devices_and_addresses(machines):
 
 
 @scenario
+def the_doctor_tests_the_rails_between_machines(machines):
+    results = both(machines, "flexring doctor --pair", 150)
+    check(all(result.code == 0 for result in results), "flexring doctor --pair failed", *results)
+    check("all 2 rails between 2 ranks work" in results[0].output, "a rail was not tested", *results)
+    rail_down(machines[1], 1)
+    results = both(machines, "flexring doctor --pair", 150)
+    check(all(result.code == 1 for result in results), "a rail that is down is no failure", *results)
+    check("different numbers of ports" in results[0].output, "a rail that is down is not named", *results)
+
+
+@scenario
 def all_objects_of_the_devices_are_released(machines):
     for machine in machines:
         for device, used in rdma_resources(machine).items():
