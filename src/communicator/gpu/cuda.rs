@@ -48,7 +48,7 @@ fn collectives(config: &Config, ranks_of_node: usize) -> Option<CollectiveLayout
     if are_run { CollectiveLayout::new(ranks_of_node) } else { None }
 }
 
-/// Bytes of a slot for vectors on GPUs; `ranks_of_node` is 0 unless all ranks of the world are on one node.
+/// Bytes of a slot for vectors on GPUs; `ranks_of_node` is 0 unless kernels may run the calls of all ranks.
 /// Equal on all ranks. Short where kernels run collectives, because only the few other calls need slots.
 pub(in crate::communicator) fn slot_bytes(config: &Config, ranks_of_node: usize, world: usize) -> usize {
     let bytes = config.gpu_slot_bytes(world);

@@ -6,7 +6,7 @@ use super::cores::Cores;
 use super::introduction::{Introduction, has_room};
 use super::node_memories;
 use super::peer_info::PeerInfo;
-use super::region_layout::{GpuUse, region_layout};
+use super::region_layout::region_layout;
 use crate::communicator::gpu;
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
@@ -14,6 +14,7 @@ use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::rank::Rank;
 use crate::transport::shm::{NodeMemory, OwnMemory, Region};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The memory of a rank and of those that share with it.
@@ -45,10 +46,10 @@ impl NodeShare {
         let world = infos.len();
         let node = introduction.node_of(me);
         let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
+        let kernel_node = kernel_node(infos);
         let layout = |ranks: &[Rank]| {
-            let gpus =
-                GpuUse::of(ranks.iter().map(|rank| (infos[*rank].has_gpu, infos[*rank].may_have_gpus)));
-            region_layout(config, ranks.len(), world, ranks_per_core, gpus)
+            let may_use_gpus = ranks.iter().any(|rank| infos[*rank].has_gpu || infos[*rank].may_have_gpus);
+            region_layout(config, ranks.len(), world, ranks_per_core, may_use_gpus, kernel_node)
         };
         let bytes = OwnMemory::bytes_with(layout(&node));
         let shares =
@@ -75,6 +76,16 @@ impl NodeShare {
         };
         Ok(Self { ranks, places, memory, region, ranks_per_core })
     }
+}
+
+/// The number of ranks of the largest node if all ranks have their GPUs, else 0.
+fn kernel_node(infos: &[PeerInfo]) -> usize {
+    if !infos.iter().all(|info| info.has_gpu) {
+        return 0;
+    }
+    let mut ranks_of: BTreeMap<&str, usize> = BTreeMap::new();
+    infos.iter().for_each(|info| *ranks_of.entry(&info.node).or_default() += 1);
+    ranks_of.into_values().max().unwrap_or(0)
 }
 
 /// The memory of `ranks`, which give each other descriptors of theirs.

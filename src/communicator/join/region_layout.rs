@@ -7,45 +7,27 @@ use crate::config::Config;
 use crate::plan::thresholds::small_limits;
 use crate::transport::shm::ArenaLayout;
 
-/// Which ranks of a node have GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GpuUse {
-    /// None has one, now or later.
-    None,
-    /// Some may have one later.
-    Later,
-    /// All have one by now.
-    All,
-}
-
-impl GpuUse {
-    /// By rank, whether it has one now, and whether it may have one later.
-    pub(super) fn of(ranks: impl Iterator<Item = (bool, bool)> + Clone) -> Self {
-        if ranks.clone().all(|(has, _)| has) {
-            return Self::All;
-        }
-        if ranks.clone().any(|(has, may)| has || may) { Self::Later } else { Self::None }
-    }
-}
-
 /// The layout of a rank's region. `local_ranks` is the number of ranks that share memory, this rank included,
-/// and `gpus` which of them use GPUs. `ranks_per_core` is as in
+/// and `may_use_gpus` whether any of them may use a GPU, now or later. `kernel_node` is the number of ranks
+/// of the largest node if all ranks of the world have their GPUs by now, so that kernels may run their
+/// calls, else 0. `ranks_per_core` is as in
 /// [`ExecutorParts`](crate::executor::ExecutorParts).
 pub(super) fn region_layout(
     config: &Config,
     local_ranks: usize,
     world: usize,
     ranks_per_core: usize,
-    gpus: GpuUse,
+    may_use_gpus: bool,
+    kernel_node: usize,
 ) -> ArenaLayout {
     // The executor uses one more slot for itself.
     let slots = config.slots_for(local_ranks, world) + 1;
     let [on_host, on_gpu] = small_limits(config, world, ranks_per_core);
     // Mailboxes are for nodes that have all ranks.
     let small = if local_ranks == world && world > 1 { on_host.max(on_gpu) } else { 0 };
-    // Kernels run collectives if all ranks have their GPUs by now.
-    let node_of_all = if local_ranks == world && gpus == GpuUse::All { world } else { 0 };
-    let on_gpus = gpu::slot_bytes(config, node_of_all, world);
+    // The host runs the calls of ranks on several nodes if their plans may change.
+    let is_run_by_host = kernel_node < world && config.adapt.0;
+    let on_gpus = gpu::slot_bytes(config, if is_run_by_host { 0 } else { kernel_node }, world);
     let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, on_gpus);
-    if gpus == GpuUse::None { layout.without_gpus() } else { layout }
+    if may_use_gpus { layout } else { layout.without_gpus() }
 }

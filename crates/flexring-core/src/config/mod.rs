@@ -314,7 +314,7 @@ settings! {
         "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU. Unset: 32 where kernels run collectives, 64 if ranks share a GPU, 16 where the host runs calls: docs/gpu.md.";
     #[shared yes]
     gpu_engine: GpuProgram = "FLEXRING_GPU_ENGINE", GpuProgram::Device, AnyValue,
-        "What runs collectives on GPU memory. device: kernels where they can (docs/gpu.md); within a node such calls can be captured in CUDA graphs. host: the CPU, which runs all other calls on GPU memory in any case.";
+        "What runs calls on GPU memory. device: kernels where they can (docs/gpu.md), whose calls can be captured in CUDA graphs. host: the CPU, which runs all other calls on GPU memory in any case.";
     gpu_ipc: Switch = "FLEXRING_GPU_IPC", Switch(true), AnyValue,
         "Whether ranks of one node read each other's GPU memory directly. If 0, data passes through pinned host memory.";
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, AnyValue,
