@@ -483,6 +483,12 @@ fn from_file(path: &str, config: &Config, topology: &Topology) -> Result<Arc<Pla
     if planned != world {
         return Err(refuse(format!("the plan is for {planned} ranks, but there are {world}")));
     }
+    if let Some(helper) = schedule.helpers().first() {
+        return Err(refuse(format!(
+            "rank {helper} contributes nothing in this plan, but a communicator sums the vectors of all its ranks: \
+             `flexring plan --verify` proves such a plan and `flexring simulate` times it"
+        )));
+    }
     let verified = VerifiedPlan::for_all(Plan::on(schedule, topology, config.lowering));
     verified.map(|verified| Arc::clone(verified.plan())).map_err(|error| refuse(error.message().to_owned()))
 }

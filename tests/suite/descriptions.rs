@@ -108,6 +108,14 @@ fn a_plan_that_loses_or_duplicates_a_contribution_is_refused() {
     let name = doubles.name();
     let errors = refused(|_, config| config.plan_file = Some(name.clone()));
     all_contain(&errors, ErrorKind::InvalidSetting, &["doubles.json", "is counted more than once"]);
+
+    let group = r#"{"span":{"start":"0","end":"1"},"participants":[0,1],"root":2}"#;
+    let leaves_out =
+        format!(r#"{{"name":"server","world":3,"helpers":[2],"levels":[{{"groups":[{group}]}}]}}"#);
+    let leaves_out = file("leaves_out.json", &leaves_out);
+    let name = leaves_out.name();
+    let errors = refused(|_, config| config.plan_file = Some(name.clone()));
+    all_contain(&errors, ErrorKind::InvalidSetting, &["leaves_out.json", "rank 2 contributes nothing"]);
 }
 
 #[test]

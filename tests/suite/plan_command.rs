@@ -154,6 +154,32 @@ fn a_written_plan_can_be_read_and_verified() {
 }
 
 #[test]
+fn a_plan_with_ranks_that_contribute_nothing_is_proved_and_simulated() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("servers.json");
+    let group = |start: &str, end: &str, root: usize| json!({"span": {"start": start, "end": end}, "participants": [0, 1], "root": root});
+    let groups = [group("0", "1/2", 2), group("1/2", "1", 3)];
+    let plan = json!({"name": "byteps", "world": 4, "helpers": [2, 3], "levels": [{"groups": groups}]});
+    std::fs::write(&path, plan.to_string()).expect("a file");
+    let flags = format!("--plan-file {} --topology 1@1G+1@1G+1@1G+1@1G", path.display());
+    let proof = printed(&format!("{flags} --verify"));
+    assert!(proof.contains("in all-reduces:"), "{proof}");
+    assert!(
+        proof.contains("each of the 2 contributions exactly once; 2 helpers contribute nothing"),
+        "{proof}"
+    );
+    assert!(printed(&format!("{flags} --explain")).contains("not compared with one of 2 helpers"));
+    let (code, out, err) = run(&format!("simulate --size 64M --json {flags}"), &[]);
+    assert_eq!(code, Some(0), "{err}");
+    // Each worker sends its vector once, and gets the sum once.
+    let results: Value = serde_json::from_str(&out).expect("JSON");
+    let seconds = results["results"][0]["picoseconds"].as_f64().expect("a time") * 1e-12;
+    let vector = f64::from(64 << 20) / 125e6;
+    assert!((vector..1.05 * vector).contains(&seconds), "{seconds} s, {vector} s for a vector");
+    assert_eq!(results["results"][0]["bound_seconds"], 0.0);
+}
+
+#[test]
 fn the_error_of_an_incorrect_plan_names_the_rank() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("broken.json");

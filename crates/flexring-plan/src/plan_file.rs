@@ -10,6 +10,7 @@
 //! ```
 //!
 //! The ends of spans are fractions of the vector as strings, or element numbers if the plan has a `count`.
+//! `"helpers": [4]` names ranks that contribute nothing and get no result.
 
 use super::Rank;
 use super::fraction::{Fraction, Span};
@@ -34,6 +35,8 @@ struct PlanFile {
     world: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     count: Option<u64>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    helpers: BTreeSet<Rank>,
     levels: Vec<LevelFile>,
 }
 
@@ -100,6 +103,7 @@ pub fn write(schedule: &Schedule, count: Option<u64>) -> String {
         name: schedule.name().to_owned(),
         world: schedule.world(),
         count,
+        helpers: schedule.helpers().clone(),
         levels: levels
             .map(|level| LevelFile { groups: level.groups().iter().map(group).collect() })
             .collect(),
@@ -140,6 +144,12 @@ pub fn parse(name: &str, text: &str) -> Result<Schedule> {
             file.levels.len()
         ));
     }
+    if let Some(outside) = file.helpers.last().filter(|rank| **rank >= world) {
+        return refuse(format!("rank {outside} is a helper, but not in a world of {world}"));
+    }
+    if file.helpers.len() == world {
+        return refuse("all ranks are helpers: expected at least one that contributes".to_owned());
+    }
     let mut levels = Vec::new();
     for (number, level) in file.levels.into_iter().enumerate() {
         let mut groups = Vec::new();
@@ -151,7 +161,7 @@ pub fn parse(name: &str, text: &str) -> Result<Schedule> {
         }
         levels.push(groups);
     }
-    Ok(Schedule::new(&file.name, world, levels))
+    Ok(Schedule::new(&file.name, world, levels).with_helpers(file.helpers))
 }
 
 /// Checks a group; `None` if its span has no elements in this count.
@@ -196,7 +206,8 @@ mod tests {
     #[test]
     fn parsing_a_written_schedule_restores_it() {
         let topology = Topology::from_names(&["a", "a", "b", "b", "b"]);
-        for schedule in [flexreduce::plan(&topology).expect("small"), ring::plan(&topology)] {
+        let helpers = ring::plan(&topology).with_helpers([1, 4].into());
+        for schedule in [flexreduce::plan(&topology).expect("small"), ring::plan(&topology), helpers] {
             let text = write(&schedule, None);
             let back = parse("plan.json", &text).expect("a written plan can be parsed");
             assert_eq!(write(&back, None), text);
@@ -222,6 +233,13 @@ mod tests {
             "p.json: a plan is for 1 to 1048576 ranks, not for 0"
         );
         let at = "p.json: level 0, group 0: ";
+        for (helpers, wrong) in [
+            ("2", "rank 2 is a helper, but not in a world of 2"),
+            ("0,1", "all ranks are helpers: expected at least one that contributes"),
+        ] {
+            let text = format!(r#"{{"name":"x","world":2,"helpers":[{helpers}],"levels":[]}}"#);
+            assert_eq!(message(&text), format!("p.json: {wrong}"));
+        }
         assert_eq!(message(&group("\"0\"", "\"1\"", "0,2", 0)), format!("{at}rank 2 is not in a world of 2"));
         assert_eq!(message(&group("\"0\"", "\"1\"", "0,1", 7)), format!("{at}rank 7 is not in a world of 2"));
         assert_eq!(message(&group("\"0\"", "\"1\"", "0,0", 0)), format!("{at}rank 0 takes part twice"));

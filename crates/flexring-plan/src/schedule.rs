@@ -6,6 +6,7 @@
 
 use super::Rank;
 use super::fraction::{Fraction, Span};
+use std::collections::BTreeSet;
 use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
@@ -288,6 +289,7 @@ pub struct Schedule {
     world: usize,
     levels: Vec<Level>,
     shards: Vec<Shard>,
+    helpers: BTreeSet<Rank>,
 }
 
 impl Schedule {
@@ -301,7 +303,20 @@ impl Schedule {
     pub fn new(name: &str, world: usize, levels: Vec<Vec<Group>>) -> Self {
         let levels: Vec<Level> = levels.into_iter().map(|groups| Level::new(groups, world)).collect();
         let shards = shards(&levels);
-        Self { name: name.to_owned(), world, levels, shards }
+        Self { name: name.to_owned(), world, levels, shards, helpers: BTreeSet::new() }
+    }
+
+    /// The same schedule, in which these ranks contribute nothing and get no result: they add what others
+    /// send, such as machines without accelerators that BytePS uses as servers.
+    #[must_use]
+    pub fn with_helpers(self, helpers: BTreeSet<Rank>) -> Self {
+        Self { helpers, ..self }
+    }
+
+    /// The ranks that contribute nothing and get no result.
+    #[must_use]
+    pub fn helpers(&self) -> &BTreeSet<Rank> {
+        &self.helpers
     }
 
     /// The planner's name.
@@ -328,7 +343,7 @@ impl Schedule {
         &self.shards
     }
 
-    /// A hash of world and levels (XXH3). The name does not count.
+    /// A hash of world, levels and helpers (XXH3). The name does not count.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut hash = XxHash3_64::new();
@@ -339,6 +354,7 @@ impl Schedule {
                 hash_block(&mut hash, set, &level.groups[block]);
             }
         }
+        self.helpers.iter().for_each(|rank| hash.write(&(*rank as u64).to_le_bytes()));
         hash.finish()
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Owns the text.
 
-use super::planned::Planned;
+use super::planned::{Planned, without_bound};
 use crate::output::duration;
 use flexring_core::config::Size;
 use flexring_plan::lowering::{Plan, ProgramSpec};
@@ -128,6 +128,10 @@ fn costs(planned: &Planned, count: u64) -> String {
 fn comparison(planned: &Planned, count: u64) -> String {
     let Planned { topology, config, .. } = planned;
     let bytes = count.saturating_mul(ELEMENT);
+    let helpers = planned.schedule().helpers().len();
+    if helpers > 0 {
+        return format!("\n{}\n", without_bound(helpers));
+    }
     if topology.world() > MOST_RANKS || topology.world() == 1 {
         return lower_bound(topology).map_or_else(String::new, |bound| least(topology, &bound, bytes));
     }

@@ -10,7 +10,7 @@ mod source;
 mod table;
 
 pub use options::PlanOptions;
-pub use planned::Planned;
+pub use planned::{Planned, without_bound};
 pub use source::PlanSource;
 
 use crate::error::CommandError;

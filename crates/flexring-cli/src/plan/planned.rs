@@ -15,6 +15,7 @@ use flexring_plan::sized_plans::{self, SizedPlan};
 use flexring_plan::topology::Topology;
 use flexring_plan::tuning::{self, ClusterIdentity, TuningProfile};
 use flexring_plan::verifier::VerifiedPlan;
+use flexring_simulator::cost_model::lower_bound::{LowerBound, lower_bound};
 use flexring_simulator::simulator::SimulationParameters;
 use flexring_simulator::trials::simulate_all;
 use std::path::Path;
@@ -143,6 +144,12 @@ impl Planned {
         self.lowered().schedule()
     }
 
+    /// The least time of any schedule, unless the plan has helpers: other schedules sum what helpers do not
+    /// contribute.
+    pub fn bound(&self) -> Option<LowerBound> {
+        self.schedule().helpers().is_empty().then(|| lower_bound(&self.topology)).flatten()
+    }
+
     /// The plan of vectors of this many bytes.
     pub fn plan_of(&self, bytes: u64) -> &SizedPlan {
         let fits = |sized: &&SizedPlan| bytes <= sized.longest as u64;
@@ -168,6 +175,14 @@ impl Planned {
         let (ranks, nodes) = (self.topology.world(), self.topology.nodes());
         format!("{}: {} on {}", self.called, counted(ranks, "rank"), counted(nodes, "node"))
     }
+}
+
+/// Why a plan with helpers is not compared.
+pub fn without_bound(helpers: usize) -> String {
+    format!(
+        "other schedules sum the vectors of all ranks, so they are not compared with one of {}",
+        counted(helpers, "helper")
+    )
 }
 
 /// Refuses a profile of another cluster than `job`, which has no hosts.

@@ -55,12 +55,10 @@ fn drawing(report: &Report<'_>) -> String {
     let place = planned.place();
     if let [only @ SimulatedSize { bytes, schedule, run, .. }] = &report.sizes[..] {
         let title = format!("{schedule} on {}, {}", planned.called, amount(*bytes));
-        let subtitle = format!(
-            "simulated: {place}; {}, bound {}{}",
-            output::duration(run.seconds()),
-            output::duration(report.seconds_per_byte_at_least * *bytes as f64),
-            only.other_clause(),
-        );
+        let bound = report.seconds_per_byte_at_least * *bytes as f64;
+        let bound = if bound > 0.0 { format!(", bound {}", output::duration(bound)) } else { String::new() };
+        let time = output::duration(run.seconds());
+        let subtitle = format!("simulated: {place}; {time}{bound}{}", only.other_clause());
         return draw_timeline(run, &planned.topology, &title, &subtitle);
     }
     let points = report.sizes.iter().map(|SimulatedSize { bytes, schedule, run, other, .. }| SizePoint {

@@ -15,7 +15,6 @@ use crate::plan::Planned;
 use flexring_core::config::Algorithm;
 use flexring_plan::lowering::Plan;
 use flexring_plan::planner::{self, Details};
-use flexring_simulator::cost_model::lower_bound::lower_bound;
 use flexring_simulator::simulator::{SimulatedRun, SimulationInput, SimulationParameters, simulate};
 use report::{Report, SimulatedSize};
 use std::time::{Duration, Instant};
@@ -53,7 +52,7 @@ pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
             if shows_other { best_other(&planned, &schedule, &run, *bytes, &parameters) } else { None };
         sizes.push(SimulatedSize { bytes: *bytes, schedule, subchunk: sized.subchunk, run, other });
     }
-    let bound = lower_bound(&planned.topology).map_or(0.0, |bound| bound.seconds_per_byte);
+    let bound = planned.bound().map_or(0.0, |bound| bound.seconds_per_byte);
     let report = Report { planned: &planned, parameters, sizes, seconds_per_byte_at_least: bound };
     files::write(options, &report)?;
     let text = match (options.json, options.csv) {
@@ -65,8 +64,8 @@ pub fn run(options: &SimulateOptions) -> Result<(), CommandError> {
 }
 
 /// The fastest schedule of the other algorithms for this size, and its time in seconds. `None` if there is no
-/// other, or if the simulation of `run` took more than [`MOST_MESSAGES`], because this one takes several
-/// times as long.
+/// other that sums as many vectors, or if the simulation of `run` took more than [`MOST_MESSAGES`], because
+/// this one takes several times as long.
 fn best_other(
     planned: &Planned,
     schedule: &str,
@@ -74,7 +73,7 @@ fn best_other(
     bytes: u64,
     parameters: &SimulationParameters,
 ) -> Option<(String, f64)> {
-    if run.messages > MOST_MESSAGES {
+    if run.messages > MOST_MESSAGES || !planned.schedule().helpers().is_empty() {
         return None;
     }
     let (topology, details) = (&planned.topology, Details::of(&planned.config));

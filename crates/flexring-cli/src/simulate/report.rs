@@ -4,7 +4,7 @@
 
 use crate::error::CommandError;
 use crate::output::{self, duration};
-use crate::plan::Planned;
+use crate::plan::{Planned, without_bound};
 use flexring_core::config::Size;
 use flexring_plan::topology::Topology;
 use flexring_simulator::simulator::{SimulatedRun, SimulationParameters};
@@ -70,8 +70,12 @@ impl Report<'_> {
         match &self.sizes[..] {
             [only] => {
                 let bound = self.seconds_per_byte_at_least * only.bytes as f64;
-                let bound =
-                    format!("\nno schedule takes less than {}{}\n", duration(bound), only.other_clause());
+                let bound = match self.planned.schedule().helpers().len() {
+                    0 => {
+                        format!("\nno schedule takes less than {}{}\n", duration(bound), only.other_clause())
+                    }
+                    helpers => format!("\n{}\n", without_bound(helpers)),
+                };
                 text + "\n" + &links(topology, &only.run) + &path(&only.run) + &bound
             }
             _ => text,

@@ -204,9 +204,9 @@ impl Plan {
             }
         }
         // Data that no other rank touches: all of it in a world of one, or the caller's own part of an
-        // all-gather.
+        // all-gather. Helpers have none.
         let mine = blocks.map_or_else(|| spec.kept(rank, world), |blocks| blocks.block(rank, rank));
-        if !mine.is_empty() {
+        if !mine.is_empty() && !self.schedule.helpers().contains(&rank) {
             builder.keep(mine);
         }
         let order = blocks.map_or(0, |blocks| blocks.digest());

@@ -3,7 +3,8 @@
 //! Owns the proofs. Must not know which planner or lowering made the programs, and repeats none of their
 //! reasoning. The proofs hold for every count, sub-chunk size, window and number of slots:
 //!
-//! 1. **Sums.** Every part of every rank's result contains every rank's contribution exactly once.
+//! 1. **Sums.** Every part of every rank's result contains every rank's contribution exactly once. Helpers
+//!    contribute nothing and have no result.
 //! 2. **Bits.** Ranks that get the same part compute it by the same additions in the same order.
 //! 3. **Links.** Both ends of every link list the same messages in the same order.
 //! 4. **Progress.** There is one order of all messages of the world in which every step comes after the steps
@@ -28,10 +29,12 @@ mod places;
 mod segments;
 mod symbolic;
 
+use super::Rank;
 use super::lowering::{Movement, Plan, ProgramSpec};
 use super::program::Program;
 use flexring_core::call::Collective;
 use flexring_core::error::{Error, Result};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use symbolic::SymbolicRun;
 
@@ -53,11 +56,15 @@ impl VerifiedPlan {
     }
 
     /// Verifies every collective that depends on `plan`, with and without waves, in reproducible order with
-    /// pre-multiplied inputs, and one-shot. A barrier is an all-reduce.
+    /// pre-multiplied inputs, and one-shot. A barrier is an all-reduce. A plan with helpers is for
+    /// all-reduces only: the other collectives give each rank a part or a result.
     ///
     /// # Errors
     /// As for [`verify`].
     pub fn for_all(plan: Plan) -> Result<Self> {
+        if !plan.schedule().helpers().is_empty() {
+            return Self::new(plan);
+        }
         let last = plan.schedule().world().saturating_sub(1);
         let depends_on_plan = |collective: &Collective| {
             // Those depend on the number of ranks only, and the proof of an all-to-all takes memory for its
@@ -97,7 +104,7 @@ impl VerifiedPlan {
 pub fn verify(plan: &Plan, spec: ProgramSpec) -> Result<()> {
     let world = plan.schedule().world();
     let programs: Vec<Program> = (0..world).map(|rank| plan.program(rank, spec)).collect();
-    verify_programs(&programs, spec).map_err(|message| {
+    verify_with_helpers(&programs, plan.schedule().helpers(), spec).map_err(|message| {
         let name = plan.schedule().name();
         Error::invalid_setting(format!("the {name} plan does not hold: {message}"))
     })
@@ -108,21 +115,31 @@ pub fn verify(plan: &Plan, spec: ProgramSpec) -> Result<()> {
 /// # Errors
 /// The property that fails, with span and ranks.
 pub fn verify_programs(programs: &[Program], spec: ProgramSpec) -> std::result::Result<(), String> {
+    verify_with_helpers(programs, &BTreeSet::new(), spec)
+}
+
+fn verify_with_helpers(
+    programs: &[Program],
+    helpers: &BTreeSet<Rank>,
+    spec: ProgramSpec,
+) -> std::result::Result<(), String> {
     ordering::links(programs)?;
     for program in programs {
         ordering::progress(program)?;
         hazards::memory(program)?;
     }
     places::blocks(programs)?;
-    SymbolicRun::new(programs).run(spec)
+    SymbolicRun::new(programs, helpers).run(spec)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::block_order::BlockOrder;
+    use crate::fraction::Span;
     use crate::planner::ring;
     use crate::program::{Body, BufferKind, DependencyKind, OperandSource, Step, StepId, StepPlace};
+    use crate::schedule::{Group, Schedule};
     use crate::topology::Topology;
     use flexring_core::config::Lowering;
 
@@ -156,6 +173,40 @@ mod tests {
     fn correct_programs_pass() {
         for lowering in [Lowering::Auto, Lowering::Chain, Lowering::Direct] {
             assert_eq!(outcome(lowering, |_| {}), "holds");
+        }
+    }
+
+    #[test]
+    fn helpers_add_what_others_send_and_contribute_nothing() {
+        // Two servers for three workers, each of which adds a half; then a server for each of two nodes.
+        let halves = |workers: Vec<Rank>| {
+            let half = |part| Group::of(Span::part(part, 2), workers.clone(), 3 + part);
+            vec![vec![half(0), half(1)]]
+        };
+        let nodes = |second: Vec<Rank>| {
+            let node = Group::of(Span::WHOLE, vec![0, 1], 3);
+            vec![vec![node], vec![Group::of(Span::WHOLE, second, 4)]]
+        };
+        let outcome = |levels: Vec<Vec<Group>>, helpers: &[Rank], lowering| {
+            let topology = Topology::from_names(&["a", "a", "b", "c", "d"]);
+            let schedule = Schedule::new("servers", 5, levels);
+            let schedule = schedule.with_helpers(helpers.iter().copied().collect());
+            let plan = Plan::on(schedule, &topology, lowering);
+            VerifiedPlan::for_all(plan)
+                .map_or_else(|error| error.message().to_owned(), |_| "holds".to_owned())
+        };
+        for lowering in [Lowering::Direct, Lowering::Chain] {
+            let outcome = |levels, helpers| outcome(levels, helpers, lowering);
+            assert_eq!(outcome(halves(vec![0, 1, 2]), &[3, 4]), "holds");
+            assert_eq!(outcome(nodes(vec![3, 2]), &[3, 4]), "holds");
+            let error = outcome(halves(vec![0, 1, 2]), &[4]);
+            assert!(error.contains("the contribution of rank 3 to [0, 1/2) is missing"), "{error}");
+            let error = outcome(halves(vec![0, 1, 2, 3]), &[3, 4]);
+            assert!(error.contains("rank 3 is a helper, but contributes to "), "{error}");
+            let error = outcome(nodes(vec![2]), &[3, 4]);
+            assert!(error.contains("the contribution of rank ") && error.contains("is missing"), "{error}");
+            let error = outcome(nodes(vec![3, 2, 1]), &[3, 4]);
+            assert!(error.contains("is counted more than once"), "{error}");
         }
     }
 
@@ -333,7 +384,7 @@ mod tests {
             let step = reduction(program);
             program.steps.swap(0, step);
         }
-        let error = SymbolicRun::new(&programs).run(SPEC).expect_err("no rank sends first");
+        let error = SymbolicRun::new(&programs, &BTreeSet::new()).run(SPEC).expect_err("no rank sends first");
         assert!(error.starts_with("it deadlocks: rank 0 waits for "), "{error}");
     }
 }

@@ -8,7 +8,7 @@ use crate::fraction::{Fraction, Span};
 use crate::lowering::ProgramSpec;
 use crate::program::{Body, BufferKind, OperandSource, Program};
 use flexring_core::call::Collective;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// The value of a segment at some rank: how it was computed.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -56,6 +56,8 @@ struct RankMemory {
 /// Runs the programs on expressions instead of numbers, segment by segment.
 pub(super) struct SymbolicRun<'a> {
     programs: &'a [Program],
+    /// Ranks that contribute nothing and get no result.
+    helpers: &'a BTreeSet<Rank>,
     cuts: Vec<Fraction>,
     known: HashMap<Expression, u32>,
     /// By expression number.
@@ -63,9 +65,9 @@ pub(super) struct SymbolicRun<'a> {
 }
 
 impl<'a> SymbolicRun<'a> {
-    pub(super) fn new(programs: &'a [Program]) -> Self {
+    pub(super) fn new(programs: &'a [Program], helpers: &'a BTreeSet<Rank>) -> Self {
         let cuts = cuts(programs.iter());
-        Self { programs, cuts, known: HashMap::new(), contents: Vec::new() }
+        Self { programs, helpers, cuts, known: HashMap::new(), contents: Vec::new() }
     }
 
     fn number(&mut self, expression: Expression) -> u32 {
@@ -197,6 +199,9 @@ impl<'a> SymbolicRun<'a> {
                 self.segment(at)
             ));
         }
+        if self.helpers.contains(&rank) {
+            return Err(format!("rank {rank} is a helper, but contributes to {}", self.segment(at)));
+        }
         Ok(self.number(Expression::Input(rank)))
     }
 
@@ -232,7 +237,7 @@ impl<'a> SymbolicRun<'a> {
                     Some((_, to)) => to == rank,
                     None => spec.receives(rank, self.cuts[at], world),
                 };
-                if !receives {
+                if !receives || self.helpers.contains(&rank) {
                     continue;
                 }
                 let segment = self.segment(at);
@@ -279,7 +284,7 @@ impl<'a> SymbolicRun<'a> {
                 segment.start.element((world * world) as u64, 1) as Rank / world == from
             }
             Collective::Broadcast | Collective::Scatter => from == spec.root,
-            _ => true,
+            _ => !self.helpers.contains(&from),
         };
         let wrong = |from: Rank, what: &str| {
             Err(format!("the contribution of rank {from} to {segment} {what} at rank {rank}"))
