@@ -9,6 +9,7 @@
 
 mod abci;
 mod flexreduce;
+mod pfn;
 mod simulation;
 mod yuan;
 
@@ -24,6 +25,7 @@ fn main() {
         "ueno_yokota": abci::results(most),
         "flexreduce": flexreduce::results(),
         "yuan": yuan::results(),
+        "pfn": pfn::results(),
     });
     println!("{results:#}");
 }

@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import flexreduce
+import pfn
 import ueno_yokota
 import yuan
 from common import ROOT
@@ -24,7 +25,7 @@ from pictures import Pictures
 
 HEAD = """# The papers again
 
-What three papers report, beside flexring's cost model (`crates/flexring-simulator/src/cost_model/`: the papers' equations) and its simulator (the programs that
+What four papers report, beside flexring's cost model (`crates/flexring-simulator/src/cost_model/`: the papers' equations) and its simulator (the programs that
 ranks run, in virtual time). `make bench-papers` writes this file; the numbers are in [papers/papers.json](papers/papers.json), and what
 the papers state, with its place, in `bench/papers/data.toml`. It is taken from their text and tables; nothing is read from
 their plots. In the simulations additions take no time, because the papers' models hide them, and transfers that share a link share its bandwidth.
@@ -49,10 +50,10 @@ def main():
     skipped = [f"{size['processes']:,}" for size in results["ueno_yokota"]["sizes"] if size["ring"]["simulation"] is None]
     if skipped:
         parts.append(f"Not simulated, because it takes minutes: {', '.join(skipped)} processes (`cargo bench --bench papers -- 2048`).\n")
-    for section in (ueno_yokota, flexreduce, yuan):
+    for section in (ueno_yokota, flexreduce, yuan, pfn):
         found, stated = results[section.NAME], papers[section.NAME]
         parts.append(section.markdown(found, stated))
-        if pictures:
+        if pictures and section.PICTURE:
             parts.append(f"![{section.PICTURE}](papers/{section.PICTURE})\n")
             section.draw(found, stated, pictures)
     (folder / "papers.json").write_text(json.dumps(results, indent=1) + "\n")

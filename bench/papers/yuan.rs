@@ -1,4 +1,4 @@
-//! Star, tree, BytePS and ring: Yuan, "On the Time Complexity of Common All-Reduce Methods", 2019.
+//! Star, trees, BytePS and ring: Yuan, "On the Time Complexity of Common All-Reduce Methods", 2019.
 //!
 //! Owns machines whose links are alike. A time is a number of vectors (times M B t_m) and a number of set-ups
 //! (times t_c); each is found alone, with a long vector without latency, and with one element for each part
@@ -34,13 +34,25 @@ fn machines(number: usize, latency: f64) -> Topology {
     builder.finish().expect("each rank is on one machine")
 }
 
-/// P workers and as many servers, each of which sums one part of the workers' vectors.
+/// P workers and as many servers, which contribute nothing; each sums one part of the workers' vectors.
 fn byteps(workers: usize) -> Schedule {
     let group = |part: usize| {
         let server = workers + part;
-        Group::of(Span::part(part, workers), (0..workers).chain([server]).collect(), server)
+        Group::of(Span::part(part, workers), (0..workers).collect(), server)
     };
-    Schedule::new("byteps", 2 * workers, vec![(0..workers).map(group).collect()])
+    let schedule = Schedule::new("byteps", 2 * workers, vec![(0..workers).map(group).collect()]);
+    schedule.with_helpers((workers..2 * workers).collect())
+}
+
+/// The smart tree: in each round half of the machines that still have a sum send it to the other half, so
+/// that none receives two vectors one after the other. All is merged at the first one.
+fn smart_tree(topology: &Topology) -> Schedule {
+    let world = topology.world();
+    let round = |stride: usize| {
+        let pairs = (0..world).step_by(2 * stride);
+        pairs.map(|to| Group::of(Span::WHOLE, vec![to, to + stride], to)).collect()
+    };
+    Schedule::new("smart-tree", world, (0..world.ilog2()).map(|round_of| round(1 << round_of)).collect())
 }
 
 /// The time of a vector and a set-up, by the paper's table: bytes, t_m and t_c are arguments of all rows.
@@ -65,13 +77,14 @@ fn method(name: &str, row: Row, p: usize, world: usize, schedule: &dyn Fn(&Topol
     })
 }
 
-/// The four methods by the number of machines.
+/// The methods by the number of machines.
 pub fn results() -> Value {
     let rows = MACHINES.iter().map(|p| {
         json!({
             "machines": p,
             "star": method("star", uniform::star, *p, *p, &planner::tree::star),
             "tree": method("tree", uniform::tree, *p, *p, &planner::tree::binary),
+            "smart_tree": method("smart_tree", uniform::tree, *p, *p, &smart_tree),
             "byteps": method("byteps", uniform::byteps, *p, 2 * p, &|_| byteps(*p)),
             "ring": method("ring", uniform::ring, *p, *p, &planner::ring::plan),
             "ring_bytes": uniform::ring_bytes(1.0, *p, 1.0),
