@@ -140,15 +140,20 @@ struct ItemShared {
     u32 whole;
 };
 
-// The message that a CTA moves, and what it looks for. transfers.h explains it.
-struct MovedShared {
+// A CTA's search for a message that it can move. transfers.h explains it.
+struct MessageSearch {
     // The first transfer of the window; in it, that of the message, or the one to look at first.
     u32 base;
     u32 place;
     u32 message;
+    // kPull: a message was taken; kIdle: none can move now; kEnd: all are taken; kFailure.
+    u32 found;
     bool is_last;
-    // What a look has found, as a Work.
-    u32 work;
+    // What the last pass over all windows found missing first, and this one so far: kind of wait << 16 | rank; and which message.
+    u32 missing;
+    u32 missing_part;
+    u32 next_missing;
+    u32 next_part;
 };
 
 // What the threads of a CTA share. Also what would take registers.
@@ -174,7 +179,7 @@ struct CollectiveShared {
     u32 reported;
     Rounds rounds;
     ItemShared item;
-    MovedShared moved;
+    MessageSearch search;
     Granule gathered[kGathered];
 };
 constexpr u32 kNoSlice = 0xffffffff;
@@ -188,8 +193,10 @@ struct Running {
 
     __device__ __forceinline__ u64 epoch() const { return shared.epoch; }
     __device__ __forceinline__ u32 slice() const { return shared.slice; }
-    // What this CTA runs: a slice, or an item.
-    __device__ __forceinline__ u32 part() const { return call.path == kListed ? shared.item.index : shared.slice; }
+    // What this CTA runs or waits for: a slice, an item, or a message.
+    __device__ __forceinline__ u32 part() const {
+        return call.path == kListed ? shared.item.index : call.path == kTransfers ? shared.search.missing_part : shared.slice;
+    }
     __device__ __forceinline__ u32 flag() const { return 1u << 31 | static_cast<u32>(shared.epoch & 0x7fffffff); }
     __device__ __forceinline__ u32 parity() const { return keeps(kTwoParities) ? static_cast<u32>(shared.epoch & 1) : 0; }
 };
@@ -256,12 +263,7 @@ class Waiter {
         const u64 now = nanoseconds();
         if (since_ == 0) since_ = now;
         const u32 now_for = what();
-        if (now_for == 0) return true;
-        if (reported_ != 0 || (now - since_ > kPatience && compare_and_swap(&run.state.reporter, 0, 1) == 0)) {
-            if (reported_ != now_for) store_relaxed_sys(&run.status.waiting_for, static_cast<u64>(run.part()) << 32 | now_for);
-            if (reported_ == 0) store_release_sys(&run.status.waiting_epoch, run.epoch());
-            reported_ = now_for;
-        }
+        if (now_for != 0) report(run, now, now_for);
         if (polls_ % (kPolls * kLooks) != 0 || !load_relaxed_sys(&run.status.aborted)) return true;
         fail(run.state, run.status, kAbandoned, now_for & 0xffff, run.epoch());
         return false;
@@ -275,6 +277,14 @@ class Waiter {
     }
 
   private:
+    __device__ __forceinline__ void report(const Running& run, u64 now, u32 now_for) {
+        if (reported_ != 0 || (now - since_ > kPatience && compare_and_swap(&run.state.reporter, 0, 1) == 0)) {
+            if (reported_ != now_for) store_relaxed_sys(&run.status.waiting_for, static_cast<u64>(run.part()) << 32 | now_for);
+            if (reported_ == 0) store_release_sys(&run.status.waiting_epoch, run.epoch());
+            reported_ = now_for;
+        }
+    }
+
     u32 polls_ = 0;
     u64 since_ = 0;
     // What is reported to be waited for; never 0.

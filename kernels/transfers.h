@@ -12,8 +12,8 @@
 // | used      | the receiver      | release.sys        | the sender       | relaxed, acquire.sys    |
 // | slots     | the sender        | before sent        | the receiver     | after sent, before used |
 // | taken     | this rank's CTAs  | swap, add          | the same         | relaxed; the add of CTAs|
-// |           |                   |                    |                  | that are over: acq_rel  |
-// | link.sent | the last CTA      | add                | this rank's CTAs | before they are over    |
+// |           |                   |                    |                  | that have ended: acq_rel|
+// | link.sent | the last CTA      | add                | this rank's CTAs | before they have ended  |
 #pragma once
 
 namespace flexring {
@@ -25,8 +25,8 @@ constexpr u32 kWindow = 8;
 constexpr u32 kWindow = 384;
 #endif
 
-// A transfer as a CTA has it in shared memory. Of a copy, without a link.
-struct TransferWay {
+// The copy of a transfer that a CTA has in shared memory. Of a copy within the rank, without a link.
+struct TransferState {
     const u8* from;
     u8* into;
     u64 bytes;
@@ -76,7 +76,7 @@ class TransferRun {
     static constexpr u32 kOver = 0;
     static constexpr u32 kNotReady = 0xffffffff;
     static constexpr u32 kRoom = kSlot - kHeaderBytes;
-    static_assert(kWindow * (sizeof(TransferWay) + sizeof(u32)) <= kGathered * 16, "shared memory has room");
+    static_assert(kWindow * (sizeof(TransferState) + sizeof(u32)) <= kGathered * 16, "shared memory has room");
 
     __device__ __forceinline__ const Transfers& all() const { return reach_shared(call_.transfers); }
     __device__ __forceinline__ const Transfer& transfer(u32 nth) const {
@@ -87,10 +87,10 @@ class TransferRun {
     __device__ __forceinline__ u64* taken_of(u32 nth) const { return taken(2 + nth); }
 
     // By place in the window: the transfer; and kOver, kNotReady, or its next message, from 1.
-    __device__ __forceinline__ TransferWay& way(u32 place) const { return reinterpret_cast<TransferWay*>(shared_.gathered)[place]; }
-    __device__ __forceinline__ u32& ready(u32 place) const { return reinterpret_cast<u32*>(&way(kWindow))[place]; }
+    __device__ __forceinline__ TransferState& state(u32 place) const { return reinterpret_cast<TransferState*>(shared_.gathered)[place]; }
+    __device__ __forceinline__ u32& next_of(u32 place) const { return reinterpret_cast<u32*>(&state(kWindow))[place]; }
     __device__ __forceinline__ u32 window() const {
-        const u32 left = static_cast<u32>(all().count) - shared_.moved.base;
+        const u32 left = static_cast<u32>(all().count) - shared_.search.base;
         return left < kWindow ? left : kWindow;
     }
 
@@ -98,18 +98,18 @@ class TransferRun {
     __device__ __forceinline__ void read_window() const {
         const u32 count = window();
         for (u32 place = threadIdx.x; place < count; place += blockDim.x) {
-            const Transfer& read = transfer(shared_.moved.base + place);
-            TransferWay& way = this->way(place);
-            way.from = read.from, way.into = read.into, way.bytes = read.bytes, way.tag = read.tag;
-            way.messages = read.messages, way.kind = read.kind, way.rank = call_.rank;
+            const Transfer& read = transfer(shared_.search.base + place);
+            TransferState& moved = this->state(place);
+            moved.from = read.from, moved.into = read.into, moved.bytes = read.bytes, moved.tag = read.tag;
+            moved.messages = read.messages, moved.kind = read.kind, moved.rank = call_.rank;
             if (read.kind == kOwnCopy) continue;
             const ProgramLink& link = reach_shared(all().links + read.link);
             const bool sends = read.kind == kSend;
-            way.number = (sends ? link.sent : link.received) + read.first + 1;
-            way.awaited = sends ? link.out_used : link.in_sent;
-            way.published = sends ? link.out_sent : link.in_used;
-            way.slots = sends ? link.out : const_cast<u8*>(link.in);
-            way.slot_count = link.slots, way.rank = link.rank;
+            moved.number = (sends ? link.sent : link.received) + read.first + 1;
+            moved.awaited = sends ? link.out_used : link.in_sent;
+            moved.published = sends ? link.out_sent : link.in_used;
+            moved.slots = sends ? link.out : const_cast<u8*>(link.in);
+            moved.slot_count = link.slots, moved.rank = link.rank;
         }
     }
 
@@ -117,115 +117,122 @@ class TransferRun {
         __syncthreads();
         if (threadIdx.x == 0) {
             shared_.slice = 0;
-            shared_.moved = MovedShared{};
+            shared_.search = MessageSearch{};
             // CTAs begin with different transfers.
-            if (keeps(kAnyTransfer)) shared_.moved.place = blockIdx.x % window();
+            if (keeps(kAnyTransfer)) shared_.search.place = blockIdx.x % window();
         }
         __syncthreads();
         read_window();
         __syncthreads();
     }
 
-    // What both ends must have equal besides the tag: between which collectives a send is, or in which one.
-    __device__ __forceinline__ u64 place_in_order() const { return run_.epoch() | static_cast<u64>(call_.slices != 0) << 63; }
+    // What both ends must have equal besides the tag: the collective that a send comes before, or with bit 63 the one that it is part of.
+    __device__ __forceinline__ u64 collective_position() const { return run_.epoch() | static_cast<u64>(call_.slices != 0) << 63; }
 
-    static __device__ __forceinline__ u32 slot_of(const TransferWay& way, u32 message) {
-        return static_cast<u32>(way.number + message) & (way.slot_count - 1);
+    static __device__ __forceinline__ u32 slot_of(const TransferState& moved, u32 message) {
+        return static_cast<u32>(moved.number + message) & (moved.slot_count - 1);
     }
     // What the next message of a transfer is.
     __device__ __forceinline__ u32 look(u32 place) const {
-        const TransferWay& way = this->way(place);
-        const u32 next = static_cast<u32>(load_relaxed(taken_of(shared_.moved.base + place)));
-        if (next >= way.messages) return kOver;
-        if (way.kind == kOwnCopy) return next + 1;
-        const u64 number = way.number + next;
-        const bool sends = way.kind == kSend;
-        const u64 enough = !sends ? number : number > way.slot_count ? number - way.slot_count : 0;
+        const TransferState& moved = this->state(place);
+        const u32 next = static_cast<u32>(load_relaxed(taken_of(shared_.search.base + place)));
+        if (next >= moved.messages) return kOver;
+        if (moved.kind == kOwnCopy) return next + 1;
+        const u64 number = moved.number + next;
+        const bool sends = moved.kind == kSend;
+        const u64 enough = !sends ? number : number > moved.slot_count ? number - moved.slot_count : 0;
         const bool waits = keeps(sends ? kWaitForSlots : kWaitForMessages);
-        return waits && load_relaxed_sys(&reach_shared(way.awaited + slot_of(way, next))) < enough ? kNotReady : next + 1;
+        return waits && load_relaxed_sys(&reach_shared(moved.awaited + slot_of(moved, next))) < enough ? kNotReady : next + 1;
     }
 
-    // Takes a message that can move: `moved` says which. False if there are no more, or the call has failed. All threads return the same.
+    // Takes a message that can move: `search` says which. False if there are no more, or the call has failed. All threads return the same.
     __device__ __forceinline__ bool take() const {
         Waiter waiter;
-        u32 state = kIdle;
-        while (state == kIdle) {
+        MessageSearch& search = shared_.search;
+        u32 found = kIdle;
+        while (found == kIdle) {
             const u32 count = window();
-            for (u32 place = threadIdx.x; place < count; place += blockDim.x) ready(place) = look(place);
+            for (u32 place = threadIdx.x; place < count; place += blockDim.x) next_of(place) = look(place);
             __syncthreads();
-            if (threadIdx.x == 0) shared_.moved.work = claim(count, waiter);
+            if (threadIdx.x == 0) search.found = claim(count, waiter);
             __syncthreads();
-            state = shared_.moved.work;
-            if (state != kIdle || all().count <= kWindow) continue;
-            if (threadIdx.x == 0) shared_.moved.base = shared_.moved.base + count < all().count ? shared_.moved.base + count : 0;
+            found = search.found;
+            if (found != kIdle || all().count <= kWindow) continue;
+            if (threadIdx.x == 0) search.base = search.base + count < all().count ? search.base + count : 0;
             __syncthreads();
             read_window();
             __syncthreads();
         }
         if (threadIdx.x == 0) waiter.end(run_);
-        return state == kPull;
+        return found == kPull;
     }
 
-    // Called by one thread.
+    // Takes one of the messages that threads have found, and compares its header; else looks whether all are taken, or the call has
+    // failed. Called by one thread.
     __device__ __forceinline__ u32 claim(u32 count, Waiter& waiter) const {
-        MovedShared& moved = shared_.moved;
-        u32 pending = kNotReady;
-        for (u32 left = count, place = moved.place < count ? moved.place : 0; left > 0; --left, place = place + 1 < count ? place + 1 : 0) {
-            const u32 next = ready(place);
+        MessageSearch& search = shared_.search;
+        for (u32 left = count, place = search.place < count ? search.place : 0; left > 0; --left, place = place + 1 < count ? place + 1 : 0) {
+            const u32 next = next_of(place);
             if (next == kOver) continue;
             if (next == kNotReady) {
-                pending = place;
+                if (search.next_missing == 0) note_missing(place);
                 if (!keeps(kAnyTransfer)) break;
                 continue;
             }
-            if (compare_and_swap(taken_of(moved.base + place), next - 1, next) != next - 1) continue;
+            if (compare_and_swap(taken_of(search.base + place), next - 1, next) != next - 1) continue;
             add_relaxed(taken(0), 1);
-            moved.place = place;
-            moved.message = next - 1;
-            return accepts(way(place), next - 1) ? kPull : kFailure;
+            search.place = place;
+            search.message = next - 1;
+            return accepts(state(place), next - 1) ? kPull : kFailure;
         }
         if (load_relaxed(taken(0)) == all().messages) return kEnd;
-        const auto what = [&] {
-            return pending == kNotReady ? 0 : (way(pending).kind == kSend ? kWaitReceiver : kWaitSender) << 16 | way(pending).rank;
-        };
-        if (waiter.again(run_, what)) return kIdle;
+        if (search.base + count == all().count) {
+            search.missing = search.next_missing, search.missing_part = search.next_part;
+            search.next_missing = 0;
+        }
+        if (waiter.again(run_, [&] { return search.missing; })) return kIdle;
         shared_.failed = true;
         return kFailure;
     }
+    __device__ __forceinline__ void note_missing(u32 place) const {
+        const TransferState& moved = state(place);
+        shared_.search.next_missing = (moved.kind == kSend ? kWaitReceiver : kWaitSender) << 16 | moved.rank;
+        shared_.search.next_part = static_cast<u32>(moved.number + load_relaxed(taken_of(shared_.search.base + place)));
+    }
 
     // Whether a message that was taken is the one that this rank expects. Orders what follows behind the word that was waited for.
-    __device__ __forceinline__ bool accepts(const TransferWay& way, u32 message) const {
-        if (way.kind == kOwnCopy) return true;
-        (void)load_acquire_sys(&reach_shared(way.awaited + slot_of(way, message)));
-        if (way.kind == kSend || !keeps(kHeadersCompared)) return true;
+    __device__ __forceinline__ bool accepts(const TransferState& moved, u32 message) const {
+        if (moved.kind == kOwnCopy) return true;
+        (void)load_acquire_sys(&reach_shared(moved.awaited + slot_of(moved, message)));
+        if (moved.kind == kSend || !keeps(kHeadersCompared)) return true;
         u64 tag, order;
-        load_packet(reinterpret_cast<u64*>(slot(way, message)), tag, order);
-        if (tag == way.tag && order == place_in_order()) return true;
+        load_packet(reinterpret_cast<u64*>(slot(moved, message)), tag, order);
+        if (tag == moved.tag && order == collective_position()) return true;
         shared_.failed = true;
         if (!stops(run_.state)) return false;
-        store_relaxed_sys(&run_.status.own_words[0], way.tag), store_relaxed_sys(&run_.status.own_words[1], place_in_order());
+        store_relaxed_sys(&run_.status.own_words[0], moved.tag), store_relaxed_sys(&run_.status.own_words[1], collective_position());
         store_relaxed_sys(&run_.status.their_words[0], tag), store_relaxed_sys(&run_.status.their_words[1], order);
-        report_failure(run_.status, kUnexpected, way.rank, run_.epoch());
+        report_failure(run_.status, kUnexpected, moved.rank, run_.epoch());
         return false;
     }
 
-    static __device__ __forceinline__ u8* slot(const TransferWay& way, u32 message) {
-        return reach_shared(way.slots + static_cast<u64>(slot_of(way, message)) * kSlot, kSlot);
+    static __device__ __forceinline__ u8* slot(const TransferState& moved, u32 message) {
+        return reach_shared(moved.slots + static_cast<u64>(slot_of(moved, message)) * kSlot, kSlot);
     }
 
     // Copies the data of the message that was taken.
     __device__ __forceinline__ void move() const {
-        const TransferWay& way = this->way(shared_.moved.place);
-        const u32 message = shared_.moved.message;
-        const u64 first = static_cast<u64>(message) * kRoom, left = way.bytes - first;
+        const TransferState& moved = this->state(shared_.search.place);
+        const u32 message = shared_.search.message;
+        const u64 first = static_cast<u64>(message) * kRoom, left = moved.bytes - first;
         const u32 bytes = static_cast<u32>(left < kRoom ? left : kRoom);
-        u8* const slot = way.kind == kOwnCopy ? nullptr : this->slot(way, message);
-        if (way.kind == kSend && threadIdx.x == 0) store_packet(reinterpret_cast<u64*>(slot), way.tag, place_in_order());
+        u8* const slot = moved.kind == kOwnCopy ? nullptr : this->slot(moved, message);
+        if (moved.kind == kSend && threadIdx.x == 0) store_packet(reinterpret_cast<u64*>(slot), moved.tag, collective_position());
         if (bytes == 0) return;
         u8* const data = slot + kHeaderBytes;
-        const bool reads = way.kind != kReceive, writes = way.kind != kSend;
-        const u8* const from = reads ? reinterpret_cast<const u8*>(reach_to_read(way.from + first, bytes)) : data;
-        u8* const into = writes ? reach_to_write(way.into + first, bytes) : data;
+        const bool reads = moved.kind != kReceive, writes = moved.kind != kSend;
+        const u8* const from = reads ? reinterpret_cast<const u8*>(reach_to_read(moved.from + first, bytes)) : data;
+        u8* const into = writes ? reach_to_write(moved.into + first, bytes) : data;
         const bool aligned = (skew_of(from) | skew_of(into)) == 0;
         exchange_.move(
             1, 1, bytes, aligned,
@@ -250,17 +257,17 @@ class TransferRun {
 
     // Called by one thread after a barrier.
     __device__ __forceinline__ void publish() const {
-        const TransferWay& way = this->way(shared_.moved.place);
-        if (way.kind == kOwnCopy) return;
-        const u32 message = shared_.moved.message;
-        store_release_sys(&reach_shared(way.published + slot_of(way, message)), way.number + message);
+        const TransferState& moved = this->state(shared_.search.place);
+        if (moved.kind == kOwnCopy) return;
+        const u32 message = shared_.search.message;
+        store_release_sys(&reach_shared(moved.published + slot_of(moved, message)), moved.number + message);
     }
 
     // The last CTA to find no more messages prepares the next call.
     __device__ __forceinline__ void end() const {
-        if (threadIdx.x == 0) shared_.moved.is_last = add_acq_rel(taken(1), 1) + 1 == gridDim.x;
+        if (threadIdx.x == 0) shared_.search.is_last = add_acq_rel(taken(1), 1) + 1 == gridDim.x;
         __syncthreads();
-        if (!shared_.moved.is_last) return;
+        if (!shared_.search.is_last) return;
         for (u32 nth = threadIdx.x; nth < static_cast<u32>(all().count); nth += blockDim.x) {
             const Transfer& ended = transfer(nth);
             store_relaxed(taken_of(nth), 0);

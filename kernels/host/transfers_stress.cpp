@@ -52,12 +52,12 @@ struct Own {
 
 struct Table {
     Transfers all;
-    Transfer transfers[64];
+    Transfer transfers[256];
 };
 
 class Rank {
   public:
-    Rank(u32 rank, u32 ranks) : rank_(rank), ranks_(ranks), links_(ranks), taken_(2 + 64) {}
+    Rank(u32 rank, u32 ranks) : rank_(rank), ranks_(ranks), links_(ranks), taken_(2 + 256) {}
     CollectiveState& state() { return *memory_; }
     void connect(u32 peer, Direction& out, Direction& in) { links_[peer] = link_to(peer, out, in); }
 
@@ -150,7 +150,8 @@ World world_of(u32 ranks, bool differs, Random& random) {
     };
     for (u32 section = 0; section < sections; ++section) {
         for (u32 rank = 0; rank < ranks; ++rank) world.calls[rank].emplace_back();
-        for (u64 nth = random.below(24); nth > 0; --nth) {
+        // Of so many that a call has several windows of them, some.
+        for (u64 nth = random.below(random.one_in(4) ? 120 : 24); nth > 0; --nth) {
             const Message made = message(static_cast<u32>(random.below(ranks)), static_cast<u32>(random.below(ranks)));
             for (u32 rank : {made.from, made.to}) {
                 // The next call of this rank begins here, or after some more.

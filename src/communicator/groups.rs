@@ -205,7 +205,7 @@ impl CallValidator<'_> {
         check_own(rank, &messages)?;
         let mut used = messages.iter().map(|message| message.piece).filter(|piece| !piece.is_empty());
         let on_gpu = match used.next() {
-            None => false,
+            None => messages.iter().any(|message| !message.piece.is_host()),
             Some(first) => {
                 if let Some(other) = used.find(|piece| piece.memory() != first.memory()) {
                     return refuse(format!(

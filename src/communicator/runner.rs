@@ -7,7 +7,7 @@ use super::block_lists::BlockLists;
 use super::call_queue::{CallQueue, QueueTicket};
 use super::checked_call::{CallValidator, CheckedCall};
 use super::control_plane::ControlPlane;
-use super::gpu::{self, GpuState, RelayedCall, ResidentCall};
+use super::gpu::{self, GpuState, KernelOffer, RelayedCall, ResidentCall, most_ctas};
 use super::launch_group::LaunchMember;
 use super::plans::{Installed, Plans};
 use super::registration_gate::RunningCall;
@@ -53,6 +53,8 @@ pub(super) struct CallRunner {
     /// The most CTAs of kernels that run collectives themselves; 0 if those of a rank cannot. Equal on all
     /// ranks; set before the first call.
     pub kernel_ctas: AtomicU32,
+    /// Whether some ranks with kernels are threads of one process. Equal on all ranks.
+    pub kernels_share_process: AtomicBool,
     /// This rank among those of its process, if there are others.
     pub launch_member: Option<LaunchMember>,
     /// Whether the communicator is being dropped.
@@ -144,6 +146,13 @@ impl Drop for QueuedCall {
 }
 
 impl CallRunner {
+    /// Notes what the ranks say of their kernels. To be called before the first call.
+    pub(super) fn agree_on_kernels(&self, offers: &[Option<KernelOffer>]) {
+        self.kernel_ctas.store(most_ctas(offers), Ordering::Relaxed);
+        let share_process = offers.iter().flatten().any(|offer| offer.shares_process);
+        self.kernels_share_process.store(share_process, Ordering::Relaxed);
+    }
+
     /// Runs a queued call, on a worker.
     pub(super) fn run_queued(&self, mut queued: QueuedCall) {
         reach(FaultPoint::WorkerTakesCall);

@@ -115,6 +115,72 @@ fn launches_of_different_graphs_on_several_nodes_are_an_error() {
     processes_with(name, 2, &[NODES], |rank| launch_different_graphs(&rank, "in the launch of a graph"));
 }
 
+/// In a gather, the ranks beside the root exchange no messages with other nodes.
+#[test]
+fn ranks_that_send_nothing_to_other_nodes_count_the_calls_of_graphs() {
+    let name = "ranks_that_send_nothing_to_other_nodes_count_the_calls_of_graphs";
+    let nodes = [("FLEXRING_NODE", "{pair}"), ("FLEXRING_TRANSPORT", "auto")];
+    processes_with(name, 4, &nodes, |rank| {
+        let stream = stream();
+        let me = rank.rank();
+        let mut vector = stream.clone_htod(&vec![me as f32; 1000]).expect("memory");
+        let mut sum = stream.clone_htod(&[1f32; 100]).expect("memory");
+        let sent = stream.clone_htod(&[me as f32; 10]).expect("memory");
+        let mut received = stream.clone_htod(&[0f32; 10]).expect("memory");
+        let mut gathered = stream.clone_htod(&[0f32; 40]).expect("memory");
+        stream.synchronize().expect("a GPU that works");
+        let mut calls = || {
+            // Between the nodes, and before and after a collective.
+            for _ in 0..2 {
+                match me {
+                    0 => rank.send_on_gpu(&sum, 3).expect("a call"),
+                    3 => rank.recv_on_gpu(&mut sum, 0).expect("a call"),
+                    _ => {}
+                }
+                rank.gather_on_gpu(&sent, &mut gathered, 0).expect("a call");
+            }
+            rank.all_reduce_on_gpu(&mut vector, ReduceOp::Sum).expect("a call");
+            rank.send_recv_on_gpu(&sent, (me + 1) % 4, &mut received, (me + 3) % 4).expect("a call");
+        };
+        calls();
+        let graph = capture(&stream, &mut calls);
+        for _ in 0..3 {
+            graph.launch().expect("a replay");
+        }
+        calls();
+        // The ranks' numbers, summed 5 times.
+        assert_eq!(read(&stream, &vector), vec![6.0 * 256.0; 1000]);
+        assert_eq!(read(&stream, &sum), vec![1.0; 100]);
+        assert_eq!(read(&stream, &received), vec![((me + 3) % 4) as f32; 10]);
+        rank.synchronize().expect("all calls succeed");
+    });
+}
+
+/// As the ranks of experts that got no tokens.
+#[test]
+fn a_rank_without_elements_takes_part_in_uneven_exchanges() {
+    let name = "a_rank_without_elements_takes_part_in_uneven_exchanges";
+    for variables in [&[][..], &[NODES]] {
+        processes_with(name, 3, variables, |rank| {
+            let me = rank.rank();
+            let count = |from: usize, to: usize| if from == 2 || to == 2 { 0 } else { 5 + from + 2 * to };
+            let counts: Vec<usize> = (0..3).map(|to| count(me, to)).collect();
+            let expected: Vec<usize> = (0..3).map(|from| count(from, me)).collect();
+            let mut send = GpuBuffer::new(0, counts.iter().sum()).expect("memory");
+            let mut receive = GpuBuffer::new(0, expected.iter().sum()).expect("memory");
+            send.write(&vec![me as i32; send.len()]).expect("a copy");
+            for _ in 0..3 {
+                rank.all_to_all_v_on_gpu(&send, &counts, &mut receive, &expected).expect("a call");
+            }
+            rank.synchronize().expect("all calls succeed");
+            let mut received = vec![9; receive.len()];
+            receive.read(&mut received).expect("a copy");
+            let blocks = (0..3).flat_map(|from| vec![from as i32; count(from, me)]);
+            assert_eq!(received, blocks.collect::<Vec<i32>>());
+        });
+    }
+}
+
 /// Calls of so many other lengths come between replays that what a rank keeps of the captured ones is made
 /// again.
 #[test]

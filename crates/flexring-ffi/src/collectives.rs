@@ -162,10 +162,17 @@ impl CallBuffers<'_> {
         let bytes = elements.filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(|| {
             Error::invalid_argument(format!("{count} x {} is more than any memory holds", self.dtype.name()))
         })?;
-        if bytes == 0 {
-            return Ok(Piece::EMPTY);
-        }
         let pointer = if side == Side::Send { self.send } else { self.recv };
+        if bytes == 0 {
+            // Without elements, where the pointer is still says where the call runs, if it is known.
+            let start = NonNull::new(pointer.cast());
+            let located = start.map(|start| (start, self.communicator.memory_of(start.as_ptr(), 0)));
+            return Ok(match located {
+                // SAFETY: it has no bytes.
+                Some((start, Ok(memory))) => unsafe { piece_in(memory, start, 0) },
+                _ => Piece::EMPTY,
+            });
+        }
         let start = NonNull::new(pointer.cast())
             .ok_or_else(|| Error::invalid_argument(format!("the {} buffer is NULL", side.name())))?;
         if (start.as_ptr() as usize).checked_add(bytes).is_none() {

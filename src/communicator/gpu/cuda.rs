@@ -80,7 +80,7 @@ pub(in crate::communicator) fn address(requested: Option<usize>) -> Option<Strin
     Gpu::address(known(requested)?)
 }
 
-/// Devices that register memory of a GPU while no call of this process runs on one.
+/// Devices that register memory of a GPU while no call runs on one that this process has work for.
 struct GatedDevices {
     devices: Arc<dyn Registrar>,
     patience: Duration,
@@ -134,6 +134,8 @@ pub(in crate::communicator) struct OpenedGpu {
     kernel_calls: Option<KernelCalls>,
     /// The most CTAs of a call, if the user wants a number.
     wanted: Option<u32>,
+    /// Whether other ranks of the communicator are threads of this process.
+    shares_process: bool,
     /// For intermediate results. Each is as long as the longest call needed when it was allocated; the last
     /// one is used. None is freed before the end, because calls that are not over may use it.
     scratch: Mutex<Vec<GpuMemory>>,
@@ -144,7 +146,12 @@ impl OpenedGpu {
     pub(in crate::communicator) fn offer(&self) -> KernelOffer {
         let address = Gpu::address(self.gpu.ordinal).unwrap_or_else(|| self.gpu.ordinal.to_string());
         let gpu = format!("{} {address}", host_name());
-        KernelOffer { gpu, resident: self.engine.resident_collectives(), wanted: self.wanted }
+        KernelOffer {
+            gpu,
+            resident: self.engine.resident_collectives(),
+            wanted: self.wanted,
+            shares_process: self.shares_process,
+        }
     }
 }
 
@@ -290,7 +297,8 @@ impl GpuState {
             memory.map(|layout| CollectiveMemory::new(&gpu, device.landing(), layout)).transpose()?;
         let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner).take();
         let kernel_devices = self.registrar.as_ref().map(|devices| {
-            let patience = self.timeout.min(REGISTRATION_PATIENCE);
+            // Other ranks wait for the call.
+            let patience = self.timeout / 8;
             Arc::new(GatedDevices { devices: Arc::clone(devices), patience }) as Arc<dyn Registrar>
         });
         let kernel_calls = memory.map(|memory| {
@@ -306,8 +314,9 @@ impl GpuState {
             sharing: sharing.map(|ipc| Box::new(ipc) as Box<dyn Sharing>),
         })?;
         // Cannot be set already: only one thread at a time holds the executor.
-        let (wanted, scratch) = (self.ctas, Mutex::default());
-        let _ = self.opened.set(OpenedGpu { gpu, engine, launcher, kernel_calls, wanted, scratch });
+        let (wanted, shares_process, scratch) = (self.ctas, self.shares_process, Mutex::default());
+        let opened = OpenedGpu { gpu, engine, launcher, kernel_calls, wanted, shares_process, scratch };
+        let _ = self.opened.set(opened);
         Ok(())
     }
 

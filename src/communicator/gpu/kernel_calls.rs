@@ -9,7 +9,7 @@ use crate::communicator::checked_wait::CHECK_INTERVAL;
 use crate::communicator::plans::ListKey;
 use crate::device::cuda::Launcher;
 use crate::device::cuda::collective::{
-    CollectiveMemory, ListScratch, ListedProgram, Transfer, TransferTable,
+    CollectiveMemory, ListScratch, ListedProgram, TransferTable, VectorTransfer,
 };
 use crate::device::cuda::naps::nap_until;
 use crate::device::relay_link::RelayedMessages;
@@ -159,7 +159,7 @@ impl KernelCalls {
     /// Those of `wait`; `System` if the GPU has too little memory.
     pub(in crate::communicator) fn transfers(
         &self,
-        transfers: &[Transfer],
+        transfers: &[VectorTransfer],
         world: (usize, impl Fn(Rank) -> bool),
         is_captured: bool,
         wait: impl FnMut() -> Result<()>,
@@ -246,6 +246,9 @@ impl KernelCalls {
     /// run: then no memory that it names is freed.
     pub(super) fn end(&self, launcher: &Launcher, fault: &Fault) -> bool {
         let ended = self.await_end(launcher, fault);
+        if ended {
+            self.await_receivers(fault);
+        }
         if let Some(watch) = self.watch.get() {
             kernel_watch::remove(watch);
         }
@@ -254,6 +257,16 @@ impl KernelCalls {
             registered.close();
         }
         ended
+    }
+
+    /// Waits until the ranks of the node have received what kernels have sent to them, or the communicator
+    /// has failed, for a while.
+    fn await_receivers(&self, fault: &Fault) {
+        let begun = Instant::now();
+        nap_until(|| {
+            let is_over = fault.get().is_some() || self.memory.are_transfers_used().unwrap_or(true);
+            is_over || begun.elapsed() > LEAVE_TIMEOUT
+        });
     }
 
     fn await_end(&self, launcher: &Launcher, fault: &Fault) -> bool {

@@ -19,6 +19,8 @@ pub(in crate::communicator) struct KernelOffer {
     pub resident: u32,
     /// What the user wants.
     pub wanted: Option<u32>,
+    /// Whether other ranks are threads of its process.
+    pub shares_process: bool,
 }
 
 /// The most CTAs of a kernel, equal on all ranks: all of those that share a GPU fit there at the same time,
@@ -26,7 +28,7 @@ pub(in crate::communicator) struct KernelOffer {
 /// GPU have a power of two, which leaves some of it free: with 33 CTAs each, 4 ranks took 905 us for 256 MiB.
 pub(in crate::communicator) fn most_ctas(offers: &[Option<KernelOffer>]) -> u32 {
     let most = offers.iter().map(|offer| {
-        let Some(KernelOffer { gpu, resident, wanted }) = offer else { return 0 };
+        let Some(KernelOffer { gpu, resident, wanted, .. }) = offer else { return 0 };
         let sharing = offers.iter().flatten().filter(|other| other.gpu == *gpu).count() as u32;
         let default = if sharing > 1 { CTAS_ON_SHARED_GPU } else { CTAS };
         let room = resident / sharing.max(2);
@@ -42,7 +44,9 @@ mod tests {
 
     #[test]
     fn kernels_of_all_ranks_fit_on_their_gpus() {
-        let offer = |gpu: usize, wanted| Some(KernelOffer { gpu: gpu.to_string(), resident: 132, wanted });
+        let offer = |gpu: usize, wanted| {
+            Some(KernelOffer { gpu: gpu.to_string(), resident: 132, wanted, shares_process: false })
+        };
         let sharing = |ranks, wanted| most_ctas(&vec![offer(0, wanted); ranks]);
         assert_eq!([1, 2, 4, 8].map(|ranks| sharing(ranks, None)), [32, 64, 32, 16]);
         assert_eq!([1, 2, 3].map(|ranks| sharing(ranks, Some(1024))), [66, 64, 32]);

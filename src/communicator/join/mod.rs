@@ -22,7 +22,7 @@ pub(super) use introduction::ConnectionOrigin;
 
 use super::Communicator;
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
-use super::gpu::{self, most_ctas};
+use super::gpu;
 use super::launch_group::LaunchGroup;
 use super::local_gathering::LocalGathering;
 use super::plans::{Plans, no_times};
@@ -52,7 +52,6 @@ use node_share::NodeShare;
 use peer_info::PeerInfo;
 use region_layout::region_layout;
 use runner_builder::CallRunnerBuilder;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 use world_plan::{WorldPlan, topology_of_processes, topology_of_threads};
 
@@ -230,7 +229,7 @@ impl Communicator {
         runners.iter().for_each(|runner| runner.lock_state().executor.open_neighbours());
         runners.iter().for_each(|runner| runner.lock_state().executor.settle_sharing());
         let offers: Vec<_> = runners.iter().map(CallRunner::offer_kernels).collect();
-        runners.iter().for_each(|runner| runner.kernel_ctas.store(most_ctas(&offers), Ordering::Relaxed));
+        runners.iter().for_each(|runner| runner.agree_on_kernels(&offers));
         let gathering = Some(Arc::new(LocalGathering::new()));
         let template = WorldTemplate { gathering, ..plan.into_template() };
         Ok(runners.into_iter().map(|runner| LocalRank { runner, template: template.clone() }).collect())
@@ -271,7 +270,7 @@ fn await_links(runner: &CallRunner, connection: &ControlConnection, infos: &[Pee
     }
     let offers = connection.gather_values("links", &runner.offer_kernels())?;
     runner.lock_state().executor.settle_sharing();
-    runner.kernel_ctas.store(most_ctas(&offers), Ordering::Relaxed);
+    runner.agree_on_kernels(&offers);
     Ok(())
 }
 

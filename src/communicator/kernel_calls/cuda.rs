@@ -16,7 +16,7 @@ use crate::communicator::runner::{CallRunner, QueuedCall, QueuedWork};
 use crate::device::CallerStream;
 use crate::device::cuda::Launcher;
 use crate::device::cuda::collective::{
-    BlockCall, Blocks, CALL_WORDS, ListedProgram, MOST_PLACES, SLOT, Transfer, TransferTable, Vector,
+    BlockCall, Blocks, CALL_WORDS, ListedProgram, MOST_PLACES, SLOT, TransferTable, Vector, VectorTransfer,
 };
 use crate::device::kernel_start::wait_started;
 use crate::device::relay_link::RelayedMessages;
@@ -215,7 +215,8 @@ impl CallRunner {
 
     /// Opens the memory that other ranks have registered, once the kernels that were launched have ended.
     /// Opening would wait for them, too, but with a lock of the driver. They end, because they depend on no
-    /// later call of this rank.
+    /// later collective of this rank. A receive among them may depend on a later send of the host, as any
+    /// earlier call in a stream may.
     fn follow_registrations(&self, launcher: &Launcher, calls: &KernelCalls) {
         if let Some(registered) = calls.registered.as_ref().filter(|registered| registered.has_changed()) {
             calls.await_kernels(launcher, &self.fault, || self.check_waiting());
@@ -288,24 +289,33 @@ impl Communicator {
                 && checked.count > 0
                 && !calls.memory.layout().is_alone();
         let call = CallRunner::call(checked, 0, if follows_plan { plans ^ BY_KERNEL } else { plans });
+        // Also where this rank has no elements, and so no memory on a GPU.
+        let call = Call { on_gpu: true, ..call };
         let described = described_to_kernel(checked, runner, words_of(&call));
         let ctas = runner.kernel_ctas.load(Ordering::Relaxed);
+        let reduces_short_floats =
+            checked.collective.reduces() && checked.dtype.is_float() && checked.dtype.size() < 4;
         let work = match checked.collective {
             Collective::Barrier => return None,
-            // Kernels of ranks that share a process must be launched together.
+            // Kernels of ranks that share a process must be launched together. Both ends of a message see
+            // that alike.
             Collective::SendRecv
-                if runner.launch_member.is_some() && checked.peers().any(|peer| peer != runner.rank) =>
+                if runner.kernels_share_process.load(Ordering::Relaxed)
+                    && checked.peers().any(|peer| peer != runner.rank) =>
             {
                 return None;
             }
+            Collective::SendRecv if checked.peers().next().is_none() => return None,
             // In place, blocks would be overwritten before they are sent.
             Collective::AllToAllV if checked.in_place => return None,
             Collective::AllToAll if checked.in_place && runner.spans_nodes() => return None,
-            Collective::AllToAll if runner.spans_nodes() => Work::Transfers,
-            Collective::SendRecv | Collective::AllToAllV => Work::Transfers,
+            Collective::SendRecv | Collective::AllToAllV => KernelWork::Transfers,
             _ if checked.is_empty() => return None,
-            _ if follows_plan => Work::List,
-            _ => Work::Blocks(Blocks::new(&described, calls.memory.layout(), ctas)?),
+            Collective::AllToAll if runner.spans_nodes() => KernelWork::Transfers,
+            // Sums of so many are rounded in between.
+            _ if runner.world >= MOST_PLACES && reduces_short_floats => return None,
+            _ if follows_plan => KernelWork::List,
+            _ => KernelWork::Blocks(Blocks::new(&described, calls.memory.layout(), ctas)?),
         };
         Some(DescribedCall { opened, calls, watch, call, described, ctas, work })
     }
@@ -335,7 +345,9 @@ impl Communicator {
         }
         let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
         let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
-        runner.follow_registrations(&opened.launcher, calls);
+        if matches!(work, KernelWork::Blocks(_)) {
+            runner.follow_registrations(&opened.launcher, calls);
+        }
         // A replay of this call beside that of another one is found.
         let mut capture = None;
         if streams.are_captured() {
@@ -353,7 +365,7 @@ impl Communicator {
             }
             capture = is_collective.then(|| calls.next_capture());
         }
-        if let Work::Blocks(blocks) = &mut work {
+        if let KernelWork::Blocks(blocks) = &mut work {
             set_places(checked, blocks, calls).map_err(fail)?;
         }
         let _call = self.begin_call()?;
@@ -361,22 +373,25 @@ impl Communicator {
         let submissions = self.lock_submissions();
         let mut messages = None;
         let mut blocks = match work {
-            Work::Blocks(blocks) => blocks,
-            Work::Transfers => {
+            KernelWork::Blocks(blocks) => blocks,
+            KernelWork::Transfers => {
                 let outcome = runner.transfers(checked, calls, streams.are_captured());
                 let (table, carried) = outcome.map_err(|error| runner.fail(error))?;
                 let is_relayed = !carried.is_empty();
                 messages = Some(carried).filter(|_| is_relayed);
                 Blocks::transfers(&described, calls.memory.layout(), ctas, table, is_relayed)
             }
-            Work::List => {
+            KernelWork::List => {
                 // The other ranks wait for this one now.
                 let list = runner.list(checked, calls).map_err(|error| runner.fail(error))?;
                 if streams.are_captured() {
                     calls.memory.keep_list(&list);
                 }
-                messages = Some(Arc::clone(list.relayed())).filter(|messages| !messages.is_empty());
-                Blocks::listed(&described, calls.memory.layout(), ctas, &list)
+                // Also without messages of this rank, so that its thread counts the call as those of others
+                // do.
+                let is_relayed = runner.spans_nodes();
+                messages = is_relayed.then(|| Arc::clone(list.relayed()));
+                Blocks::listed(&described, calls.memory.layout(), ctas, &list, is_relayed)
             }
         };
         if let Some(number) = capture {
@@ -452,11 +467,12 @@ struct DescribedCall<'a> {
     described: BlockCall,
     /// The most CTAs of a kernel.
     ctas: u32,
-    work: Work,
+    work: KernelWork,
 }
 
 /// What a kernel does in a call.
-enum Work {
+#[allow(clippy::large_enum_variant, reason = "there is one at a time, on the stack of the caller")]
+enum KernelWork {
     /// It exchanges blocks with the ranks of the node.
     Blocks(Blocks),
     /// It runs the items of a plan.
@@ -483,10 +499,10 @@ fn words_of(call: &Call) -> [u64; CALL_WORDS] {
 }
 
 /// What a rank of `world` moves in a group of sends and receives, or in an all-to-all.
-fn transfers_of(checked: &CheckedCall, me: Rank, world: usize) -> Vec<Transfer> {
+fn transfers_of(checked: &CheckedCall, me: Rank, world: usize) -> Vec<VectorTransfer> {
     let moved = |is_send, peer, piece, dtype| match is_send {
-        true => Transfer::Send(peer, piece, dtype),
-        false => Transfer::Receive(peer, piece, dtype),
+        true => VectorTransfer::Send(peer, piece, dtype),
+        false => VectorTransfer::Receive(peer, piece, dtype),
     };
     if let Some(messages) = &checked.messages {
         let others = messages.iter().filter(|message| message.peer != me);
@@ -496,7 +512,7 @@ fn transfers_of(checked: &CheckedCall, me: Rank, world: usize) -> Vec<Transfer> 
             own.map(|message| message.piece)
         };
         return others
-            .chain(own(true).zip(own(false)).map(|(from, into)| Transfer::Copy(from, into)))
+            .chain(own(true).zip(own(false)).map(|(from, into)| VectorTransfer::Copy(from, into)))
             .collect();
     }
     let Some(blocks) = &checked.blocks else { return Vec::new() };
@@ -509,7 +525,7 @@ fn transfers_of(checked: &CheckedCall, me: Rank, world: usize) -> Vec<Transfer> 
         let [send, receive] = [send, receive].map(|count| count as usize * checked.dtype.size());
         let (from, into) = (checked.input.narrow(sent, send), checked.output.narrow(received, receive));
         if peer == me {
-            transfers.push(Transfer::Copy(from, into));
+            transfers.push(VectorTransfer::Copy(from, into));
         } else {
             transfers.push(moved(true, peer, from, checked.dtype));
             transfers.push(moved(false, peer, into, checked.dtype));

@@ -342,13 +342,14 @@ pub fn call_until_failure(comm: &Communicator) -> Error {
 /// with `variables` beside rank and world size. Does not wait.
 pub fn start_processes(name: &str, ranks: usize, variables: &[(&str, &str)]) -> Vec<std::process::Child> {
     let binary = std::env::current_exe().expect("this binary");
+    let pair = |rank: usize| (rank / 2).to_string();
     let start = |rank: usize| {
         std::process::Command::new(&binary)
             .args([name, "--exact", "--nocapture"])
             .env("FLEXRING_RANK", rank.to_string())
             .env("FLEXRING_WORLD_SIZE", ranks.to_string())
             .env("FLEXRING_SOCKET_IFNAME", "lo")
-            .envs(variables.iter().copied())
+            .envs(variables.iter().map(|(name, value)| (*name, value.replace("{pair}", &pair(rank)))))
             .stdin(std::process::Stdio::null())
             .stdout(std::process::Stdio::piped())
             .stderr(std::process::Stdio::piped())

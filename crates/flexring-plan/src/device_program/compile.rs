@@ -8,6 +8,9 @@ use crate::scratch_layout::ScratchLayout;
 use flexring_core::error::{Error, Result};
 use std::ops::Range;
 
+/// Elements whose bytes are whole granules, which kernels move at once, of any type.
+const GRANULE: u64 = 16;
+
 /// When a sub-chunk of a step is due: the order of items, equal for both ends of a message but for `turn`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
@@ -92,7 +95,8 @@ impl Compiler<'_> {
             first.push(subs);
             subs += self.bound.place(step).subs as usize;
         }
-        // Of some items in place of one, each waits for the one before.
+        // A sub-chunk with too many places is split into several items, each of which waits for the previous
+        // one.
         let mut item_of = vec![0; subs];
         let mut items = self.result.items.len() as u32;
         for due in &order {
@@ -290,23 +294,23 @@ impl Compiler<'_> {
         while sources.len() > most {
             // A place of its own, because `into` may be that of a source.
             let sum = ItemPlace::Scratch(self.result.scratch);
-            self.result.scratch += elements;
+            self.result.scratch += elements.next_multiple_of(GRANULE);
             let rest = sources.split_off(most);
             self.push_item(elements, (scales, false), &sources, &[sum], waits);
-            waits = self.wait_for_last();
+            waits = self.wait_for_previous_item();
             sources = std::iter::once(sum).chain(rest).collect();
         }
         while destinations.len() > most {
             let rest = destinations.split_off(most);
             self.push_item(elements, (scales, last), &sources, &destinations, waits);
-            waits = self.wait_for_last();
+            waits = self.wait_for_previous_item();
             destinations = rest;
         }
         self.push_item(elements, (scales, last), &sources, &destinations, waits);
     }
 
-    /// What an item waits for that waits for the one before.
-    fn wait_for_last(&mut self) -> Range<u32> {
+    /// What the next item waits for, which is only the previous one.
+    fn wait_for_previous_item(&mut self) -> Range<u32> {
         let wait = self.result.waits.len() as u32;
         self.result.waits.push(self.result.items.len() as u32 - 1);
         wait..wait + 1

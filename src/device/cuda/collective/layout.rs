@@ -128,14 +128,14 @@ pub(super) fn memory_at(rank: usize, number: usize) -> usize {
 
 /// What the messages of links within a node belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LinkUse {
+pub(super) enum LinkKind {
     /// Lists of items.
     Lists,
     /// Transfers between two ranks, which may be in other calls than the other ranks.
     Transfers,
 }
 
-impl LinkUse {
+impl LinkKind {
     /// Where a rank's state has the words of the messages that it gets from a rank.
     pub(super) fn sent_at(self, from: usize) -> usize {
         let words = match self {
@@ -194,27 +194,27 @@ impl CollectiveLayout {
 
     /// Where the slots of messages from a rank begin. Those of lists are where the stages are, because no
     /// call uses both.
-    pub(super) fn slots_at(self, of: LinkUse, from: usize) -> usize {
+    pub(super) fn slots_at(self, of: LinkKind, from: usize) -> usize {
         let first = match of {
-            LinkUse::Lists => self.zeroed_bytes(),
-            LinkUse::Transfers => self.zeroed_bytes() + STAGE_BYTES,
+            LinkKind::Lists => self.zeroed_bytes(),
+            LinkKind::Transfers => self.zeroed_bytes() + STAGE_BYTES,
         };
         first + from * self.slots(of) * SLOT
     }
 
     /// Slots of each direction of a link: a power of two, because kernels find a message's slot by its low
     /// bits.
-    pub(super) fn slots(self, of: LinkUse) -> usize {
+    pub(super) fn slots(self, of: LinkKind) -> usize {
         let room = match of {
-            LinkUse::Lists => STAGE_BYTES / SLOT / self.ranks,
-            LinkUse::Transfers => (TRANSFER_SLOTS / self.ranks).max(2),
+            LinkKind::Lists => STAGE_BYTES / SLOT / self.ranks,
+            LinkKind::Transfers => (TRANSFER_SLOTS / self.ranks).max(2),
         };
         1 << room.min(MOST_SLOTS).ilog2()
     }
 
     /// Bytes of all.
     pub(crate) fn bytes(self) -> usize {
-        self.slots_at(LinkUse::Transfers, if self.is_alone() { 0 } else { self.ranks })
+        self.slots_at(LinkKind::Transfers, if self.is_alone() { 0 } else { self.ranks })
     }
 }
 

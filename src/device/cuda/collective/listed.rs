@@ -3,7 +3,7 @@
 //! Owns their form there. `plan::device_program` explains items. Must not know which calls run so.
 
 use super::layout::{
-    COPY, CollectiveLayout, CountWords, INPUT, ItemWords, LAST, LinkUse, LinkWords, MESSAGE, MOST_PLACES,
+    COPY, CollectiveLayout, CountWords, INPUT, ItemWords, LAST, LinkKind, LinkWords, MESSAGE, MOST_PLACES,
     MOST_RANKS, OUTPUT, PlaceWords, ProgramWords, SCALES, SCRATCH, SLOT,
 };
 use crate::cuda_driver::Address;
@@ -186,7 +186,7 @@ fn relayed_messages(
 /// By rank of the world, the links of the rank with this place among `ranks`, which are those of its node.
 /// This GPU maps their memory at `memories`, by their places. Links to other nodes are made later.
 pub(super) fn links(
-    of: LinkUse,
+    of: LinkKind,
     layout: CollectiveLayout,
     ranks: &[Rank],
     own: usize,

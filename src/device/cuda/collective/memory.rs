@@ -4,12 +4,12 @@
 //! which have captured calls. Must not know how kernels are launched.
 
 use super::layout::{
-    CAPTURED, CLOSED_AT, CollectiveLayout, LinkUse, LinkWords, MOST_RANKS, OWNER, PEERS, SLOT, StatusWords,
+    CAPTURED, CLOSED_AT, CollectiveLayout, LinkKind, LinkWords, MOST_RANKS, OWNER, PEERS, SLOT, StatusWords,
     memory_at,
 };
 use super::listed::{self, ListScratch, ListedProgram};
 use super::status::{CollectiveFailure, CollectiveWait};
-use super::transfers::{self, Transfer, TransferMemory, TransferTable};
+use super::transfers::{self, TransferMemory, TransferTable, VectorTransfer};
 use crate::cuda_driver::{Address, DriverHandle};
 use crate::device::cuda::naps::nap_until;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
@@ -52,10 +52,10 @@ pub(crate) struct CollectiveMemory {
     /// By rank, the links to the others: those of lists, then those of transfers; once the memory of the
     /// ranks of this node is connected.
     links: OnceLock<GpuMemory>,
-    /// Those to ranks of other nodes, as lists needed them.
+    /// Those to ranks of other nodes, as calls needed them.
     relays: Mutex<BTreeMap<Rank, Arc<RelayLink>>>,
-    /// Whether the devices between nodes reach the memory of the GPU.
-    gpu_is_reached: OnceLock<bool>,
+    /// Whether the devices between nodes could not register slots on the GPU.
+    skips_gpu: AtomicBool,
     /// Lists of items that graphs have captured.
     captured_lists: Mutex<Vec<Arc<ListedProgram>>>,
     transfers: Mutex<TransferMemory>,
@@ -107,7 +107,7 @@ impl CollectiveMemory {
             replay_logged: AtomicBool::new(false),
             links: OnceLock::new(),
             relays: Mutex::default(),
-            gpu_is_reached: OnceLock::new(),
+            skips_gpu: AtomicBool::new(false),
             captured_lists: Mutex::default(),
             transfers: Mutex::default(),
         }))
@@ -132,7 +132,7 @@ impl CollectiveMemory {
             *address_of = address(shared) + offset_in(shared, self.layout)? as Address;
         }
         let of = |of| listed::links(of, self.layout, ranks, own, &addresses, world);
-        let links = [of(LinkUse::Lists), of(LinkUse::Transfers)].concat();
+        let links = [of(LinkKind::Lists), of(LinkKind::Transfers)].concat();
         let memory = GpuMemory::new(&self.gpu, size_of_val(&links[..]))?;
         listed::write(&self.gpu, &memory, 0, links.as_bytes())?;
         let _ = self.links.set(memory);
@@ -169,7 +169,7 @@ impl CollectiveMemory {
     /// not connected.
     pub(crate) fn transfers(
         &self,
-        transfers: &[Transfer],
+        transfers: &[VectorTransfer],
         (world, is_elsewhere): (usize, impl Fn(Rank) -> bool),
         registrar: Option<&Arc<dyn Registrar>>,
         is_captured: bool,
@@ -194,12 +194,12 @@ impl CollectiveMemory {
         }
         let next = self.launches.load(Ordering::Relaxed) + 1;
         let launch = if is_captured { next | CAPTURED } else { next };
-        let placed = (address(links.piece()), &*words);
-        let table = memory.table(&self.gpu, placed, launch, is_captured, || self.completed(), wait)?;
+        let placed = (address(links.piece()), &*words, world);
+        let table = memory.table(&self.gpu, placed, launch, || self.completed(), wait)?;
         Ok((table, relayed.into()))
     }
 
-    /// The link to a rank of another node. The first list that needs it has it made.
+    /// The link to a rank of another node. The first call that needs it has it made.
     fn relay_link(
         &self,
         links: &GpuMemory,
@@ -232,15 +232,18 @@ impl CollectiveMemory {
     /// the host.
     fn relay_slots(&self, slots: RelaySlots, registrar: Option<&Arc<dyn Registrar>>) -> Result<RelayMemory> {
         if let Some(registrar) = registrar
-            && *self.gpu_is_reached.get_or_init(|| registrar.reaches(self.shared.piece()))
+            && registrar.reaches(self.shared.piece())
+            && !self.skips_gpu.load(Ordering::Relaxed)
         {
             let memory = GpuMemory::new(&self.gpu, slots.len())?;
-            match registrar.register(memory.piece()) {
-                Ok(()) => return Ok(RelayMemory::OnGpu(memory)),
-                Err(error) => {
-                    log::warn!("messages of {:?} pass through host memory: {}", self.gpu, error.message());
-                }
+            let registered = registrar.register(memory.piece());
+            if registered.is_ok() && registrar.reaches(memory.piece()) {
+                return Ok(RelayMemory::OnGpu(memory));
             }
+            // Not again for each link: it may have waited.
+            self.skips_gpu.store(true, Ordering::Relaxed);
+            let why = registered.err().map_or_else(String::new, |error| format!(": {}", error.message()));
+            log::warn!("messages of {:?} to further ranks pass through host memory{why}", self.gpu);
         }
         let memory = PinnedMemory::new(&self.gpu, slots.len())?;
         registrar.inspect(|registrar| registrar.try_register(memory.piece()));
@@ -255,6 +258,37 @@ impl CollectiveMemory {
     /// Lets the next such launch start. To be called as the messages of the last one begin to be relayed.
     pub(crate) fn take_started(&self) {
         self.status().take_started();
+    }
+
+    /// Whether the ranks of the node have used all messages of transfers that this rank's kernels, which have
+    /// ended, sent to them. As they use one they write to this memory.
+    ///
+    /// # Errors
+    /// `System` if the GPU fails.
+    pub(crate) fn are_transfers_used(&self) -> Result<bool> {
+        let Some(links) = self.links.get() else { return Ok(true) };
+        let mut words = vec![0u64; links.piece().len() / size_of::<u64>()];
+        lend_in_place(&mut words, |into| {
+            // SAFETY: both have this length, and no kernel of this rank runs.
+            unsafe { self.gpu.copy_now(into, links.piece()) }
+        })?;
+        let (_, transfers) = words.split_at(words.len() / 2);
+        let state = address(self.shared.piece()) + self.offset as Address;
+        for link in transfers.chunks_exact(size_of::<LinkWords>() / size_of::<u64>()) {
+            // As in `LinkWords`; slots and rank share a word.
+            let [_, _, out_used, _, _, _, sent, _, slots] = *link else { break };
+            let slots = slots & u64::from(u32::MAX);
+            if sent == 0 {
+                continue;
+            }
+            let mut used = vec![0u64; slots as usize];
+            self.read((out_used - state) as usize, &mut used)?;
+            let mut last = sent.saturating_sub(slots) + 1..=sent;
+            if last.any(|number| used[(number % slots) as usize] < number) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Keeps a list that a graph is about to capture, for as long as graphs with calls exist.

@@ -26,4 +26,4 @@ pub(crate) use listed::{ListScratch, ListedProgram};
 pub(crate) use memory::CollectiveMemory;
 pub(crate) use shape::{BlockCall, Blocks, Place, Vector};
 pub(crate) use status::{CollectiveFailure, CollectiveWait, Waited};
-pub(crate) use transfers::{Transfer, TransferTable, tagged};
+pub(crate) use transfers::{TransferTable, VectorTransfer, tagged};

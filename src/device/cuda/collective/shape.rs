@@ -158,6 +158,7 @@ impl Blocks {
         layout: CollectiveLayout,
         ctas: u32,
         program: &ListedProgram,
+        is_relayed: bool,
     ) -> Self {
         let mut parameters = CollectiveParameters {
             words: call.words,
@@ -170,7 +171,7 @@ impl Blocks {
             path: LISTED,
             slices: 1,
             short_bytes: layout.short_bytes() as u32,
-            relayed: u32::from(!program.relayed().is_empty()),
+            relayed: u32::from(is_relayed),
             ..CollectiveParameters::default()
         };
         parameters.hash = hash(&parameters);

@@ -14,14 +14,16 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{Piece, write_bytes};
 use crate::rank::Rank;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use zerocopy::IntoBytes as _;
 
 /// Bytes of the data of a message.
 const ROOM: usize = SLOT - HEADER;
-/// Bytes of the ring, in which the tables of calls are until their kernels have ended.
-const TABLES: usize = 64 << 10;
+/// Bytes of the ring in which the tables of calls are until their kernels have ended, at least; and how many
+/// all-to-alls it has room for.
+const LEAST_RING: usize = 64 << 10;
+const RING_CALLS: usize = 4;
 /// Transfers of a call that the first counters are enough for.
 const LEAST_COUNTERS: usize = 256;
 /// The counters of a call before those of its transfers.
@@ -29,7 +31,7 @@ const FIRST_COUNTER: usize = 2;
 
 /// A vector that moves to or from another rank, or within this one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Transfer {
+pub(crate) enum VectorTransfer {
     /// To this rank.
     Send(Rank, Piece, DType),
     /// From this rank.
@@ -38,7 +40,7 @@ pub(crate) enum Transfer {
     Copy(Piece, Piece),
 }
 
-impl Transfer {
+impl VectorTransfer {
     /// The rank at the other end, if it is another one.
     pub(super) fn peer(&self) -> Option<Rank> {
         match *self {
@@ -57,30 +59,25 @@ pub(crate) struct TransferTable {
 }
 
 /// Lays out the transfers of a call. `link_of`: by rank, the number of its link.
-pub(super) fn words_of(transfers: &[Transfer], link_of: impl Fn(Rank) -> u32) -> Vec<TransferWords> {
-    let mut words: Vec<TransferWords> = Vec::with_capacity(transfers.len());
-    for transfer in transfers {
+pub(super) fn words_of(transfers: &[VectorTransfer], link_of: impl Fn(Rank) -> u32) -> Vec<TransferWords> {
+    // By direction and link, messages so far.
+    let mut counts: HashMap<(u32, u32), u32> = HashMap::new();
+    let words_of = |transfer: &VectorTransfer| {
         let (kind, from, into, dtype) = match *transfer {
-            Transfer::Send(_, piece, dtype) => (SEND, piece, Piece::EMPTY, dtype),
-            Transfer::Receive(_, piece, dtype) => (RECEIVE, Piece::EMPTY, piece, dtype),
-            Transfer::Copy(from, into) => (OWN_COPY, from, into, DType::U8),
+            VectorTransfer::Send(_, piece, dtype) => (SEND, piece, Piece::EMPTY, dtype),
+            VectorTransfer::Receive(_, piece, dtype) => (RECEIVE, Piece::EMPTY, piece, dtype),
+            VectorTransfer::Copy(from, into) => (OWN_COPY, from, into, DType::U8),
         };
         let bytes = from.len().max(into.len());
         let link = transfer.peer().map_or(0, &link_of);
-        let before =
-            words.iter().filter(|other| other.kind == kind && other.link == link && kind != OWN_COPY);
-        words.push(TransferWords {
-            from: address(from),
-            into: address(into),
-            bytes: bytes as u64,
-            tag: tag_of(bytes, dtype),
-            first: before.map(|other| other.messages).sum(),
-            messages: bytes.div_ceil(ROOM).max(1) as u32,
-            link,
-            kind,
-        });
-    }
-    words
+        let messages = bytes.div_ceil(ROOM).max(1) as u32;
+        let count = counts.entry((kind, link)).or_default();
+        let first = if kind == OWN_COPY { 0 } else { *count };
+        *count += messages;
+        let (from, into, tag) = (address(from), address(into), tag_of(bytes, dtype));
+        TransferWords { from, into, bytes: bytes as u64, tag, first, messages, link, kind }
+    };
+    transfers.iter().map(words_of).collect()
 }
 
 /// The messages of transfers that take the link with this number.
@@ -114,48 +111,55 @@ pub(crate) fn tagged(tag: u64) -> Option<(DType, u64)> {
 #[derive(Default)]
 pub(super) struct TransferMemory {
     /// A ring, which has the tables of launches that have not ended.
-    ring: Option<PinnedMemory>,
-    ends: RingEnds,
-    /// Tables that graphs have captured, or that the ring is too short for.
-    kept: Vec<(u64, PinnedMemory)>,
+    ring: Option<(PinnedMemory, RingAllocator)>,
+    /// By launch, tables with memory of their own: those that graphs have captured, which have no end, and
+    /// those that the ring is too short for.
+    separate: Vec<(u64, PinnedMemory)>,
     /// Kernels use the newest, one after the other.
     counters: Vec<GpuMemory>,
 }
 
-/// Who uses a ring of [`TABLES`] bytes.
-#[derive(Debug, Default)]
-struct RingEnds {
-    /// By launch that may not have ended, in their order: how far the ring was used after it, counted from
-    /// the first use on.
+/// Who uses a ring.
+#[derive(Debug)]
+struct RingAllocator {
+    len: usize,
+    /// By launch that may not have ended, in their order: the head after it.
     launches: VecDeque<(u64, usize)>,
-    /// The ends of the last use, and of the last use whose launch has ended.
-    used: usize,
-    free: usize,
+    /// Where the next place and the oldest one in use begin. Both only grow, until nothing is in use.
+    head: usize,
+    tail: usize,
 }
 
-impl RingEnds {
-    /// A place of `len` bytes for the table of `launch`, if there is one now: launches up to `completed` have
-    /// ended.
+impl RingAllocator {
+    fn new(len: usize) -> Self {
+        Self { len, launches: VecDeque::new(), head: 0, tail: 0 }
+    }
+
+    /// A place of `len` bytes, not more than the ring has, for the table of `launch`, if there is one now:
+    /// launches up to `completed` have ended.
     fn place(&mut self, launch: u64, completed: u64, len: usize) -> Option<usize> {
-        while let Some((_, end)) = self.launches.pop_front_if(|(launch, _)| *launch <= completed) {
-            self.free = end;
+        while let Some((_, end)) = self.launches.front().filter(|(launch, _)| *launch <= completed) {
+            self.tail = *end;
+            self.launches.pop_front();
+        }
+        if self.launches.is_empty() {
+            (self.head, self.tail) = (0, 0);
         }
         // A table is not cut in two.
-        let start =
-            if self.used % TABLES + len > TABLES { self.used.next_multiple_of(TABLES) } else { self.used };
-        if start + len - self.free > TABLES {
+        let is_cut = self.head % self.len + len > self.len;
+        let start = if is_cut { self.head.next_multiple_of(self.len) } else { self.head };
+        if start + len - self.tail > self.len {
             return None;
         }
-        self.used = start + len;
-        self.launches.push_back((launch, self.used));
-        Some(start % TABLES)
+        self.head = start + len;
+        self.launches.push_back((launch, self.head));
+        Some(start % self.len)
     }
 }
 
 impl TransferMemory {
-    /// Writes the table of `launch`, which is the next one. `links`: where the GPU has them; `completed`: the
-    /// last launch that has ended, read after each `wait`; `is_kept`: the launch is captured, so that it has
-    /// no end.
+    /// Writes the table of `launch`, which is the next one. `links`: where the GPU has them; `world`: the
+    /// number of ranks; `completed`: the last launch that has ended. A launch that is captured has no end.
     ///
     /// # Errors
     /// Those of `wait`, which is called as long as too many launches have not ended; `System` if the GPU has
@@ -163,29 +167,32 @@ impl TransferMemory {
     pub(super) fn table(
         &mut self,
         gpu: &Arc<Gpu>,
-        (links, words): (Address, &[TransferWords]),
+        (links, words, world): (Address, &[TransferWords], usize),
         launch: u64,
-        is_kept: bool,
         completed: impl Fn() -> u64,
         mut wait: impl FnMut() -> Result<()>,
     ) -> Result<TransferTable> {
-        let bytes = size_of::<TransfersWords>() + size_of_val(words);
-        let (memory, start) = if is_kept || bytes > TABLES {
+        let bytes_of =
+            |transfers: usize| size_of::<TransfersWords>() + transfers * size_of::<TransferWords>();
+        let bytes = bytes_of(words.len());
+        let ring_bytes = (RING_CALLS * bytes_of(2 * world)).max(LEAST_RING);
+        let (memory, start) = if launch & CAPTURED != 0 || bytes > ring_bytes {
             let ended = completed();
-            self.kept.retain(|(launch, _)| is_kept || *launch > ended);
-            self.kept.push((launch, PinnedMemory::new(gpu, bytes)?));
-            (&self.kept.last().expect("it was added").1, 0)
+            self.separate.retain(|(launch, _)| *launch > ended);
+            self.separate.push((launch, PinnedMemory::new(gpu, bytes)?));
+            (&self.separate.last().expect("it was added").1, 0)
         } else {
+            if self.ring.is_none() {
+                self.ring = Some((PinnedMemory::new(gpu, ring_bytes)?, RingAllocator::new(ring_bytes)));
+            }
+            let (memory, places) = self.ring.as_mut().expect("it was set");
             let start = loop {
-                match self.ends.place(launch, completed(), bytes) {
+                match places.place(launch, completed(), bytes) {
                     Some(start) => break start,
                     None => wait()?,
                 }
             };
-            if self.ring.is_none() {
-                self.ring = Some(PinnedMemory::new(gpu, TABLES)?);
-            }
-            (self.ring.as_ref().expect("it was set"), start)
+            (&*memory, start)
         };
         let messages = words.iter().map(|words| u64::from(words.messages)).sum();
         let taken = counters(gpu, &mut self.counters, words.len())?;
@@ -204,7 +211,7 @@ impl TransferMemory {
 
     /// Frees the tables of graphs that are gone.
     pub(super) fn drop_captured(&mut self) {
-        self.kept.retain(|(launch, _)| launch & CAPTURED == 0);
+        self.separate.retain(|(launch, _)| launch & CAPTURED == 0);
     }
 }
 
@@ -231,12 +238,12 @@ mod tests {
         // SAFETY: nothing is read or written there.
         let piece = |len| unsafe { Piece::on_gpu(NonNull::dangling(), len, 0) };
         let transfers = [
-            Transfer::Send(1, piece(ROOM + 1), DType::U8),
-            Transfer::Receive(1, piece(0), DType::F32),
-            Transfer::Send(2, piece(4), DType::F32),
-            Transfer::Send(1, piece(8), DType::F64),
-            Transfer::Copy(piece(7), piece(7)),
-            Transfer::Receive(1, piece(4), DType::I32),
+            VectorTransfer::Send(1, piece(ROOM + 1), DType::U8),
+            VectorTransfer::Receive(1, piece(0), DType::F32),
+            VectorTransfer::Send(2, piece(4), DType::F32),
+            VectorTransfer::Send(1, piece(8), DType::F64),
+            VectorTransfer::Copy(piece(7), piece(7)),
+            VectorTransfer::Receive(1, piece(4), DType::I32),
         ];
         let words = words_of(&transfers, |rank| rank as u32 + 10);
         let placed: Vec<_> = words.iter().map(|words| (words.link, words.first, words.messages)).collect();
@@ -246,14 +253,15 @@ mod tests {
 
     #[test]
     fn a_place_in_the_ring_is_used_again_once_its_launch_has_ended() {
-        let (mut ends, len) = (RingEnds::default(), TABLES / 4 + 8);
-        assert_eq!([1, 2, 3].map(|launch| ends.place(launch, 0, len)), [Some(0), Some(len), Some(2 * len)]);
+        let (mut ring, len) = (RingAllocator::new(64), 20);
+        assert_eq!([1, 2, 3].map(|launch| ring.place(launch, 0, len)), [Some(0), Some(20), Some(40)]);
         // The rest is too short for a whole one.
-        assert_eq!(ends.place(4, 0, len), None);
-        assert_eq!(ends.place(4, 1, len), Some(0));
-        assert_eq!(ends.place(5, 1, len), None);
-        assert_eq!(ends.place(5, 4, TABLES), None);
-        assert_eq!(ends.place(5, 4, TABLES / 2), Some(len));
-        assert_eq!(ends.place(6, 5, TABLES), Some(0));
+        assert_eq!(ring.place(4, 0, len), None);
+        assert_eq!(ring.place(4, 1, len), Some(0));
+        assert_eq!(ring.place(5, 1, len), None);
+        assert_eq!(ring.place(5, 3, 64), None);
+        assert_eq!(ring.place(5, 3, 40), Some(20));
+        // Nothing is in use.
+        assert_eq!(ring.place(6, 5, 64), Some(0));
     }
 }
