@@ -38,11 +38,12 @@ const SMALL: &[(&str, &str)] = &[
     ("name.h", "#define NAME small"),
 ];
 
-/// The sources with the kernels of one type, as all would take a minute or more.
-fn with_type(name: &str) -> Vec<(&'static str, &'static str)> {
+/// The sources with the kernels of some types, as all would take a minute or more.
+fn with_types(names: &[&str]) -> Vec<(&'static str, &'static str)> {
     let mut files = SOURCES.to_vec();
     // The first file includes the others.
-    files[0].1 = String::leak(format!("#define FLEXRING_TYPES(with) with({name})\n{}", files[0].1));
+    let types: String = names.iter().map(|name| format!(" with({name})")).collect();
+    files[0].1 = String::leak(format!("#define FLEXRING_TYPES(with){types}\n{}", files[0].1));
     files
 }
 
@@ -211,11 +212,12 @@ fn kernels_use_no_local_memory() {
 }
 
 /// Debug builds embed machine code for one architecture. The kernels of the others are compiled here with the
-/// type whose conversions differ most between them.
+/// type whose conversions differ most between them, and with bytes, whose kernel moves blocks and messages of
+/// all types.
 #[test]
 fn kernels_compile_for_every_architecture() {
     let Some(nvrtc) = nvrtc() else { return };
-    let files = with_type("float8e4m3, E4m3");
+    let files = with_types(&["float8e4m3, E4m3", "uint8, Uint8"]);
     let embedded = |number: &u32| MACHINE_CODE.iter().any(|image| image.architecture == *number);
     for number in ARCHITECTURES.iter().filter(|number| !embedded(number)) {
         if !nvrtc.architectures().contains(number) {
@@ -224,7 +226,7 @@ fn kernels_compile_for_every_architecture() {
         }
         let compiled = nvrtc.compile(&files, &format!("sm_{number}"), OPTIONS).expect("it compiles");
         let functions = functions(&compiled.machine_code).expect("machine code");
-        assert!(functions.contains_key("flexring_collective_float8e4m3"), "{functions:?}");
+        assert!(functions.contains_key("flexring_collective_uint8"), "{functions:?}");
         for (name, function) in functions {
             assert_eq!(function.local, 0, "bytes of local memory of {name} for sm_{number}");
             assert!(function.registers <= 128, "{name} for sm_{number}: {function:?}");
@@ -373,7 +375,7 @@ fn nvrtc_compiles_the_source_where_nothing_is_embedded() {
     if nvrtc().is_none() {
         return;
     }
-    let files = Vec::leak(with_type("uint32, Uint32"));
+    let files = Vec::leak(with_types(&["uint32, Uint32"]));
     let compile = || from_source(files, Some(wheels()), None, (9, 0), ANY_DRIVER);
     let images = Attempt::all(&[], &[], (9, 0));
     let image = load_first(&images, compile, (9, 0), ANY_DRIVER, |image| Ok(image.to_vec()));
