@@ -27,8 +27,12 @@ constexpr u32 kWindow = 384;
 
 // The copy of a transfer that a CTA has in shared memory. Of a copy within the rank, without a link.
 struct TransferState {
-    const u8* from;
-    u8* into;
+    u32 kind;
+    // The halves of addresses of this rank's vectors, at no multiple of 8 bytes: 64-bit words are addresses that peers may access, as in
+    // CollectiveShared, and the compiler would read both halves as one.
+    u32 from[2];
+    u32 into[2];
+    u32 slot_count;
     u64 bytes;
     u64 tag;
     // The first message's number, from 1, over all calls.
@@ -37,10 +41,8 @@ struct TransferState {
     const u64* awaited;
     u64* published;
     u8* slots;
-    u32 slot_count;
     u32 messages;
     u32 rank;
-    u32 kind;
 };
 
 template <class E>
@@ -100,7 +102,10 @@ class TransferRun {
         for (u32 place = threadIdx.x; place < count; place += blockDim.x) {
             const Transfer& read = transfer(shared_.search.base + place);
             TransferState& moved = this->state(place);
-            moved.from = read.from, moved.into = read.into, moved.bytes = read.bytes, moved.tag = read.tag;
+            const u64 from = reinterpret_cast<u64>(read.from), into = reinterpret_cast<u64>(read.into);
+            moved.from[0] = static_cast<u32>(from), moved.from[1] = static_cast<u32>(from >> 32);
+            moved.into[0] = static_cast<u32>(into), moved.into[1] = static_cast<u32>(into >> 32);
+            moved.bytes = read.bytes, moved.tag = read.tag;
             moved.messages = read.messages, moved.kind = read.kind, moved.rank = call_.rank;
             if (read.kind == kOwnCopy) continue;
             const ProgramLink& link = reach_shared(all().links + read.link);
@@ -220,6 +225,10 @@ class TransferRun {
         return reach_shared(moved.slots + static_cast<u64>(slot_of(moved, message)) * kSlot, kSlot);
     }
 
+    static __device__ __forceinline__ u8* joined(const u32 (&halves)[2]) {
+        return reinterpret_cast<u8*>(halves[0] | static_cast<u64>(halves[1]) << 32);
+    }
+
     // Copies the data of the message that was taken.
     __device__ __forceinline__ void move() const {
         const TransferState& moved = this->state(shared_.search.place);
@@ -229,30 +238,34 @@ class TransferRun {
         u8* const slot = moved.kind == kOwnCopy ? nullptr : this->slot(moved, message);
         if (moved.kind == kSend && threadIdx.x == 0) store_packet(reinterpret_cast<u64*>(slot), moved.tag, collective_position());
         if (bytes == 0) return;
+        // Apart from each other, so that accesses of peers' memory are those of slots.
         u8* const data = slot + kHeaderBytes;
         const bool reads = moved.kind != kReceive, writes = moved.kind != kSend;
-        const u8* const from = reads ? reinterpret_cast<const u8*>(reach_to_read(moved.from + first, bytes)) : data;
-        u8* const into = writes ? reach_to_write(moved.into + first, bytes) : data;
+        const u8* const from = reads ? reach_own(joined(moved.from) + first, bytes, false) : nullptr;
+        u8* const into = writes ? reach_own(joined(moved.into) + first, bytes, true) : nullptr;
         const bool aligned = (skew_of(from) | skew_of(into)) == 0;
         exchange_.move(
             1, 1, bytes, aligned,
             [&](u32, u32 at, u32 rest, bool whole) {
                 if (!reads) {
                     Granule granule;
-                    load_staged(reinterpret_cast<const u32*>(from + at), granule.words);
+                    load_staged(reinterpret_cast<const u32*>(data + at), granule.words);
                     return granule;
                 }
                 return whole ? load_once(reinterpret_cast<const Granule*>(from + at)) : get<Stored>(from + at, rest);
             },
             [&](u32, u32 at, const Granule& granule, u32 rest, bool whole) {
                 if (!writes) {
-                    store_staged(reinterpret_cast<u32*>(into + at), granule.words);
+                    store_staged(reinterpret_cast<u32*>(data + at), granule.words);
                 } else if (whole) {
                     store_once(reinterpret_cast<Granule*>(into + at), granule);
                 } else {
                     put<Stored>(into + at, granule, rest);
                 }
             });
+    }
+    static __device__ __forceinline__ u8* reach_own(u8* at, u32 bytes, bool writes) {
+        return writes ? reach_to_write(at, bytes) : const_cast<u8*>(reach_to_read(at, bytes));
     }
 
     // Called by one thread after a barrier.
