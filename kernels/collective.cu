@@ -532,6 +532,14 @@ struct Exchange {
         }
     }
 
+    // What comes before the data of a slice. A short one sends the words after its data.
+    template <bool kIsShort>
+    __device__ __forceinline__ void begin_slice() const {
+        if ((run.shared.epoch & 0x7fffffff) < 2 && keeps(kClearAtWrap)) clear();
+        enter<kIsShort ? 1 : kEntryPackets>();
+        if constexpr (!kIsShort) send_words();
+    }
+
     // This rank's input or output.
     __device__ __forceinline__ u64 vector(u32 kind) const { return reinterpret_cast<u64>(kind == 0 ? call.input : call.output); }
     // Where this GPU maps the allocation of a place.
@@ -1061,9 +1069,6 @@ struct Exchange {
 
 namespace flexring {
 
-// Whether what CTAs run is no slice, and has tickets of its own.
-__device__ __forceinline__ bool has_own_tickets(const CollectiveParameters& call) { return call.path == kListed || call.path == kTransfers; }
-
 // Takes a ticket, and the right to run. Called by one thread.
 struct Arrival {
     u64 owner;
@@ -1103,7 +1108,8 @@ __device__ __forceinline__ void leave(const Running& run, bool failed) {
         const bool orders = failed || run.call.reports || run.call.path == kListed;
         const u64 before = orders ? add_acq_rel(&state.epoch, kOneLeft) : add_acquire(&state.epoch, kOneLeft);
         if (((before >> kLeftShift) & ((1u << kCountBits) - 1)) + 1 != gridDim.x) return;
-        const u32 slices = has_own_tickets(run.call) ? 0 : run.call.slices;
+        // Items and messages are taken by tickets of their own.
+        const u32 slices = run.call.path == kListed || run.call.path == kTransfers ? 0 : run.call.slices;
         word = (run.epoch() - 1) | kOneLeft * gridDim.x | kOneTicket * (gridDim.x + slices);
         failed = load_relaxed(&state.stopped) != 0;
     }
@@ -1138,11 +1144,7 @@ __device__ __forceinline__ bool run_slices(const Exchange<E>& exchange, u32 gues
         const bool takes_tickets = gridDim.x != 1 && keeps(kSlicesByTicket);
         u32 next = slice + (keeps(kSlicesByTicket) ? 1 : gridDim.x);
         // All CTAs run items, but only the first one speaks for the rank.
-        if (slice < call.slices) {
-            if ((shared.epoch & 0x7fffffff) < 2 && keeps(kClearAtWrap)) exchange.clear();
-            exchange.template enter<kIsShort ? 1 : kEntryPackets>();
-            if constexpr (!kIsShort) exchange.send_words();
-        }
+        if (slice < call.slices) exchange.template begin_slice<kIsShort>();
         const auto take_ticket = [&] {
             if (!takes_tickets || threadIdx.x != 0) return;
             next = static_cast<u32>(add_relaxed(&exchange.run.state.epoch, kOneTicket) >> kTicketShift);

@@ -56,11 +56,7 @@ class TransferRun {
     // Moves messages until all are taken. Returns whether the call has failed.
     __device__ __forceinline__ bool run() const {
         // One CTA speaks for the rank.
-        if (shared_.slice < call_.slices) {
-            if ((shared_.epoch & 0x7fffffff) < 2) exchange_.clear();
-            exchange_.template enter<kEntryPackets>();
-            exchange_.send_words();
-        }
+        if (shared_.slice < call_.slices) exchange_.template begin_slice<false>();
         begin();
         if (call_.slices != 0 && __syncthreads_or(exchange_.template receive<kEntryPackets>(true, Part{}, 0, 0))) return true;
         while (take()) {

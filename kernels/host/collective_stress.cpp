@@ -12,7 +12,7 @@
 #include <cmath>
 #include <memory>
 
-#include "slow_machine.h"
+#include "slow_ranks.h"
 
 using namespace flexring;
 
@@ -265,12 +265,11 @@ class Vectors {
 class Rank {
   public:
     Rank(u32 rank, u32 ranks, u32 short_bytes)
-        : rank_(rank), ranks_(ranks), short_bytes_(short_bytes), status_(std::make_unique<CollectiveStatus>()) {
-        const u64 stages = 2ull * kMostSlices * kStages * kStageBytes;
-        const u64 bytes = sizeof(CollectiveState) + 4ull * ranks * short_bytes + stages;
-        memory_.reset(static_cast<CollectiveState*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
-        std::memset(static_cast<void*>(memory_.get()), 0, bytes - stages);
-    }
+        : rank_(rank),
+          ranks_(ranks),
+          short_bytes_(short_bytes),
+          memory_(new_state(4ull * ranks * short_bytes, kAllStages)),
+          status_(std::make_unique<CollectiveStatus>()) {}
     CollectiveState& state() const { return *memory_; }
     CollectiveStatus& status() const { return *status_; }
     Packet* inboxes() const { return reinterpret_cast<Packet*>(memory_.get() + 1); }
@@ -332,23 +331,13 @@ class Rank {
         const CollectiveKernel kernel = collective_kernel_named((std::string("flexring_collective_") + call.type.name).c_str());
         check(kernel != nullptr, "there is no such kernel");
 
-        const u32 grid = 1 + random.below(random.one_in(2) ? 1 : 5), resident = 1 + random.below(grid);
-        std::atomic<u32> next{0};
-        const auto run_ctas = [&](u64 seed) {
-            SlowMachine machine(seed, hurries);
-            for (u32 cta; (cta = next.fetch_add(1, std::memory_order_relaxed)) < grid;) {
-                run_collective_cta(kernel, parameters, grid, cta, machine);
-            }
-        };
-        std::vector<std::thread> others;
-        for (u32 nth = 1; nth < resident; ++nth) others.emplace_back(run_ctas, random.bits());
-        // The host may end the use of the memory at any time. What the call has begun with stays there.
-        if (random.one_in(8)) others.emplace_back([&, delay = random.below(300)] {
-            std::this_thread::sleep_for(microseconds(delay));
-            withdraw();
+        launch_slowly(kernel, parameters, random, hurries, [&](std::vector<std::thread>& others) {
+            // The host may end the use of the memory at any time. What the call has begun with stays there.
+            if (random.one_in(8)) others.emplace_back([this, delay = random.below(300)] {
+                std::this_thread::sleep_for(microseconds(delay));
+                withdraw();
+            });
         });
-        run_ctas(random.bits());
-        for (std::thread& thread : others) thread.join();
         if (parameters.reports && failure() == kNoFailure) {
             const u64 completed = status_->completed;
             check(completed == launch || (overlaps_ && completed != 0), "the end was not reported");
@@ -370,9 +359,6 @@ class Rank {
         if (call.collective == kAllToAll && call.in_place) return 0;
         return kPlaced | kInMemory | static_cast<u64>(number_ * kPlaces + kind) << kOffsetBits | kBefore;
     }
-    struct Free {
-        void operator()(CollectiveState* memory) const { std::free(memory); }
-    };
     u32 rank_, ranks_, short_bytes_;
     u32 number_ = 0;
     bool overlaps_ = false;

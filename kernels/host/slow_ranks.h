@@ -10,19 +10,23 @@
 
 namespace flexring {
 
-// Runs a kernel to its end, with a random grid, of which a random number of CTAs are resident.
-inline void launch_slowly(CollectiveKernel kernel, const CollectiveParameters& call, Random& random) {
+// Runs a kernel to its end, with a random grid, of which a random number of CTAs are resident. `beside` may add threads.
+template <class Beside>
+inline void launch_slowly(CollectiveKernel kernel, const CollectiveParameters& call, Random& random, bool hurries, Beside beside) {
     const u32 grid = 1 + random.below(random.one_in(2) ? 1 : 5), resident = 1 + random.below(grid);
     std::atomic<u32> next{0};
-    const auto place = [&](u64 seed, bool hurries) {
+    const auto place = [&](u64 seed) {
         SlowMachine machine(seed, hurries);
         for (u32 cta; (cta = next.fetch_add(1, std::memory_order_relaxed)) < grid;) run_collective_cta(kernel, call, grid, cta, machine);
     };
-    std::vector<std::thread> places;
-    const bool hurries = random.one_in(2);
-    for (u32 nth = 1; nth < resident; ++nth) places.emplace_back(place, random.bits(), hurries);
-    place(random.bits(), hurries);
-    for (std::thread& thread : places) thread.join();
+    std::vector<std::thread> others;
+    for (u32 nth = 1; nth < resident; ++nth) others.emplace_back(place, random.bits());
+    beside(others);
+    place(random.bits());
+    for (std::thread& thread : others) thread.join();
+}
+inline void launch_slowly(CollectiveKernel kernel, const CollectiveParameters& call, Random& random) {
+    launch_slowly(kernel, call, random, random.one_in(2), [](std::vector<std::thread>&) {});
 }
 
 // The slots of one direction of a link, and the words of both ends.
@@ -49,12 +53,32 @@ inline ProgramLink link_to(u32 peer, Direction& out, Direction& in) {
 struct Free {
     void operator()(void* memory) const { std::free(memory); }
 };
-// The memory of a rank without inboxes.
-inline std::unique_ptr<CollectiveState, Free> new_state(u64 stages) {
-    const u64 bytes = sizeof(CollectiveState) + stages;
+// The memory of a rank: its state and inboxes, which are zero, and its stages.
+inline std::unique_ptr<CollectiveState, Free> new_state(u64 inboxes, u64 stages) {
+    const u64 zeroed = sizeof(CollectiveState) + inboxes, bytes = zeroed + stages;
     std::unique_ptr<CollectiveState, Free> state(static_cast<CollectiveState*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
-    std::memset(static_cast<void*>(state.get()), 0, sizeof(CollectiveState));
+    std::memset(static_cast<void*>(state.get()), 0, zeroed);
     return state;
+}
+
+constexpr u64 kAllStages = 2ull * kMostSlices * kStages * kStageBytes;
+
+// Connects all ranks with each other. Returns what their links consist of, which must stay.
+template <class Rank>
+inline std::vector<std::unique_ptr<Direction>> connect_all(const std::vector<std::unique_ptr<Rank>>& all, Random& random) {
+    std::vector<std::unique_ptr<Direction>> directions;
+    const u32 ranks = static_cast<u32>(all.size());
+    for (u32 one = 0; one < ranks; ++one) {
+        for (u32 peer = 0; peer < ranks; ++peer) all[one]->state().peers[peer] = &all[peer]->state();
+        for (u32 other = 0; other < one; ++other) {
+            const u32 slots = 1u << random.below(3);
+            directions.push_back(std::make_unique<Direction>(slots)), directions.push_back(std::make_unique<Direction>(slots));
+            Direction &there = **(directions.end() - 2), &back = *directions.back();
+            all[one]->connect(other, there, back);
+            all[other]->connect(one, back, there);
+        }
+    }
+    return directions;
 }
 
 }  // namespace flexring

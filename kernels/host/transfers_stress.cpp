@@ -104,7 +104,7 @@ class Rank {
     std::vector<ProgramLink> links_;
     std::vector<u64> taken_;
     CollectiveStatus status_{};
-    std::unique_ptr<CollectiveState, Free> memory_ = new_state(0);
+    std::unique_ptr<CollectiveState, Free> memory_ = new_state(0, 0);
 };
 
 struct Call {
@@ -204,17 +204,7 @@ int main(int count, char** arguments) {
         World world = world_of(ranks, nth % 4 == 3, random);
         std::vector<std::unique_ptr<Rank>> all;
         for (u32 rank = 0; rank < ranks; ++rank) all.push_back(std::make_unique<Rank>(rank, ranks));
-        std::vector<std::unique_ptr<Direction>> directions;
-        for (u32 one = 0; one < ranks; ++one) {
-            for (u32 peer = 0; peer < ranks; ++peer) all[one]->state().peers[peer] = &all[peer]->state();
-            for (u32 other = 0; other < one; ++other) {
-                const u32 slots = 1u << random.below(3);
-                directions.push_back(std::make_unique<Direction>(slots)), directions.push_back(std::make_unique<Direction>(slots));
-                Direction &there = **(directions.end() - 2), &back = *directions.back();
-                all[one]->connect(other, there, back);
-                all[other]->connect(one, back, there);
-            }
-        }
+        const auto directions = connect_all(all, random);
         std::vector<std::thread> threads;
         for (u32 rank = 0; rank < ranks; ++rank) {
             threads.emplace_back([&, rank] {

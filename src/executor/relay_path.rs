@@ -50,6 +50,13 @@ impl RelayedCounts {
     }
 }
 
+/// A call that is carried.
+struct RelayTask<'a> {
+    groups: &'a mut GroupPath,
+    announced: AnnouncedCall<'a>,
+    messages: &'a [RelayedMessages],
+}
+
 impl RelayPath {
     pub(super) fn new(links: &Links, world: usize) -> Self {
         Self {
@@ -69,7 +76,8 @@ impl RelayPath {
         announced: AnnouncedCall<'_>,
         messages: &[RelayedMessages],
     ) -> Result<()> {
-        self.begin(resources, groups, announced, messages)?;
+        let task = &mut RelayTask { groups, announced, messages };
+        self.begin(resources, task)?;
         resources.wait.begin();
         loop {
             let mut busy = self.advance(resources, messages)?;
@@ -77,7 +85,7 @@ impl RelayPath {
                 self.end(messages);
                 return Ok(());
             }
-            busy |= self.poll(resources, groups, announced, messages)?;
+            busy |= self.poll(resources, task)?;
             if busy {
                 resources.progressed();
             } else if !resources.pause_beside_kernel()? {
@@ -87,13 +95,8 @@ impl RelayPath {
     }
 
     /// Announces the call to the ranks at the other ends.
-    fn begin(
-        &mut self,
-        resources: &mut Resources,
-        groups: &mut GroupPath,
-        announced: AnnouncedCall<'_>,
-        messages: &[RelayedMessages],
-    ) -> Result<()> {
+    fn begin(&mut self, resources: &mut Resources, task: &mut RelayTask<'_>) -> Result<()> {
+        let RelayTask { groups, announced, messages } = task;
         let call = announced.call;
         self.events.clear();
         self.indices.fill(None);
@@ -146,31 +149,19 @@ impl RelayPath {
         Ok(busy)
     }
 
-    fn poll(
-        &mut self,
-        resources: &mut Resources,
-        groups: &mut GroupPath,
-        announced: AnnouncedCall<'_>,
-        messages: &[RelayedMessages],
-    ) -> Result<bool> {
+    fn poll(&mut self, resources: &mut Resources, task: &mut RelayTask<'_>) -> Result<bool> {
         let polled = resources.links.poll(&mut self.events);
         let mut busy = false;
         // First the events, because a call that differs explains why a link fails.
         while let Some(event) = self.events.pop_front() {
-            self.handle(resources, groups, announced, messages, event)?;
+            self.handle(resources, task, event)?;
             busy = true;
         }
         Ok(polled? || busy)
     }
 
-    fn handle(
-        &mut self,
-        resources: &mut Resources,
-        groups: &mut GroupPath,
-        announced: AnnouncedCall<'_>,
-        messages: &[RelayedMessages],
-        event: Event,
-    ) -> Result<()> {
+    fn handle(&mut self, resources: &mut Resources, task: &mut RelayTask<'_>, event: Event) -> Result<()> {
+        let RelayTask { groups, announced, messages } = task;
         let (Event::PeerEntered { peer, .. }
         | Event::SendComplete { peer }
         | Event::RecvComplete { peer }

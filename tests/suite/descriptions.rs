@@ -92,30 +92,22 @@ fn a_plan_that_loses_or_duplicates_a_contribution_is_refused() {
         1,
     );
     assert_ne!(lossy, plan);
-    let loses = file("loses.json", &lossy);
-    let name = loses.name();
-    let errors = refused(|_, config| config.plan_file = Some(name.clone()));
-    all_contain(
-        &errors,
-        ErrorKind::InvalidSetting,
-        &["loses.json", "the contribution of rank 1 to [0, 1/3) is missing"],
-    );
+    let all_refuse = |name: &str, text: &str, words: &str| {
+        let plan = file(name, text);
+        let errors = refused(|_, config| config.plan_file = Some(plan.name()));
+        all_contain(&errors, ErrorKind::InvalidSetting, &[name, words]);
+    };
+    all_refuse("loses.json", &lossy, "the contribution of rank 1 to [0, 1/3) is missing");
 
     let group = r#"{"span":{"start":"0","end":"1"},"participants":[0,1,2],"root":0}"#;
     let doubles =
         format!(r#"{{"name":"twice","world":3,"levels":[{{"groups":[{group}]}},{{"groups":[{group}]}}]}}"#);
-    let doubles = file("doubles.json", &doubles);
-    let name = doubles.name();
-    let errors = refused(|_, config| config.plan_file = Some(name.clone()));
-    all_contain(&errors, ErrorKind::InvalidSetting, &["doubles.json", "is counted more than once"]);
+    all_refuse("doubles.json", &doubles, "is counted more than once");
 
     let group = r#"{"span":{"start":"0","end":"1"},"participants":[0,1],"root":2}"#;
     let leaves_out =
         format!(r#"{{"name":"server","world":3,"helpers":[2],"levels":[{{"groups":[{group}]}}]}}"#);
-    let leaves_out = file("leaves_out.json", &leaves_out);
-    let name = leaves_out.name();
-    let errors = refused(|_, config| config.plan_file = Some(name.clone()));
-    all_contain(&errors, ErrorKind::InvalidSetting, &["leaves_out.json", "rank 2 contributes nothing"]);
+    all_refuse("leaves_out.json", &leaves_out, "rank 2 contributes nothing");
 }
 
 #[test]

@@ -306,14 +306,14 @@ impl Schedule {
         Self { name: name.to_owned(), world, levels, shards, helpers: BTreeSet::new() }
     }
 
-    /// The same schedule, in which these ranks contribute nothing and get no result: they add what others
-    /// send, such as machines without accelerators that BytePS uses as servers.
+    /// The same schedule with these helpers: ranks without input and output, which only add what other ranks
+    /// send. BytePS uses machines without accelerators so.
     #[must_use]
     pub fn with_helpers(self, helpers: BTreeSet<Rank>) -> Self {
         Self { helpers, ..self }
     }
 
-    /// The ranks that contribute nothing and get no result.
+    /// The ranks without input and output.
     #[must_use]
     pub fn helpers(&self) -> &BTreeSet<Rank> {
         &self.helpers

@@ -350,7 +350,8 @@ impl Communicator {
         }
         // A replay of this call beside that of another one is found.
         let mut capture = None;
-        if streams.are_captured() {
+        let is_captured = streams.are_captured();
+        if is_captured {
             if runner.launch_member.is_some() {
                 return Err(Error::unsupported(
                     "the stream is being captured, and other ranks are threads of this process: run each rank in a process of its own",
@@ -375,36 +376,37 @@ impl Communicator {
         let mut blocks = match work {
             KernelWork::Blocks(blocks) => blocks,
             KernelWork::Transfers => {
-                let outcome = runner.transfers(checked, calls, streams.are_captured());
+                let outcome = runner.transfers(checked, calls, is_captured);
                 let (table, carried) = outcome.map_err(|error| runner.fail(error))?;
-                let is_relayed = !carried.is_empty();
-                messages = Some(carried).filter(|_| is_relayed);
-                Blocks::transfers(&described, calls.memory.layout(), ctas, table, is_relayed)
+                messages = Some(carried).filter(|carried| !carried.is_empty());
+                Blocks::transfers(&described, calls.memory.layout(), ctas, table)
             }
             KernelWork::List => {
                 // The other ranks wait for this one now.
                 let list = runner.list(checked, calls).map_err(|error| runner.fail(error))?;
-                if streams.are_captured() {
+                if is_captured {
                     calls.memory.keep_list(&list);
                 }
                 // Also without messages of this rank, so that its thread counts the call as those of others
                 // do.
-                let is_relayed = runner.spans_nodes();
-                messages = is_relayed.then(|| Arc::clone(list.relayed()));
-                Blocks::listed(&described, calls.memory.layout(), ctas, &list, is_relayed)
+                messages = runner.spans_nodes().then(|| Arc::clone(list.relayed()));
+                Blocks::listed(&described, calls.memory.layout(), ctas, &list)
             }
         };
+        if messages.is_some() {
+            blocks.set_relayed();
+        }
         if let Some(number) = capture {
             blocks.set_capture(number);
         }
-        if streams.are_captured() {
+        if is_captured {
             watch.note(None);
         } else if is_collective {
             let queue = &runner.queue;
             call.sequence = if messages.is_some() { queue.count_collective() } else { queue.count_kernel() };
             watch.note(Some(call));
         }
-        let awaited = awaited && !streams.are_captured();
+        let awaited = awaited && !is_captured;
         // Once for what follows, unless it waits for the threads of other ranks, where the program's own code
         // may run.
         let alone = runner.launch_member.is_none();
@@ -416,7 +418,6 @@ impl Communicator {
         let (permit, running) = permit();
         if let Some(messages) = messages {
             call.program ^= capture.unwrap_or(0);
-            let is_captured = streams.are_captured();
             let carried = CarriedCall { call, blocks: checked.blocks.clone(), messages, is_captured };
             if is_captured {
                 calls.keep_captured(launch, carried);

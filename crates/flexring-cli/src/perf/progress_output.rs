@@ -146,12 +146,11 @@ impl ProgressOutput {
     /// # Errors
     /// `System` if standard output or the report cannot be written.
     pub fn row(&mut self, mut row: PerfRow, notes: &[String]) -> Result<()> {
-        row.least_us = self.report.least_us(row.size, [&mut row.out_of_place, &mut row.in_place]);
+        let least = self.report.least_us(row.size, [&mut row.out_of_place, &mut row.in_place]);
+        row.least_us = least.map(|(least, _)| least);
         let lines = table::row(&row);
-        let least = row.least_us.map(|least| table::least(least, [&row.out_of_place, &row.in_place]));
         self.report.add(row);
-        self.save()?;
-        self.print_with_notes(lines, least.iter().chain(notes))
+        self.print_row(lines, least, notes)
     }
 
     /// Prints a training step, as [`row`](Self::row).
@@ -159,12 +158,11 @@ impl ProgressOutput {
     /// # Errors
     /// As for [`row`](Self::row).
     pub fn model(&mut self, mut row: ModelRow, notes: &[String]) -> Result<()> {
-        row.least_us = self.report.least_us(row.size, [&mut row.bucketed, &mut row.fused]);
+        let least = self.report.least_us(row.size, [&mut row.bucketed, &mut row.fused]);
+        row.least_us = least.map(|(least, _)| least);
         let lines = table::model_row(&row);
-        let least = row.least_us.map(|least| table::least(least, [&row.bucketed, &row.fused]));
         self.report.models.push(row);
-        self.save()?;
-        self.print_with_notes(lines, least.iter().chain(notes))
+        self.print_row(lines, least, notes)
     }
 
     /// Adds what each RDMA port has carried to the report, by rank.
@@ -204,12 +202,17 @@ impl ProgressOutput {
         self.file.as_ref().map_or(Ok(()), |file| file.save(&self.report))
     }
 
-    fn print_with_notes<'a>(
+    /// Prints a row that was added to the report. `least`: the least time of any schedule, and the times of
+    /// the row as multiples of it.
+    fn print_row(
         &mut self,
         mut lines: String,
-        notes: impl Iterator<Item = &'a String>,
+        least: Option<(f64, [f64; 2])>,
+        notes: &[String],
     ) -> Result<()> {
-        notes.for_each(|note| lines += &format!("\n#   {note}"));
+        self.save()?;
+        let least = least.map(|(least, ratios)| table::least(least, ratios));
+        least.iter().chain(notes).for_each(|note| lines += &format!("\n#   {note}"));
         self.progress.advance();
         self.print(&lines)
     }

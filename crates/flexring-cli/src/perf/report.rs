@@ -195,11 +195,10 @@ pub fn median(sorted: &[f64]) -> f64 {
 }
 
 impl PerfReport {
-    /// The least time of a vector in microseconds; `timings` become multiples of it.
-    pub fn least_us(&self, bytes: usize, timings: [&mut Timing; 2]) -> Option<f64> {
+    /// The least time of a vector in microseconds, and `timings` as multiples of it, which are noted there.
+    pub fn least_us(&self, bytes: usize, timings: [&mut Timing; 2]) -> Option<(f64, [f64; 2])> {
         let least = self.least_seconds_per_byte? * bytes as f64 * 1e6;
-        timings.into_iter().for_each(|timing| timing.least_ratio = Some(timing.mean_us / least));
-        Some(least)
+        Some((least, timings.map(|timing| *timing.least_ratio.insert(timing.mean_us / least))))
     }
 
     /// Adds a row and updates the average bus bandwidth.

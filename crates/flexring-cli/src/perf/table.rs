@@ -29,8 +29,7 @@ pub fn row(row: &PerfRow) -> String {
 
 /// What no schedule can do better in a row: microseconds by the bandwidths of the topology, and the times
 /// of the row as multiples of them.
-pub fn least(microseconds: f64, timings: [&Timing; 2]) -> String {
-    let [one, other] = timings.map(|timing| timing.mean_us / microseconds);
+pub fn least(microseconds: f64, [one, other]: [f64; 2]) -> String {
     format!(
         "any schedule takes at least {} us by the links' bandwidths: {one:.3} and {other:.3} times that",
         time(microseconds).trim()

@@ -253,7 +253,7 @@ impl Compiler<'_> {
 
     /// Adds the items of a sub-chunk. Messages are numbered as they are added, which is their order at both
     /// ends.
-    fn push(&mut self, due: &Due, waits: Range<u32>) {
+    fn push(&mut self, due: &Due, mut waits: Range<u32>) {
         let Range { start, end } = self.elements(due.step, due.sub);
         let (mut sources, mut destinations) = (Vec::new(), Vec::new());
         let (mut scales, mut last) = (false, false);
@@ -290,7 +290,6 @@ impl Compiler<'_> {
         }
         let elements = end - start;
         let most = self.most_places - 1;
-        let mut waits = waits;
         while sources.len() > most {
             // A place of its own, because `into` may be that of a source.
             let sum = ItemPlace::Scratch(self.result.scratch);

@@ -4,7 +4,7 @@
 //! Must not know who allocates it.
 
 use std::sync::atomic::AtomicU64;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Ranks of a node that kernels can connect.
 pub(super) const MOST_RANKS: usize = 16;
@@ -30,7 +30,7 @@ pub(super) const PLACED: u64 = 1 << 63;
 pub(super) const IN_MEMORY: u64 = 1 << 62;
 
 /// Set in the numbers of captured launches, which run any number of times.
-pub(in crate::device::cuda) const CAPTURED: u64 = 1 << 63;
+pub(super) const CAPTURED: u64 = 1 << 63;
 
 /// Values of [`CollectiveParameters::path`].
 pub(super) const SHORT: u32 = 0;
@@ -280,7 +280,7 @@ pub(crate) struct CollectiveParameters {
 const _: () = assert!(size_of::<CollectiveParameters>() == 200);
 const _: () = assert!(size_of::<StatusWords>() == 384);
 /// A link to another rank. All addresses are the GPU's.
-#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct LinkWords {
     pub out: u64,

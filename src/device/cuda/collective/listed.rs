@@ -160,24 +160,21 @@ fn relayed_messages(
     element: usize,
 ) -> Arc<[RelayedMessages]> {
     // By link of the list, bytes of the messages to the peer and from it.
-    let none = |link: &LinkCounts| (vec![0; link.sends as usize], vec![0; link.receives as usize]);
-    let mut lengths: Vec<(Vec<u32>, Vec<u32>)> = list.links.iter().map(none).collect();
+    let none = |link: &LinkCounts| [link.sends, link.receives].map(|count| vec![0; count as usize]);
+    let mut lengths: Vec<[Vec<u32>; 2]> = list.links.iter().map(none).collect();
     for item in &list.items {
         let bytes = item.elements * element as u32;
-        for place in list.destinations(item) {
-            if let ItemPlace::Message { link, number } = place {
-                lengths[*link as usize].0[*number as usize] = bytes;
-            }
-        }
-        for place in list.sources(item) {
-            if let ItemPlace::Message { link, number } = place {
-                lengths[*link as usize].1[*number as usize] = bytes;
+        for (way, places) in [list.destinations(item), list.sources(item)].into_iter().enumerate() {
+            for place in places {
+                if let ItemPlace::Message { link, number } = place {
+                    lengths[*link as usize][way][*number as usize] = bytes;
+                }
             }
         }
     }
     let of_peer = |link: Arc<RelayLink>| {
         let nth = list.links.iter().position(|counts| counts.peer == link.peer);
-        let (sends, receives) = nth.map(|nth| std::mem::take(&mut lengths[nth])).unwrap_or_default();
+        let [sends, receives] = nth.map(|nth| std::mem::take(&mut lengths[nth])).unwrap_or_default();
         RelayedMessages { link, sends, receives }
     };
     relays.into_iter().map(of_peer).collect()

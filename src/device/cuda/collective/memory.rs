@@ -25,7 +25,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use zerocopy::IntoBytes as _;
+use zerocopy::{FromBytes as _, IntoBytes as _};
 
 /// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: nothing waits for the destructor.
 const NO_DESTRUCTOR_SYNC: u32 = 1;
@@ -192,8 +192,7 @@ impl CollectiveMemory {
         if !self.is_captured() {
             memory.drop_captured();
         }
-        let next = self.launches.load(Ordering::Relaxed) + 1;
-        let launch = if is_captured { next | CAPTURED } else { next };
+        let launch = launch_number(self.launches.load(Ordering::Relaxed), is_captured);
         let placed = (address(links.piece()), &*words, world);
         let table = memory.table(&self.gpu, placed, launch, || self.completed(), wait)?;
         Ok((table, relayed.into()))
@@ -274,16 +273,13 @@ impl CollectiveMemory {
         })?;
         let (_, transfers) = words.split_at(words.len() / 2);
         let state = address(self.shared.piece()) + self.offset as Address;
-        for link in transfers.chunks_exact(size_of::<LinkWords>() / size_of::<u64>()) {
-            // As in `LinkWords`; slots and rank share a word.
-            let [_, _, out_used, _, _, _, sent, _, slots] = *link else { break };
-            let slots = slots & u64::from(u32::MAX);
-            if sent == 0 {
-                continue;
-            }
+        let links = <[LinkWords]>::ref_from_bytes(transfers.as_bytes());
+        let links = links.map_err(|_| Error::internal("links have another length"))?;
+        for LinkWords { out_used, sent, slots, .. } in links.iter().filter(|link| link.sent > 0) {
+            let slots = u64::from(*slots);
             let mut used = vec![0u64; slots as usize];
             self.read((out_used - state) as usize, &mut used)?;
-            let mut last = sent.saturating_sub(slots) + 1..=sent;
+            let mut last = sent.saturating_sub(slots) + 1..=*sent;
             if last.any(|number| used[(number % slots) as usize] < number) {
                 return Ok(false);
             }
@@ -326,9 +322,9 @@ impl CollectiveMemory {
         [address(self.shared.piece()) + self.offset as Address, self.status.address()]
     }
 
-    /// The number of the next launch, from 1.
-    pub(in crate::device::cuda) fn next_launch(&self) -> u64 {
-        self.launches.fetch_add(1, Ordering::Relaxed) + 1
+    /// Counts a launch, or a captured one. Returns its number.
+    pub(in crate::device::cuda) fn next_launch(&self, is_captured: bool) -> u64 {
+        launch_number(self.launches.fetch_add(1, Ordering::Relaxed), is_captured)
     }
 
     /// The first failure of a kernel.
@@ -459,6 +455,11 @@ impl CollectiveMemory {
             unsafe { self.gpu.copy_now(into, self.shared.piece().narrow(self.offset + at, into.len())) }
         })
     }
+}
+
+/// The number of a launch, or of a captured one, behind this many.
+fn launch_number(before: u64, is_captured: bool) -> u64 {
+    (before + 1) | if is_captured { CAPTURED } else { 0 }
 }
 
 /// The destructor of a user object. Calls no function of the driver, which forbids that.

@@ -20,8 +20,8 @@ mod shape;
 mod status;
 mod transfers;
 
+pub(super) use layout::CollectiveParameters;
 pub(crate) use layout::{CALL_WORDS, CollectiveLayout, MOST_PLACES, SLOT};
-pub(super) use layout::{CAPTURED, CollectiveParameters};
 pub(crate) use listed::{ListScratch, ListedProgram};
 pub(crate) use memory::CollectiveMemory;
 pub(crate) use shape::{BlockCall, Blocks, Place, Vector};

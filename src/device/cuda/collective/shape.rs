@@ -144,6 +144,11 @@ impl Blocks {
         Some(Self { parameters, dtype, ctas: slices as u32, threads: threads as u32 })
     }
 
+    /// Has the host carry messages of the call.
+    pub(crate) fn set_relayed(&mut self) {
+        self.parameters.relayed = 1;
+    }
+
     /// Makes it the captured call with this number, which a replay of no other one agrees with.
     pub(crate) fn set_capture(&mut self, number: u64) {
         self.parameters.words[CALL_WORDS - 1] = number;
@@ -158,7 +163,6 @@ impl Blocks {
         layout: CollectiveLayout,
         ctas: u32,
         program: &ListedProgram,
-        is_relayed: bool,
     ) -> Self {
         let mut parameters = CollectiveParameters {
             words: call.words,
@@ -171,7 +175,6 @@ impl Blocks {
             path: LISTED,
             slices: 1,
             short_bytes: layout.short_bytes() as u32,
-            relayed: u32::from(is_relayed),
             ..CollectiveParameters::default()
         };
         parameters.hash = hash(&parameters);
@@ -186,12 +189,10 @@ impl Blocks {
         layout: CollectiveLayout,
         ctas: u32,
         table: TransferTable,
-        is_relayed: bool,
     ) -> Self {
         let mut parameters = CollectiveParameters {
             words: call.words,
             transfers: table.address,
-            relayed: u32::from(is_relayed),
             rank: call.rank as u32,
             ranks: layout.ranks() as u32,
             path: TRANSFERS,

@@ -11,7 +11,7 @@ use super::layout::LaunchParameters;
 use super::resident_call::ResidentCall;
 use crate::cuda_driver::{CAPTURE_IMPLICIT, DriverError, DriverHandle, DriverResult};
 use crate::device::CallerStream;
-use crate::device::cuda::collective::{Blocks, CAPTURED, CollectiveMemory, CollectiveParameters};
+use crate::device::cuda::collective::{Blocks, CollectiveMemory, CollectiveParameters};
 use crate::device::cuda::objects::{CurrentContext, StreamEvent, address};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -160,7 +160,7 @@ impl Launcher {
     ) -> PreparedCollective {
         let mut parameters = blocks.parameters;
         [parameters.state, parameters.status] = memory.addresses();
-        parameters.launch = memory.next_launch() | if streams.are_captured() { CAPTURED } else { 0 };
+        parameters.launch = memory.next_launch(streams.are_captured());
         parameters.input = address(input);
         parameters.output = address(output);
         let reports = reports || parameters.reports != 0;
