@@ -49,6 +49,7 @@ fn info(rails: Vec<Rail>) -> Vec<u8> {
             ports: Offer { rails, most: 4, is_near_gpu: false },
             why_not: None,
             is_idle: false,
+            missing: None,
         },
     };
     postcard::to_stdvec(&info).expect("short")

@@ -57,7 +57,9 @@ pub(super) fn offer(config: &Config, world: usize) -> RailOffer {
     }
     match offer_ports(config) {
         // Ports without a library are offered with the reason, so that no rank silently uses TCP.
-        Ok(ports) => RailOffer { ports, why_not: open_library(config).err(), is_idle: false },
+        Ok((ports, missing)) => {
+            RailOffer { ports, why_not: open_library(config).err(), is_idle: false, missing }
+        }
         Err(error) => {
             // Devices that settings exclude are not missed.
             let is_idle = error.kind() != ErrorKind::InvalidSetting && has_devices();
@@ -71,14 +73,16 @@ fn has_devices() -> bool {
     !crate::transport::verbs::inventory::Inventory::local().devices.is_empty()
 }
 
+/// The ports that can be used, and one that cannot.
 #[cfg(feature = "verbs")]
-fn offer_ports(config: &Config) -> Result<Offer> {
+fn offer_ports(config: &Config) -> Result<(Offer, Option<Error>)> {
     use crate::transport::verbs::inventory::{Affinity, Inventory};
-    use crate::transport::verbs::port_selection::offer;
+    use crate::transport::verbs::port_selection::{missing, offer};
     let gpu = crate::communicator::gpu::address(config.gpu);
     let is_coherent = crate::communicator::gpu::is_coherent(config.gpu);
     let affinity = Affinity { is_coherent, ..Affinity::local(gpu.as_deref()) };
-    offer(&Inventory::local(), config, &affinity)
+    let inventory = Inventory::local();
+    Ok((offer(&inventory, config, &affinity)?, missing(&inventory, config, &affinity)?))
 }
 
 /// Opens libibverbs.
@@ -95,7 +99,7 @@ fn open_library(_config: &Config) -> Result<()> {
 }
 
 #[cfg(not(feature = "verbs"))]
-fn offer_ports(_config: &Config) -> Result<Offer> {
+fn offer_ports(_config: &Config) -> Result<(Offer, Option<Error>)> {
     Err(Error::unsupported(
         "this flexring was built without RDMA: build it with --features verbs, or use FLEXRING_TRANSPORT=tcp",
     ))
@@ -241,6 +245,7 @@ impl InterNodeSetup<'_> {
         let level = if self.me == 0 { log::Level::Warn } else { log::Level::Debug };
         self.warn_of_staging(&rails, level);
         self.warn_of_traffic_class(&rails, level);
+        self.warn_of_missing_ports(level);
         let mut halves_mtu = false;
         loop {
             if let Some(error) = self.rdma_obstacle(&rails) {
@@ -300,6 +305,7 @@ impl InterNodeSetup<'_> {
     fn warn_of_staging(&self, rails: &[Vec<Rail>], log_level: log::Level) {
         use crate::config::GpuDirect;
         use crate::transport::verbs::far_rail;
+        use crate::transport::verbs::inventory::unusable_topology_file;
         let level = self.config.gdr_level;
         let far = |(rank, info): (Rank, &PeerInfo)| {
             let rail = far_rail(&rails[rank], level).filter(|_| info.rails.ports.is_near_gpu)?;
@@ -309,11 +315,14 @@ impl InterNodeSetup<'_> {
         if let Some((rank, rail)) = far.first()
             && self.config.gpu_direct == GpuDirect::Auto
         {
+            let file = unusable_topology_file().map_or_else(String::new, |path| {
+                format!("; NCCL_TOPO_FILE={path} is not used, as it names no place of a device")
+            });
             let ranks: Vec<Rank> = far.iter().map(|(rank, _)| *rank).collect();
             log::log!(
                 log_level,
                 "verbs: GPU memory of {} is copied through host memory: {} is {} from the GPU of rank {rank} on {}, farther than \
-                 FLEXRING_GDR_LEVEL={}; if a virtual machine hides the PCI switches, set FLEXRING_GDR_LEVEL=SYS",
+                 FLEXRING_GDR_LEVEL={}; if a virtual machine hides the PCI switches, set FLEXRING_GDR_LEVEL=SYS{file}",
                 crate::rank::RankList::new(&ranks),
                 rail.device,
                 rail.distance,
@@ -341,6 +350,22 @@ impl InterNodeSetup<'_> {
                  that of the lossless class, often 106, or to 0 if that is right",
                 rail.device,
                 rail.port
+            );
+        }
+    }
+
+    /// Logs which node can use fewer ports than another because one of its ports does not work. Ports that
+    /// work on no node are not missed: few clusters use all ports of their adapters.
+    #[cfg(feature = "verbs")]
+    fn warn_of_missing_ports(&self, level: log::Level) {
+        let count = |info: &PeerInfo| info.rails.ports.rails.len();
+        let most = self.infos.iter().map(count).max().unwrap_or(0);
+        let mut fewer = self.infos.iter().filter(|info| count(info) < most);
+        if let Some((info, missing)) = fewer.find_map(|info| Some((info, info.rails.missing.as_ref()?))) {
+            let (host, count, missing) = (&info.host, count(info), missing.message());
+            log::log!(
+                level,
+                "verbs: {host} can use fewer ports than another node, {count} instead of {most}: {missing}"
             );
         }
     }

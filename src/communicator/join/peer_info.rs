@@ -55,6 +55,8 @@ pub(super) struct RailOffer {
     pub why_not: Option<Error>,
     /// Whether the rank's node has RDMA devices of which none can be used.
     pub is_idle: bool,
+    /// A port of the node that cannot be used, with cause and fix, where others can.
+    pub missing: Option<Error>,
 }
 
 impl PeerInfo {

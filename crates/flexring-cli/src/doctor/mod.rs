@@ -13,7 +13,7 @@
 //! | `gpu` | GPUs, their driver, and the GDR modes |
 //! | `topology` | where GPUs and RDMA devices are, and which ports the ranks of a job would use |
 //! | `machine` | descriptions of other machines |
-//! | `pair`, `division`, `pci`, `lossless`, `dcb` | tests between the nodes of a job, the ports of its ranks, and what may slow these down |
+//! | `pair`, `pair_facts`, `pair_findings`, `division`, `pci`, `lossless`, `dcb` | tests between the nodes of a job, the ports of its ranks, and what may slow these down |
 //! | `facts` | all of these in one tree |
 //! | `transports` | which transports can be used |
 //! | `findings` | what is wrong, how severe it is, and how to fix it |
@@ -31,6 +31,8 @@ mod gpu;
 mod lossless;
 mod machine;
 mod pair;
+mod pair_facts;
+mod pair_findings;
 mod pci;
 mod process;
 mod rdma;

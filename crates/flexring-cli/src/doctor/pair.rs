@@ -5,26 +5,18 @@
 //! make a communicator that uses these ports only.
 
 use super::division::{self, DividedPorts};
-use super::gpu::smallest_window;
-use super::lossless::LosslessFacts;
-use super::pci::PciFacts;
-use super::process::MemoryReport;
-use super::rdma::RdmaReport;
+use super::pair_facts::{NodeFacts, RailTest};
+use super::pair_findings::findings;
 use crate::error::CommandError;
 use crate::output;
 use crate::perf;
-use flexring::internal::bootstrap::host_name;
-use flexring::internal::transport::verbs::inventory::{
-    Affinity, LinkLayer, loss_signs, retransmissions, sets_traffic_class,
-};
-use flexring::internal::transport::verbs::port_selection::{
-    Offer, Rail, describe_mismatch, match_rails, offer,
-};
+use flexring::internal::transport::verbs::inventory::{loss_signs, retransmissions};
+use flexring::internal::transport::verbs::port_selection::{Rail, describe_mismatch, match_rails};
 use flexring::{Communicator, Error, Identity, ReduceOp, UniqueId, create_unique_id};
 use flexring_core::config::{Config, TransportChoice};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -34,59 +26,6 @@ const ELEMENTS: usize = 4 << 20;
 
 /// Timed all-reduces of a test.
 const REPEATS: u32 = 3;
-
-/// A rank's node, as ranks exchange it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct NodeFacts {
-    rank: usize,
-    host: String,
-    /// The version of libibverbs, if its file has one.
-    libibverbs: Option<String>,
-    /// The limit of locked memory of this process, if it has one that is too low for the job.
-    low_memlock: Option<u64>,
-    /// The GPU that lets adapters access less memory than the slots of a job take, and how much.
-    small_window: Option<(String, u64)>,
-    /// Bytes of these slots.
-    slot_bytes: u64,
-    has_gpu: bool,
-    /// By position.
-    ports: Vec<PortFacts>,
-    /// Why there are none.
-    failure: Option<String>,
-}
-
-/// A port that can be used.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct PortFacts {
-    name: String,
-    is_ethernet: bool,
-    rate_gbps: f64,
-    firmware: Option<String>,
-    driver: Option<String>,
-    /// Whether packets have a traffic class, by a setting or the system's.
-    has_traffic_class: bool,
-    /// Of its network interface, if it is RoCE's.
-    network: Option<LosslessFacts>,
-    pci: PciFacts,
-}
-
-/// The test of one port of each rank.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct RailTest {
-    /// By rank, if it has one that reaches the others.
-    ports: Vec<Option<String>>,
-    /// The rate of the slowest.
-    rate_gbps: f64,
-    /// Gigabytes per second that each port sent and received; `None` if the test failed.
-    gbytes_per_second: Option<f64>,
-    failure: Option<String>,
-    /// With vectors on GPUs likewise; `None` if a rank is without a GPU.
-    gpu_gbytes_per_second: Option<f64>,
-    /// What the ports sent again meanwhile, where drivers count it.
-    retransmissions: u64,
-    /// Other signs of loss or congestion that they counted meanwhile: the counter, with what it means.
-    signs: BTreeMap<String, u64>,
-}
 
 /// What a rank found in a test.
 #[derive(Serialize, Deserialize)]
@@ -141,57 +80,6 @@ pub fn run(json: bool) -> Result<(), CommandError> {
         output::print(&if json { output::json(&report)? } else { report.text() })?;
     }
     if report.works() { Ok(()) } else { Err(CommandError::Reported) }
-}
-
-impl NodeFacts {
-    fn gather(identity: &Identity, config: &Config) -> (Self, Vec<Rail>, Vec<Offer>) {
-        let root = Path::new("/");
-        let affinity = Affinity::local(None);
-        let rdma = RdmaReport::read(root, config, &affinity);
-        let memory = MemoryReport::read(root, config, identity.world, false);
-        let (mut rails, failure) = match offer(&rdma.inventory, config, &affinity) {
-            Ok(offer) => (offer.rails, rdma.library_failure().map(str::to_owned)),
-            Err(error) => (Vec::new(), Some(error.message().to_owned())),
-        };
-        rails.sort_by_key(|rail| rail.position);
-        if failure.is_some() {
-            rails.clear();
-        }
-        let port = |rail: &Rail| {
-            let device = rdma.inventory.devices.iter().find(|device| device.name == rail.device);
-            let folder = root.join("sys/class/infiniband").join(&rail.device).join("device");
-            PortFacts {
-                name: format!("{}:{}", rail.device, rail.port),
-                is_ethernet: rail.layer == LinkLayer::Ethernet,
-                rate_gbps: rail.rate_mbps as f64 / 1000.0,
-                firmware: device.and_then(|device| device.firmware.clone()),
-                driver: device.and_then(|device| device.driver.clone()),
-                has_traffic_class: config.ib_tc != 0 || sets_traffic_class(root, &rail.device, rail.port),
-                network: device
-                    .and_then(|device| device.ports.iter().find(|port| port.number == rail.port))
-                    .and_then(|port| Some(LosslessFacts::read(root, port.netdev.as_ref()?))),
-                pci: PciFacts::read(&folder),
-            }
-        };
-        let world = identity.world;
-        let slot_bytes = (config.slots_for(1, world) * config.gpu_slot_bytes(world)) as u64;
-        let low_memlock =
-            memory.memlock_bytes.filter(|bytes| !memory.memlock_exempt && *bytes < memory.needed_bytes);
-        let libibverbs = rdma.library.as_ref().and_then(|library| library.version.clone());
-        let ports = rails.iter().map(port).collect();
-        let facts = Self {
-            rank: identity.rank,
-            host: host_name(),
-            libibverbs,
-            low_memlock,
-            small_window: smallest_window(root).filter(|(_, bytes)| *bytes < slot_bytes),
-            slot_bytes,
-            has_gpu: perf::gpu::gpu_count().is_ok_and(|gpus| gpus > 0),
-            ports,
-            failure,
-        };
-        (facts, rails, division::offers(root, &rdma.inventory, config))
-    }
 }
 
 /// Gathers a value of every rank, by rank.
@@ -349,110 +237,6 @@ fn rate_of(sums: &[u32], took: Duration, world: usize) -> Result<f64, Error> {
     }
     let bytes = 2.0 * (world - 1) as f64 / world as f64 * (4 * ELEMENTS) as f64;
     Ok(f64::from(REPEATS) * bytes / took.as_secs_f64() / 1e9)
-}
-
-/// What is wrong or unusual, the same things of several ports in one sentence each.
-fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
-    let mut found = Vec::new();
-    let counts: BTreeSet<usize> = nodes.iter().map(|node| node.ports.len()).collect();
-    if counts.len() > 1 {
-        let each: Vec<String> =
-            nodes.iter().map(|node| format!("{} has {}", node.host, node.ports.len())).collect();
-        found.push(format!("the nodes have different numbers of ports: {}", each.join(", ")));
-    }
-    let versions: BTreeSet<&str> = nodes.iter().filter_map(|node| node.libibverbs.as_deref()).collect();
-    if versions.len() > 1 {
-        found.push(format!(
-            "the nodes have different versions of libibverbs: {}",
-            Vec::from_iter(versions).join(", ")
-        ));
-    }
-    let ports = || nodes.iter().flat_map(|node| &node.ports);
-    let firmware: BTreeSet<(&str, &str)> =
-        ports().filter_map(|port| Some((port.driver.as_deref()?, port.firmware.as_deref()?))).collect();
-    let drivers: BTreeSet<&str> = firmware.iter().map(|(driver, _)| *driver).collect();
-    if firmware.len() > drivers.len() {
-        let each: Vec<String> =
-            firmware.iter().map(|(driver, version)| format!("{driver} {version}")).collect();
-        found.push(format!("adapters have different firmware: {}", each.join(", ")));
-    }
-    for node in nodes {
-        let host = &node.host;
-        found.extend(node.failure.as_ref().map(|failure| format!("{host} has no port: {failure}")));
-        found.extend(node.low_memlock.map(|bytes| {
-            format!("{host} may lock {bytes} bytes of memory only (fix: ulimit -l unlimited, in the job's own limits)")
-        }));
-        found.extend(node.small_window.as_ref().map(|(gpu, bytes)| {
-            format!(
-                "GPU {gpu} of {host} lets adapters access {} MiB (BAR1), and slots take {} MiB, so data may be copied through host \
-                 memory (fix: resizable BAR in the firmware, or a smaller FLEXRING_GPU_SUBCHUNK)",
-                bytes >> 20,
-                node.slot_bytes >> 20
-            )
-        }));
-        for port in &node.ports {
-            let name = format!("{} of {host}", port.name);
-            if let Some(network) = &port.network {
-                found.extend(lossless_findings(&name, network));
-            }
-            let pci = &port.pci;
-            if pci.link != pci.best_link && !pci.link.is_empty() {
-                found
-                    .push(format!("{name} has a PCI link of {}, and could have {}", pci.link, pci.best_link));
-            }
-            if pci.read_request.is_some_and(|bytes| bytes < 512) {
-                let bytes = pci.read_request.unwrap_or_default();
-                found.push(format!(
-                    "{name} reads {bytes} bytes at a time (fix: setpci CAP_EXP+8.w, MaxReadReq 4096)"
-                ));
-            }
-            if !pci.redirecting.is_empty() {
-                let bridges = pci.redirecting.join(", ");
-                found.push(format!(
-                    "{name} is below bridges whose Access Control Services send transfers to GPUs through the root complex or \
-                     refuse them: {bridges} (fix: switch ACS off in the firmware, or setpci ECAP_ACS+6.w=0)"
-                ));
-            }
-            if pci.is_translated {
-                found.push(format!("an IOMMU translates what {name} accesses, which GPUs may not bear (fix: boot with iommu=pt)"));
-            }
-            if port.is_ethernet && !port.has_traffic_class && port.driver.is_some() {
-                found.push(format!("{name} sends with traffic class 0 (fix: FLEXRING_IB_TC is that of the lossless class, often 106)"));
-            }
-        }
-    }
-    for test in tests {
-        let named = test.ports.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" and ");
-        if test.retransmissions > 0 {
-            found
-                .push(format!("{named} sent {} packets again: the network loses some", test.retransmissions));
-        }
-        found.extend(test.signs.iter().map(|(sign, count)| format!("{named} counted {count} {sign}")));
-    }
-    found
-}
-
-/// What is unusual about the network interface of a port.
-fn lossless_findings(name: &str, network: &LosslessFacts) -> Vec<String> {
-    let LosslessFacts { netdev, has_pfc, trust, has_ecn, bond } = network;
-    let mut found = Vec::new();
-    if *has_pfc == Some(false) {
-        found.push(format!(
-            "{name} has flow control (PFC) for no priority (fix: mlnx_qos -i {netdev} --pfc, as the switches have it)"
-        ));
-    }
-    if *has_ecn == Some(false) {
-        found.push(format!("{name} does not answer marks of congestion (ECN) (fix: enable ecn/roce_np and ecn/roce_rp of {netdev})"));
-    }
-    if let Some(trust) = trust.as_ref().filter(|trust| *trust != "dscp") {
-        found.push(format!("{name} takes the priority from {trust}, not from the traffic class (fix: mlnx_qos -i {netdev} --trust dscp)"));
-    }
-    if let Some(bond) = bond.as_ref().filter(|bond| !bond.contains("layer3+4")) {
-        found.push(format!(
-            "{name} is a bond ({bond}) whose ports may carry unequal shares (fix: xmit_hash_policy layer3+4 for {netdev})"
-        ));
-    }
-    found
 }
 
 impl PairReport {

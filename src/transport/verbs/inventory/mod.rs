@@ -31,3 +31,4 @@ pub use device::{
 };
 pub use hw_counters::{loss_signs, retransmissions};
 pub use reader::{addresses, sets_traffic_class};
+pub use topology_file::unusable_topology_file;

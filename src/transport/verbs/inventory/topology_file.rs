@@ -16,14 +16,24 @@ type Place = (Vec<String>, Option<u32>);
 #[derive(Debug, Default)]
 pub(super) struct TopologyFile(BTreeMap<String, Place>);
 
+/// What `NCCL_TOPO_FILE` names.
+fn named() -> Option<String> {
+    environment("NCCL_TOPO_FILE").filter(|path| !path.is_empty())
+}
+
+/// What `NCCL_TOPO_FILE` names, if that is no file of NCCL's.
+#[must_use]
+pub fn unusable_topology_file() -> Option<String> {
+    named().filter(|_| TopologyFile::of(Path::new("/")).0.is_empty())
+}
+
 impl TopologyFile {
     /// That of the machine below `root`, which has one only if it is this machine.
     pub(super) fn of(root: &Path) -> Self {
         if root != Path::new("/") {
             return Self::default();
         }
-        let path =
-            environment("NCCL_TOPO_FILE").filter(|path| !path.is_empty()).unwrap_or_else(|| USUAL.to_owned());
+        let path = named().unwrap_or_else(|| USUAL.to_owned());
         let is_file = std::fs::metadata(&path).is_ok_and(|file| file.is_file());
         let text = is_file.then(|| std::fs::read(path).ok()).flatten().unwrap_or_default();
         Self::parse(&String::from_utf8_lossy(&text))

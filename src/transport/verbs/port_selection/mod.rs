@@ -88,6 +88,21 @@ pub fn offer(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<
     Ok(survey(inventory, config, from)?.offer)
 }
 
+/// Why the first port cannot be used that settings admit, with the fix.
+///
+/// # Errors
+/// As for [`decide`].
+pub fn missing(inventory: &Inventory, config: &Config, from: &Affinity) -> Result<Option<Error>> {
+    let error = |PortDecision { device, port, outcome, .. }: PortDecision| match outcome {
+        // A slow port, which settings may admit, is a spare one with a fix.
+        PortUse::Rejected(reason) if !reason.by_setting && (!reason.spare || reason.fix.is_some()) => {
+            Some(Error::system(format!("{device}:{port} {reason}")))
+        }
+        _ => None,
+    };
+    Ok(decide(inventory, config, from)?.decisions.into_iter().find_map(error))
+}
+
 /// Decides for every port whether it becomes a rail. In contrast to [`select`], having no rail is not an
 /// error.
 ///
