@@ -82,8 +82,9 @@ impl WcStatus {
                  (ACS) or an IOMMU are on there: set FLEXRING_GPU_DIRECT=off to test it",
             ),
             IBV_WC_RETRY_EXC_ERR => Some(
-                "no acknowledgement came: the peer or a cable is down, the network loses packets (FLEXRING_IB_TC names a lossless \
-                 class?), or no route leads to its address (FLEXRING_IB_GID_INDEX)",
+                "no acknowledgement came: the peer or a cable is down, the network loses packets (does FLEXRING_IB_TC name a lossless \
+                 class, and do all switches pass packets of the ports' MTU?), no route leads to its address \
+                 (FLEXRING_IB_GID_INDEX), or it takes longer than FLEXRING_IB_TIMEOUT",
             ),
             _ => None,
         }

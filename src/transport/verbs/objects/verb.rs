@@ -70,6 +70,12 @@ impl Verb {
             Self::ModifyQpToRtr if errno == timed_out => Some(
                 "the peer's address could not be resolved: check that its interface is reachable from this one",
             ),
+            Self::CreateQp if errno == Errno::OPNOTSUPP.raw_os_error() => {
+                Some("the device has no reliable connections: exclude it in FLEXRING_IB_HCA (^NAME)")
+            }
+            Self::CreateQp | Self::CreateCq if errno == Errno::INVAL.raw_os_error() => {
+                Some("if that is more than the device allows, exclude it in FLEXRING_IB_HCA (^NAME)")
+            }
             _ => None,
         }
     }
