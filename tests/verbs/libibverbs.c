@@ -10,6 +10,8 @@
 //   after=N         these losses begin when the adapter has carried N bytes
 //   status=N        what lost writes end with (12: retries exceeded); `delay=N` the time until then, 100 ms
 //   network=N       only devices of one number reach each other (0)
+//   no_route        the kernel finds no way to those of others, as on Ethernet
+//   cut_after=N     the cable is cut when the adapter has carried N bytes: its port goes down, and reads of its own end there, too
 //   no_flush        the error state flushes nothing
 //   einval          posting in the error state is refused
 //   no_length       received writes with immediate data have no byte_len
@@ -80,7 +82,7 @@ struct network {
 };
 
 struct adapter {
-    uint64_t number, lose, mtu, spine_mtu, after, status, delay, network, no_flush, einval, no_length, relaxed_only, no_gpu, no_dmabuf, data_direct, posted, min_inline, max_inline, max_cqe, max_qp,
+    uint64_t number, no_route, cut_after, is_cut, lose, mtu, spine_mtu, after, status, delay, network, no_flush, einval, no_length, relaxed_only, no_gpu, no_dmabuf, data_direct, posted, min_inline, max_inline, max_cqe, max_qp,
         max_qp_wr, no_rc, fails_after, carried, qps;
 };
 struct my_device { struct ibv_device device; struct adapter adapter; };
@@ -127,13 +129,13 @@ static void read_text(char *text, size_t size, const char *format, const char *d
 
 static void describe(struct adapter *adapter) {
     *adapter = (struct adapter){.status = IBV_WC_RETRY_EXC_ERR, .delay = 100, .max_inline = 1024, .max_cqe = ENTRIES,
-                                .max_qp = QPS, .max_qp_wr = DEPTH, .lose = UINT64_MAX, .mtu = UINT64_MAX, .spine_mtu = UINT64_MAX, .fails_after = UINT64_MAX};
+                                .max_qp = QPS, .max_qp_wr = DEPTH, .lose = UINT64_MAX, .mtu = UINT64_MAX, .spine_mtu = UINT64_MAX, .fails_after = UINT64_MAX, .cut_after = UINT64_MAX};
 }
 
 static void configure(struct adapter *adapter, const char *word) {
     const struct { const char *name; uint64_t *place; } fields[] = {
         {"lose", &adapter->lose}, {"mtu", &adapter->mtu}, {"spine_mtu", &adapter->spine_mtu}, {"after", &adapter->after}, {"status", &adapter->status}, {"delay", &adapter->delay},
-        {"network", &adapter->network}, {"no_flush", &adapter->no_flush}, {"einval", &adapter->einval},
+        {"network", &adapter->network}, {"no_route", &adapter->no_route}, {"cut_after", &adapter->cut_after}, {"no_flush", &adapter->no_flush}, {"einval", &adapter->einval},
         {"no_length", &adapter->no_length}, {"relaxed_only", &adapter->relaxed_only}, {"no_gpu", &adapter->no_gpu},
         {"no_dmabuf", &adapter->no_dmabuf}, {"data_direct", &adapter->data_direct}, {"posted", &adapter->posted}, {"min_inline", &adapter->min_inline}, {"max_inline", &adapter->max_inline},
         {"max_cqe", &adapter->max_cqe}, {"max_qp", &adapter->max_qp}, {"max_qp_wr", &adapter->max_qp_wr},
@@ -356,6 +358,7 @@ static void carry(struct my_qp *my, struct pair *pair, struct ibv_send_wr *wr) {
     for (int at = 0; at < wr->num_sge; at++) length += wr->sg_list[at].length;
     uint64_t mtu = peer->number == pair->number || adapter->mtu < adapter->spine_mtu ? adapter->mtu : adapter->spine_mtu;
     int is_lost = adapter->carried >= adapter->after && (length >= adapter->lose || (length > mtu && pair->mtu > mtu));
+    is_lost |= adapter->is_cut;
     int is_there = !is_free(peer->process) && peer->network == pair->network &&
                    (peer->state == IBV_QPS_RTR || peer->state == IBV_QPS_RTS);
     if (is_lost) count_loss(my->qp.context->device->name);
@@ -392,6 +395,30 @@ static void carry(struct my_qp *my, struct pair *pair, struct ibv_send_wr *wr) {
     adapter->carried += length;
 }
 
+static void report(struct ibv_context *context, char event) {
+    if (write(((struct my_context *)context)->event, &event, 1) < 0) abort();
+}
+
+// The device fails, or its cable is cut, when it has carried enough.
+static void fail(struct ibv_context *context, struct adapter *adapter) {
+    int fails = adapter->carried >= adapter->fails_after, is_cut = !adapter->is_cut && adapter->carried >= adapter->cut_after;
+    for (uint32_t number = 1; (fails || is_cut) && number < QPS; number++) {
+        if (!mine[number] || mine[number]->adapter != adapter) continue;
+        if (fails) flush(number, adapter);
+        // Nothing reaches what is in no network.
+        if (is_cut) net->pairs[number].network = -1;
+    }
+    if (fails) {
+        adapter->fails_after = UINT64_MAX;
+        report(context, IBV_EVENT_DEVICE_FATAL);
+    }
+    if (is_cut) {
+        adapter->is_cut = 1;
+        adapter->network = -1;
+        report(context, IBV_EVENT_PORT_ERR);
+    }
+}
+
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *request, struct ibv_send_wr **bad) {
     struct my_qp *my = (struct my_qp *)qp;
     struct pair *pair = &net->pairs[my->number];
@@ -409,13 +436,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *request, struct ibv_
             carry(my, pair, request);
         }
     }
-    struct my_context *context = (struct my_context *)qp->context;
-    if (my->adapter->carried >= my->adapter->fails_after) {
-        my->adapter->fails_after = UINT64_MAX;
-        for (uint32_t number = 1; number < QPS; number++)
-            if (mine[number] && mine[number]->adapter == my->adapter) flush(number, my->adapter);
-        if (write(context->event, "", 1) < 0) abort();
-    }
+    fail(qp->context, my->adapter);
     unlock();
     return result;
 }
@@ -454,7 +475,7 @@ int ibv_close_device(struct ibv_context *context) {
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event) {
     char byte;
     if (read(context->async_fd, &byte, 1) != 1) return -1;
-    *event = (struct ibv_async_event){.event_type = IBV_EVENT_DEVICE_FATAL};
+    *event = (struct ibv_async_event){.element.port_num = 1, .event_type = byte};
     return 0;
 }
 
@@ -475,7 +496,7 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
     read_text(state, sizeof state, "/sys/class/infiniband/%s/ports/%d/state", device, port);
     read_text(layer, sizeof layer, "/sys/class/infiniband/%s/ports/%d/link_layer", device, port);
     read_text(lid, sizeof lid, "/sys/class/infiniband/%s/ports/%d/lid", device, port);
-    attributes->state = atoi(state);
+    attributes->state = ((struct my_context *)context)->adapter->is_cut ? IBV_PORT_DOWN : atoi(state);
     attributes->max_mtu = attributes->active_mtu = IBV_MTU_4096;
     attributes->gid_tbl_len = 16;
     attributes->max_msg_sz = 1 << 30;
@@ -631,6 +652,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attribu
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attributes, int mask) {
     struct my_qp *my = (struct my_qp *)qp;
     struct pair *pair = &net->pairs[my->number];
+    if (my->adapter->no_route && mask & IBV_QP_DEST_QPN && net->pairs[attributes->dest_qp_num % QPS].network != pair->network)
+        return ETIMEDOUT;
     lock();
     if (mask & IBV_QP_DEST_QPN) pair->peer = attributes->dest_qp_num % QPS;
     if (mask & IBV_QP_PATH_MTU) pair->mtu = 128u << attributes->path_mtu;

@@ -131,6 +131,15 @@ fn libraries() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
+/// Runs a test of each case at once, as most of their time is waiting.
+pub fn at_once<Case: Sync>(cases: &[Case], test: impl Fn(&Case) + Sync) {
+    std::thread::scope(|scope| {
+        for case in cases {
+            scope.spawn(|| test(case));
+        }
+    });
+}
+
 /// Runs `flexring ARGUMENTS` as every rank of a job on these nodes. `None`, with a message that the test is
 /// skipped, where that is impossible. The machines of continuous integration, which set `CI`, may not skip
 /// it.

@@ -7,7 +7,7 @@ mod lab;
 
 use crate::programs::simulated_cuda;
 use fake::{ETHERNET, FakeMachine, FakePort, INFINIBAND};
-use lab::{Node, job};
+use lab::{Node, at_once, job};
 
 /// A short job that checks its sums.
 const SHORT: &str = "perf -b 8 -e 4M -f 64 -w 1 -n 3";
@@ -76,13 +76,13 @@ fn every_adapter_is_used_by_one_rank_where_each_has_a_subnet() {
 #[test]
 fn packets_of_half_the_length_are_used_where_a_switch_passes_no_longer_ones() {
     // Adapters report a loss after half a minute, which no rank waits for.
-    for quirks in ["mtu=2048", "mtu=2048 delay=40000"] {
+    at_once(&["mtu=2048", "mtu=2048 delay=40000"], |quirks| {
         let Some(job) = job(&pair(1, 1, quirks), SHORT) else { return };
         let text = job.sums_are_right();
         let words = ["WARN", "packets of 4096 bytes get lost", "MTU", "mlx5_0", "half the length"];
         assert!(has_line(&text, &words), "{text}");
         assert_eq!(text.matches("WARN").count(), 1, "rank 0 alone says so: {text}");
-    }
+    });
 }
 
 #[test]
@@ -105,22 +105,28 @@ fn links_that_calls_make_are_tested_with_long_packets() {
     let arguments = "perf --collective broadcast --root 1 -b 64K -e 64K -w 1 -n 2";
     let node = |quirks| move |_| Node::new(infiniband(2), 2).quirks(quirks);
     // Adapters report a loss after half a minute, which no rank waits for.
-    for quirks in ["spine_mtu=2048", "spine_mtu=1024", "spine_mtu=2048 delay=40000"] {
-        let patience = |at| node(quirks)(at).set("FLEXRING_IB_RECONNECT_MS", "4000");
-        let Some(shorter) = job(&[0, 1].map(patience), arguments) else { return };
-        let text = shorter.sums_are_right();
-        let words = ["WARN", "packets of 4096 bytes get lost", "MTU", "mlx5_", "packets of half the length"];
-        assert!(has_line(&text, &words) && has_line(&text, &["works again"]), "{quirks}: {text}");
-    }
-    let lossy = job(&[0, 1].map(node("spine_mtu=512")), arguments).expect("not skipped");
-    let text = lossy.text();
-    assert!(lossy.0.iter().all(|rank| !rank.status.success()), "{text}");
-    assert!(
-        has_line(&text, &["cannot be reached", "packets of ", "bytes get lost", "MTU", "mlx5_"]),
-        "{text}"
-    );
-    let good = job(&[0, 1].map(node("")), arguments).expect("not skipped").sums_are_right();
-    assert!(!good.contains("WARN"), "{good}");
+    let cases = ["spine_mtu=2048", "spine_mtu=1024", "spine_mtu=2048 delay=40000", "spine_mtu=512", ""];
+    at_once(&cases, |quirks| {
+        let nodes = [0, 1].map(node(quirks));
+        let is_late = quirks.contains("delay");
+        let patience = |node: Node| if is_late { node.set("FLEXRING_IB_RECONNECT_MS", "4000") } else { node };
+        let Some(job) = job(&nodes.map(patience), arguments) else { return };
+        match *quirks {
+            "" => assert!(!job.sums_are_right().contains("WARN"), "{}", job.text()),
+            "spine_mtu=512" => {
+                let text = job.text();
+                assert!(job.0.iter().all(|rank| !rank.status.success()), "{text}");
+                let words = ["cannot be reached", "packets of ", "bytes get lost", "MTU", "mlx5_"];
+                assert!(has_line(&text, &words), "{text}");
+            }
+            _ => {
+                let text = job.sums_are_right();
+                let words =
+                    ["WARN", "packets of 4096 bytes get lost", "MTU", "mlx5_", "packets of half the length"];
+                assert!(has_line(&text, &words) && has_line(&text, &["works again"]), "{quirks}: {text}");
+            }
+        }
+    });
 }
 
 /// Counter-example: such a rail broke and worked again 33 times in 100 s.
@@ -156,13 +162,13 @@ fn a_rail_that_loses_long_packets_later_carries_shorter_ones_or_is_given_up() {
 
 #[test]
 fn queue_pairs_that_are_not_flushed_or_refuse_requests_cost_no_sum() {
-    for quirks in ["mlx5_1:lose=30000 no_flush", "mlx5_1:lose=30000 einval"] {
+    at_once(&["mlx5_1:lose=30000 no_flush", "mlx5_1:lose=30000 einval"], |quirks| {
         let begun = std::time::Instant::now();
         let Some(job) = job(&pair(2, 1, quirks), "perf -b 1M -e 1M -w 1 -n 20") else { return };
         job.sums_are_right();
         // A device that does not flush costs a second for each of three failures.
         assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{quirks}");
-    }
+    });
 }
 
 #[test]
@@ -172,6 +178,27 @@ fn a_device_that_fails_costs_its_rail_only() {
     };
     let text = job.sums_are_right();
     assert!(has_line(&text, &["WARN", "mlx5_0: the device failed"]), "{text}");
+}
+
+#[test]
+fn a_cable_that_is_cut_costs_its_rail_only() {
+    let Some(job) = job(&pair(2, 1, "mlx5_1:cut_after=3000000"), "perf -b 1M -e 1M -w 2 -n 10") else {
+        return;
+    };
+    let text = job.sums_are_right();
+    assert!(has_line(&text, &["WARN", "port 1 of mlx5_1 went down"]), "{text}");
+}
+
+/// Counter-example: what was sent again counted as progress, so the time limit was not reached.
+#[test]
+fn calls_end_in_time_while_adapters_send_again_what_is_lost() {
+    let nodes = pair(1, 1, "lose=30000 delay=1500").map(|node| node.set("FLEXRING_TIMEOUT_MS", "2500"));
+    let Some(job) = job(&nodes, "perf -b 1M -e 1M -w 1 -n 3") else { return };
+    for rank in &job.0 {
+        assert!(!rank.status.success(), "{}", job.text());
+        assert!(has_line(&rank.text, &["error", "timed out", "no progress for 2.5s"]), "{}", job.text());
+        assert!(has_line(&rank.text, &["WARN", "no acknowledgement came", "mlx5_0"]), "{}", job.text());
+    }
 }
 
 #[test]
@@ -200,27 +227,24 @@ fn writes_whose_length_the_driver_leaves_out_arrive_in_full() {
 
 #[test]
 fn errors_name_the_cause() {
-    let refused = |quirks: &str, words: &[&str]| {
-        let job = job(&pair(1, 1, quirks), "perf -b 1M -e 1M -w 1 -n 3")?;
+    let cases = [
+        ("max_cqe=300", ["ibv_create_cq", "mlx5_0", "315 entries", "256 queues of 300", "FLEXRING_IB_HCA"]),
+        ("max_qp=0", ["ibv_create_qp", "mlx5_0", "allows 0 of 512", "Cannot allocate memory", "memlock"]),
+        (
+            "max_qp_wr=100",
+            ["ibv_create_qp", "mlx5_0", "of 127 and 188 requests", "of 100", "FLEXRING_IB_HCA"],
+        ),
+        ("no_rc", ["ibv_create_qp", "mlx5_0", "not supported", "no reliable connections", "FLEXRING_IB_HCA"]),
+        ("lose=30000 status=4", ["local protection error", "mlx5_0", "(ACS)", "IOMMU", "iommu=pt"]),
+    ];
+    at_once(&cases, |(quirks, words)| {
+        let Some(job) = job(&pair(1, 1, quirks), "perf -b 1M -e 1M -w 1 -n 3") else { return };
         let text = job.text();
         assert!(job.0.iter().all(|rank| !rank.status.success()), "{text}");
         for rank in &job.0 {
             assert!(has_line(&rank.text, words), "{quirks}: {text}");
         }
-        Some(())
-    };
-    let limits = [
-        ("max_cqe=300", ["ibv_create_cq", "mlx5_0", "315 entries", "256 queues of 300"]),
-        ("max_qp=0", ["ibv_create_qp", "mlx5_0", "allows 0 of 512", "Cannot allocate memory"]),
-        ("max_qp_wr=100", ["ibv_create_qp", "mlx5_0", "of 127 and 188 requests", "of 100"]),
-        ("no_rc", ["ibv_create_qp", "mlx5_0", "not supported", ""]),
-        ("lose=30000 status=4", ["local protection error", "mlx5_0", "(ACS)", "IOMMU"]),
-    ];
-    for (quirks, words) in limits {
-        if refused(quirks, &words).is_none() {
-            return;
-        }
-    }
+    });
 }
 
 #[test]
@@ -235,41 +259,107 @@ fn links_that_calls_make_fit_the_devices_completion_queues() {
 
 #[test]
 fn adapters_that_are_there_and_not_used_are_named_once_with_the_fix() {
-    let cases: [(&str, &[&str]); 4] = [
-        (
-            "no file",
-            &["mlx5_0:1", "there is no /dev/infiniband/uverbsmlx5_0", "docker run --device=/dev/infiniband"],
-        ),
-        ("efa", &["mlx5_0:1", "Elastic Fabric Adapter", "aws-ofi-nccl"]),
-        ("no subnet manager", &["mlx5_0:1", "no subnet manager", "opensm"]),
-        ("iwarp", &["mlx5_0:1", "iWARP"]),
+    // An error names four ports at most.
+    let cases: [&[(&str, &[&str])]; 2] = [
+        &[
+            ("no file", &["there is no /dev/infiniband/uverbsmlx5_0", "docker run --device=/dev/infiniband"]),
+            ("efa", &["Elastic Fabric Adapter", "aws-ofi-nccl"]),
+            ("no subnet manager", &["no subnet manager", "opensm"]),
+            ("iwarp", &["iWARP"]),
+        ],
+        &[("erdma", &["eRDMA"]), ("no address", &["mlx5_1:1 has no GID", "ip address add"])],
     ];
-    for (case, words) in cases {
+    for case in cases {
         let node = |_| {
-            let machine = infiniband(1);
-            let root = machine.root().to_owned();
-            let device = root.join("sys/class/infiniband/mlx5_0");
-            match case {
-                "no file" => std::fs::remove_dir_all(root.join("dev/infiniband")).expect("removed"),
-                "efa" => {
-                    std::fs::remove_file(device.join("device/driver")).expect("removed");
-                    machine.link("sys/class/infiniband/mlx5_0/device/driver", "sys/bus/pci/drivers/efa");
-                    machine.file("sys/class/infiniband/mlx5_0/ports/1/link_layer", "Unspecified");
-                }
-                "no subnet manager" => {
-                    machine.file("sys/class/infiniband/mlx5_0/ports/1/state", "2: INIT");
-                }
-                _ => {
-                    machine.file("sys/class/infiniband/mlx5_0/node_type", "4: RNIC");
+            let machine = infiniband(case.len());
+            for (number, (what, _)) in case.iter().enumerate() {
+                let device = format!("sys/class/infiniband/mlx5_{number}");
+                let by = |driver: &str| {
+                    let link = format!("{device}/device/driver");
+                    std::fs::remove_file(machine.root().join(&link)).expect("removed");
+                    machine.link(&link, &format!("sys/bus/pci/drivers/{driver}"));
+                    machine.file(&format!("{device}/ports/1/link_layer"), "Unspecified");
+                };
+                match *what {
+                    "no file" => {
+                        let file = format!("dev/infiniband/uverbsmlx5_{number}");
+                        std::fs::remove_file(machine.root().join(file)).expect("removed");
+                    }
+                    "no subnet manager" => {
+                        machine.file(&format!("{device}/ports/1/state"), "2: INIT");
+                    }
+                    "iwarp" => {
+                        machine.file(&format!("{device}/node_type"), "4: RNIC");
+                    }
+                    "no address" => {
+                        machine.file(&format!("{device}/ports/1/link_layer"), "Ethernet");
+                        std::fs::remove_dir_all(machine.root().join(&device).join("ports/1/gids"))
+                            .expect("removed");
+                    }
+                    driver => by(driver),
                 }
             }
             Node::new(machine, 1)
         };
         let Some(job) = job(&[0, 1].map(node), SHORT) else { return };
         let text = job.sums_are_right();
-        let all: Vec<&str> = [&["WARN", "use tcp"], words].concat();
-        assert!(has_line(&text, &all), "{case}: {text}");
-        assert_eq!(text.matches("use tcp").count(), 1, "{case}: {text}");
+        for (number, (what, words)) in case.iter().enumerate() {
+            let port = format!("mlx5_{number}:1");
+            let all: Vec<&str> = [&["WARN", "use tcp", &*port], *words].concat();
+            assert!(has_line(&text, &all), "{what}: {text}");
+        }
+        assert_eq!(text.matches("use tcp").count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn a_port_that_other_nodes_can_use_is_named() {
+    let down = |of_node: [bool; 2]| {
+        let node = |at: usize| {
+            let machine = infiniband(2);
+            if of_node[at] {
+                machine.file("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN");
+            }
+            Node::new(machine, 1).set("FLEXRING_TRANSPORT", "verbs")
+        };
+        Some(job(&[0, 1].map(node), SHORT)?.sums_are_right())
+    };
+    let Some(text) = down([false, true]) else { return };
+    let words =
+        ["WARN", "fewer ports than another node, 1 instead of 2", "mlx5_1:1 is down", "check its cable"];
+    assert!(has_line(&text, &words), "{text}");
+    assert_eq!(text.matches("fewer ports").count(), 1, "{text}");
+    // As a port that is not needed.
+    let text = down([true, true]).expect("not skipped");
+    assert!(!text.contains("WARN"), "{text}");
+}
+
+/// As the kernel does, which looks up the route and the neighbour when a queue pair is connected.
+#[test]
+fn rails_that_no_route_connects_are_left_out_or_named() {
+    let node = |first: usize| {
+        move |at: usize| {
+            let machine = FakeMachine::new();
+            let mut quirks = "no_route".to_owned();
+            for number in first..2 {
+                // Of the second adapters, each has a network of its own.
+                let network = number * (at + 1);
+                let gid = format!("0000:0000:0000:0000:0000:ffff:0a0{network}:000{}", at + 1);
+                let port = FakePort { gids: &[(3, &gid, "RoCE v2", "eth9")], ..ETHERNET };
+                let slot = format!("pci0000:{number}0/0000:{number}0:00.0");
+                machine.hca(&format!("mlx5_{number}"), &slot, 0, &[port]);
+                quirks += &format!(" mlx5_{number}:network={network}");
+            }
+            Node::new(machine, 1).quirks(&quirks).set("FLEXRING_TRANSPORT", "verbs")
+        }
+    };
+    let words = ["ibv_modify_qp to RTR failed on mlx5_1", "could not be resolved", "is reachable"];
+    let Some(with_another) = job(&[0, 1].map(node(0)), SHORT) else { return };
+    let text = with_another.sums_are_right();
+    assert!(has_line(&text, &[&["WARN", "does not use mlx5_1:1"], &words[..]].concat()), "{text}");
+    let alone = job(&[0, 1].map(node(1)), SHORT).expect("not skipped");
+    for rank in &alone.0 {
+        assert!(!rank.status.success() && has_line(&rank.text, &words), "{}", alone.text());
     }
 }
 
@@ -354,11 +444,16 @@ fn the_doctor_tests_the_ports_of_a_job_one_by_one() {
     }
     assert!(has_line(text, &["ranks 0", "mlx5_0:1 (NODE), mlx5_1:1 (NODE) on each node"]), "{text}");
     // A node with fewer ports than the other.
-    let unequal = [1, 2].map(|adapters| Node::new(infiniband(adapters), 1));
+    let unequal = ["1: DOWN", "4: ACTIVE"].map(|state| {
+        let machine = infiniband(2);
+        machine.file("sys/class/infiniband/mlx5_1/ports/1/state", state);
+        Node::new(machine, 1)
+    });
     let unequal = job(&unequal, "doctor --pair").expect("not skipped");
     assert!(unequal.0.iter().all(|rank| rank.status.code() == Some(1)), "{}", unequal.text());
     let text = &unequal.0[0].text;
     assert!(has_line(text, &["different numbers of ports", "has 1", "has 2"]), "{text}");
+    assert!(has_line(text, &["does not use a port", "mlx5_1:1 is down", "check its cable"]), "{text}");
     let bad = job(&pair(2, 1, "mlx5_1:lose=4096"), "doctor --pair --json").expect("not skipped");
     assert!(bad.0.iter().all(|rank| rank.status.code() == Some(1)), "{}", bad.text());
     let text = &bad.0[0].text;
@@ -478,13 +573,15 @@ fn a_gpu_without_a_near_adapter_is_named_unless_nccls_file_says_where_both_are()
             .set("FLEXRING_GPU", "0")
             .set("LD_LIBRARY_PATH", cuda.to_str().expect("a path"))
     };
-    let Some(hidden) = job(&[0, 1].map(node), SHORT) else { return };
+    let hidden = [0, 1].map(|at| node(at).set("NCCL_TOPO_FILE", "/nonexistent"));
+    let Some(hidden) = job(&hidden, SHORT) else { return };
     let text = hidden.sums_are_right();
     let words = [
         "WARN",
         "GPU memory of ranks 0 and 1 is copied",
         "mlx5_0 is NODE from the GPU of rank 0",
         "FLEXRING_GDR_LEVEL=PXB",
+        "NCCL_TOPO_FILE=/nonexistent is not used",
     ];
     assert!(has_line(&text, &words), "{text}");
     let file = file.path().to_str().expect("a path");
@@ -569,12 +666,11 @@ fn data_on_gpus_has_arrived_before_it_is_added_or_sent_on() {
 fn bonds_of_ports_and_roce_carry_several_queue_pairs() {
     let gids: &[_] = &[(3, "0000:0000:0000:0000:0000:ffff:0a01:0001", "RoCE v2", "eth9")];
     let roce = FakePort { gids, ..ETHERNET };
-    for (device, port, remain) in
-        [("mlx5_bond_0", INFINIBAND, "1 of 2 remain"), ("mlx5_0", roce, "3 of 4 remain")]
-    {
+    let cases = [("mlx5_bond_0", INFINIBAND, "1 of 2 remain"), ("mlx5_0", roce, "3 of 4 remain")];
+    at_once(&cases, |(device, port, remain)| {
         let node = |_| {
             let machine = FakeMachine::new();
-            machine.hca(device, "pci0000:b0/0000:b1:00.0", 0, &[port]);
+            machine.hca(device, "pci0000:b0/0000:b1:00.0", 0, &[*port]);
             Node::new(machine, 1).set("FLEXRING_TRANSPORT", "verbs")
         };
         let Some(good) = job(&[0, 1].map(node), SHORT) else { return };
@@ -582,5 +678,5 @@ fn bonds_of_ports_and_roce_carry_several_queue_pairs() {
         let lossy = [0, 1].map(|at| node(at).quirks("lose=30000"));
         let text = job(&lossy, "perf -b 1M -e 1M -w 1 -n 3").expect("not skipped").text();
         assert!(has_line(&text, &[device, remain]), "{text}");
-    }
+    });
 }
