@@ -208,7 +208,8 @@ class Items {
     // Where a message is.
     static __device__ __forceinline__ u64 slot(const ProgramLink& way, const Message& message, bool sends) {
         const u64 at = static_cast<u64>(message.slot) * kSlot;
-        return reinterpret_cast<u64>(reach_shared(sends ? way.out + at : const_cast<u8*>(way.in) + at, kSlot));
+        if (!sends) return reinterpret_cast<u64>(reach_shared(way.in + at, kSlot));
+        return reinterpret_cast<u64>(reach_shared(way.out + at, kSlot));
     }
     // Where a place in this rank's own memory is.
     __device__ __forceinline__ u64 own(const ProgramPlace& there) const {

@@ -218,7 +218,9 @@ class TransferRun {
     }
 
     static __device__ __forceinline__ u8* slot(const TransferState& moved, u32 message) {
-        return reach_shared(moved.slots + static_cast<u64>(slot_of(moved, message)) * kSlot, kSlot);
+        u8* const at = moved.slots + static_cast<u64>(slot_of(moved, message)) * kSlot;
+        if (moved.kind == kReceive) return const_cast<u8*>(reach_shared(static_cast<const u8*>(at), kSlot));
+        return reach_shared(at, kSlot);
     }
 
     static __device__ __forceinline__ u8* joined(const u32 (&halves)[2]) {

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #define FLEXRING_ON_HOST
@@ -76,7 +77,7 @@ class Machine {
     // Where the bytes at an address of the GPU can be accessed, until `end_reach`.
     virtual void* reach(void* at, u64 bytes, u32 alignment, bool write) = 0;
     // As `reach`, for words that several CTAs access with atomic operations.
-    virtual void* reach_shared(void* at, u64 bytes) = 0;
+    virtual void* reach_shared(void* at, u64 bytes, bool write) = 0;
     virtual void end_reach() = 0;
     // The CTA has nothing to do.
     virtual void pause(bool fetcher) = 0;
@@ -164,7 +165,8 @@ inline T* reach_to_write(T* at, u64 bytes) {
 }
 template <class T>
 inline T* reach_shared(T* at, u64 bytes) {
-    return machine ? static_cast<T*>(machine->reach_shared(const_cast<void*>(static_cast<const void*>(at)), bytes)) : at;
+    void* const any = const_cast<std::remove_const_t<T>*>(at);
+    return machine ? static_cast<T*>(machine->reach_shared(any, bytes, !std::is_const_v<T>)) : at;
 }
 template <class T>
 inline T& reach_shared(T* at) {

@@ -50,7 +50,7 @@ class SlowMachine final : public Machine {
         lag(16, 200);
         return at;
     }
-    void* reach_shared(void* at, u64) override { return at; }
+    void* reach_shared(void* at, u64, bool) override { return at; }
     void end_reach() override { lag(16, 200); }
     void pause(bool) override {
         if (++pauses_ % 16 == 0) {

@@ -47,7 +47,7 @@ class PlainMachine final : public Machine {
         if (random_() % 64 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
         return at;
     }
-    void* reach_shared(void* at, u64) override { return at; }
+    void* reach_shared(void* at, u64, bool) override { return at; }
     void end_reach() override {}
     void pause(bool fetcher) override {
         const auto longest = fetcher ? 30 : 100;

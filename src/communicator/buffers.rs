@@ -48,7 +48,7 @@ impl Communicator {
             let may_share = self.may_share(piece.as_ptr(), piece.len())?;
             return self.runner.user_memory.register(piece, may_share);
         }
-        let runner = &*self.runner;
+        let runner = &self.runner;
         runner.open_gpu(piece)?;
         if runner.user_memory.has_devices() {
             GATE.register(runner.timeout, || runner.user_memory.register(piece, false))?;

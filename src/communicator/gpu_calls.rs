@@ -89,6 +89,8 @@ impl Communicator {
     ) -> Result<Arc<CallOutcome>> {
         let _default = DefaultFloatEnvironment::enter();
         self.check_for_stream(&checked)?;
+        let runner = &self.runner;
+        checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
         if let Some(outcome) = self.run_by_kernel(&checked, stream, other, awaited)? {
             return Ok(outcome);
         }
@@ -99,8 +101,6 @@ impl Communicator {
         // Another thread may have chosen a plan meanwhile.
         checked.check_apart()?;
         let _call = self.begin_call()?;
-        let runner = &self.runner;
-        checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
         let (small, collective) = (runner.is_small(&checked), checked.collective);
         if !small && checked.is_collective() {
             // Unlocked before memory is allocated: that may wait for calls which the worker looks up
@@ -163,7 +163,7 @@ impl CallRunner {
     }
 
     /// Makes sure that the GPU that holds `piece` can be used, before a call on it is queued.
-    pub(super) fn open_gpu(&self, piece: Piece) -> Result<()> {
+    pub(super) fn open_gpu(self: &Arc<Self>, piece: Piece) -> Result<()> {
         if self.gpu_state.serves(piece.memory())? {
             return Ok(());
         }
@@ -171,7 +171,8 @@ impl CallRunner {
         // communicators.
         let ticket = QueueTicket::take(&*self.queue);
         self.wait_turn(&ticket);
-        self.gpu_state.open_late(piece.memory(), &mut self.lock_state().executor)
+        self.gpu_state.open_late(piece.memory(), &mut self.lock_state().executor)?;
+        self.connect_kernels()
     }
 
     /// Ends the communicator if the GPU's context is broken: its kernels then report nothing, and the worker

@@ -46,8 +46,9 @@ pub(super) struct Plans {
     untuned: usize,
     /// The first plans of vectors on the host, once they are not in use any more because links have changed.
     first: Option<Vec<SizedPlan>>,
-    /// See [`digest`](Self::digest).
+    /// See [`digest`](Self::digest) and [`kernel_digest`](Self::kernel_digest).
     digest: u64,
+    kernel_digest: u64,
     /// Longest vector, in bytes, that every rank reduces itself.
     one_shot_limit: usize,
     /// Longest block of an all-to-all, in bytes, that goes by node.
@@ -133,6 +134,7 @@ impl Plans {
         Ok(Self {
             rank,
             digest: digest_of(&all, one_node),
+            kernel_digest: digest_of(&all[..untuned], one_node),
             all,
             untuned,
             first: None,
@@ -153,7 +155,7 @@ impl Plans {
     /// goes `straight` depends on no plan, and the ranks of an all-to-all have different counts, and vectors
     /// on the host or on a GPU, so they all take the latter.
     fn positions_for(&self, bytes: usize, straight: bool, on_gpu: bool) -> (usize, usize) {
-        let positions = self.positions(on_gpu && !straight);
+        let positions = self.positions(on_gpu);
         let last = positions.end - 1;
         // The rank in the middle of a star keeps whole sums, also in a reduce-scatter, for which GPUs have no
         // memory to spare.
@@ -181,6 +183,12 @@ impl Plans {
     /// Equal on all ranks that have the same plans and sub-chunk size.
     pub(super) fn digest(&self) -> u64 {
         self.digest
+    }
+
+    /// Equal on all ranks that have the same plans of vectors on GPUs. [`adopt`](Self::adopt) leaves it.
+    #[cfg(feature = "cuda")]
+    pub(super) fn kernel_digest(&self) -> u64 {
+        self.kernel_digest
     }
 
     /// The programs of all-reduces without a factor. With a tuning profile, those of vectors on GPUs are made
@@ -244,6 +252,7 @@ impl Plans {
         self.first = None;
         self.are_automatic = false;
         self.digest = digest_of(&self.all, self.one_node);
+        self.kernel_digest = self.digest;
         self.lowered.clear();
         executor.uninstall_all();
     }
@@ -321,7 +330,7 @@ impl Plans {
         let in_waves =
             !spec.collective.is_straight() && self.all[at].plan.moves_in_waves(bytes as u64, longest);
         let key = (at, ProgramSpec { movement: Movement::through_levels(in_waves), ..spec });
-        (self.digest(), key, checked.count, checked.dtype.size(), checked.in_place)
+        (self.kernel_digest, key, checked.count, checked.dtype.size(), checked.in_place)
     }
 
     /// Makes the list with this key, of items with at most `most_places`.

@@ -50,9 +50,11 @@ pub(super) struct CallRunner {
     pub user_memory: UserMemory,
     pub block_lists: BlockLists,
     pub gpu_state: GpuState,
-    /// The most CTAs of kernels that run collectives themselves; 0 if those of a rank cannot. Equal on all
-    /// ranks; set before the first call.
+    /// The most CTAs of kernels. Equal on all ranks; set before the first call.
     pub kernel_ctas: AtomicU32,
+    /// The ranks whose kernels reach each other's GPU memory, this one included: those of its node, or it
+    /// alone. Set before the first call.
+    pub kernel_node: OnceLock<Vec<Rank>>,
     /// Whether some ranks with kernels are threads of one process. Equal on all ranks.
     pub kernels_share_process: AtomicBool,
     /// This rank among those of its process, if there are others.
@@ -149,6 +151,9 @@ impl CallRunner {
     /// Notes what the ranks say of their kernels. To be called before the first call.
     pub(super) fn agree_on_kernels(&self, offers: &[Option<KernelOffer>]) {
         self.kernel_ctas.store(most_ctas(offers), Ordering::Relaxed);
+        let reaches_node = |rank: &Rank| offers[*rank].as_ref().is_some_and(|offer| offer.reaches_node);
+        let is_node = self.node.iter().all(reaches_node);
+        let _ = self.kernel_node.set(if is_node { self.node.clone() } else { vec![self.rank] });
         let share_process = offers.iter().flatten().any(|offer| offer.shares_process);
         self.kernels_share_process.store(share_process, Ordering::Relaxed);
     }

@@ -34,13 +34,8 @@ impl RelaySlots {
         Self { count: 1 << room.clamp(2, MOST_SLOTS).ilog2(), bytes }
     }
 
-    /// Bytes of both directions.
+    /// Bytes of a direction.
     pub(crate) const fn len(self) -> usize {
-        2 * self.count * self.bytes
-    }
-
-    /// Where those of messages from the peer begin. Those of messages to it come first.
-    pub(crate) const fn incoming_at(self) -> usize {
         self.count * self.bytes
     }
 
@@ -70,41 +65,52 @@ impl RelayWords {
     }
 }
 
+/// The memory of a link.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RelayMemory {
+    /// The words, [`WORDS`] bytes.
+    pub(crate) words: Piece,
+    /// The slots of messages to the peer, and from it.
+    pub(crate) slots: [Piece; 2],
+    /// Whether the kernel reads messages from the peer where the peer has written them, which is where
+    /// `slots` says.
+    pub(crate) reads_in_place: bool,
+}
+
 /// A link whose words are in host memory that the GPU accesses, and whose slots in memory that both the GPU
 /// and the transport to the peer access.
 pub(crate) struct RelayLink {
     /// The rank at the other end.
     pub(crate) peer: Rank,
-    words: Piece,
-    memory: Piece,
+    memory: RelayMemory,
     slots: RelaySlots,
-    registrar: Option<Arc<dyn Registrar>>,
+    /// What is registered with devices, until this is dropped.
+    registered: Option<(Piece, Arc<dyn Registrar>)>,
     /// What the memory belongs to.
     _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl RelayLink {
-    /// A link with these words, [`WORDS`] bytes, and slots in `memory`, which is registered with the
-    /// devices of `registrar`, and is deregistered when this is dropped.
+    /// A link with this memory. `registered`: what of it is registered with devices.
     ///
     /// # Safety
-    /// The words are host memory, zero, aligned to a page. They and the memory of the slots, which is
-    /// [`RelaySlots::len`] long, are valid for reads and writes as long as `owner` lives. The kernels of this
-    /// rank access them as the words say, nothing else does.
+    /// The words are host memory, zero, aligned to a page. They and the memory of the slots are valid as long
+    /// as `owner` lives: for reads and writes, but slots of messages that are read in place for reads only.
+    /// The kernels of this rank and of the peer access them as the words say, nothing else does.
     pub(crate) unsafe fn new(
         peer: Rank,
-        (words, memory): (Piece, Piece),
+        memory: RelayMemory,
         slots: RelaySlots,
         owner: Box<dyn Any + Send + Sync>,
-        registrar: Option<Arc<dyn Registrar>>,
+        registered: Option<(Piece, Arc<dyn Registrar>)>,
     ) -> Self {
-        Self { peer, words, memory, slots, registrar, _owner: owner }
+        Self { peer, memory, slots, registered, _owner: owner }
     }
 
     /// A message to the peer, once the kernel has written it.
     pub(crate) fn outgoing(&self, number: u64, bytes: usize) -> Option<Piece> {
         let is_there = self.word(RelayWords::Sent, number).load(Ordering::Acquire) >= number;
-        is_there.then(|| self.slot(0, number, bytes))
+        is_there.then(|| self.slot(self.memory.slots[0], number, bytes))
     }
 
     /// Lets the kernel write to the slot of a message to the peer again.
@@ -116,7 +122,20 @@ impl RelayLink {
     pub(crate) fn incoming(&self, number: u64, bytes: usize) -> Option<Piece> {
         let before = number.saturating_sub(self.slots.count as u64);
         let is_free = self.word(RelayWords::Used, number).load(Ordering::Acquire) >= before;
-        is_free.then(|| self.slot(self.slots.incoming_at(), number, bytes))
+        is_free.then(|| self.slot(self.memory.slots[1], number, bytes))
+    }
+
+    /// Whether the kernel reads a message from the peer where `view` is.
+    ///
+    /// # Panics
+    /// If the message is longer than a slot.
+    pub(crate) fn reads(&self, number: u64, view: Piece) -> bool {
+        self.memory.reads_in_place && self.slot(self.memory.slots[1], number, view.len()) == view
+    }
+
+    /// Whether the kernel has used a message from the peer.
+    pub(crate) fn has_used(&self, number: u64) -> bool {
+        self.word(RelayWords::Used, number).load(Ordering::Acquire) >= number
     }
 
     /// Lets the kernel read a message from the peer.
@@ -124,14 +143,14 @@ impl RelayLink {
         self.word(RelayWords::Received, number).store(number, Ordering::Release);
     }
 
-    fn slot(&self, first: usize, number: u64, bytes: usize) -> Piece {
+    fn slot(&self, slots: Piece, number: u64, bytes: usize) -> Piece {
         assert!(bytes <= self.slots.bytes, "a message of {bytes} bytes exceeds its slot");
-        self.memory.narrow(first + self.slots.at(number), bytes)
+        slots.narrow(self.slots.at(number), bytes)
     }
 
     fn word(&self, words: RelayWords, number: u64) -> &AtomicU64 {
         let at = words.offset() + number as usize % self.slots.count * size_of::<AtomicU64>();
-        let word = self.words.narrow(at, size_of::<AtomicU64>()).as_ptr().cast::<AtomicU64>();
+        let word = self.memory.words.narrow(at, size_of::<AtomicU64>()).as_ptr().cast::<AtomicU64>();
         // SAFETY: `new` was given valid, aligned memory for as long as this lives; all access to words is
         // atomic.
         unsafe { &*word }
@@ -140,8 +159,8 @@ impl RelayLink {
 
 impl Drop for RelayLink {
     fn drop(&mut self) {
-        if let Some(registrar) = &self.registrar {
-            registrar.try_deregister(self.memory);
+        if let Some((piece, registrar)) = &self.registered {
+            registrar.try_deregister(*piece);
         }
     }
 }
@@ -161,17 +180,18 @@ mod tests {
     const SLOTS: RelaySlots = RelaySlots { count: 8, bytes: 64 };
 
     #[repr(align(4096))]
-    struct Memory([u8; WORDS + SLOTS.len()]);
+    struct Memory([u8; WORDS + 2 * SLOTS.len()]);
 
     /// A link, and the words of the kernel's side.
     fn link() -> RelayLink {
-        let mut owner = Box::new(Memory([0; WORDS + SLOTS.len()]));
+        let mut owner = Box::new(Memory([0; WORDS + 2 * SLOTS.len()]));
         let start = NonNull::new(owner.0.as_mut_ptr()).expect("an address");
         // SAFETY: the memory is as long, aligned to a page, and lives as long as its owner.
         unsafe {
-            let all = Piece::new(start, WORDS + SLOTS.len());
-            let pieces = (all.narrow(0, WORDS), all.narrow(WORDS, SLOTS.len()));
-            RelayLink::new(3, pieces, SLOTS, owner, None)
+            let all = Piece::new(start, WORDS + 2 * SLOTS.len());
+            let slots = [0, 1].map(|way| all.narrow(WORDS + way * SLOTS.len(), SLOTS.len()));
+            let memory = RelayMemory { words: all.narrow(0, WORDS), slots, reads_in_place: true };
+            RelayLink::new(3, memory, SLOTS, owner, None)
         }
     }
 
@@ -193,8 +213,7 @@ mod tests {
             assert_eq!(link.outgoing(number, SLOTS.bytes), None, "message {number}");
             store(&link, RelayWords::Sent, number);
             let piece = link.outgoing(number, 8).expect("a message");
-            let at = piece.as_ptr() as usize - link.memory.as_ptr() as usize;
-            assert_eq!((at, piece.len()), (SLOTS.at(number), 8));
+            assert_eq!(piece, link.memory.slots[0].narrow(SLOTS.at(number), 8));
             link.set_carried(number);
             assert_eq!(link.word(RelayWords::Carried, number).load(Ordering::Relaxed), number);
         }
@@ -205,8 +224,8 @@ mod tests {
         let link = link();
         for number in 1..=SLOTS.count as u64 {
             let piece = link.incoming(number, SLOTS.bytes).expect("a free slot");
-            let at = piece.as_ptr() as usize - link.memory.as_ptr() as usize;
-            assert_eq!(at, SLOTS.incoming_at() + SLOTS.at(number));
+            assert_eq!(piece, link.memory.slots[1].narrow(SLOTS.at(number), SLOTS.bytes));
+            assert!(link.reads(number, piece) && !link.reads(number + 1, piece) && !link.has_used(number));
             link.set_received(number);
         }
         let next = SLOTS.count as u64 + 1;
@@ -214,7 +233,7 @@ mod tests {
         store(&link, RelayWords::Used, 2);
         assert_eq!(link.incoming(next, SLOTS.bytes), None, "the kernel has used another slot");
         store(&link, RelayWords::Used, 1);
-        assert!(link.incoming(next, SLOTS.bytes).is_some());
+        assert!(link.incoming(next, SLOTS.bytes).is_some() && link.has_used(1));
         assert_eq!(link.incoming(next + SLOTS.count as u64, SLOTS.bytes), None);
     }
 }

@@ -5,7 +5,7 @@
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
-use crate::memory::{Piece, Sharing};
+use crate::memory::{NeighbourSlots, Piece, Sharing};
 use crate::rank::Rank;
 use crate::transport::{AnyTransport, Events, InPlaceTransport};
 use crate::wake::WakeFd;
@@ -186,6 +186,15 @@ impl Links {
             AnyTransport::Posted(_) => Vec::new(),
         };
         self.transports.iter().flat_map(pools).collect()
+    }
+
+    /// By peer on the node, the memory of messages that kernels write.
+    pub(super) fn relay_slots(&self) -> Vec<NeighbourSlots> {
+        let slots = |transport: &AnyTransport| match transport {
+            AnyTransport::InPlace(transport) => transport.relay_slots(),
+            AnyTransport::Posted(_) => Vec::new(),
+        };
+        self.transports.iter().flat_map(slots).collect()
     }
 
     /// Asks all peers to notify the descriptors of [`wake_fd`](Self::wake_fd). `false` if there is work

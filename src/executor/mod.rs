@@ -41,7 +41,7 @@ use crate::device::Device;
 use crate::device::relay_link::RelayedMessages;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::memory::{Piece, Sharing};
+use crate::memory::{NeighbourSlots, Piece, Sharing};
 use crate::plan::program::Program;
 use crate::rank::Rank;
 use crate::trace::{ClockAlignment, Trace};
@@ -202,6 +202,12 @@ impl Executor {
     /// The memory of peers that views of calls on a GPU lie in.
     pub fn view_pools(&self) -> Vec<Piece> {
         self.resources.links.view_pools()
+    }
+
+    /// By peer on the node, the memory of messages that kernels write.
+    #[must_use]
+    pub fn relay_slots(&self) -> Vec<NeighbourSlots> {
+        self.resources.links.relay_slots()
     }
 
     /// Shows the times of this rank's timeline by the clock of rank 0. What was recorded so far is forgotten.

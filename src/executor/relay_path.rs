@@ -1,5 +1,6 @@
-//! The path of calls that kernels run with ranks of other nodes: the kernel writes and uses messages in slots
-//! of host memory, and this rank's thread carries them.
+//! The path of calls that kernels run with ranks whose GPU memory they do not reach: the kernel writes and
+//! uses messages in slots, and this rank's thread carries them. Between nodes a transport moves the bytes.
+//! Within a node the peer's kernel reads them where they are, and only the news of them is carried.
 //!
 //! Owns which message is sent and received next. Must not know what a message means, nor any driver.
 
@@ -8,8 +9,9 @@ use super::group_path::GroupPath;
 use super::links::Links;
 use super::resources::Resources;
 use crate::call::Call;
-use crate::device::relay_link::RelayedMessages;
+use crate::device::relay_link::{RelayLink, RelayedMessages};
 use crate::error::{Error, Result};
+use crate::memory::Piece;
 use crate::rank::{Rank, RankList};
 use crate::trace::MessagePart;
 use crate::transport::{AnyTransport, Event, Events};
@@ -33,20 +35,44 @@ struct Totals {
 }
 
 /// Messages of the current call on a link, counted.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct RelayedCounts {
     entered: bool,
     /// Handed to the transport, and no longer needed by it.
     sending: usize,
     sent: usize,
-    /// Handed to the transport as memory, and there.
+    /// Handed to the transport as memory, or given back as views; and there.
     posted: usize,
     received: usize,
+    /// What a neighbour has written in its memory, and not got back yet.
+    views: VecDeque<Piece>,
 }
 
 impl RelayedCounts {
     fn is_over(&self, messages: &RelayedMessages) -> bool {
-        self.entered && self.sent == messages.sends.len() && self.received == messages.receives.len()
+        let has_all = self.posted.min(self.received) == messages.receives.len();
+        self.entered && self.sent == messages.sends.len() && has_all
+    }
+
+    /// Gives a neighbour the oldest message back, once it is used where it is, or else copied to the kernel's
+    /// slot. Whether it was.
+    fn give_back(&mut self, resources: &mut Resources, link: &RelayLink, totals: Totals) -> Result<bool> {
+        let number = totals.received + self.posted as u64 + 1;
+        let Some(view) = self.views.front().copied() else { return Ok(false) };
+        if link.reads(number, view) {
+            if !link.has_used(number) {
+                return Ok(false);
+            }
+        } else {
+            let Some(into) = link.incoming(number, view.len()) else { return Ok(false) };
+            resources.copy_on_host(view, into)?;
+            self.received += 1;
+            link.set_received(number);
+        }
+        self.views.pop_front();
+        self.posted += 1;
+        resources.release(link.peer)?;
+        Ok(true)
     }
 }
 
@@ -88,6 +114,10 @@ impl RelayPath {
             busy |= self.poll(resources, task)?;
             if busy {
                 resources.progressed();
+            } else if let Some(peer) = self.leaver(resources, messages) {
+                // The poll has reported all that it had sent.
+                let message = format!("{}: rank {peer} left, and this rank waits for it", announced.call);
+                return Err(Error::peer_lost(message).with_suspect(peer));
             } else if !resources.pause_beside_kernel()? {
                 return Err(self.timed_out(resources, announced.call, messages));
             }
@@ -101,16 +131,13 @@ impl RelayPath {
         self.events.clear();
         self.indices.fill(None);
         self.links.clear();
-        self.links.resize(messages.len(), RelayedCounts::default());
+        self.links.resize_with(messages.len(), RelayedCounts::default);
         if call.is_collective() {
             groups.close(resources.rank, call)?;
             resources.links.begin(call);
         }
         for (index, messages) in messages.iter().enumerate() {
             let peer = messages.link.peer;
-            if !matches!(resources.links.to(peer), AnyTransport::Posted(_)) {
-                return Err(Error::internal(format!("rank {peer} is on this node: please report this")));
-            }
             self.indices[peer] = Some(index);
             if !call.is_collective() {
                 groups.open(resources, call, peer)?;
@@ -131,7 +158,11 @@ impl RelayPath {
         for (state, RelayedMessages { link, sends, receives }) in self.links.iter_mut().zip(messages) {
             let peer = link.peer;
             let (totals, window) = (self.totals[peer], resources.links.to(peer).common().window());
-            while state.posted < receives.len() && state.posted - state.received < window {
+            while state.give_back(resources, link, totals)? {
+                busy = true;
+            }
+            let is_posted = matches!(resources.links.to(peer), AnyTransport::Posted(_));
+            while is_posted && state.posted < receives.len() && state.posted - state.received < window {
                 let number = totals.received + state.posted as u64 + 1;
                 let Some(into) = link.incoming(number, receives[state.posted] as usize) else { break };
                 resources.post_recv(peer, into, MessagePart::outside(into.len()))?;
@@ -197,13 +228,33 @@ impl RelayPath {
                 state.received += 1;
                 link.set_received(self.totals[peer].received + state.received as u64);
             }
-            Event::RecvReady { .. } => {
-                return Err(Error::internal(format!(
-                    "a message of rank {peer} is a view: please report this"
-                )));
+            Event::RecvReady { view, .. } => {
+                resources.trace.receive_begins(peer, MessagePart::outside(view.len()));
+                let nth = state.posted + state.views.len();
+                if messages[index].receives.get(nth).is_none_or(|bytes| *bytes as usize != view.len()) {
+                    return Err(Error::internal(format!(
+                        "rank {peer} has sent another message than expected: please report this"
+                    )));
+                }
+                let number = self.totals[peer].received + nth as u64 + 1;
+                state.views.push_back(view);
+                if link.reads(number, view) {
+                    state.received += 1;
+                    link.set_received(number);
+                }
             }
         }
         Ok(())
+    }
+
+    /// A rank that the call still waits for, and that has left.
+    fn leaver(&self, resources: &Resources, messages: &[RelayedMessages]) -> Option<Rank> {
+        let mut pending =
+            self.links.iter().zip(messages).filter(|(state, messages)| !state.is_over(messages));
+        pending.find_map(|(_, messages)| {
+            let peer = messages.link.peer;
+            resources.links.has_left(peer).then_some(peer)
+        })
     }
 
     /// Counts the messages of a call that is over.

@@ -5,13 +5,15 @@
 use super::devices::Devices;
 use super::links::Links;
 use super::slots::Slots;
+use super::ticket::OUTSIDE_JOB;
 use super::wait::Wait;
-use crate::device::Operand;
+use crate::device::{Arithmetic, Finish, Job, Operand};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::memory::Piece;
 use crate::rank::Rank;
-use crate::trace::{MessagePart, Trace};
+use crate::trace::{JobKind, MessagePart, Trace};
 use std::sync::Arc;
 
 /// What a rank executes its calls with.
@@ -67,6 +69,22 @@ impl Resources {
     pub(super) fn pause_beside_kernel(&mut self) -> Result<bool> {
         self.trace.idle();
         self.wait.pause(&self.fault, &mut self.links, true)
+    }
+
+    /// Copies bytes in host memory, and waits for that. No job may be in flight.
+    pub(super) fn copy_on_host(&mut self, from: Piece, into: Piece) -> Result<()> {
+        let job = Job {
+            dtype: DType::U8,
+            arithmetic: Arithmetic::Sum,
+            into,
+            operands: &[Operand { piece: from, factor: None }],
+            finish: Finish::Keep,
+            streaming: false,
+        };
+        self.trace.job_begins(JobKind::Copy, OUTSIDE_JOB, MessagePart::outside(into.len()));
+        self.devices.run_on_host(&job, &self.fault, self.wait.timeout())?;
+        self.trace.job_ends(OUTSIDE_JOB);
+        Ok(())
     }
 
     /// Aborts the call: afterwards no link and no device accesses its memory.

@@ -4,6 +4,9 @@
 
 use super::piece::Piece;
 use crate::error::Result;
+use crate::rank::Rank;
+use std::any::Any;
+use std::sync::Arc;
 
 /// The name of a rank's GPU memory, by which other processes on the node open it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,4 +48,17 @@ pub trait Sharing: Send {
 
     /// Keeps this rank's memory allocated until the process ends, because peers may still have it open.
     fn abandon(&mut self);
+}
+
+/// Host memory for messages between the kernels of two ranks of a node that do not reach each other's GPU
+/// memory. Each rank writes to its own.
+pub struct NeighbourSlots {
+    /// The rank at the other end.
+    pub peer: Rank,
+    /// This rank's slots for messages to all peers, and to this one.
+    pub own: [Piece; 2],
+    /// The peer's slots for messages to all its peers, and to this rank; `None` if they cannot be mapped.
+    pub theirs: Option<[Piece; 2]>,
+    /// What keeps all of them mapped.
+    pub mapped: Arc<dyn Any + Send + Sync>,
 }

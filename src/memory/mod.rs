@@ -16,7 +16,7 @@
 //! | `machine` | how much memory this process may have |
 //! | `mappings` | the kernel's list of mappings |
 //! | `registrar` | registering memory with devices |
-//! | `gpu_sharing` | access to the GPU memory of other ranks on the node |
+//! | `gpu_sharing` | access to the GPU memory of other ranks on the node, and memory for messages without it |
 //! | `unforked_map` | memory for devices that forked children do not have |
 //! | `probe` | whether memory can be read |
 
@@ -39,7 +39,7 @@ mod unforked_map;
 pub use arena::Arena;
 pub use arena_file::{memfd_failure, shared_memory_room};
 pub use buffer::Buffer;
-pub use gpu_sharing::{Export, Sharing};
+pub use gpu_sharing::{Export, NeighbourSlots, Sharing};
 pub use peer_arena::PeerArena;
 pub(crate) use piece::{LONG_COPY, Loan, copy_short, lend, lend_in_place, populate, read_bytes, write_bytes};
 pub use piece::{MemorySpace, Piece};

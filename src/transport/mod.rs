@@ -25,7 +25,7 @@ pub use crate::rank::Rank;
 
 use crate::call::Call;
 use crate::error::Result;
-use crate::memory::{Piece, Sharing};
+use crate::memory::{NeighbourSlots, Piece, Sharing};
 use crate::wake::WakeFd;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -207,6 +207,9 @@ pub trait InPlaceTransport: Transport {
 
     /// The peers' host memory that views of calls on a GPU lie in, valid as long as the transport.
     fn view_pools(&self) -> Vec<Piece>;
+
+    /// By peer, the memory of messages that kernels write.
+    fn relay_slots(&self) -> Vec<NeighbourSlots>;
 }
 
 /// A transport that writes received messages to memory that was posted beforehand: [`Event::RecvComplete`].

@@ -9,9 +9,10 @@ use crate::communicator::registration_gate::GATE;
 use crate::config::GpuProgram;
 use crate::config::{Config, environment};
 use crate::device::CallerStream;
-use crate::device::cuda::collective::{CollectiveLayout, CollectiveMemory};
+use crate::device::cuda::collective::{CollectiveLayout, CollectiveMemory, SLOT};
 use crate::device::cuda::{self, EngineParts, GpuEngine, KernelKind, Launcher};
 use crate::device::cuda::{objects::Gpu, objects::GpuMemory};
+use crate::device::relay_link::RelaySlots;
 use crate::error::{Error, Result};
 use crate::executor::{Executor, GpuParts};
 use crate::fault::Fault;
@@ -44,18 +45,25 @@ pub(in crate::communicator) fn known(requested: Option<usize>) -> Option<u32> {
 
 /// The memory for collectives that the settings and the number of ranks of a node call for.
 fn collectives(config: &Config, ranks_of_node: usize) -> Option<CollectiveLayout> {
-    let are_run = config.gpu_engine == GpuProgram::Device && config.gpu_ipc.0;
-    if are_run { CollectiveLayout::new(ranks_of_node) } else { None }
+    let layout = || CollectiveLayout::new(ranks_of_node).unwrap_or(CollectiveLayout::ALONE);
+    (config.gpu_engine == GpuProgram::Device).then(layout)
 }
 
 /// Bytes of a slot for vectors on GPUs; `ranks_of_node` is 0 unless kernels may run the calls of all ranks.
 /// Equal on all ranks. Short where kernels run collectives, because only the few other calls need slots.
 pub(in crate::communicator) fn slot_bytes(config: &Config, ranks_of_node: usize, world: usize) -> usize {
     let bytes = config.gpu_slot_bytes(world);
-    match collectives(config, ranks_of_node) {
+    match collectives(config, ranks_of_node).filter(|_| CollectiveLayout::new(ranks_of_node).is_some()) {
         Some(_) => bytes.min(SLOT_BESIDE_KERNELS).max(config.subchunk.0),
         None => bytes,
     }
+}
+
+/// The slots of messages that kernels write for a rank of the node whose memory they do not reach: how many,
+/// and bytes of each.
+pub(in crate::communicator) fn relay_slots(world: usize) -> (usize, usize) {
+    let RelaySlots { count, bytes } = RelaySlots::of_world(world, SLOT);
+    (count, bytes)
 }
 
 /// Whether this rank may use a GPU, now or later.
@@ -142,8 +150,8 @@ pub(in crate::communicator) struct OpenedGpu {
 }
 
 impl OpenedGpu {
-    /// The kernels of collectives.
-    pub(in crate::communicator) fn offer(&self) -> KernelOffer {
+    /// The kernels of collectives. `reaches_node`: whether they reach the memory of all ranks of the node.
+    pub(in crate::communicator) fn offer(&self, reaches_node: bool) -> KernelOffer {
         let address = Gpu::address(self.gpu.ordinal).unwrap_or_else(|| self.gpu.ordinal.to_string());
         let gpu = format!("{} {address}", host_name());
         KernelOffer {
@@ -151,6 +159,7 @@ impl OpenedGpu {
             resident: self.engine.resident_collectives(),
             wanted: self.wanted,
             shares_process: self.shares_process,
+            reaches_node,
         }
     }
 }
@@ -264,7 +273,8 @@ impl GpuState {
             arena: &self.arena,
             viewed: &executor.view_pools(),
         };
-        let collectives = self.collectives.filter(|_| shares);
+        let collectives =
+            self.collectives.map(|layout| if shares { layout } else { CollectiveLayout::ALONE });
         let further = collectives.map_or(0, CollectiveLayout::bytes);
         let device = cuda::Cuda::new(&engine, &host, further)?;
         let on_gpu = device.landing().piece();
@@ -292,9 +302,8 @@ impl GpuState {
                  it: set FLEXRING_GPU, or make the GPU current before"
             );
         }
-        let memory = collectives.filter(|layout| sharing.is_some() || layout.is_alone());
         let memory =
-            memory.map(|layout| CollectiveMemory::new(&gpu, device.landing(), layout)).transpose()?;
+            collectives.map(|layout| CollectiveMemory::new(&gpu, device.landing(), layout)).transpose()?;
         let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner).take();
         let kernel_devices = self.registrar.as_ref().map(|devices| {
             // Other ranks wait for the call.
@@ -318,6 +327,14 @@ impl GpuState {
         let opened = OpenedGpu { gpu, engine, launcher, kernel_calls, wanted, shares_process, scratch };
         let _ = self.opened.set(opened);
         Ok(())
+    }
+
+    /// Allocates the memory of messages to ranks of the node.
+    ///
+    /// # Errors
+    /// `System` if there is too little memory.
+    pub(in crate::communicator) fn populate_relays(&self) -> Result<()> {
+        self.layout.relay_pool().populate(&self.arena)
     }
 
     /// Refuses several ranks in a process whose launches block.

@@ -15,7 +15,7 @@ use crate::device::cuda::naps::nap_until;
 use crate::device::relay_link::RelayedMessages;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::memory::{Piece, Registrar};
+use crate::memory::{NeighbourSlots, Piece, Registrar};
 use crate::plan::device_program::DeviceProgram;
 use crate::rank::Rank;
 use std::collections::BTreeMap;
@@ -99,14 +99,16 @@ impl KernelCalls {
         self.watch.get()
     }
 
-    /// Connects the memory of the ranks of the node, `node`: by their places there, that of the others as
-    /// this process has it open. Kernels are watched from now on.
+    /// Connects the memory of the ranks that reach each other's, `node`: by their places there, that of the
+    /// others as this process has it open. `neighbours`: where messages to and from other ranks of the node
+    /// are. Kernels are watched from now on.
     ///
     /// # Errors
     /// `System` if the GPU fails, or the process can start no thread.
     pub(in crate::communicator) fn connect(
         &self,
         peers: &[Option<Piece>],
+        neighbours: Vec<NeighbourSlots>,
         owner: Weak<dyn KernelOwner>,
         fault: &Arc<Fault>,
         (rank, node, world): (Rank, &[Rank], usize),
@@ -114,7 +116,7 @@ impl KernelCalls {
     ) -> Result<()> {
         let own = node.iter().position(|neighbour| *neighbour == rank);
         let own = own.ok_or_else(|| Error::internal("a rank is not on its node"))?;
-        self.memory.connect(node, own, world, peers)?;
+        self.memory.connect(node, own, world, peers, neighbours)?;
         let identity = (rank, node, node.len() < world);
         let watch = KernelWatch::new(&self.memory, owner, fault, identity, timeout);
         let watch = self.watch.get_or_init(|| Arc::new(watch));
@@ -253,8 +255,9 @@ impl KernelCalls {
             kernel_watch::remove(watch);
         }
         let ended = self.memory.close() && ended;
-        if let Some(registered) = self.registered.as_ref().filter(|_| ended) {
-            registered.close();
+        if ended {
+            self.memory.unlock();
+            self.registered.iter().for_each(OfferedMemory::close);
         }
         ended
     }

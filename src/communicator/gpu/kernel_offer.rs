@@ -21,21 +21,23 @@ pub(in crate::communicator) struct KernelOffer {
     pub wanted: Option<u32>,
     /// Whether other ranks are threads of its process.
     pub shares_process: bool,
+    /// Whether its kernels reach the GPU memory of all other ranks of its node.
+    pub reaches_node: bool,
 }
 
 /// The most CTAs of a kernel, equal on all ranks: all of those that share a GPU fit there at the same time,
-/// and leave half of a GPU that they do not share to others. 0 if a rank has no kernels. Ranks that share a
+/// and leave half of a GPU that they do not share to others. A rank without an offer opens its GPU later. Ranks that share a
 /// GPU have a power of two, which leaves some of it free: with 33 CTAs each, 4 ranks took 905 us for 256 MiB.
 pub(in crate::communicator) fn most_ctas(offers: &[Option<KernelOffer>]) -> u32 {
     let most = offers.iter().map(|offer| {
-        let Some(KernelOffer { gpu, resident, wanted, .. }) = offer else { return 0 };
+        let Some(KernelOffer { gpu, resident, wanted, .. }) = offer else { return CTAS };
         let sharing = offers.iter().flatten().filter(|other| other.gpu == *gpu).count() as u32;
         let default = if sharing > 1 { CTAS_ON_SHARED_GPU } else { CTAS };
         let room = resident / sharing.max(2);
         let room = if sharing > 1 { 1 << room.max(1).ilog2() } else { room };
         wanted.unwrap_or(default).min(room).max(1)
     });
-    most.min().unwrap_or(0)
+    most.min().unwrap_or(CTAS)
 }
 
 #[cfg(test)]
@@ -45,7 +47,13 @@ mod tests {
     #[test]
     fn kernels_of_all_ranks_fit_on_their_gpus() {
         let offer = |gpu: usize, wanted| {
-            Some(KernelOffer { gpu: gpu.to_string(), resident: 132, wanted, shares_process: false })
+            Some(KernelOffer {
+                gpu: gpu.to_string(),
+                resident: 132,
+                wanted,
+                shares_process: false,
+                reaches_node: true,
+            })
         };
         let sharing = |ranks, wanted| most_ctas(&vec![offer(0, wanted); ranks]);
         assert_eq!([1, 2, 4, 8].map(|ranks| sharing(ranks, None)), [32, 64, 32, 16]);
@@ -53,7 +61,7 @@ mod tests {
         assert_eq!(most_ctas(&[offer(0, None), offer(1, None)]), 32);
         assert_eq!(most_ctas(&[offer(0, Some(4)), offer(1, None)]), 4);
         assert_eq!(most_ctas(&[offer(0, None), offer(1, None), offer(1, None)]), 32);
-        assert_eq!(most_ctas(&[offer(0, None), None]), 0);
+        assert_eq!(most_ctas(&[offer(0, Some(4)), None]), 4);
         assert_eq!(sharing(200, None), 1);
     }
 }

@@ -18,13 +18,14 @@ mod registered_memory;
 #[cfg(not(feature = "cuda"))]
 pub(super) use absent::{
     GpuState, PreparedLaunch, RelayedCall, ResidentCall, forbid_calls, known, may_exist, numa_node,
-    slot_bytes,
+    relay_slots, slot_bytes,
 };
 #[cfg(all(feature = "verbs", not(feature = "cuda")))]
 pub(super) use absent::{address, is_coherent};
 #[cfg(feature = "cuda")]
 pub(super) use cuda::{
-    GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node, slot_bytes,
+    GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node, relay_slots,
+    slot_bytes,
 };
 #[cfg(all(feature = "verbs", feature = "cuda"))]
 pub(super) use cuda::{address, is_coherent};

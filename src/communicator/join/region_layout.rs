@@ -25,9 +25,9 @@ pub(super) fn region_layout(
     let [on_host, on_gpu] = small_limits(config, world, ranks_per_core);
     // Mailboxes are for nodes that have all ranks.
     let small = if local_ranks == world && world > 1 { on_host.max(on_gpu) } else { 0 };
-    // The host runs the calls of ranks on several nodes if their plans may change.
-    let is_run_by_host = kernel_node < world && config.adapt.0;
-    let on_gpus = gpu::slot_bytes(config, if is_run_by_host { 0 } else { kernel_node }, world);
-    let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, on_gpus);
+    let on_gpus = gpu::slot_bytes(config, kernel_node, world);
+    let (relay_slots, relay_bytes) = gpu::relay_slots(world);
+    let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0, on_gpus)
+        .with_relays(relay_slots, relay_bytes);
     if may_use_gpus { layout } else { layout.without_gpus() }
 }

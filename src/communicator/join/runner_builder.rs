@@ -111,6 +111,7 @@ impl CallRunnerBuilder<'_> {
             timeout: config.timeout,
             gpu_state,
             kernel_ctas: AtomicU32::new(0),
+            kernel_node: OnceLock::new(),
             kernels_share_process: AtomicBool::new(false),
             launch_member,
             leaving: AtomicBool::new(false),

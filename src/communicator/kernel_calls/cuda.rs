@@ -40,53 +40,66 @@ impl Launch for PreparedCollective {
 }
 
 impl CallRunner {
-    /// The kernels of this rank, if they can run collectives: the memory of all other ranks of its node is
-    /// open.
+    /// The kernels of this rank, if its GPU is open.
     pub(in crate::communicator) fn offer_kernels(&self) -> Option<KernelOffer> {
-        let (opened, _) = self.gpu_state.kernel_calls().filter(|_| self.neighbours_on_gpu().is_some())?;
-        (!self.spans_nodes() || self.may_relay()).then(|| opened.offer())
+        let (opened, calls) = self.gpu_state.kernel_calls()?;
+        // The memory is laid out for one rank if there are too many on the node.
+        let is_laid_out = self.node.len() == 1 || !calls.memory.layout().is_alone();
+        Some(opened.offer(is_laid_out && self.memory_of(&self.node).is_some()))
     }
 
-    /// Whether kernels may run calls between nodes: if no plan changes behind a launch.
-    fn may_relay(&self) -> bool {
-        self.adaptation.is_none()
+    /// The ranks whose kernels reach each other's GPU memory.
+    fn kernel_node(&self) -> &[Rank] {
+        self.kernel_node.get().map_or(std::slice::from_ref(&self.rank), Vec::as_slice)
     }
 
-    /// Whether there are ranks on other nodes.
-    fn spans_nodes(&self) -> bool {
-        self.node.len() < self.world
+    /// Whether kernels exchange messages with this rank by way of the hosts.
+    fn is_relayed(&self, rank: Rank) -> bool {
+        !self.kernel_node().contains(&rank)
     }
 
-    /// Connects the memory of the ranks of the node, if the kernels of all ranks can run collectives.
+    /// Whether there are such ranks.
+    fn relays(&self) -> bool {
+        self.kernel_node().len() < self.world
+    }
+
+    /// Connects the memory of the ranks that reach each other's, once this rank's GPU is open.
     ///
     /// # Errors
     /// `System` if the GPU fails.
     pub(in crate::communicator) fn connect_kernels(self: &Arc<Self>) -> Result<()> {
-        let ctas = self.kernel_ctas.load(Ordering::Relaxed);
-        if ctas == 0 {
-            return Ok(());
-        }
-        let (Some((_, calls)), Some(neighbours)) = (self.gpu_state.kernel_calls(), self.neighbours_on_gpu())
+        let Some((_, calls)) = self.gpu_state.kernel_calls().filter(|(_, calls)| calls.watch().is_none())
         else {
-            return Err(Error::internal("the memory of a rank's GPU is not open any more"));
+            return Ok(());
         };
+        let (node, timeout) = (self.kernel_node(), self.timeout);
+        let memory = self.memory_of(node);
+        let memory = memory.ok_or_else(|| Error::internal("the memory of a GPU is not open any more"))?;
+        let slots = self.lock_state().executor.relay_slots();
+        let slots: Vec<_> = slots.into_iter().filter(|slots| self.is_relayed(slots.peer)).collect();
+        if !slots.is_empty() {
+            self.gpu_state.populate_relays()?;
+        }
         let owner: Weak<dyn KernelOwner> = Arc::downgrade(self) as _;
-        calls.connect(&neighbours, owner, &self.fault, (self.rank, &self.node, self.world), self.timeout)?;
+        calls.connect(&memory, slots, owner, &self.fault, (self.rank, node, self.world), timeout)?;
         log::debug!(
-            "rank {}: kernels of up to {ctas} CTAs run collectives on GPU memory themselves",
-            self.rank
+            "rank {}: kernels of up to {} CTAs run calls on GPU memory, and reach that of {} of {} ranks",
+            self.rank,
+            self.kernel_ctas.load(Ordering::Relaxed),
+            node.len(),
+            self.world
         );
         Ok(())
     }
 
-    /// By their places on the node, the GPU memory of the other ranks there as this process has it open;
-    /// `None` if one is missing.
-    fn neighbours_on_gpu(&self) -> Option<Vec<Option<Piece>>> {
+    /// By their places among `ranks`, the GPU memory of the other ones as this process has it open; `None` if
+    /// one is missing.
+    fn memory_of(&self, ranks: &[Rank]) -> Option<Vec<Option<Piece>>> {
         let opened = self.lock_state().executor.opened_gpus();
         let of = |rank: &Rank| opened.iter().find(|(peer, _)| peer == rank).map(|(_, piece)| *piece);
-        let neighbours: Vec<_> = self.node.iter().map(of).collect();
+        let memory: Vec<_> = ranks.iter().map(of).collect();
         let is_there = |(rank, memory): (&Rank, &Option<_>)| *rank == self.rank || memory.is_some();
-        self.node.iter().zip(&neighbours).all(is_there).then_some(neighbours)
+        ranks.iter().zip(&memory).all(is_there).then_some(memory)
     }
 
     /// The items by which this rank's kernels run a call.
@@ -97,7 +110,7 @@ impl CallRunner {
             self.await_kernels();
             self.fault.check()
         };
-        let is_elsewhere = |rank: Rank| !self.node.contains(&rank);
+        let is_elsewhere = |rank: Rank| self.is_relayed(rank);
         calls.list(key, checked.dtype.size(), is_elsewhere, await_kernels, make)
     }
 
@@ -113,7 +126,7 @@ impl CallRunner {
             self.check_waiting();
             self.fault.check()
         };
-        let world = (self.world, |rank: Rank| !self.node.contains(&rank));
+        let world = (self.world, |rank: Rank| self.is_relayed(rank));
         calls.transfers(&transfers_of(checked, self.rank, self.world), world, is_captured, wait)
     }
 
@@ -259,7 +272,7 @@ impl KernelOwner for CallRunner {
     }
 
     fn set_kernel_call(&self, call: Option<Call>) {
-        // Adaptation makes calls of its own, which kernels do not count.
+        // Adaptation makes calls of its own, which kernels within a node do not count.
         if self.adaptation.is_none() {
             self.control.set_kernel_call(call);
         }
@@ -279,10 +292,10 @@ impl Communicator {
         let watch = calls.watch()?;
         let (plans, are_automatic) = {
             let plans = runner.lock_plans();
-            (plans.digest(), plans.are_automatic())
+            (plans.kernel_digest(), plans.are_automatic())
         };
         // Short calls need no plan, and what is only moved within a node neither: blocks are bytes there.
-        let follows_plan = runner.spans_nodes()
+        let follows_plan = runner.relays()
             || !are_automatic
                 && !runner.is_small(checked)
                 && checked.collective.reduces()
@@ -308,10 +321,10 @@ impl Communicator {
             Collective::SendRecv if checked.peers().next().is_none() => return None,
             // In place, blocks would be overwritten before they are sent.
             Collective::AllToAllV if checked.in_place => return None,
-            Collective::AllToAll if checked.in_place && runner.spans_nodes() => return None,
+            Collective::AllToAll if checked.in_place && runner.relays() => return None,
             Collective::SendRecv | Collective::AllToAllV => KernelWork::Transfers,
             _ if checked.is_empty() => return None,
-            Collective::AllToAll if runner.spans_nodes() => KernelWork::Transfers,
+            Collective::AllToAll if runner.relays() => KernelWork::Transfers,
             // Sums of so many are rounded in between.
             _ if runner.world >= MOST_PLACES && reduces_short_floats => return None,
             _ if follows_plan => KernelWork::List,
@@ -389,7 +402,7 @@ impl Communicator {
                 }
                 // Also without messages of this rank, so that its thread counts the call as those of others
                 // do.
-                messages = runner.spans_nodes().then(|| Arc::clone(list.relayed()));
+                messages = runner.relays().then(|| Arc::clone(list.relayed()));
                 Blocks::listed(&described, calls.memory.layout(), ctas, &list)
             }
         };
@@ -561,11 +574,11 @@ fn set_places(checked: &CheckedCall, blocks: &mut Blocks, calls: &KernelCalls) -
 }
 
 fn described_to_kernel(checked: &CheckedCall, runner: &CallRunner, words: [u64; CALL_WORDS]) -> BlockCall {
-    let rank = runner.node.iter().position(|rank| *rank == runner.rank);
+    let rank = runner.kernel_node().iter().position(|rank| *rank == runner.rank);
     BlockCall {
         collective: checked.collective,
         root: checked.root,
-        rank: rank.unwrap_or(runner.rank),
+        rank: rank.unwrap_or(0),
         world: runner.world,
         dtype: checked.dtype,
         count: checked.count,

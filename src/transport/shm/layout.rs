@@ -28,6 +28,9 @@ pub struct ArenaLayout {
     slot_bytes: usize,
     gpu_slots: usize,
     gpu_slot_bytes: usize,
+    /// Slots of messages that kernels write, for each rank of the node.
+    relay_slots: usize,
+    relay_slot_bytes: usize,
 }
 
 /// Slots of one size, side by side in an arena, from the start of a page.
@@ -86,13 +89,30 @@ impl ArenaLayout {
         slot_bytes: usize,
         gpu_slot_bytes: usize,
     ) -> Self {
-        Self { start: 0, neighbours, small, slots, slot_bytes, gpu_slots: slots, gpu_slot_bytes }
+        let (gpu_slots, relay_slots, relay_slot_bytes) = (slots, 0, 0);
+        Self {
+            start: 0,
+            neighbours,
+            small,
+            slots,
+            slot_bytes,
+            gpu_slots,
+            gpu_slot_bytes,
+            relay_slots,
+            relay_slot_bytes,
+        }
+    }
+
+    /// This layout with slots for the messages that kernels write to each rank of the node.
+    #[must_use]
+    pub const fn with_relays(self, relay_slots: usize, relay_slot_bytes: usize) -> Self {
+        Self { relay_slots, relay_slot_bytes, ..self }
     }
 
     /// This layout without the memory of GPUs.
     #[must_use]
     pub const fn without_gpus(self) -> Self {
-        Self { gpu_slots: 0, ..self }
+        Self { gpu_slots: 0, relay_slots: 0, ..self }
     }
 
     /// The same layout for a region that starts at this offset, the start of a page.
@@ -149,13 +169,33 @@ impl ArenaLayout {
         }
     }
 
+    /// The pool of the messages that kernels write to ranks of the node whose GPU memory they do not reach.
+    /// Likewise it takes no memory before.
+    #[must_use]
+    pub fn relay_pool(self) -> PoolLayout {
+        let before = self.gpu_pool();
+        PoolLayout {
+            offset: before.offset + before.bytes(),
+            slots: self.neighbours * self.relay_slots,
+            slot_bytes: self.relay_slot_bytes,
+        }
+    }
+
+    /// The part of `pool`, which is that of [`relay_pool`](Self::relay_pool), for messages to the neighbour
+    /// with this index on the node.
+    #[must_use]
+    pub(super) fn relay_slots_to(self, neighbour: usize, pool: Piece) -> Piece {
+        let bytes = self.relay_slots * self.relay_slot_bytes;
+        pool.narrow(neighbour * bytes, bytes)
+    }
+
     /// Bytes at the start of the region that are needed in any case: all but the pools.
     #[must_use]
     pub fn front(self) -> usize {
         self.pool().offset - self.start
     }
 
-    /// Bytes at the start of the region that calls on the host use: all but the pool for vectors on GPUs.
+    /// Bytes at the start of the region that calls on the host use: all but the pools for vectors on GPUs.
     #[must_use]
     pub fn on_host(self) -> usize {
         self.gpu_pool().offset - self.start
@@ -177,7 +217,7 @@ impl ArenaLayout {
     /// Bytes of the region.
     #[must_use]
     pub fn bytes(self) -> usize {
-        let last = self.gpu_pool();
+        let last = self.relay_pool();
         last.offset + last.bytes() - self.start
     }
 }

@@ -4,7 +4,7 @@
 
 use super::arena_ref::ArenaRef;
 use super::control_page::ControlPage;
-use super::layout::PoolLayout;
+use super::layout::{ArenaLayout, PoolLayout};
 use super::neighbours::Neighbour;
 use super::spsc_queue::{Duplex, ENTRIES, Entry, InvalidCounter, SpscQueue};
 use crate::call::{Call, CallWords};
@@ -46,6 +46,7 @@ pub(super) struct Link {
     arena: Arc<PeerArena>,
     /// The part of its arena that GPUs read.
     gpu_pool: PoolLayout,
+    layout: ArenaLayout,
     /// The neighbour's GPU memory, if this rank has it open.
     pub gpu: Option<Piece>,
     duplex: Duplex<ArenaRef<SpscQueue>>,
@@ -72,6 +73,7 @@ impl Link {
             control,
             arena: Arc::clone(&neighbour.arena),
             gpu_pool: neighbour.layout.gpu_pool(),
+            layout: neighbour.layout,
             gpu: None,
             duplex,
             wakes: Arc::clone(&neighbour.wakes),
@@ -89,6 +91,22 @@ impl Link {
     /// `System` if it cannot be mapped.
     pub(super) fn view_of_gpu_pool(&self) -> Result<Option<Piece>> {
         self.arena.piece_for_device(self.gpu_pool.offset(), self.gpu_pool.bytes())
+    }
+
+    /// The neighbour's slots of messages that its kernels write: all, and those for messages to the rank with
+    /// this index on the node. `None` if they exceed its arena.
+    ///
+    /// # Errors
+    /// `System` if they cannot be mapped.
+    pub(super) fn relay_slots_to(&self, local_rank: usize) -> Result<Option<[Piece; 2]>> {
+        let pool = self.layout.relay_pool();
+        let pool = self.arena.piece_for_device(pool.offset(), pool.bytes())?;
+        Ok(pool.map(|pool| [pool, self.layout.relay_slots_to(local_rank, pool)]))
+    }
+
+    /// What keeps the neighbour's memory mapped.
+    pub(super) fn arena(&self) -> &Arc<PeerArena> {
+        &self.arena
     }
 
     /// Begins call `sequence`: the peer's entry into it may be reported from now on.

@@ -52,7 +52,7 @@ pub use wake_lanes::WakeLanes;
 use super::{Events, InPlaceTransport, Rank, Transport};
 use crate::call::Call;
 use crate::error::{Error, Result};
-use crate::memory::{Arena, Piece, Sharing};
+use crate::memory::{Arena, NeighbourSlots, Piece, Sharing};
 use crate::wake::WakeFd;
 use arena_ref::{ArenaOwner, ArenaRef};
 use control_page::ControlPage;
@@ -68,6 +68,7 @@ use wake_lanes::WakeLane;
 pub struct Shm {
     name: &'static str,
     arena: Arc<Arena>,
+    layout: ArenaLayout,
     control: ArenaRef<ControlPage>,
     lanes: Arc<WakeLanes>,
     /// The eventfd that neighbours notify, while this rank sleeps or is about to.
@@ -114,6 +115,7 @@ impl Shm {
         Ok(Self {
             name,
             arena: Arc::clone(arena),
+            layout,
             control,
             lanes: Arc::clone(&neighbours.lanes),
             lane: None,
@@ -255,6 +257,23 @@ impl InPlaceTransport for Shm {
             }
         };
         self.links.iter().filter_map(view).collect()
+    }
+
+    fn relay_slots(&self) -> Vec<NeighbourSlots> {
+        let pool = self.layout.relay_pool().piece(&self.arena);
+        let slots = |link: &Link| {
+            let theirs = link.relay_slots_to(self.local_rank).unwrap_or_else(|error| {
+                log::info!("messages of the GPU of rank {} are copied: {}", link.rank, error.message());
+                None
+            });
+            NeighbourSlots {
+                peer: link.rank,
+                own: [pool, self.layout.relay_slots_to(link.local_rank, pool)],
+                theirs,
+                mapped: Arc::new((Arc::clone(&self.arena), Arc::clone(link.arena()))),
+            }
+        };
+        self.links.iter().map(slots).collect()
     }
 }
 

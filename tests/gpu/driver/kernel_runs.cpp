@@ -204,9 +204,9 @@ public:
         return view.at;
     }
 
-    void* reach_shared(void* at, u64 bytes) override {
+    void* reach_shared(void* at, u64 bytes, bool write) override {
         run_.step();
-        const View view = look_up(reinterpret_cast<CUdeviceptr>(at), bytes, true);
+        const View view = look_up(reinterpret_cast<CUdeviceptr>(at), bytes, write);
         run_.keep(view);
         const auto* engine = std::get_if<EngineLaunch>(&run_.launch.what);
         if (engine && at == engine->parameters.gpu) line_ = reinterpret_cast<flexring::GpuLine*>(view.at);

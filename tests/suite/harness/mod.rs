@@ -17,7 +17,7 @@ pub use flexring_testkit::port::free_port;
 
 use flexring::internal::bootstrap::Coordinator;
 use flexring::{Communicator, Error, Identity, ReduceOp, Result};
-use flexring_core::config::{Config, GpuProgram, Lowering, Registration, Size, Switch, TransportChoice};
+use flexring_core::config::{Config, Lowering, Registration, Size, Switch, TransportChoice};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -38,14 +38,14 @@ pub enum World {
     VerbsStaged,
     /// Ranks of two nodes: shared memory within, RDMA between them, with two queue pairs per device.
     VerbsMixed,
-    /// Ranks of one node with vectors on GPUs, which are shared by CUDA IPC. Kernels run the collectives.
+    /// Ranks of one node with vectors on GPUs, which are shared by CUDA IPC.
     Gpu,
-    /// Ranks of one node with vectors on GPUs, staged through pinned host memory.
+    /// Ranks of one node with vectors on GPUs, whose messages pass through pinned host memory. The first call
+    /// opens the GPU.
     GpuPinned,
-    /// Ranks of one node with vectors on GPUs, over TCP. The host runs the collectives.
+    /// Ranks of one node with vectors on GPUs, over TCP.
     GpuTcp,
-    /// Ranks of two nodes with vectors on GPUs: CUDA IPC within, TCP between them. Kernels run the
-    /// collectives.
+    /// Ranks of two nodes with vectors on GPUs: CUDA IPC within, TCP between them.
     GpuMixed,
 }
 
@@ -135,10 +135,6 @@ impl Setup {
             },
             // An emulated machine on a busy host may not acknowledge for long, which must not fail the test.
             ib_timeout: Some(18),
-            gpu_engine: match world {
-                World::Gpu | World::GpuMixed => GpuProgram::Device,
-                _ => GpuProgram::Host,
-            },
             gpu_ipc: Switch(world != World::GpuPinned),
             register_shared: Switch(true),
             ib_rails: if world == World::Verbs { 1 } else { 4 },

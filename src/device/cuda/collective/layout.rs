@@ -166,6 +166,9 @@ pub(crate) struct CollectiveLayout {
 }
 
 impl CollectiveLayout {
+    /// That of a rank whose kernels reach no other rank's memory.
+    pub(crate) const ALONE: Self = Self { ranks: 1 };
+
     /// The layout for a node of this many ranks; `None` if kernels cannot connect as many.
     pub(crate) fn new(ranks: usize) -> Option<Self> {
         (1..=MOST_RANKS).contains(&ranks).then_some(Self { ranks })

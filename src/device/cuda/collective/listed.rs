@@ -209,14 +209,19 @@ pub(super) fn links(
     links
 }
 
-/// A link to a rank of another node, whose words and slots the GPU maps there.
-pub(super) fn relayed_link(peer: Rank, [words, memory]: [Address; 2], slots: RelaySlots) -> LinkWords {
+/// A link to a rank whose GPU memory this rank's kernels do not reach. The GPU maps its words and slots there.
+pub(super) fn relayed_link(
+    peer: Rank,
+    words: Address,
+    [out, incoming]: [Address; 2],
+    slots: RelaySlots,
+) -> LinkWords {
     let words = |of: RelayWords| words + of.offset() as Address;
     LinkWords {
-        out: memory,
+        out,
         out_sent: words(RelayWords::Sent),
         out_used: words(RelayWords::Carried),
-        incoming: memory + slots.incoming_at() as Address,
+        incoming,
         in_sent: words(RelayWords::Received),
         in_used: words(RelayWords::Used),
         sent: 0,

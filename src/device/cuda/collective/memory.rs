@@ -13,11 +13,11 @@ use super::transfers::{self, TransferMemory, TransferTable, VectorTransfer};
 use crate::cuda_driver::{Address, DriverHandle};
 use crate::device::cuda::naps::nap_until;
 use crate::device::cuda::objects::{Gpu, GpuMemory, address};
-use crate::device::cuda::pinned::PinnedMemory;
-use crate::device::relay_link::{RelayLink, RelaySlots, RelayedMessages, WORDS};
+use crate::device::cuda::pinned::{PinnedMemory, PinnedRange};
+use crate::device::relay_link::{RelayLink, RelayMemory, RelaySlots, RelayedMessages, WORDS};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::memory::{Piece, Registrar, lend, lend_in_place};
+use crate::memory::{NeighbourSlots, Piece, Registrar, lend, lend_in_place};
 use crate::plan::device_program::DeviceProgram;
 use crate::rank::Rank;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +42,9 @@ pub(crate) struct CollectiveMemory {
     shared: Arc<GpuMemory>,
     offset: usize,
     status: PinnedMemory,
+    /// As the memory was made; and as the kernels use it, once they are connected.
     layout: CollectiveLayout,
+    connected: OnceLock<CollectiveLayout>,
     /// References of graphs that have captured calls.
     captures: Arc<AtomicUsize>,
     /// Launches and captures so far.
@@ -52,8 +54,12 @@ pub(crate) struct CollectiveMemory {
     /// By rank, the links to the others: those of lists, then those of transfers; once the memory of the
     /// ranks of this node is connected.
     links: OnceLock<GpuMemory>,
-    /// Those to ranks of other nodes, as calls needed them.
+    /// Those to ranks whose memory this rank's kernels do not reach, as calls needed them.
     relays: Mutex<BTreeMap<Rank, Arc<RelayLink>>>,
+    /// What of `neighbours` is page-locked for the GPU. Dropped before them.
+    locked: Mutex<Vec<PinnedRange>>,
+    /// Where messages to and from such ranks on the node are.
+    neighbours: OnceLock<Vec<NeighbourSlots>>,
     /// Whether the devices between nodes could not register slots on the GPU.
     skips_gpu: AtomicBool,
     /// Lists of items that graphs have captured.
@@ -61,8 +67,8 @@ pub(crate) struct CollectiveMemory {
     transfers: Mutex<TransferMemory>,
 }
 
-/// What the slots of a link are in.
-enum RelayMemory {
+/// The slots of both directions of a link to another node.
+enum SlotMemory {
     OnGpu(GpuMemory),
     Pinned(PinnedMemory),
 }
@@ -102,20 +108,24 @@ impl CollectiveMemory {
             offset,
             status,
             layout,
+            connected: OnceLock::new(),
             captures: Arc::default(),
             launches: AtomicU64::new(0),
             replay_logged: AtomicBool::new(false),
             links: OnceLock::new(),
             relays: Mutex::default(),
+            locked: Mutex::default(),
+            neighbours: OnceLock::new(),
             skips_gpu: AtomicBool::new(false),
             captured_lists: Mutex::default(),
             transfers: Mutex::default(),
         }))
     }
 
-    /// Connects it to that of the other ranks of the node, which are `ranks`, this one at `own` among them.
+    /// Connects it to that of the ranks whose kernels reach it: to `ranks`, this one at `own` among them.
     /// `peers`: by place, the allocation as this process has it open; `None` for this rank. Before the first
-    /// launch. `world`: the number of ranks of all nodes.
+    /// launch. `world`: the number of all ranks; `neighbours`: where messages to and from those of them that
+    /// are on this node and not among `ranks` are.
     ///
     /// # Errors
     /// `Internal` if an allocation is too short; `System` if the GPU fails.
@@ -125,17 +135,21 @@ impl CollectiveMemory {
         own: usize,
         world: usize,
         peers: &[Option<Piece>],
+        neighbours: Vec<NeighbourSlots>,
     ) -> Result<()> {
+        let layout = if ranks.len() == 1 { CollectiveLayout::ALONE } else { self.layout };
         let mut addresses = [0; MOST_RANKS];
         for (address_of, peer) in addresses.iter_mut().zip(peers) {
             let shared = peer.unwrap_or(self.shared.piece());
             *address_of = address(shared) + offset_in(shared, self.layout)? as Address;
         }
-        let of = |of| listed::links(of, self.layout, ranks, own, &addresses, world);
+        let of = |of| listed::links(of, layout, ranks, own, &addresses, world);
         let links = [of(LinkKind::Lists), of(LinkKind::Transfers)].concat();
         let memory = GpuMemory::new(&self.gpu, size_of_val(&links[..]))?;
         listed::write(&self.gpu, &memory, 0, links.as_bytes())?;
         let _ = self.links.set(memory);
+        let _ = self.neighbours.set(neighbours);
+        let _ = self.connected.set(layout);
         self.write(PEERS, &addresses)
     }
 
@@ -198,7 +212,7 @@ impl CollectiveMemory {
         Ok((table, relayed.into()))
     }
 
-    /// The link to a rank of another node. The first call that needs it has it made.
+    /// The link to a rank whose memory kernels do not reach. The first call that needs it has it made.
     fn relay_link(
         &self,
         links: &GpuMemory,
@@ -211,42 +225,109 @@ impl CollectiveMemory {
         }
         let world = links.piece().len() / 2 / size_of::<LinkWords>();
         let slots = RelaySlots::of_world(world, SLOT);
-        let words = PinnedMemory::new(&self.gpu, WORDS)?;
-        let memory = self.relay_slots(slots, registrar)?;
-        let (piece, start) = match &memory {
-            RelayMemory::OnGpu(memory) => (memory.piece(), address(memory.piece())),
-            RelayMemory::Pinned(memory) => (memory.piece(), memory.address()),
+        let neighbour = self.neighbours.get().and_then(|all| all.iter().find(|slots| slots.peer == peer));
+        let made = match neighbour {
+            Some(neighbour) => self.link_within_node(neighbour, slots)?,
+            None => self.link_between_nodes(peer, slots, registrar)?,
         };
-        let link = listed::relayed_link(peer, [words.address(), start], slots);
-        listed::write(&self.gpu, links, peer * size_of_val(&link), link.as_bytes())?;
-        let pieces = (words.piece(), piece);
-        let (owner, registrar) = (Box::new((words, memory)), registrar.cloned());
-        // SAFETY: the words are zero and aligned to a page; they and the slots live as long as their owner.
-        let link = Arc::new(unsafe { RelayLink::new(peer, pieces, slots, owner, registrar) });
+        let (words, link) = made;
+        listed::write(&self.gpu, links, peer * size_of_val(&words), words.as_bytes())?;
+        let link = Arc::new(link);
         relays.insert(peer, Arc::clone(&link));
         Ok(link)
     }
 
+    fn link_between_nodes(
+        &self,
+        peer: Rank,
+        slots: RelaySlots,
+        registrar: Option<&Arc<dyn Registrar>>,
+    ) -> Result<(LinkWords, RelayLink)> {
+        let words = PinnedMemory::new(&self.gpu, WORDS)?;
+        let memory = self.relay_slots(slots, registrar)?;
+        let (piece, start) = match &memory {
+            SlotMemory::OnGpu(memory) => (memory.piece(), address(memory.piece())),
+            SlotMemory::Pinned(memory) => (memory.piece(), memory.address()),
+        };
+        let starts = [start, start + slots.len() as Address];
+        let link = listed::relayed_link(peer, words.address(), starts, slots);
+        let pieces = [0, slots.len()].map(|offset| piece.narrow(offset, slots.len()));
+        let used = RelayMemory { words: words.piece(), slots: pieces, reads_in_place: false };
+        let (owner, registered) =
+            (Box::new((words, memory)), registrar.map(|registrar| (piece, Arc::clone(registrar))));
+        // SAFETY: the words are zero and aligned to a page; they and the slots live as long as their owner.
+        Ok((link, unsafe { RelayLink::new(peer, used, slots, owner, registered) }))
+    }
+
+    /// A link through the memory that the ranks of a node share.
+    fn link_within_node(
+        &self,
+        neighbour: &NeighbourSlots,
+        slots: RelaySlots,
+    ) -> Result<(LinkWords, RelayLink)> {
+        let [all, outgoing] = neighbour.own;
+        let out = self.lock(all, outgoing, false)?;
+        let words = PinnedMemory::new(&self.gpu, WORDS)?;
+        let theirs = neighbour.theirs.and_then(|[all, incoming]| {
+            let locked = self.lock(all, incoming, true).inspect_err(|error| {
+                log::warn!(
+                    "the CPU copies messages of the GPU of rank {}: {}",
+                    neighbour.peer,
+                    error.message()
+                );
+            });
+            Some((locked.ok()?, incoming))
+        });
+        let mapped = Arc::clone(&neighbour.mapped);
+        let (incoming, piece, copies) = match theirs {
+            Some((address, piece)) => (address, piece, None),
+            None => {
+                let copies = PinnedMemory::new(&self.gpu, slots.len())?;
+                (copies.address(), copies.piece(), Some(copies))
+            }
+        };
+        let link = listed::relayed_link(neighbour.peer, words.address(), [out, incoming], slots);
+        let used =
+            RelayMemory { words: words.piece(), slots: [outgoing, piece], reads_in_place: copies.is_none() };
+        let owner = Box::new((words, copies, mapped));
+        // SAFETY: the words are zero and aligned to a page. They live as long as their owner, which keeps the
+        // neighbours' memory mapped.
+        Ok((link, unsafe { RelayLink::new(neighbour.peer, used, slots, owner, None) }))
+    }
+
+    /// The address on the GPU of a part of `all`, which is page-locked until [`unlock`](Self::unlock).
+    fn lock(&self, all: Piece, part: Piece, read_only: bool) -> Result<Address> {
+        let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(address) = locked.iter().find_map(|range| range.address_of(part)) {
+            return Ok(address);
+        }
+        // SAFETY: `neighbours` keeps the memory mapped, and outlives its registrations.
+        let range = unsafe { PinnedRange::new(&self.gpu, all, read_only)? };
+        let address = range.address_of(part);
+        locked.push(range);
+        address.ok_or_else(|| Error::internal("a slot is outside of its pool"))
+    }
+
     /// Memory for the slots of a link, registered with the devices: of the GPU if they reach that, else of
     /// the host.
-    fn relay_slots(&self, slots: RelaySlots, registrar: Option<&Arc<dyn Registrar>>) -> Result<RelayMemory> {
+    fn relay_slots(&self, slots: RelaySlots, registrar: Option<&Arc<dyn Registrar>>) -> Result<SlotMemory> {
         if let Some(registrar) = registrar
             && registrar.reaches(self.shared.piece())
             && !self.skips_gpu.load(Ordering::Relaxed)
         {
-            let memory = GpuMemory::new(&self.gpu, slots.len())?;
+            let memory = GpuMemory::new(&self.gpu, 2 * slots.len())?;
             let registered = registrar.register(memory.piece());
             if registered.is_ok() && registrar.reaches(memory.piece()) {
-                return Ok(RelayMemory::OnGpu(memory));
+                return Ok(SlotMemory::OnGpu(memory));
             }
             // Not again for each link: it may have waited.
             self.skips_gpu.store(true, Ordering::Relaxed);
             let why = registered.err().map_or_else(String::new, |error| format!(": {}", error.message()));
             log::warn!("messages of {:?} to further ranks pass through host memory{why}", self.gpu);
         }
-        let memory = PinnedMemory::new(&self.gpu, slots.len())?;
+        let memory = PinnedMemory::new(&self.gpu, 2 * slots.len())?;
         registrar.inspect(|registrar| registrar.try_register(memory.piece()));
-        Ok(RelayMemory::Pinned(memory))
+        Ok(SlotMemory::Pinned(memory))
     }
 
     /// The launch that has started and whose messages are to be relayed now.
@@ -312,9 +393,9 @@ impl CollectiveMemory {
         self.read(OWNER, &mut owner).is_ok() && owner != [0]
     }
 
-    /// The sizes.
+    /// The sizes that the kernels use.
     pub(crate) fn layout(&self) -> CollectiveLayout {
-        self.layout
+        self.connected.get().copied().unwrap_or(self.layout)
     }
 
     /// The addresses of state and status on the GPU.
@@ -414,6 +495,11 @@ impl CollectiveMemory {
             log::debug!("{error}");
             true
         })
+    }
+
+    /// Ends the page-locking of the memory of the node. No kernel runs any more, and later replays leave.
+    pub(crate) fn unlock(&self) {
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Logs, once for each communicator that has ended, that a graph with its calls was launched. No caller
