@@ -160,10 +160,9 @@ struct MessageSearch {
 struct CollectiveShared {
     CollectiveState* peers[kMostRanks];
     // The addresses that are next. Of a round, in the order of the ranks received: the block for this rank in their input stages; and
-    // by rank: the output stages. In a direct call the parts of their inputs that this rank reads, and those of outputs. Of an item: its
-    // sources and destinations, marked as items.h says.
+    // from kMostRanks on, by rank: the output stages. In a direct call the parts of their inputs that this rank reads, and those of
+    // outputs. Of an item: its sources, and behind them its destinations, marked as items.h says.
     u64 sources[kMostPlaces];
-    u64 destinations[kMostPlaces];
     // The ranks whose blocks are received, in order.
     u32 received[kMostRanks];
     // By rank, the halves of its places in this slice. The 64-bit words of arrays here are addresses.
@@ -181,6 +180,8 @@ struct CollectiveShared {
     ItemShared item;
     MessageSearch search;
     Granule gathered[kGathered];
+
+    __device__ __forceinline__ u64& destination(u32 rank) { return sources[kMostRanks + rank]; }
 };
 constexpr u32 kNoSlice = 0xffffffff;
 
@@ -404,7 +405,7 @@ __device__ __forceinline__ Granule scaled(const CollectiveParameters& call, cons
 enum Work : u32 { kIdle, kWaits, kFill, kReduce, kPull, kEnd, kFailure };
 struct Turn {
     u32 work;
-    // Of a sum: the number of sources, and of ranks to divide by; granules and destinations.
+    // Of a sum: the number of sources, and of ranks to divide by; granules; and which addresses are the destinations.
     u32 sources;
     u32 divide;
     u32 begin;
@@ -594,7 +595,7 @@ struct Exchange {
                 run.shared.sources[place_of(call, rank)] =
                     reinterpret_cast<u64>(reach_to_read(reinterpret_cast<const Stored*>(at), part.bytes));
             } else {
-                run.shared.destinations[rank] = reinterpret_cast<u64>(reach_to_write(reinterpret_cast<Stored*>(at), part.bytes));
+                run.shared.destination(rank) = reinterpret_cast<u64>(reach_to_write(reinterpret_cast<Stored*>(at), part.bytes));
             }
         }
         return !__syncthreads_or(missing);
@@ -887,7 +888,7 @@ struct Exchange {
                     if (!reduced && !rounds.direct && block == me) return get<Stored>(input[me] + first + at, bytes);
                 }
                 Granule granule;
-                const u64 base = reduced ? run.shared.destinations[me] : run.shared.sources[place_of(call, block)];
+                const u64 base = reduced ? run.shared.destination(me) : run.shared.sources[place_of(call, block)];
                 load_staged(reinterpret_cast<const u32*>(base + at), granule.words);
                 return granule;
             },
@@ -926,7 +927,7 @@ struct Exchange {
                     const u32 granule = at + g * step;
                     if (granule >= end) return;
 #pragma unroll 1
-                    for (u32 nth = first; nth < last; ++nth) store_sum(shared, shared.destinations[nth], granule, sum);
+                    for (u32 nth = first; nth < last; ++nth) store_sum(shared, shared.sources[nth], granule, sum);
                 });
         }
     }
@@ -938,7 +939,7 @@ struct Exchange {
             const u64 memory = reinterpret_cast<u64>(memory_of(rank));
             const u64 block = memory + stage_at(call, kInput, run.slice(), round) + me * stride;
             if (has(call.receives, rank)) run.shared.sources[place_of(call, rank)] = block;
-            run.shared.destinations[rank] = memory + stage_at(call, kOutput, run.slice(), round);
+            run.shared.destination(rank) = memory + stage_at(call, kOutput, run.slice(), round);
         }
     }
 
@@ -1017,7 +1018,7 @@ struct Exchange {
             turn.work = kReduce;
             turn.sources = static_cast<u32>(__popc(call.receives)), turn.divide = call.divide;
             turn.begin = owned ? granules * me / call.ranks : 0, turn.end = owned ? granules * (me + 1) / call.ranks : granules;
-            turn.first = owned ? 0 : me, turn.last = owned ? call.ranks : me + 1;
+            turn.first = kMostRanks + (owned ? 0 : me), turn.last = kMostRanks + (owned ? call.ranks : me + 1);
         } else if (rounds.direct == reduces_now(nth)) {
             turn.work = kPull;
         }

@@ -39,8 +39,8 @@ constexpr unsigned int kTransfers = 3;
 constexpr int kSlotBytes = 131072;
 // Slots of a direction of a link, at most.
 constexpr int kMostSlots = 64;
-// Places that an item reads or writes, at most.
-constexpr int kMostPlaces = 64;
+// Places that an item reads or writes, at most: kernels round sums of 16 bits once if all contributions are in one item.
+constexpr int kMostPlaces = 1024;
 // ProgramItem::flags: this rank's elements are multiplied by `factor`; the result is complete, and is divided.
 constexpr unsigned int kScales = 1;
 constexpr unsigned int kLast = 2;

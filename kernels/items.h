@@ -93,7 +93,7 @@ class Items {
         turn.sources = item.sources;
         turn.divide = (item.flags & kLast) != 0 ? call_.divide : 0;
         turn.end = (length(first) + 15) / 16;
-        turn.last = item.destinations;
+        turn.first = item.sources, turn.last = item.sources + item.destinations;
         return turn;
     }
 
@@ -127,10 +127,7 @@ class Items {
         const u64 number = (sends ? link.sent : link.received) + place.at + 1;
         return Message{number, static_cast<u32>(number) & (link.slots - 1)};
     }
-    __device__ __forceinline__ u64& word(u32 nth) const {
-        const u32 sources = shared_.item.sources;
-        return nth < sources ? shared_.sources[nth] : shared_.destinations[nth - sources];
-    }
+    __device__ __forceinline__ u64& word(u32 nth) const { return shared_.sources[nth]; }
 
     // Granules in shared memory for each source, and for the sum. By a shift, because a division of such small numbers is a call that
     // uses local memory on sm_100.

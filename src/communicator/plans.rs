@@ -336,7 +336,7 @@ impl Plans {
     /// Makes the list with this key, of items with at most `most_places`.
     ///
     /// # Errors
-    /// `Internal` if the program cannot be a list.
+    /// `Internal` if the program cannot be a list; `Unsupported` if it would round 16-bit sums in between.
     #[cfg(feature = "cuda")]
     pub(super) fn list(
         &mut self,
@@ -350,7 +350,14 @@ impl Plans {
         let program = &self.lowered(key.1).program;
         let layout = CallLayout::of_program(&facts, program)?;
         let list = DeviceProgram::new(program, &layout, most_places)?;
-        list.ok_or_else(|| Error::internal("kernels cannot run this plan: please report this"))
+        let list = list.ok_or_else(|| Error::internal("kernels cannot run this plan: please report this"))?;
+        if list.splits_sums && checked.dtype.is_float() && checked.dtype.size() < 4 {
+            return Err(Error::unsupported(format!(
+                "a kernel adds {most_places} vectors at most, and a sum of more {} would be rounded in between: use FLEXRING_ALGO=tree",
+                checked.dtype.name()
+            )));
+        }
+        Ok(list)
     }
 
     /// Bytes of a sub-chunk of a vector of this many.

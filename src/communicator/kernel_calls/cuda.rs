@@ -306,27 +306,12 @@ impl Communicator {
         let call = Call { on_gpu: true, ..call };
         let described = described_to_kernel(checked, runner, words_of(&call));
         let ctas = runner.kernel_ctas.load(Ordering::Relaxed);
-        let reduces_short_floats =
-            checked.collective.reduces() && checked.dtype.is_float() && checked.dtype.size() < 4;
         let work = match checked.collective {
             Collective::Barrier => return None,
-            // Kernels of ranks that share a process must be launched together. Both ends of a message see
-            // that alike.
-            Collective::SendRecv
-                if runner.kernels_share_process.load(Ordering::Relaxed)
-                    && checked.peers().any(|peer| peer != runner.rank) =>
-            {
-                return None;
-            }
             Collective::SendRecv if checked.peers().next().is_none() => return None,
-            // In place, blocks would be overwritten before they are sent.
-            Collective::AllToAllV if checked.in_place => return None,
-            Collective::AllToAll if checked.in_place && runner.relays() => return None,
             Collective::SendRecv | Collective::AllToAllV => KernelWork::Transfers,
             _ if checked.is_empty() => return None,
             Collective::AllToAll if runner.relays() => KernelWork::Transfers,
-            // Sums of so many are rounded in between.
-            _ if runner.world >= MOST_PLACES && reduces_short_floats => return None,
             _ if follows_plan => KernelWork::List,
             _ => KernelWork::Blocks(Blocks::new(&described, calls.memory.layout(), ctas)?),
         };
@@ -385,11 +370,18 @@ impl Communicator {
         let _call = self.begin_call()?;
         // Ranks launch in one order.
         let submissions = self.lock_submissions();
-        let mut messages = None;
+        let (mut messages, mut copied) = (None, None);
         let mut blocks = match work {
             KernelWork::Blocks(blocks) => blocks,
             KernelWork::Transfers => {
-                let outcome = runner.transfers(checked, calls, is_captured);
+                let mut moved = checked.clone();
+                if checked.in_place {
+                    // Blocks would be overwritten before they are sent.
+                    let copy = calls.memory.copy_of_input(checked.input.len());
+                    moved.input = copy.map_err(|error| runner.fail(error))?;
+                    copied = Some(moved.input);
+                }
+                let outcome = runner.transfers(&moved, calls, is_captured);
                 let (table, carried) = outcome.map_err(|error| runner.fail(error))?;
                 messages = Some(carried).filter(|carried| !carried.is_empty());
                 Blocks::transfers(&described, calls.memory.layout(), ctas, table)
@@ -426,7 +418,9 @@ impl Communicator {
         let _entered =
             alone.then(|| opened.launcher.enter()).transpose().map_err(|error| runner.fail(error))?;
         let vectors = (checked.input, checked.output);
-        let prepared = opened.launcher.prepare_collective(streams, &calls.memory, &blocks, vectors, awaited);
+        let mut prepared =
+            opened.launcher.prepare_collective(streams, &calls.memory, &blocks, vectors, awaited);
+        copied.inspect(|copy| prepared.copy_first(checked.input, *copy));
         let launch = prepared.number();
         let (permit, running) = permit();
         if let Some(messages) = messages {

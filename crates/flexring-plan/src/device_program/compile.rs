@@ -291,6 +291,7 @@ impl Compiler<'_> {
         let elements = end - start;
         let most = self.most_places - 1;
         while sources.len() > most {
+            self.result.splits_sums = true;
             // A place of its own, because `into` may be that of a source.
             let sum = ItemPlace::Scratch(self.result.scratch);
             self.result.scratch += elements.next_multiple_of(GRANULE);

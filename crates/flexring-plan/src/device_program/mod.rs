@@ -39,6 +39,8 @@ pub struct DeviceProgram {
     pub scratch: u64,
     /// Elements of the input that are copied before other items begin: of all of it or none.
     pub copied: u64,
+    /// Whether the sum of a step is that of several items, so that it is rounded in between.
+    pub splits_sums: bool,
     sources: Vec<ItemPlace>,
     destinations: Vec<ItemPlace>,
     waits: Vec<u32>,

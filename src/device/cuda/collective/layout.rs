@@ -42,7 +42,7 @@ pub(crate) const SLOT: usize = 128 << 10;
 /// Slots of a direction of a link.
 const MOST_SLOTS: usize = 64;
 /// Places that an item reads or writes.
-pub(crate) const MOST_PLACES: usize = 64;
+pub(crate) const MOST_PLACES: usize = 1024;
 /// Values of [`ItemWords::flags`].
 pub(super) const SCALES: u32 = 1;
 pub(super) const LAST: u32 = 2;

@@ -65,6 +65,9 @@ pub(crate) struct CollectiveMemory {
     /// Lists of items that graphs have captured.
     captured_lists: Mutex<Vec<Arc<ListedProgram>>>,
     transfers: Mutex<TransferMemory>,
+    /// Copies of inputs that are overwritten before they are sent. Each is as long as the longest call needed
+    /// when it was allocated; the last one is used.
+    copies: Mutex<Vec<GpuMemory>>,
 }
 
 /// The slots of both directions of a link to another node.
@@ -119,6 +122,7 @@ impl CollectiveMemory {
             skips_gpu: AtomicBool::new(false),
             captured_lists: Mutex::default(),
             transfers: Mutex::default(),
+            copies: Mutex::default(),
         }))
     }
 
@@ -210,6 +214,18 @@ impl CollectiveMemory {
         let placed = (address(links.piece()), &*words, world);
         let table = memory.table(&self.gpu, placed, launch, || self.completed(), wait)?;
         Ok((table, relayed.into()))
+    }
+
+    /// Memory for a copy of an input. Calls that are launched one behind the other use the same.
+    ///
+    /// # Errors
+    /// `System` if the GPU has too little memory.
+    pub(crate) fn copy_of_input(&self, bytes: usize) -> Result<Piece> {
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        if copies.last().is_none_or(|last| last.piece().len() < bytes) {
+            copies.push(GpuMemory::new(&self.gpu, bytes.next_power_of_two())?);
+        }
+        Ok(copies.last().map_or(Piece::EMPTY, |last| last.piece().narrow(0, bytes)))
     }
 
     /// The link to a rank whose memory kernels do not reach. The first call that needs it has it made.

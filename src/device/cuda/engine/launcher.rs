@@ -172,6 +172,7 @@ impl Launcher {
             dtype: blocks.dtype,
             size: [blocks.ctas, blocks.threads],
             parameters,
+            copied: None,
             identity: None,
         }
     }
@@ -392,6 +393,8 @@ pub(crate) struct PreparedCollective {
     /// CTAs at most, and threads of each.
     size: [u32; 2],
     parameters: CollectiveParameters,
+    /// What is copied before, and where to.
+    copied: Option<[Piece; 2]>,
     /// The stream, once it is launched there and not captured.
     identity: Option<LastStream>,
 }
@@ -402,13 +405,18 @@ impl PreparedCollective {
         self.parameters.launch
     }
 
+    /// Has `from` copied to `into`, which is as long, before the kernel runs.
+    pub(crate) fn copy_first(&mut self, from: Piece, into: Piece) {
+        self.copied = Some([from, into]);
+    }
+
     /// Launches the kernel, or has the graph capture it, behind the earlier work of the streams and the
     /// earlier kernels that were launched.
     ///
     /// # Errors
     /// `System` if the GPU fails; `Unsupported` if the driver is too old for captures.
     pub(crate) fn launch(&mut self) -> Result<()> {
-        let Self { order, streams, memory, dtype, size: [ctas, threads], parameters, identity } = self;
+        let Self { order, streams, memory, dtype, size: [ctas, threads], parameters, copied, identity } = self;
         let engine = &order.engine;
         let CallStreams { stream, other, graph } = *streams;
         let state = order.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -432,6 +440,10 @@ impl PreparedCollective {
                 if state.last.is_some_and(|last| !last.is_same(now)) {
                     state.ended.wait_in(stream.handle())?;
                 }
+            }
+            if let Some([from, into]) = *copied {
+                let driver = engine.gpu.driver();
+                driver.memory_copy(address(into), address(from), from.len(), stream.handle())?;
             }
             engine.kernels.launch_collective(*dtype, [ctas, *threads], stream.handle(), parameters)?;
         }
