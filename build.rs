@@ -16,12 +16,9 @@ use std::thread;
 mod nvrtc;
 
 /// The sources of the kernels. The first one is compiled and includes the others.
-const SOURCES: [&str; 10] = [
-    "kernels/kernels.cu",
+const SOURCES: [&str; 7] = [
     "kernels/collective.cu",
     "kernels/collective.h",
-    "kernels/engine.cu",
-    "kernels/engine.h",
     "kernels/items.h",
     "kernels/transfers.h",
     "kernels/memory_order.h",

@@ -1171,7 +1171,8 @@ __device__ __forceinline__ void run_collective(const CollectiveParameters& call)
     // The launch that loads the kernel; its addresses may be null.
     if (call.launch == 0) return;
     __shared__ CollectiveShared shared;
-    const u64 bytes = bytes_before_stages(call) + 2ull * kMostSlices * kStages * kStageBytes;
+    // A rank alone has no stages.
+    const u64 bytes = bytes_before_stages(call) + (call.ranks == 1 ? 0 : 2ull * kMostSlices * kStages * kStageBytes);
     CollectiveState& state = *reach_shared(call.state, bytes);
     CollectiveStatus& status = reach_shared(call.status);
     const Running run{call, state, status, shared};

@@ -51,6 +51,8 @@ constexpr unsigned int kOutputPlace = 1;
 constexpr unsigned int kScratchPlace = 2;
 constexpr unsigned int kMessagePlace = 3;
 constexpr unsigned int kCopyPlace = 4;
+// How two elements are combined. The numbers of Arithmetic in src/device/mod.rs.
+enum Operation : unsigned int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAnd = 4, kOr = 5, kXor = 6 };
 // Bytes before the data of a message of a Transfer, which say what it belongs to.
 constexpr int kHeaderBytes = 16;
 // Transfer::kind.
@@ -272,7 +274,7 @@ struct CollectiveParameters {
     unsigned long long send_stride;
     unsigned long long receive_stride;
     unsigned int reduces;
-    // How elements are combined, as in Descriptor; the number of ranks to divide the result by, 0 and 1 mean none.
+    // How elements are combined: an Operation; the number of ranks to divide the result by, 0 and 1 mean none.
     unsigned int operation;
     unsigned int divide;
     unsigned int scales;

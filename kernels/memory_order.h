@@ -25,12 +25,6 @@ __device__ __forceinline__ u64 load_acquire_gpu(const u64* word) {
     return value;
 }
 
-__device__ __forceinline__ u32 load_acquire_gpu(const u32* word) {
-    u32 value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-}
-
 // A word of GPU memory that may change meanwhile: some value that it has had, from L2.
 __device__ __forceinline__ u64 load_relaxed(const u64* word) {
     u64 value;
@@ -159,9 +153,6 @@ __device__ __forceinline__ u64 nanoseconds() {
     return now;
 }
 
-// Pauses, for about so many nanoseconds at most. The fetcher's pause leaves PCIe to others; that of the other CTAs, L2.
-__device__ __forceinline__ void pause_fetcher() { __nanosleep(200); }
-__device__ __forceinline__ void pause_poller() { __nanosleep(100); }
 // Between two looks at a word that another GPU writes, which cost time enough.
 __device__ __forceinline__ void pause_waiter() {}
 

@@ -1,16 +1,18 @@
-// The work on one tile by the threads of one CTA: the reduction of a descriptor's operands, or a copy.
+// Elements of vectors in granules, which are 16 bytes: how a thread reads, combines and writes them.
 //
-// A tile's destination is divided into granules: aligned blocks of 16 bytes, of which the first and the last may be partial. If
-// all operands have the same offset in a granule as the destination, whole granules are read and written, several at a time by
-// each thread, to keep enough memory accesses in flight. All other granules are gathered element by element. A thread reads a
-// granule of all operands before it writes it, so the destination may be one of the operands. No barriers.
+// A thread reads a granule of all operands before it writes it, so the destination may be one of the operands. No barriers.
 #pragma once
 
-#include "engine.h"
+#include "collective.h"
 #include "memory_order.h"
 #include "number.h"
 
 namespace flexring {
+
+// The largest number of threads in a CTA.
+constexpr int kMaxThreads = 512;
+// Set in the address of an operand whose elements are multiplied by the call's factor. No address is that large.
+constexpr u64 kScaled = 1ull << 63;
 
 struct alignas(16) Granule {
     u32 words[4];
@@ -108,75 +110,6 @@ struct Xor {
     static __device__ __forceinline__ A of(A a, A b) { return E::bits_xor(a, b); }
 };
 
-// Part of a descriptor.
-struct Tile {
-    // The ring, the position of the descriptor's first entry in it, and the elements of the part.
-    const Descriptor* ring;
-    u32 entry;
-    u64 first;
-    u64 count;
-
-    __device__ __forceinline__ const Descriptor& descriptor() const { return ring[entry]; }
-};
-
-// `tiles` tiles of the descriptor at a position of a ring, from tile number `first_tile` on, as one.
-__device__ __forceinline__ Tile tiles_of(const Descriptor* ring, u32 entry, u32 first_tile, u32 tiles) {
-    const Descriptor& descriptor = ring[entry];
-    const u64 first = static_cast<u64>(first_tile) * descriptor.tile, left = descriptor.count - first;
-    const u64 count = static_cast<u64>(tiles) * descriptor.tile;
-    return Tile{ring, entry, first, left < count ? left : count};
-}
-
-// Number of entries of a descriptor.
-__device__ __forceinline__ u32 entries_of(u32 operands) {
-    return operands <= kFirstOperands ? 1 : 1 + (operands - kFirstOperands + kMoreOperands - 1) / kMoreOperands;
-}
-
-// The addresses of a tile in the operands, marked with kScaled as in the descriptor.
-template <class Stored>
-class Operands {
-  public:
-    __device__ __forceinline__ explicit Operands(const Tile& tile)
-        : ring_(tile.ring), entry_(tile.entry), offset_(tile.first * sizeof(Stored)) {
-#ifdef FLEXRING_ON_HOST
-        const u32 count = tile.descriptor().operands;
-        reached_.clear();
-        for (u32 nth = 0; nth < count; ++nth) {
-            const u64 word = in_descriptor(nth) + offset_;
-            const Stored* at = reach_to_read(address_of(word), tile.count * sizeof(Stored));
-            reached_.push_back(reinterpret_cast<u64>(at) | (word & kScaled));
-        }
-#endif
-    }
-
-    __device__ __forceinline__ u64 operator[](u32 nth) const {
-#ifdef FLEXRING_ON_HOST
-        return reached_[nth];
-#else
-        return in_descriptor(nth) + offset_;
-#endif
-    }
-
-    static __device__ __forceinline__ const Stored* address_of(u64 word) {
-        return reinterpret_cast<const Stored*>(word & ~kScaled);
-    }
-
-  private:
-    __device__ __forceinline__ u64 in_descriptor(u32 nth) const {
-        if (nth < kFirstOperands) return ring_[entry_].at[nth];
-        const u32 further = nth - kFirstOperands;
-        const Descriptor& entry = ring_[(entry_ + 1 + further / kMoreOperands) % kEntries];
-        return reinterpret_cast<const MoreOperands&>(entry).at[further % kMoreOperands];
-    }
-
-    const Descriptor* ring_;
-    u32 entry_;
-    u64 offset_;
-#ifdef FLEXRING_ON_HOST
-    static inline thread_local std::vector<u64> reached_;
-#endif
-};
-
 __device__ __forceinline__ bool is_scaled(u64 word) { return (word & kScaled) != 0; }
 
 // Widens the granules of an operand, and multiplies them with the factor if the operand is scaled.
@@ -194,7 +127,7 @@ __device__ __forceinline__ void take(bool scaled, typename E::Acc factor, const 
     }
 }
 
-// What a descriptor says besides addresses, in registers: the compiler must assume that stores to the destination change memory.
+// What a call says besides addresses, in registers: the compiler must assume that stores to the destination change memory.
 template <class E>
 struct Arithmetic {
     u32 operands;
@@ -329,114 +262,6 @@ __device__ __forceinline__ void scatter(Stored* at, const Granule& granule, int 
             constexpr int kInWord = 4 / static_cast<int>(sizeof(Stored));
             at[i] = static_cast<Stored>(granule.words[i / kInWord] >> 32 / kInWord * (i % kInWord));
         }
-    }
-}
-
-template <class E>
-__device__ __forceinline__ void reduce_tile(const Tile& tile) {
-    using Stored = typename E::Stored;
-    constexpr int kCount = kElements<E>;
-    if (tile.count == 0) return;
-    const Descriptor& descriptor = tile.descriptor();
-    const Arithmetic<E> job{descriptor.operands, descriptor.divide, descriptor.operation, E::factor(descriptor.factor)};
-    const u64 count = tile.count;
-    const Operands<Stored> operands(tile);
-    Stored* const into = reach_to_write(reinterpret_cast<Stored*>(descriptor.into) + tile.first, count * sizeof(Stored));
-
-    // `skew`: elements missing from the first granule. Granules from `begin` to `end` are whole.
-    const u32 skew = skew_of(into) / sizeof(Stored);
-    const u64 granules = (skew + count + kCount - 1) / kCount;
-    const u64 begin = skew ? 1 : 0, end = (skew + count) / kCount;
-    u32 apart = 0;
-#pragma unroll 1
-    for (u32 nth = 0; nth < job.operands; ++nth) apart |= skew_of(operands.address_of(operands[nth])) ^ skew_of(into);
-    const u64 step = blockDim.x;
-
-    if (apart == 0) {
-        constexpr int kGranules = kAtOnce<E>;
-        for (u64 at = begin + threadIdx.x; at < end; at += step * kGranules) {
-            const u64 first = at * kCount - skew;
-            combine<E, kGranules>(
-                operands, job,
-                [=](const Stored* from, int g) {
-                    const bool there = from != nullptr && at + g * step < end;
-                    return there ? reinterpret_cast<const Granule*>(from + first)[g * step] : Granule{};
-                },
-                [=](int g, const Granule& granule) {
-                    if (at + g * step < end) reinterpret_cast<Granule*>(into + first)[g * step] = granule;
-                });
-        }
-    }
-
-    // The rest: the partial granules, done by threads 0 and 1, or, if operands differ in offset, everything.
-#pragma unroll 1
-    for (u64 nth = threadIdx.x; nth < (apart ? granules : 2); nth += step) {
-        const u64 at = apart == 0 && nth == 1 ? granules - 1 : nth;
-        const bool whole = at >= begin && at < end;
-        if (apart == 0 && (whole || (nth == 1 && at == 0))) continue;
-        const long long first = static_cast<long long>(at * kCount) - skew;
-        const int from = at == 0 ? static_cast<int>(skew) : 0;
-        const int to = at < end ? kCount : static_cast<int>(skew + count - end * kCount);
-        combine<E, 1>(
-            operands, job,
-            [=](const Stored* operand, int) {
-                const Stored* elements = operand + first;
-                const bool aligned = whole && skew_of(elements) == 0;
-                return aligned ? *reinterpret_cast<const Granule*>(elements) : gather(elements, from, to);
-            },
-            [=](int, const Granule& granule) {
-                if (whole) {
-                    *reinterpret_cast<Granule*>(into + first) = granule;
-                } else {
-                    scatter(into + first, granule, from, to);
-                }
-            });
-    }
-}
-
-// Copies bytes. Neither side needs to be aligned.
-__device__ __forceinline__ void copy(u8* to, const u8* source, u64 count) {
-    constexpr int kGranules = 4;
-    if (count == 0) return;
-    u8* const into = reach_to_write(to, count);
-    const u8* const from = reach_to_read(source, count);
-
-    const u32 skew = skew_of(into), apart = skew_of(from) ^ skew;
-    const u64 granules = (skew + count + 15) / 16, begin = skew ? 1 : 0, end = (skew + count) / 16;
-    const u64 step = blockDim.x;
-
-    for (u64 at = begin + threadIdx.x; at < end; at += step * kGranules) {
-        Granule read[kGranules] = {};
-#pragma unroll
-        for (int g = 0; g < kGranules; ++g) {
-            const u64 here = at + g * step;
-            if (here >= end) continue;
-            const void* source = from + (here * 16 - skew);
-            // Reads as wide as the alignment of both sides allows.
-            if (apart == 0) {
-                read[g] = *static_cast<const Granule*>(source);
-            } else if (apart % 8 == 0) {
-                read[g] = gather(static_cast<const u64*>(source), 0, 2);
-            } else if (apart % 4 == 0) {
-                read[g] = gather(static_cast<const u32*>(source), 0, 4);
-            } else if (apart % 2 == 0) {
-                read[g] = gather(static_cast<const u16*>(source), 0, 8);
-            } else {
-                read[g] = gather(static_cast<const u8*>(source), 0, 16);
-            }
-        }
-#pragma unroll
-        for (int g = 0; g < kGranules; ++g) {
-            const u64 here = at + g * step;
-            if (here < end) *reinterpret_cast<Granule*>(into + (here * 16 - skew)) = read[g];
-        }
-    }
-    for (u64 nth = threadIdx.x; nth < 32; nth += step) {
-        // The bytes of the first granule, and of the last one.
-        const u64 at = nth < 16 ? 0 : granules - 1;
-        const bool whole = at >= begin && at < end, again = nth >= 16 && at == 0;
-        const u64 place = at * 16 + nth % 16;
-        if (!whole && !again && place >= skew && place < skew + count) into[place - skew] = from[place - skew];
     }
 }
 

@@ -26,12 +26,13 @@ pub mod description {
 
 /// Devices that add and copy.
 pub mod device {
+    pub use crate::device::relay_link::relay_bytes;
     pub use crate::device::{Arithmetic, CallerStream, Device, Finish, Job, Operand, Submitted, host};
 
     /// NVIDIA GPUs.
     #[cfg(feature = "cuda")]
     pub mod cuda {
-        pub use crate::device::cuda::{GpuBuffer, StandaloneDevice, gpu_count, gpu_info, image};
+        pub use crate::device::cuda::{GpuBuffer, gpu_count, gpu_info, image};
     }
 }
 

@@ -90,9 +90,9 @@ pub(crate) use flexring_plan as plan;
 /// ```
 pub mod config {
     pub use flexring_core::config::{
-        AdaptiveRouting, Algorithm, Config, Dimensions, Family, GdrLevel, GpuDirect, GpuProgram,
-        ListeningPorts, LogArea, LogFilter, LogLevel, Lowering, Registration, SecretText, Servers, Simd,
-        Size, Switch, TransportChoice,
+        AdaptiveRouting, Algorithm, Config, Dimensions, Family, GdrLevel, GpuDirect, ListeningPorts, LogArea,
+        LogFilter, LogLevel, Lowering, Registration, SecretText, Servers, Simd, Size, Switch,
+        TransportChoice,
     };
     pub(crate) use flexring_core::config::{LONGEST_TIME, environment};
 }

@@ -1,7 +1,7 @@
 // Plays the ranks of a node that run the kernels of collective.cu on CPU threads, with random calls, grids, residency and delays.
 //
 //     g++ -O1 -g -std=c++17 -ffp-contract=off -pthread -DFLEXRING_STRESSED -I kernels [-fsanitize=thread]
-//         kernels/host/{collective_stress,launch_collective}.cpp
+//         kernels/host/{collective_stress,launch}.cpp
 //     collective_stress SEED WORLDS [RULE]
 //
 // RULE is the number of a rule of the protocol that the kernels break. Then the program must fail.
@@ -328,7 +328,7 @@ class Rank {
         parameters.slices = call.slices;
         parameters.short_bytes = short_bytes_;
         parameters.reports = random.one_in(2);
-        const CollectiveKernel kernel = collective_kernel_named((std::string("flexring_collective_") + call.type.name).c_str());
+        const Kernel kernel = kernel_named((std::string("flexring_collective_") + call.type.name).c_str());
         check(kernel != nullptr, "there is no such kernel");
 
         launch_slowly(kernel, parameters, random, hurries, [&](std::vector<std::thread>& others) {

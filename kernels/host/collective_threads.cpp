@@ -54,7 +54,7 @@ class YieldingMachine final : public Machine {
     void* reach(void* at, u64, u32, bool) override { return at; }
     void* reach_shared(void* at, u64, bool) override { return at; }
     void end_reach() override {}
-    void pause(bool) override { std::this_thread::yield(); }
+    void pause() override { std::this_thread::yield(); }
     void published(const void*) override {}
 };
 

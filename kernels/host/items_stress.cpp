@@ -1,7 +1,7 @@
 // Runs lists of items on CPU threads, with random residency, delays and grids: those of all ranks of some worlds, as a test writes them.
 //
 //     g++ -O1 -g -std=c++17 -ffp-contract=off -pthread -DFLEXRING_STRESSED -I kernels [-fsanitize=thread]
-//         kernels/host/{items_stress,launch_collective}.cpp
+//         kernels/host/{items_stress,launch}.cpp
 //     items_stress SEED CALLS FILE [RULE]
 //
 // FILE has numbers: of ranks, and for each rank its vectors and its list, as `read_rank` reads them. Elements are 32-bit integers. Each world
@@ -93,7 +93,7 @@ class Rank {
         call.path = kListed;
         call.slices = 1;
         call.program = &program_;
-        launch_slowly(collective_kernel_named("flexring_collective_uint32"), call, random);
+        launch_slowly(kernel_named("flexring_collective_uint32"), call, random);
         ++steps;
         check(status_.failure == kNoFailure, "a call has failed");
         for (u64 nth = 0; nth < expected_.size(); ++nth) {

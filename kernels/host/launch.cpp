@@ -1,9 +1,9 @@
-// Runs the kernels of engine.cu on a CPU; see kernels.h.
+// Runs the kernels on a CPU; see kernels.h.
 #include "kernels.h"
 
-#include <algorithm>
+#include <memory>
 
-#include "../engine.cu"
+#include "../collective.cu"
 
 namespace flexring {
 namespace {
@@ -11,12 +11,11 @@ namespace {
 struct NamedKernel {
     const char* name;
     Kernel kernel;
-    // The work on a tile that is no copy.
-    void (*work)(const Tile&);
+    unsigned element;
 };
 
-#define FLEXRING_NAMED(name, Type) {"flexring_" #name, flexring_##name, Reducing<Type>::work},
-constexpr NamedKernel kKernels[] = {FLEXRING_TYPES(FLEXRING_NAMED){"flexring_copy", flexring_copy, Copying::work}};
+#define FLEXRING_NAMED(name, Type) {"flexring_collective_" #name, flexring_collective_##name, sizeof(Type::Stored)},
+constexpr NamedKernel kKernels[] = {FLEXRING_TYPES(FLEXRING_NAMED)};
 
 const NamedKernel* find(const char* name) {
     for (const NamedKernel& named : kKernels) {
@@ -25,58 +24,76 @@ const NamedKernel* find(const char* name) {
     return nullptr;
 }
 
+// A machine whose addresses are those of the host, and that nothing waits on.
+class PlainMachine final : public Machine {
+  public:
+    void* reach(void* at, u64, u32, bool) override { return at; }
+    void* reach_shared(void* at, u64, bool) override { return at; }
+    void end_reach() override {}
+    void pause() override { std::abort(); }
+    void published(const void*) override {}
+};
+
 }  // namespace
 
+const unsigned largest_block = kMaxThreads;
+
 Kernel kernel_named(const char* name) {
-    const NamedKernel* named = find(name);
+    const NamedKernel* const named = find(name);
     return named ? named->kernel : nullptr;
 }
 
-bool shares_cover(unsigned workers, unsigned tiles, unsigned ring, bool on_host, unsigned long long index) {
-    const u64 word = share_word(index, on_host, workers, tiles);
-    std::vector<u32> taken(tiles);
-    for (u32 worker = 0; worker < workers; ++worker) {
-        Share share{};
-        if (!share_of(word, index, worker, ring, share)) continue;
-        if (share.all != tiles || share.count == 0) return false;
-        for (u32 nth = 0; nth < share.count; ++nth) ++taken.at(share.first + nth);
-    }
-    Share share{};
-    const bool others = share_of(word, index, workers, ring, share) || share_of(word, index + kEntries, 0, ring, share);
-    return !others && std::all_of(taken.begin(), taken.end(), [](u32 times) { return times == 1; });
+void run_cta(Kernel kernel, const CollectiveParameters& parameters, unsigned grid, unsigned cta, Machine& machine) {
+    gridDim = {grid, 1, 1};
+    blockDim = {1, 1, 1};
+    blockIdx = {cta, 0, 0};
+    threadIdx = {0, 0, 0};
+    flexring::machine = &machine;
+    kernel(parameters);
+    flexring::machine = nullptr;
 }
 
-void run_cta(Kernel kernel, const LaunchParameters& parameters, unsigned grid, unsigned cta, Machine& machine) {
-    run_alone(kernel, parameters, grid, cta, machine);
-}
+void break_rule(unsigned rule) { broken_rule = rule; }
 
 }  // namespace flexring
 
-// Does the work of the descriptors in `entries`, without the protocol: every tile of each, by each of `block` threads in turn.
-// Returns 0, or -1 if there is no kernel of that name or the entries are not sound.
-extern "C" int flexring_host_work(const char* kernel, const void* entries, unsigned count, unsigned block) {
+// Adds `count` elements at each of `operands` addresses, by the list of a rank that is alone. Elements at addresses that are marked
+// with kScaled are multiplied by `factor`. Returns 0, or -1 if there is no kernel of that name, or there are too many operands.
+extern "C" int flexring_host_sum(const char* kernel, const unsigned long long* operands, unsigned count_of_operands, void* into,
+                                 unsigned long long count, unsigned operation, unsigned divide, double factor) {
     using namespace flexring;
-    const NamedKernel* named = find(kernel);
-    if (!named || count > kEntries || block == 0 || block > kMaxThreads) return -1;
-    static thread_local Descriptor ring[kEntries];
-    std::memcpy(ring, entries, count * sizeof(Descriptor));
-    gridDim = {1, 1, 1};
-    blockDim = {block, 1, 1};
-    blockIdx = {0, 0, 0};
-    for (u32 entry = 0; entry < count; entry += entries_of(ring[entry].operands)) {
-        const Descriptor& job = ring[entry];
-        if (job.operands == 0 || job.tiles == 0 || entry + entries_of(job.operands) > count) return -1;
-        for (u32 nth = 0; nth < job.tiles; ++nth) {
-            const Tile tile = tiles_of(ring, entry, nth, 1);
-            for (threadIdx = {0, 0, 0}; threadIdx.x < block; ++threadIdx.x) {
-                if (job.flags & kCopies) {
-                    copy(reinterpret_cast<u8*>(job.into) + tile.first, reinterpret_cast<const u8*>(job.at[0]) + tile.first,
-                         tile.count);
-                } else {
-                    named->work(tile);
-                }
-            }
+    const NamedKernel* const named = find(kernel);
+    if (!named || count_of_operands == 0 || count_of_operands >= kMostPlaces) return -1;
+    static thread_local const std::unique_ptr<CollectiveState> state(new CollectiveState{});
+    static thread_local CollectiveStatus status{};
+    state->peers[0] = state.get();
+    std::vector<ProgramItem> items;
+    std::vector<ProgramPlace> places;
+    bool scales = false;
+    for (u64 first = 0, longest = kSlotBytes / named->element; first == 0 || first < count; first += longest) {
+        ProgramItem item{};
+        item.elements = static_cast<u32>(count - first < longest ? count - first : longest);
+        item.first_place = static_cast<u32>(places.size());
+        item.sources = static_cast<unsigned short>(count_of_operands), item.destinations = 1;
+        // The rank's vectors begin at address 0. Those that are multiplied are its input.
+        for (u32 nth = 0; nth < count_of_operands; ++nth) {
+            const bool scaled = (operands[nth] & kScaled) != 0;
+            scales = scales || scaled;
+            places.push_back({scaled ? kInputPlace : kScratchPlace, 0, (operands[nth] & ~kScaled) / named->element + first});
         }
+        places.push_back({kOutputPlace, 0, reinterpret_cast<u64>(into) / named->element + first});
+        items.push_back(item);
     }
-    return 0;
+    for (ProgramItem& item : items) item.flags = kLast | (scales ? kScales : 0);
+    std::vector<u64> done(items.size());
+    Program program{};
+    program.items = items.data(), program.places = places.data(), program.done = done.data();
+    program.item_count = static_cast<u32>(items.size());
+    CollectiveParameters call{};
+    call.state = state.get(), call.status = &status, call.program = &program;
+    call.launch = 1, call.ranks = 1, call.slices = 1, call.path = kListed;
+    call.operation = operation, call.divide = divide, call.factor = factor;
+    PlainMachine machine;
+    run_cta(named->kernel, call, 1, 0, machine);
+    return status.failure == kNoFailure ? 0 : -1;
 }

@@ -79,8 +79,8 @@ class Machine {
     // As `reach`, for words that several CTAs access with atomic operations.
     virtual void* reach_shared(void* at, u64 bytes, bool write) = 0;
     virtual void end_reach() = 0;
-    // The CTA has nothing to do.
-    virtual void pause(bool fetcher) = 0;
+    // The CTA waits.
+    virtual void pause() = 0;
     // A word changes that other CTAs wait for.
     virtual void published(const void* word) = 0;
 };
@@ -90,7 +90,6 @@ inline thread_local Machine* machine = nullptr;
 
 inline u64 load_acquire_sys(const u64* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 inline u64 load_acquire_gpu(const u64* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-inline u32 load_acquire_gpu(const u32* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 inline u64 load_relaxed(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 inline u32 load_relaxed(const u32* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 inline u64 load_relaxed_sys(const u64* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
@@ -151,9 +150,7 @@ inline u64 nanoseconds() {
     return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
 }
 
-inline void pause_fetcher() { machine->pause(true); }
-inline void pause_poller() { machine->pause(false); }
-inline void pause_waiter() { machine->pause(true); }
+inline void pause_waiter() { machine->pause(); }
 
 template <class T>
 inline const T* reach_to_read(const T* at, u64 bytes) {

@@ -52,7 +52,7 @@ class SlowMachine final : public Machine {
     }
     void* reach_shared(void* at, u64, bool) override { return at; }
     void end_reach() override { lag(16, 200); }
-    void pause(bool) override {
+    void pause() override {
         if (++pauses_ % 16 == 0) {
             std::this_thread::sleep_for(microseconds(random_.below(30)));
         } else {

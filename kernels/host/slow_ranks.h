@@ -12,12 +12,12 @@ namespace flexring {
 
 // Runs a kernel to its end, with a random grid, of which a random number of CTAs are resident. `beside` may add threads.
 template <class Beside>
-inline void launch_slowly(CollectiveKernel kernel, const CollectiveParameters& call, Random& random, bool hurries, Beside beside) {
+inline void launch_slowly(Kernel kernel, const CollectiveParameters& call, Random& random, bool hurries, Beside beside) {
     const u32 grid = 1 + random.below(random.one_in(2) ? 1 : 5), resident = 1 + random.below(grid);
     std::atomic<u32> next{0};
     const auto place = [&](u64 seed) {
         SlowMachine machine(seed, hurries);
-        for (u32 cta; (cta = next.fetch_add(1, std::memory_order_relaxed)) < grid;) run_collective_cta(kernel, call, grid, cta, machine);
+        for (u32 cta; (cta = next.fetch_add(1, std::memory_order_relaxed)) < grid;) run_cta(kernel, call, grid, cta, machine);
     };
     std::vector<std::thread> others;
     for (u32 nth = 1; nth < resident; ++nth) others.emplace_back(place, random.bits());
@@ -25,7 +25,7 @@ inline void launch_slowly(CollectiveKernel kernel, const CollectiveParameters& c
     place(random.bits());
     for (std::thread& thread : others) thread.join();
 }
-inline void launch_slowly(CollectiveKernel kernel, const CollectiveParameters& call, Random& random) {
+inline void launch_slowly(Kernel kernel, const CollectiveParameters& call, Random& random) {
     launch_slowly(kernel, call, random, random.one_in(2), [](std::vector<std::thread>&) {});
 }
 

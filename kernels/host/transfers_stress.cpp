@@ -1,7 +1,7 @@
 // Moves messages between pairs of ranks on CPU threads, with random residency, delays and grids.
 //
 //     g++ -O1 -g -std=c++17 -ffp-contract=off -pthread -DFLEXRING_STRESSED -I kernels [-fsanitize=thread]
-//         kernels/host/{transfers_stress,launch_collective}.cpp
+//         kernels/host/{transfers_stress,launch}.cpp
 //     transfers_stress SEED WORLDS [RULE]
 //
 // Each world has some messages between collectives, in one order, which each rank divides into calls of its own. RULE is the number of a
@@ -87,7 +87,7 @@ class Rank {
         call.path = kTransfers;
         call.slices = collective;
         call.transfers = &table->all;
-        launch_slowly(collective_kernel_named("flexring_collective_uint8"), call, random);
+        launch_slowly(kernel_named("flexring_collective_uint8"), call, random);
         ++steps;
         if (status_.failure == kUnexpected) return false;
         check(status_.failure == kNoFailure || abandoned(), "a call has failed");

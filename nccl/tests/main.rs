@@ -95,7 +95,7 @@ fn processes_with_two_gpus_each_send_and_reduce_in_groups() {
 #[test]
 fn every_call_can_be_made_in_place_and_captured_into_a_graph() {
     for ranks in ["1", "2", "3"] {
-        passes_with("graphs", &[("SIMCUDA_GPUS", "1"), ("FLEXRING_GPU_ENGINE", "device")], &[ranks]);
+        passes_with("graphs", &[("SIMCUDA_GPUS", "1")], &[ranks]);
     }
 }
 

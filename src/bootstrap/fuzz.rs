@@ -466,7 +466,7 @@ fn environments_of_any_text() {
         if let Ok(identity) = identity(&config, lookup) {
             assert!(identity.rank < identity.world, "{identity:?}");
             let world = identity.world.min(1 << 16);
-            assert!(config.slots_for(1, world).checked_mul(config.gpu_slot_bytes(world)).is_some());
+            assert!(config.slots_for(1, world).checked_mul(config.subchunk.0).is_some());
         }
         let _ =
             (is_alone(&config, lookup), local_rank(lookup), SecretSource::of_settings(&config, JOB).is_ok());

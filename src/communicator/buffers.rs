@@ -2,7 +2,6 @@
 //!
 //! Owns the methods of the communicator for them.
 
-use super::registration_gate::GATE;
 use super::runner::CallRunner;
 use super::{Communicator, Registered};
 use crate::dtype::Element;
@@ -39,8 +38,7 @@ impl Communicator {
     }
 
     /// [`register`](Self::register) by address, for the C API. Ends with
-    /// [`deregister_piece`](Self::deregister_piece). For GPU memory, both wait until the host runs no call
-    /// of this process on a GPU, if there are RDMA devices.
+    /// [`deregister_piece`](Self::deregister_piece).
     #[doc(hidden)]
     pub fn register_piece(&self, piece: Piece) -> Result<()> {
         self.check_not_nested()?;
@@ -50,12 +48,7 @@ impl Communicator {
         }
         let runner = &self.runner;
         runner.open_gpu(piece)?;
-        if runner.user_memory.has_devices() {
-            GATE.register(runner.timeout, || runner.user_memory.register(piece, false))?;
-        } else {
-            // There is nothing to wait for.
-            runner.user_memory.register(piece, false)?;
-        }
+        runner.user_memory.register(piece, false)?;
         runner.offer_to_kernels(piece).inspect_err(|_| {
             let _ = self.deregister_piece(piece);
         })
@@ -82,11 +75,7 @@ impl Communicator {
         if !piece.is_host() {
             runner.take_from_kernels(piece)?;
         }
-        let deregister = || user_memory.deregister(piece, *timeout, &|| runner.check_waiting());
-        if piece.is_host() || !user_memory.has_devices() {
-            return deregister();
-        }
-        GATE.register(*timeout, deregister)
+        user_memory.deregister(piece, *timeout, &|| runner.check_waiting())
     }
 
     /// [`alloc`](Self::alloc) of plain bytes by address, for the C API. Ends with

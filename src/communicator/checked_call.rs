@@ -33,19 +33,12 @@ pub struct CheckedCall {
     pub(super) in_place: bool,
     /// Whether the caller's vectors are memory of a GPU.
     pub(super) on_gpu: bool,
-    /// Scratch memory on the GPU, which the caller's thread allocates; empty if none is needed.
-    pub(super) gpu_scratch: Piece,
 }
 
 impl CheckedCall {
     /// Whether the caller's vectors are memory of the host.
     pub fn is_on_host(&self) -> bool {
         !self.on_gpu
-    }
-
-    /// This call on copies of its vectors in host memory.
-    pub(super) fn staged(self, input: Piece, output: Piece) -> Self {
-        Self { input, output, in_place: false, ..self }
     }
 
     /// How elements are combined.
@@ -257,7 +250,6 @@ impl CallValidator<'_> {
         let whole = input.len();
         let checked = self.check(collective, 0, (input, 0), (output, 0), whole, dtype, ReduceOp::Sum)?;
         let checked = CheckedCall { blocks: Some(blocks), ..checked };
-        // Kernels run some.
         if checked.is_on_host() {
             checked.check_apart()?;
         }
@@ -357,7 +349,6 @@ impl CallValidator<'_> {
             count,
             in_place: in_place && overlap,
             on_gpu: !(input.is_host() && output.is_host()),
-            gpu_scratch: Piece::EMPTY,
             blocks: None,
             messages: None,
         })

@@ -8,14 +8,13 @@
 
 use super::call_queue::QueueTicket;
 use super::checked_wait::CHECK_INTERVAL;
-use super::gpu::PreparedLaunch;
 use super::launch_group::{Launch, ReadyLaunch};
-use super::registration_gate::{LaunchPermit, permit};
-use super::runner::{CallRunner, QueuedWork};
+use super::registration_gate::LaunchPermit;
+use super::runner::CallRunner;
 use super::{CallOutcome, CheckedCall, Communicator};
 use crate::call::Collective;
 use crate::device::CallerStream;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::Piece;
 use crate::process::DefaultFloatEnvironment;
 use crate::rank::Rank;
@@ -41,11 +40,6 @@ impl Communicator {
         }
         let runner = &self.runner;
         runner.check_usable()?;
-        if let Err(refusal) = checked.check_apart()
-            && !self.is_run_by_kernel(checked)
-        {
-            return Err(refusal);
-        }
         let shares_process = |peer: Rank| {
             peer != runner.rank && runner.launch_member.as_ref().is_some_and(|member| member.has_rank(peer))
         };
@@ -82,7 +76,7 @@ impl Communicator {
     #[doc(hidden)]
     pub fn submit_in_stream(
         &self,
-        mut checked: CheckedCall,
+        checked: CheckedCall,
         stream: CallerStream,
         other: Option<CallerStream>,
         awaited: bool,
@@ -94,52 +88,8 @@ impl Communicator {
         if let Some(outcome) = self.run_by_kernel(&checked, stream, other, awaited)? {
             return Ok(outcome);
         }
-        if checked.is_empty() {
-            // An empty call has no memory, so it needs no stream.
-            return self.submit(checked);
-        }
-        // Another thread may have chosen a plan meanwhile.
-        checked.check_apart()?;
-        let _call = self.begin_call()?;
-        let (small, collective) = (runner.is_small(&checked), checked.collective);
-        if !small && checked.is_collective() {
-            // Unlocked before memory is allocated: that may wait for calls which the worker looks up
-            // meanwhile.
-            let bytes = runner.lock_plans().scratch_bytes(&checked);
-            checked.gpu_scratch = runner.gpu_state.scratch(bytes)?;
-        }
-        // Held until the launch, because kernels must be launched in the order of their calls.
-        let submissions = self.lock_submissions();
-        let prepared = runner.gpu_state.prepare_launch(&checked, small, stream, other);
-        // A caller's mistake ends nothing. A failure of the GPU ends the communicator, because the other
-        // ranks wait for this one.
-        let (launch, resident) = prepared.map_err(|error| match error.kind() {
-            ErrorKind::System => runner.fail(error),
-            _ => error,
-        })?;
-        let run = if small {
-            let (input, output) = runner.gpu_state.staging(checked.input.len(), checked.output.len())?;
-            checked.staged(input, output)
-        } else {
-            checked
-        };
-        let (permit, running) = permit();
-        if run.is_collective() {
-            let _number = runner.queue.count_collective();
-        }
-        let outcome = self.enqueue(&submissions, QueuedWork::OnGpu(run, resident), Some(running))?;
-        runner.launch(launch, collective, permit).map_err(|error| runner.fail(error))?;
-        Ok(outcome)
-    }
-}
-
-impl Launch for PreparedLaunch {
-    fn launch(&mut self) -> Result<()> {
-        Self::launch(self)
-    }
-
-    fn record(self: Box<Self>) -> Result<()> {
-        Self::record(*self)
+        // A barrier, or a call without elements, has no memory, so it needs no stream.
+        self.submit(checked)
     }
 }
 

@@ -231,7 +231,6 @@ impl CallValidator<'_> {
             messages: Some(Arc::from(messages)),
             in_place: false,
             on_gpu,
-            gpu_scratch: Piece::EMPTY,
         })
     }
 }

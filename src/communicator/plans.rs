@@ -56,11 +56,8 @@ pub(super) struct Plans {
     reproducible: bool,
     /// Bytes of a slot of the pool, and of one in calls on a GPU.
     slot_bytes: usize,
-    gpu_slot_bytes: usize,
     /// Whether all ranks are on one node and share memory.
     one_node: bool,
-    /// Those of the executor's links, once the programs are prepared.
-    rails: usize,
     /// A call finds its program by few comparisons; hashing the key would take several times as long.
     lowered: BTreeMap<ProgramKey, LoweredProgram>,
     /// The chosen algorithm, and why it was chosen.
@@ -142,9 +139,7 @@ impl Plans {
             longest_by_node: thresholds::longest_block_by_node(config, topology),
             reproducible: config.reproducible.0,
             slot_bytes: config.subchunk.0,
-            gpu_slot_bytes: config.gpu_slot_bytes(topology.world()),
             one_node,
-            rails: 1,
             lowered: BTreeMap::new(),
             selection,
             are_automatic: config.chooses_no_plan(),
@@ -155,7 +150,7 @@ impl Plans {
     /// goes `straight` depends on no plan, and the ranks of an all-to-all have different counts, and vectors
     /// on the host or on a GPU, so they all take the latter.
     fn positions_for(&self, bytes: usize, straight: bool, on_gpu: bool) -> (usize, usize) {
-        let positions = self.positions(on_gpu);
+        let positions = self.positions(on_gpu && !straight);
         let last = positions.end - 1;
         // The rank in the middle of a star keeps whole sums, also in a reduce-scatter, for which GPUs have no
         // memory to spare.
@@ -209,16 +204,14 @@ impl Plans {
         programs
     }
 
-    /// Sets the bytes of a slot for vectors on the host, and on a GPU, which a tuning profile may have
-    /// changed.
-    pub(super) fn set_slot_bytes(&mut self, on_host: usize, on_gpu: usize) {
-        (self.slot_bytes, self.gpu_slot_bytes) = (on_host, on_gpu);
+    /// Sets the bytes of a slot, which a tuning profile may have changed.
+    pub(super) fn set_slot_bytes(&mut self, bytes: usize) {
+        self.slot_bytes = bytes;
     }
 
     /// Installs the programs of all-reduces without a factor, so that the first call is as fast as later
     /// ones.
     pub(super) fn prepare(&mut self, executor: &mut Executor) -> Result<()> {
-        self.rails = executor.rails();
         self.usual_programs().into_iter().try_for_each(|key| self.install(key, executor).map(drop))
     }
 
@@ -314,13 +307,6 @@ impl Plans {
         Ok(Installed { number, digest: *digest, facts, scratch_bytes })
     }
 
-    /// Bytes of scratch memory that `checked` needs when it runs a program.
-    pub(super) fn scratch_bytes(&mut self, checked: &CheckedCall) -> usize {
-        let key = self.key_of(checked);
-        let facts = self.facts(checked, self.all[key.0].subchunk);
-        scratch_layout::scratch_bytes(&self.lowered(key).program, &facts)
-    }
-
     /// The list by which a kernel runs `checked`, in messages of at most `longest` bytes, and how to make it.
     #[cfg(feature = "cuda")]
     pub(super) fn list_key(&self, checked: &CheckedCall, longest: usize) -> ListKey {
@@ -346,7 +332,7 @@ impl Plans {
         most_places: usize,
     ) -> Result<DeviceProgram> {
         let longest = Self::item_bytes(checked.whole_bytes(), longest);
-        let facts = CallFacts { on_gpu: false, slot_bytes: longest, ..self.facts(checked, longest) };
+        let facts = CallFacts { slot_bytes: longest, ..self.facts(checked, longest) };
         let program = &self.lowered(key.1).program;
         let layout = CallLayout::of_program(&facts, program)?;
         let list = DeviceProgram::new(program, &layout, most_places)?;
@@ -373,13 +359,9 @@ impl Plans {
             count: checked.count,
             element_bytes: checked.dtype.size(),
             world: self.main().plan.schedule().world(),
-            one_node: self.one_node,
-            rails: self.rails,
             in_place: checked.in_place,
-            on_gpu: checked.on_gpu,
             output_bytes: checked.output.len(),
             slot_bytes: self.slot_bytes.min(subchunk),
-            gpu_slot_bytes: self.gpu_slot_bytes,
         }
     }
 

@@ -7,7 +7,7 @@ use super::block_lists::BlockLists;
 use super::call_queue::{CallQueue, QueueTicket};
 use super::checked_call::{CallValidator, CheckedCall};
 use super::control_plane::ControlPlane;
-use super::gpu::{self, GpuState, KernelOffer, RelayedCall, ResidentCall, most_ctas};
+use super::gpu::{self, GpuState, KernelOffer, RelayedCall, most_ctas};
 use super::launch_group::LaunchMember;
 use super::plans::{Installed, Plans};
 use super::registration_gate::RunningCall;
@@ -16,7 +16,6 @@ use super::shared_call::SharedCall;
 use super::user_memory::UserMemory;
 use crate::bootstrap::Abort;
 use crate::call::Call;
-use crate::device::kernel_start::wait_started;
 use crate::error::{Error, ErrorKind, Result};
 use crate::executor::{BoundCall, BoundGroup, CallPath, Executor};
 use crate::fault::Fault;
@@ -36,9 +35,8 @@ pub(super) struct CallRunner {
     pub rank: Rank,
     /// Number of ranks.
     pub world: usize,
-    /// Longest vector, in bytes, that takes the path for small messages, on the host and on a GPU.
+    /// Longest vector, in bytes, that takes the path for small messages.
     pub small: usize,
-    pub small_on_gpu: usize,
     /// Whether the path for small messages exists: all ranks share memory, and there is more than one.
     pub has_small_path: bool,
     /// The ranks that share memory, this one included.
@@ -55,8 +53,6 @@ pub(super) struct CallRunner {
     /// The ranks whose kernels reach each other's GPU memory, this one included: those of its node, or it
     /// alone. Set before the first call.
     pub kernel_node: OnceLock<Vec<Rank>>,
-    /// Whether some ranks with kernels are threads of one process. Equal on all ranks.
-    pub kernels_share_process: AtomicBool,
     /// This rank among those of its process, if there are others.
     pub launch_member: Option<LaunchMember>,
     /// Whether the communicator is being dropped.
@@ -122,9 +118,6 @@ pub(super) type Submit = Box<dyn Fn(&Arc<CallRunner>, QueuedCall) -> Result<()> 
 pub(super) enum QueuedWork {
     /// A call on host memory.
     Call(CheckedCall),
-    /// One on a GPU, with the kernel that the host gives its work. Dropping that ends it, so that its stream
-    /// continues.
-    OnGpu(CheckedCall, ResidentCall),
     /// Messages of calls that kernels run.
     Relayed(RelayedCall),
 }
@@ -154,8 +147,6 @@ impl CallRunner {
         let reaches_node = |rank: &Rank| offers[*rank].as_ref().is_some_and(|offer| offer.reaches_node);
         let is_node = self.node.iter().all(reaches_node);
         let _ = self.kernel_node.set(if is_node { self.node.clone() } else { vec![self.rank] });
-        let share_process = offers.iter().flatten().any(|offer| offer.shares_process);
-        self.kernels_share_process.store(share_process, Ordering::Relaxed);
     }
 
     /// Runs a queued call, on a worker.
@@ -175,18 +166,10 @@ impl CallRunner {
 
     /// Does what is queued, whose turn it is, behind this number of collectives that kernels run.
     fn run_in_turn(&self, work: QueuedWork, kernels: u64) -> Result<()> {
-        let (call, resident) = match work {
-            QueuedWork::Call(call) => return self.run(&call, kernels),
-            QueuedWork::Relayed(relayed) => return self.run_relayed(relayed, kernels),
-            QueuedWork::OnGpu(call, resident) => (call, resident),
-        };
-        let _no_driver = gpu::forbid_calls();
-        // Wait for the stream within the turn, because the next call may rely on all earlier ones being over.
-        let started = wait_started(|| resident.has_started(), &self.fault, self.spin, &self.leaving);
-        started.map_err(|failure| self.fail(failure))?;
-        self.run(&call, kernels)?;
-        // The stream continues before the next call gets its turn.
-        resident.finish(self.timeout).map_err(|failure| self.fail(failure))
+        match work {
+            QueuedWork::Call(call) => self.run(&call, kernels),
+            QueuedWork::Relayed(relayed) => self.run_relayed(relayed, kernels),
+        }
     }
 
     /// Runs a call whose turn it is, behind this number of collectives that kernels run.
@@ -347,7 +330,7 @@ impl CallRunner {
             call,
             input: checked.input,
             output: checked.output,
-            scratch: self.scratch(checked, scratch_bytes, state).map_err(fail)?,
+            scratch: self.scratch(scratch_bytes, state).map_err(fail)?,
             in_place: checked.in_place,
             arithmetic: checked.arithmetic(),
             average: checked.averages(),
@@ -380,10 +363,11 @@ impl CallRunner {
         Ok(())
     }
 
-    /// Whether a call takes the path for small messages. Vectors on a GPU are staged in host memory then.
+    /// Whether a call takes the path for small messages.
     pub(super) fn is_small(&self, checked: &CheckedCall) -> bool {
-        let longest = if checked.on_gpu { self.small_on_gpu } else { self.small };
-        self.has_small_path && SmallLayout::exists_for(checked.collective) && checked.whole_bytes() <= longest
+        self.has_small_path
+            && SmallLayout::exists_for(checked.collective)
+            && checked.whole_bytes() <= self.small
     }
 
     /// How the call is executed, the digest by which ranks check that they execute it alike, and the bytes of
@@ -397,17 +381,10 @@ impl CallRunner {
         Ok((CallPath::Program { number, facts }, digest, scratch_bytes))
     }
 
-    /// Scratch memory of this many bytes, on the GPU if the vectors are there.
-    fn scratch(&self, checked: &CheckedCall, bytes: usize, state: &mut RunnerState) -> Result<Piece> {
+    /// Scratch memory of this many bytes.
+    fn scratch(&self, bytes: usize, state: &mut RunnerState) -> Result<Piece> {
         if bytes == 0 {
             return Ok(Piece::EMPTY);
-        }
-        if checked.on_gpu {
-            if checked.gpu_scratch.len() < bytes {
-                let message = "a plan was set while another thread made this call: set plans between calls";
-                return Err(Error::invalid_argument(message));
-            }
-            return Ok(checked.gpu_scratch);
         }
         if state.scratch.as_ref().is_none_or(|scratch| scratch.len() < bytes) {
             state.scratch = None;

@@ -142,11 +142,6 @@ impl UserMemory {
         self.node.retire();
     }
 
-    /// Whether there are devices that memory is registered with.
-    pub(super) fn has_devices(&self) -> bool {
-        self.registrar.is_some()
-    }
-
     /// Whether registered memory is shared with neighbours, where it can be.
     pub(super) fn shares(&self) -> bool {
         self.shares
@@ -178,8 +173,13 @@ impl UserMemory {
         Ok(())
     }
 
+    /// Memory of a GPU is not registered: devices access the slots of kernels only.
+    fn registrar_of(&self, piece: Piece) -> Option<&Arc<dyn Registrar>> {
+        self.registrar.as_ref().filter(|_| piece.is_host())
+    }
+
     fn register_with_devices(&self, piece: Piece) -> Result<()> {
-        if let Some(registrar) = &self.registrar {
+        if let Some(registrar) = self.registrar_of(piece) {
             registrar.register(piece)?;
         }
         reach(FaultPoint::MemoryRegistered);
@@ -215,7 +215,7 @@ impl UserMemory {
         let on_devices = registration.on_devices;
         let last = if registration.count == 0 { registered.by_range.remove(&range) } else { None };
         let deregistered =
-            self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.deregister(on_devices));
+            self.registrar_of(on_devices).map_or(Ok(()), |registrar| registrar.deregister(on_devices));
         // Its pages become private after the devices have given them up, and are counted until they are, so
         // that a call that begins meanwhile waits for the lock.
         if let Some(UserRegistration { pages, .. }) = last {

@@ -16,7 +16,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 /// The arithmetic of a reduction. Averages and factors are separate: see [`Finish`] and [`Operand`].
-/// The numbers are those of `Operation` in `kernels/engine.h`.
+/// The numbers are those of `Operation` in `kernels/collective.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Arithmetic {

@@ -11,6 +11,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Bytes of a slot: the longest message of a kernel.
+pub(crate) const SLOT: usize = 128 << 10;
 /// Slots of each direction, at most: a power of two. As many messages as a TCP link has in flight.
 const MOST_SLOTS: usize = 16;
 /// Bytes of the slots of a rank's links to all ranks, as long as two for each direction are enough.
@@ -29,9 +31,9 @@ pub(crate) struct RelaySlots {
 
 impl RelaySlots {
     /// Those of links between the ranks of a world.
-    pub(crate) fn of_world(world: usize, bytes: usize) -> Self {
-        let room = BYTES_OF_ALL / (2 * bytes * world.max(1));
-        Self { count: 1 << room.clamp(2, MOST_SLOTS).ilog2(), bytes }
+    pub(crate) fn of_world(world: usize) -> Self {
+        let room = BYTES_OF_ALL / (2 * SLOT * world.max(1));
+        Self { count: 1 << room.clamp(2, MOST_SLOTS).ilog2(), bytes: SLOT }
     }
 
     /// Bytes of a direction.
@@ -43,6 +45,12 @@ impl RelaySlots {
     const fn at(self, number: u64) -> usize {
         number as usize % self.count * self.bytes
     }
+}
+
+/// Bytes of the slots of a rank's links to all other ranks of a world, if it has a GPU.
+#[must_use]
+pub fn relay_bytes(world: usize) -> usize {
+    world.saturating_sub(1) * 2 * RelaySlots::of_world(world).len()
 }
 
 /// An array of words, with one for each slot. The numbers of messages count from 1, over all calls.
@@ -202,7 +210,7 @@ mod tests {
 
     #[test]
     fn links_of_large_worlds_have_fewer_slots() {
-        let slots = |world| RelaySlots::of_world(world, 128 << 10).count;
+        let slots = |world| RelaySlots::of_world(world).count;
         assert_eq!([2, 128, 129, 1024, 5000].map(slots), [16, 16, 8, 2, 2]);
     }
 

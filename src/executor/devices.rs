@@ -1,32 +1,22 @@
-//! The devices of a rank: one for host memory, and one for GPU memory if there is a GPU.
+//! The device of a rank, which adds and copies in host memory.
 //!
-//! Owns which device runs a job, and the number of jobs in flight.
+//! Owns the number of jobs in flight.
 
 use crate::device::{Device, Job, Submitted};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use std::time::{Duration, Instant};
 
-/// The devices of one rank.
+/// The device of one rank, and its work.
 pub(super) struct Devices {
     host: Box<dyn Device>,
-    gpu: Option<Box<dyn Device>>,
     /// The number of jobs in flight.
     under_way: usize,
 }
 
 impl Devices {
     pub(super) fn new(host: Box<dyn Device>) -> Self {
-        Self { host, gpu: None, under_way: 0 }
-    }
-
-    pub(super) fn use_gpu(&mut self, gpu: Box<dyn Device>) {
-        self.gpu = Some(gpu);
-    }
-
-    /// Never frees what the GPU's device holds.
-    pub(super) fn leak_gpu(&mut self) {
-        std::mem::forget(self.gpu.take());
+        Self { host, under_way: 0 }
     }
 
     /// Whether jobs are in flight.
@@ -34,27 +24,23 @@ impl Devices {
         self.under_way > 0
     }
 
-    /// Starts a job: on the host if all its memory is host memory, otherwise on the GPU.
+    /// Starts a job. All its memory is host memory.
     pub(super) fn submit(&mut self, job: &Job<'_>, ticket: u64) -> Result<Submitted> {
-        let on_host = job.into.is_host() && job.operands.iter().all(|operand| operand.piece.is_host());
-        let device = if on_host { Some(&mut self.host) } else { self.gpu.as_mut() };
-        let device =
-            device.ok_or_else(|| Error::internal("a job uses GPU memory, but the executor has no GPU"))?;
-        let submitted = device.submit(job, ticket)?;
+        if !job.into.is_host() || job.operands.iter().any(|operand| !operand.piece.is_host()) {
+            return Err(Error::internal("a job of the host uses GPU memory"));
+        }
+        let submitted = self.host.submit(job, ticket)?;
         self.under_way += usize::from(submitted == Submitted::InFlight);
         Ok(submitted)
     }
 
     /// Reports the tickets of jobs that have finished.
     pub(super) fn poll(&mut self, finished: &mut dyn FnMut(u64)) -> Result<()> {
-        let Self { host, gpu, under_way } = self;
-        for device in std::iter::once(host).chain(gpu) {
-            device.poll(&mut |ticket| {
-                *under_way -= 1;
-                finished(ticket);
-            })?;
-        }
-        Ok(())
+        let Self { host, under_way } = self;
+        host.poll(&mut |ticket| {
+            *under_way -= 1;
+            finished(ticket);
+        })
     }
 
     /// Runs one job to its end. No other job may be in flight.
@@ -97,9 +83,6 @@ impl Devices {
     /// Aborts all jobs: afterwards none accesses memory, and none is reported.
     pub(super) fn abort(&mut self) {
         self.host.abort();
-        if let Some(gpu) = &mut self.gpu {
-            gpu.abort();
-        }
         self.under_way = 0;
     }
 }

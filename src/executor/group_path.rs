@@ -168,7 +168,7 @@ impl GroupPath {
             .flat_map(|peer| &self.exchanges[*peer])
             .map(|peer| peer.staging(resources))
             .sum();
-        if staging > 0 && !bound.call.on_gpu {
+        if staging > 0 {
             resources.slots.populate();
         }
         let quota = resources.slots.count() / staging.max(1);

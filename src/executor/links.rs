@@ -36,11 +36,6 @@ impl Links {
             * self.routes.len()
     }
 
-    /// Over how many ports the messages of a link are spread at most. Equal on all ranks.
-    pub(super) fn rails(&self) -> usize {
-        self.transports.iter().map(|transport| transport.common().rails()).max().unwrap_or(1)
-    }
-
     /// All transports, in the order that [`route`](Self::route) counts in.
     pub(super) fn transports(&self) -> &[AnyTransport] {
         &self.transports
@@ -158,11 +153,6 @@ impl Links {
         self.in_place().for_each(|transport| transport.open_neighbours());
     }
 
-    /// Checks which neighbours have opened this rank's GPU memory.
-    pub(super) fn settle_sharing(&mut self) {
-        self.in_place().for_each(|transport| transport.settle_sharing());
-    }
-
     /// The GPU memory of peers that is open.
     pub(super) fn opened_gpus(&self) -> Vec<(Rank, Piece)> {
         let opened = |transport: &AnyTransport| match transport {
@@ -177,15 +167,6 @@ impl Links {
     pub(super) fn leak(&mut self) {
         self.transports.iter().for_each(|transport| transport.common().end_sharing());
         std::mem::forget(std::mem::take(&mut self.transports));
-    }
-
-    /// Peers' memory that views of calls on a GPU lie in.
-    pub(super) fn view_pools(&self) -> Vec<Piece> {
-        let pools = |transport: &AnyTransport| match transport {
-            AnyTransport::InPlace(transport) => transport.view_pools(),
-            AnyTransport::Posted(_) => Vec::new(),
-        };
-        self.transports.iter().flat_map(pools).collect()
     }
 
     /// By peer on the node, the memory of messages that kernels write.

@@ -89,19 +89,6 @@ pub struct ExecutorParts {
     pub trace: Trace,
 }
 
-/// What an executor needs for vectors in the memory of a GPU.
-pub struct GpuParts {
-    /// The device that adds and copies there, and between the GPU and the host.
-    pub device: Box<dyn Device>,
-    /// The slots of the pool in calls on the GPU, in pinned host memory: as many as in calls on the host, and
-    /// one more that is the executor's own.
-    pub slots: Vec<Piece>,
-    /// The GPU-memory counterpart of each of these slots, for transports that reach it.
-    pub on_gpu: Vec<Piece>,
-    /// Access to the GPU memory of neighbours, and theirs to this rank's, if they have any.
-    pub sharing: Option<Box<dyn Sharing>>,
-}
-
 /// One rank's links and devices, and the programs that run on them.
 pub struct Executor {
     resources: Resources,
@@ -156,27 +143,13 @@ impl Executor {
         })
     }
 
-    /// Adds a GPU: vectors may be in its memory from now on.
-    ///
-    /// # Errors
-    /// As for [`install`](Self::install).
-    pub fn use_gpu(&mut self, parts: GpuParts) -> Result<()> {
-        if let Some(sharing) = parts.sharing {
-            self.resources.links.share_gpu(sharing);
-        }
-        self.resources.slots.use_gpu(parts.slots, parts.on_gpu);
-        self.resources.devices.use_gpu(parts.device);
-        self.programs.reinstall(&self.resources)
+    /// Shares memory of a GPU with the neighbours, if there are any.
+    pub fn share_gpu(&mut self, sharing: Box<dyn Sharing>) {
+        self.resources.links.share_gpu(sharing);
     }
 
-    /// Over how many ports the messages of a link are spread at most. Equal on all ranks.
-    #[must_use]
-    pub fn rails(&self) -> usize {
-        self.resources.links.rails()
-    }
-
-    /// Opens the GPU memory that neighbours share. All of them have called [`use_gpu`](Self::use_gpu), if
-    /// they have a GPU yet.
+    /// Opens the GPU memory that neighbours share. All of them have called [`share_gpu`](Self::share_gpu),
+    /// if they have a GPU yet.
     pub fn open_neighbours(&mut self) {
         self.resources.links.open_neighbours();
     }
@@ -187,21 +160,9 @@ impl Executor {
         self.resources.links.opened_gpus()
     }
 
-    /// Checks which neighbours have opened this rank's GPU memory. All of them have called
-    /// [`open_neighbours`](Self::open_neighbours).
-    pub fn settle_sharing(&mut self) {
-        self.resources.links.settle_sharing();
-    }
-
     /// Never frees what a kernel accesses, because one has not ended.
     pub fn leak(&mut self) {
-        self.resources.devices.leak_gpu();
         self.resources.links.leak();
-    }
-
-    /// The memory of peers that views of calls on a GPU lie in.
-    pub fn view_pools(&self) -> Vec<Piece> {
-        self.resources.links.view_pools()
     }
 
     /// By peer on the node, the memory of messages that kernels write.

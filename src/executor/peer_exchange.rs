@@ -10,7 +10,6 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::fault_point::{FaultPoint, reach};
 use crate::memory::{Piece, read_bytes, write_bytes};
-use crate::plan::call_layout;
 use crate::plan::pipeline::{Action, Binding, LinkProfile, Location, Pipeline, Staging, Violation};
 use crate::plan::program::{BufferKind, Program, StepId};
 use crate::rank::Rank;
@@ -343,14 +342,10 @@ impl Direction {
                 resources.send(peer, piece, MessagePart { step: 0, sub, bytes: piece.len() })
             }
             Action::PostRecv { location, sub, .. } => {
-                if let Location::Slot(slot) = location {
-                    self.choose_memory(resources, peer, slot as usize);
-                }
                 let piece = self.piece(resources, location, sub)?;
                 resources.post_recv(peer, piece, MessagePart { step: 0, sub, bytes: piece.len() })
             }
             Action::Stage { sub, buffer, slot, .. } => {
-                self.choose_memory(resources, peer, slot as usize);
                 let from = self.piece(resources, Location::Buffer(buffer), sub)?;
                 let into = self.piece(resources, Location::Slot(slot), sub)?;
                 self.copy(resources, peer, (from, into), (sub, true, false))
@@ -402,23 +397,6 @@ impl Direction {
         self.pipeline.combine_complete(0).map_err(Error::from)
     }
 
-    /// Chooses the memory of a slot: the GPU's if the message is there and the link reaches it.
-    fn choose_memory(&self, resources: &mut Resources, peer: Rank, slot: usize) {
-        let slot = self.base + slot;
-        let Some(on_gpu) = resources.slots.on_gpu(slot) else { return };
-        let transport = resources.links.to(peer);
-        let reaches = || match transport {
-            AnyTransport::Posted(posted) if !self.is_send => posted.can_recv_into(on_gpu),
-            _ => transport.common().can_send_from(on_gpu),
-        };
-        let memory = call_layout::slot_memory(self.is_on_gpu(), reaches);
-        resources.slots.set_memory(slot, memory);
-    }
-
-    fn is_on_gpu(&self) -> bool {
-        self.messages.front().is_some_and(|message| !message.piece.is_host())
-    }
-
     fn message(&self) -> Result<PeerMessage> {
         let message = self.messages.front().copied();
         message.ok_or_else(|| Error::from(Violation("an action without a message".to_owned())))
@@ -432,9 +410,7 @@ impl Direction {
         let (start, len) = (elements.start as usize * size, (elements.end - elements.start) as usize * size);
         Ok(match location {
             Location::Buffer(_) => message.piece.narrow(start, len),
-            Location::Slot(slot) => {
-                resources.slots.piece(self.base + slot as usize, self.is_on_gpu()).narrow(0, len)
-            }
+            Location::Slot(slot) => resources.slots.piece(self.base + slot as usize).narrow(0, len),
             Location::Peer { message, .. } => self.views[message as usize % self.views.len()],
         })
     }

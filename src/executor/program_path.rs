@@ -78,14 +78,6 @@ impl ProgramPath {
         Ok(ProgramNumber(self.pipelines.len() - 1))
     }
 
-    /// Makes all pipelines again, because the resources have changed.
-    pub(super) fn reinstall(&mut self, resources: &Resources) -> Result<()> {
-        for installed in &mut self.pipelines {
-            *installed = pipeline(resources, Arc::clone(installed.program()))?;
-        }
-        Ok(())
-    }
-
     /// Removes all programs; their numbers may be used again.
     pub(super) fn clear(&mut self) {
         self.pipelines.clear();
@@ -170,7 +162,7 @@ impl ProgramPath {
         }
         let pipeline = &mut self.pipelines[self.current];
         let stages = staging.iter().any(|staging| *staging != Staging::default());
-        if stages && pipeline.program().waves.is_some() && !active.bound.call.on_gpu {
+        if stages && pipeline.program().waves.is_some() {
             resources.slots.populate();
         }
         self.peers.clear();
@@ -279,14 +271,10 @@ impl ProgramPath {
                 resources.send(peer, piece, MessagePart { step, sub, bytes: piece.len() })
             }
             Action::PostRecv { peer, location, step, sub } => {
-                if let Location::Slot(slot) = location {
-                    choose_recv_memory(resources, active, peer, slot as usize);
-                }
                 let piece = self.piece(resources, active, location, step, sub);
                 resources.post_recv(peer, piece, MessagePart { step, sub, bytes: piece.len() })
             }
             Action::Stage { step, sub, buffer, slot } => {
-                self.choose_staging_memory(resources, active, step, slot as usize);
                 let from = self.piece(resources, active, Location::Buffer(buffer), step, sub);
                 let into = self.piece(resources, active, Location::Slot(slot), step, sub);
                 let ticket = Ticket { step, sub, stages: true, reads_views: false };
@@ -365,26 +353,6 @@ impl ProgramPath {
         self.pipeline().combine_complete(ticket.step).map_err(Error::from)
     }
 
-    /// Chooses the memory of a slot that a step's messages are staged in: all their links must be able to
-    /// send from it.
-    fn choose_staging_memory(
-        &self,
-        resources: &mut Resources,
-        active: &LaidOutCall,
-        step: StepId,
-        slot: usize,
-    ) {
-        let Some(on_gpu) = resources.slots.on_gpu(slot) else { return };
-        let Body::Send { peers, .. } = &*self.pipelines[self.current].program().steps[step as usize].body
-        else {
-            return;
-        };
-        let links = &resources.links;
-        let reach = || peers.iter().all(|peer| links.to(*peer).common().can_send_from(on_gpu));
-        let memory = call_layout::slot_memory(active.bound.call.on_gpu, reach);
-        resources.slots.set_memory(slot, memory);
-    }
-
     /// The bytes of a step's sub-chunk at a location.
     fn piece(
         &self,
@@ -409,7 +377,7 @@ impl ProgramPath {
                 };
                 vector.narrow(place as usize * size, len)
             }
-            Location::Slot(slot) => resources.slots.piece(slot as usize, bound.call.on_gpu).narrow(0, len),
+            Location::Slot(slot) => resources.slots.piece(slot as usize).narrow(0, len),
             Location::Peer { peer, message } => {
                 let views = &self.views[peer];
                 views[message as usize % views.len()]
@@ -460,10 +428,7 @@ fn pipeline(resources: &Resources, program: Arc<Program>) -> Result<Pipeline> {
         let transport = resources.links.to(peer);
         let delivery = match transport {
             AnyTransport::InPlace(_) => LinkDelivery::InPlace,
-            // Memory of a GPU is staged where a transport does not reach it.
-            AnyTransport::Posted(posted) => {
-                LinkDelivery::Posted { may_stage: posted.stages_host_memory() || resources.slots.have_gpu() }
-            }
+            AnyTransport::Posted(posted) => LinkDelivery::Posted { may_stage: posted.stages_host_memory() },
         };
         call_layout::link_profile(delivery, transport.common().window(), share)
     };
@@ -485,22 +450,10 @@ fn staging_of(transport: &AnyTransport, bound: &BoundCall) -> Staging {
     call_layout::staging(access(bound.input), access(bound.output), access(bound.scratch))
 }
 
-/// Chooses the memory of a slot that a message of `peer` is received into.
-fn choose_recv_memory(resources: &mut Resources, active: &LaidOutCall, peer: Rank, slot: usize) {
-    let (Some(on_gpu), AnyTransport::Posted(transport)) =
-        (resources.slots.on_gpu(slot), resources.links.to(peer))
-    else {
-        return;
-    };
-    let memory = call_layout::slot_memory(active.bound.call.on_gpu, || transport.can_recv_into(on_gpu));
-    resources.slots.set_memory(slot, memory);
-}
-
 /// Copies the input to the spare slot, where it can be read while the output is written.
 fn copy_input(resources: &mut Resources, bound: &BoundCall) -> Result<Piece> {
     let len = bound.input.len();
-    let slots = &resources.slots;
-    let into = if bound.input.is_host() { slots.spare(len) } else { slots.gpu_spare(len) };
+    let into = resources.slots.spare(len);
     let operands = [Operand { piece: bound.input, factor: None }];
     resources.trace.job_begins(JobKind::Copy, OUTSIDE_JOB, MessagePart::outside(len));
     resources.devices.run(&copy(bound, into, &operands), &resources.fault, resources.wait.timeout())?;

@@ -80,11 +80,6 @@ pub trait Transport: Send {
     /// `SendComplete`; in the other, posted receives before their `RecvComplete`, or unreleased views.
     fn window(&self) -> usize;
 
-    /// Over how many ports the messages of a link are spread at most. Equal on all ranks.
-    fn rails(&self) -> usize {
-        1
-    }
-
     /// Begins call `sequence`: from now on one [`Event::PeerEntered`] may be reported per peer, and then its
     /// messages. Nothing that a peer sends in a later call is reported before that call begins here.
     fn begin(&mut self, sequence: u64);
@@ -189,24 +184,15 @@ pub trait InPlaceTransport: Transport {
     /// `PeerLost` if a peer has aborted the call, so that what was read may be anything.
     fn check_reads(&self) -> Result<()>;
 
-    /// Publishes this rank's GPU memory to the peers. The first of three steps before the first call: then
-    /// [`open_neighbours`](Self::open_neighbours), then [`settle_sharing`](Self::settle_sharing), each after
-    /// all ranks have done the previous one.
+    /// Publishes this rank's GPU memory to the peers. The first of two steps before the first call: then
+    /// [`open_neighbours`](Self::open_neighbours), after all ranks have done this.
     fn share_gpu(&mut self, sharing: Box<dyn Sharing>);
 
-    /// Opens the GPU memory that peers have published: views may lie in it from now on. No peer publishes any
-    /// later.
+    /// Opens the GPU memory that peers have published. No peer publishes any later.
     fn open_neighbours(&mut self);
-
-    /// Checks whether all peers have opened this rank's GPU memory, so that messages may be sent from it. No
-    /// peer opens it later.
-    fn settle_sharing(&mut self);
 
     /// The GPU memory of peers that is open, with their ranks.
     fn opened_gpus(&self) -> Vec<(Rank, Piece)>;
-
-    /// The peers' host memory that views of calls on a GPU lie in, valid as long as the transport.
-    fn view_pools(&self) -> Vec<Piece>;
 
     /// By peer, the memory of messages that kernels write.
     fn relay_slots(&self) -> Vec<NeighbourSlots>;

@@ -30,12 +30,6 @@ static inline void use_gpu(int gpu) {
     CUDA(cuCtxSetCurrent, (void *), context);
 }
 
-/* Whether the host runs calls, and not kernels. */
-static inline int host_runs_calls(void) {
-    const char *engine = getenv("FLEXRING_GPU_ENGINE");
-    return engine != NULL && strcmp(engine, "host") == 0;
-}
-
 static inline void *new_stream(void) {
     void *stream;
     CUDA(cuStreamCreate, (void **, unsigned), &stream, 1);

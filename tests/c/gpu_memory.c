@@ -32,7 +32,7 @@ static void run(int rank) {
     fprintf(stderr, "rank %d: %zu KiB on the GPU, %zu KiB pinned\n", rank, gpu / KIB, host / KIB);
     /* Less than 1 MiB was not measured. */
     CHECK(gpu > MIB && gpu <= 48 * MIB);
-    CHECK(host > MIB && host <= 16 * MIB);
+    CHECK(host > 0 && host <= MIB);
     WORKS(flexring_comm_free(comm));
 }
 

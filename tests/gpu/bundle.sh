@@ -23,7 +23,7 @@ tests/gpu/run --programs | while IFS=$'\t' read -r name path; do
 done
 # The release build of the workspace, which --programs has made, contains it.
 cp -L "${CARGO_TARGET_DIR:-target}/release/libflexring_nccl.so" "$tree/lib/"
-for program in flexring suite gpu_reduce gpu_latency gpu_replays; do [ -e "$tree/bin/$program" ]; done
+for program in flexring suite gpu_latency gpu_replays; do [ -e "$tree/bin/$program" ]; done
 [ -e "$tree/lib/libflexring.so" ]
 kernels=$("$tree/bin/flexring" doctor | grep "GPU kernels:" || true)
 if [[ $kernels != *"machine code"* ]]; then

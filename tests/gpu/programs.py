@@ -148,7 +148,7 @@ def build(benches, features):
     tests = ["test", *chosen, "--no-run", "--lib", "--bins", "--test", "suite"]
     wanted = [[*tests, "--features", features] if features else tests]
     if benches:
-        wanted = [["build", "--release"], *wanted, ["bench", "--no-run", "--bench", "gpu_reduce", "--bench", "gpu_latency", "--bench", "gpu_replays"]]
+        wanted = [["build", "--release"], *wanted, ["bench", "--no-run", "--bench", "gpu_latency", "--bench", "gpu_replays"]]
     for arguments in wanted:
         built = subprocess.run([cargo, *arguments, "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         if built.returncode:

@@ -4,7 +4,7 @@
 //! [`Rules::PROTOCOL`] and fails with each of its rules broken. Must not depend on the code that it models,
 //! which is CUDA C++. A CTA is one thread.
 //!
-//! As in `engine_model.rs`, a poll that does not find what it waits for ends its thread. loom executes the
+//! A poll that does not find what it waits for ends its thread. loom executes the
 //! accesses of a thread in the order of its program, and stores to one word in the order in which they were
 //! executed.
 

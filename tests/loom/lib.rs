@@ -13,7 +13,6 @@ mod call_queue;
 #[allow(dead_code, reason = "the tests use a part of it")]
 mod checked_wait;
 mod collective_model;
-mod engine_model;
 mod gpu_model;
 #[path = "../../src/transport/shm/need_wakeup.rs"]
 #[allow(dead_code, reason = "the tests use a part of it")]

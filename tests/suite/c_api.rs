@@ -113,10 +113,7 @@ fn on_simulated_gpus(source: &str, run: impl FnOnce(&dyn Fn() -> Command)) {
 fn bad_gpu_memory_and_bad_streams_are_refused() {
     on_simulated_gpus("tests/c/gpu_bad_input.c", |program| {
         let ok = "gpu_bad_input: ok\n";
-        for engine in ["device", "host"] {
-            let variables = [("SIMCUDA_GPUS", "2"), ("FLEXRING_GPU_ENGINE", engine)];
-            assert_eq!(succeed(program().arg("two").envs(variables), LIMIT), ok);
-        }
+        assert_eq!(succeed(program().arg("two").env("SIMCUDA_GPUS", "2"), LIMIT), ok);
         assert_eq!(succeed(program().arg("none").env_remove("LD_LIBRARY_PATH"), LIMIT), ok);
     });
 }
@@ -128,16 +125,16 @@ fn gpu_failures_are_reported_on_every_rank() {
             ("unusable", "compute capability 5.0", &[("SIMCUDA_CAPABILITY", "5.0")][..]),
             // The first allocation is the program's own.
             ("short", "out of memory", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:2:2")]),
-            ("short", "FLEXRING_GPU_SUBCHUNK", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:3:2")]),
+            ("short", "out of memory", &[("SIMCUDA_FAIL", "cuMemAlloc_v2:3:2")]),
             ("reset", "cudaDeviceReset", &[]),
-            ("short", "FLEXRING_SLOTS", &[("SIMCUDA_FAIL", "cuMemHostRegister_v2:2:1")]),
-            // The first 33 items of work belong to the program and to the first launch of each kernel. Then
-            // each call has a kernel and an event.
-            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:34:700")]),
-            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:35:700")]),
-            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:52:700")]),
+            ("short", "page-locked", &[("SIMCUDA_FAIL", "cuMemHostRegister_v2:1:1")]),
+            // The first items of work belong to the program and to the first launch of each kernel. Then each
+            // call has a kernel and an event.
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:24:700")]),
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:25:700")]),
+            ("broken", "an illegal memory access", &[("SIMCUDA_FAIL", "work:42:700")]),
             ("broken", "cuEventRecord failed", &[("SIMCUDA_FAIL", "cuEventRecord:2:1")]),
-            ("broken", "cuLaunchKernelEx failed", &[("SIMCUDA_FAIL", "cuLaunchKernelEx:34:719")]),
+            ("broken", "cuLaunchKernelEx failed", &[("SIMCUDA_FAIL", "cuLaunchKernelEx:17:719")]),
         ] {
             let text = succeed(program().args([failure, phrase]).envs(settings.iter().copied()), LIMIT);
             assert!(text.ends_with("gpu_failures: ok\n"), "{text}");
@@ -149,13 +146,8 @@ fn gpu_failures_are_reported_on_every_rank() {
 fn streams_may_be_destroyed_full_or_blocked() {
     on_simulated_gpus("tests/c/gpu_streams.c", |program| {
         for case in ["destroyed", "full", "blocked", "freed"] {
-            let host = ("FLEXRING_GPU_ENGINE", "host");
-            for settings in [
-                &[("CUDA_DEVICE_MAX_CONNECTIONS", "1")][..],
-                &[("CUDA_DEVICE_MAX_CONNECTIONS", "1"), host],
-                &[("SIMCUDA_IMPLICIT_SYNC", "1"), host],
-            ] {
-                let text = succeed(program().arg(case).envs(settings.iter().copied()), LIMIT);
+            for setting in [("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("SIMCUDA_IMPLICIT_SYNC", "1")] {
+                let text = succeed(program().arg(case).envs([setting]), LIMIT);
                 assert!(text.ends_with("gpu_streams: ok\n"), "{case}: {text}");
             }
         }
@@ -163,7 +155,7 @@ fn streams_may_be_destroyed_full_or_blocked() {
 }
 
 #[test]
-fn a_rank_reserves_48_mib_of_its_gpu_and_pins_16() {
+fn a_rank_reserves_48_mib_of_its_gpu_and_pins_one() {
     on_simulated_gpus("tests/c/gpu_memory.c", |program| {
         let port = free_port().to_string();
         let mut command = program();

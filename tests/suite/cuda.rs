@@ -478,12 +478,13 @@ fn a_missing_gpu_is_named_when_the_communicator_is_created() {
 
 /// Three processes reduce on GPUs until rank 1 is killed. The others must end with an error that names it,
 /// and their streams must continue.
-fn survivors_name_the_killed_rank(test: &str, world: World, engine: &str) {
+fn survivors_name_the_killed_rank(test: &str, world: World) {
     if !world.is_enabled() {
         return;
     }
     let name = test_name(module_path!(), test);
-    let variables = [("FLEXRING_GPU", "0"), ("FLEXRING_GPU_ENGINE", engine)];
+    let ipc = if world == World::GpuPinned { "0" } else { "1" };
+    let variables = [("FLEXRING_GPU", "0"), ("FLEXRING_GPU_IPC", ipc)];
     let ended = spawn_processes_with(&name, &Setup::new(world, 3), &variables, |comm| {
         let mut vector = GpuBuffer::new(0, 100_000).expect("memory");
         vector.write(&vec![0f32; 100_000]).expect("a GPU that works");
@@ -513,17 +514,17 @@ fn survivors_name_the_killed_rank(test: &str, world: World, engine: &str) {
 #[test]
 fn processes_with_vectors_on_gpus_name_a_killed_rank() {
     let test = "processes_with_vectors_on_gpus_name_a_killed_rank";
-    survivors_name_the_killed_rank(test, World::Gpu, "device");
+    survivors_name_the_killed_rank(test, World::Gpu);
 }
 
 #[test]
 fn processes_with_vectors_on_gpus_name_a_killed_rank_over_tcp() {
     let test = "processes_with_vectors_on_gpus_name_a_killed_rank_over_tcp";
-    survivors_name_the_killed_rank(test, World::GpuTcp, "host");
+    survivors_name_the_killed_rank(test, World::GpuTcp);
 }
 
 #[test]
-fn processes_whose_kernels_exchange_messages_over_tcp_name_a_killed_rank() {
-    let test = "processes_whose_kernels_exchange_messages_over_tcp_name_a_killed_rank";
-    survivors_name_the_killed_rank(test, World::GpuTcp, "device");
+fn processes_without_access_to_each_others_gpu_memory_name_a_killed_rank() {
+    let test = "processes_without_access_to_each_others_gpu_memory_name_a_killed_rank";
+    survivors_name_the_killed_rank(test, World::GpuPinned);
 }

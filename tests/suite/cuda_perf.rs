@@ -31,10 +31,9 @@ fn run(arguments: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, Str
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// The rows of a table without wrong results, split into columns, of calls that this engine runs.
-fn rows_by(engine: &str, arguments: &str) -> Vec<Vec<String>> {
-    let engine = [("FLEXRING_GPU_ENGINE", engine)];
-    let (code, out, err) = run(&format!("perf --device cuda -n 2 -w 2 {arguments}"), &engine);
+/// The rows of a table without wrong results, split into columns.
+fn rows(arguments: &str) -> Vec<Vec<String>> {
+    let (code, out, err) = run(&format!("perf --device cuda -n 2 -w 2 {arguments}"), &[]);
     assert_eq!(code, Some(0), "{arguments}: {err}\n{out}");
     let rows = out.lines().filter(|line| !line.starts_with('#'));
     let rows: Vec<Vec<String>> =
@@ -48,8 +47,8 @@ fn rows_by(engine: &str, arguments: &str) -> Vec<Vec<String>> {
 #[test]
 fn every_type_and_operation_is_right() {
     if is_enabled() {
-        for (engine, ranks) in [("host", 1), ("host", 2), ("host", 4), ("device", 3)] {
-            let rows = rows_by(engine, &format!("--ranks {ranks} -b 8 -e 64K -f 8192 -d all -o all"));
+        for ranks in [1, 3] {
+            let rows = rows(&format!("--ranks {ranks} -b 8 -e 64K -f 8192 -d all -o all"));
             // As in `perf::every_type_and_operation_is_correct_in_small_worlds`.
             assert_eq!(rows.len(), (6 * 6 + 8 * 9 + 7) * 2, "types, operations and sizes");
         }
@@ -60,10 +59,10 @@ fn every_type_and_operation_is_right() {
 fn every_collective_is_right_over_every_transport() {
     if is_enabled() {
         for collective in ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce"] {
-            for (engine, transport) in [("host", "auto"), ("host", "tcp"), ("device", "tcp")] {
+            for transport in ["auto", "tcp"] {
                 // Some of these sizes do not divide into parts, and some give empty parts.
                 let flags = format!("--collective {collective} --root 2 --transport {transport}");
-                let rows = rows_by(engine, &format!("--ranks 3 -b 7 -e 700000 -f 100 -d bfloat16 {flags}"));
+                let rows = rows(&format!("--ranks 3 -b 7 -e 700000 -f 100 -d bfloat16 {flags}"));
                 assert_eq!(rows.len(), 3, "sizes");
             }
         }
@@ -99,7 +98,7 @@ fn a_shared_gpu_is_reported_once_and_the_report_names_every_rank() {
 fn report(arguments: &str) -> Value {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("report.json");
-    rows_by("device", &format!("--ranks 2 --json {} {arguments}", path.display()));
+    rows(&format!("--ranks 2 --json {} {arguments}", path.display()));
     serde_json::from_slice(&std::fs::read(&path).expect("a report")).expect("JSON")
 }
 
@@ -134,7 +133,7 @@ fn the_report_has_enqueued_and_waited_times() {
 #[test]
 fn registered_vectors_are_timed_and_right() {
     if is_enabled() {
-        let variables = [("FLEXRING_GPU_ENGINE", "device"), ("FLEXRING_LOG", "debug")];
+        let variables = [("FLEXRING_LOG", "debug")];
         for flags in ["", "--graph 3", "--collective all-gather -d float"] {
             let flags = format!("--ranks 3 -b 3M -e 3M -n 4 -w 4 --memory registered {flags}");
             let (code, out, err) = run(&format!("perf --device cuda {flags}"), &variables);

@@ -1,6 +1,6 @@
 //! The source of the GPU kernels, compiled for the CPU: gives the same bits as the host device for every
 //! type, operation, alignment and length (only the payload and sign of NaNs may differ), and keeps its
-//! protocol with the host under random work.
+//! protocol between ranks under random work.
 #![allow(
     unsafe_code,
     clippy::print_stderr,
@@ -9,7 +9,7 @@
 
 use fastrand::Rng;
 use flexring::DType;
-use flexring::internal::device::cuda::image::{COPY, symbol};
+use flexring::internal::device::cuda::image::symbol;
 use flexring::internal::device::host::Host;
 use flexring::internal::device::{Arithmetic, Device, Finish, Job, Submitted};
 use flexring::internal::memory::Piece;
@@ -32,61 +32,43 @@ fn arithmetics(dtype: DType) -> impl Iterator<Item = Arithmetic> {
 /// The bytes around a destination, which must not change.
 const CANARY: u8 = 0xa5;
 
-// As in kernels/engine.h, where a descriptor and its further entries are 128 bytes each.
-const FIRST_OPERANDS: usize = 10;
-const MORE_OPERANDS: usize = 16;
+/// The mark of an operand that is multiplied: `kScaled` in kernels/reduce.h.
 const SCALED: u64 = 1 << 63;
-const LARGEST_BLOCK: u32 = 512;
-/// So many that a descriptor has two further entries.
-const OPERANDS: usize = 35;
+/// More than a warp has threads.
+const OPERANDS: usize = 70;
 
-type Entry = [u64; 16];
-type Work = unsafe extern "C" fn(*const c_char, *const c_void, c_uint, c_uint) -> c_int;
+type Sum =
+    unsafe extern "C" fn(*const c_char, *const u64, c_uint, *mut c_void, u64, c_uint, c_uint, f64) -> c_int;
 
-/// The descriptors of some jobs.
-#[derive(Default)]
-struct Entries(Vec<Entry>);
-
-impl Entries {
-    /// Adds a job: a reduction with this arithmetic, or, without one, a copy.
-    fn push(
-        &mut self,
-        into: u64,
-        count: u64,
-        operands: &[(u64, Option<f64>)],
-        divide: u32,
-        tile: u64,
-        arithmetic: Option<Arithmetic>,
-    ) {
-        let factor = operands.iter().find_map(|operand| operand.1).unwrap_or(1.0);
-        let words: Vec<u64> =
-            operands.iter().map(|(at, factor)| if factor.is_some() { at | SCALED } else { *at }).collect();
-        let tiles = count.div_ceil(tile).max(1);
-        let (first, further) = words.split_at(words.len().min(FIRST_OPERANDS));
-        let mut entry = [0; 16];
-        entry[..6].copy_from_slice(&[
+/// Adds elements at these addresses, those with a factor multiplied by it, with the kernel of this name.
+/// False if it refuses.
+fn sum(
+    kernel: &CStr,
+    operands: &[(u64, Option<f64>)],
+    into: u64,
+    count: usize,
+    arithmetic: Arithmetic,
+    divide: u32,
+) -> bool {
+    let sum = kernels().expect("a compiler: the test has checked it");
+    let factor = operands.iter().find_map(|operand| operand.1).unwrap_or(1.0);
+    let words: Vec<u64> =
+        operands.iter().map(|(at, factor)| if factor.is_some() { at | SCALED } else { *at }).collect();
+    let into = into as *mut c_void;
+    // SAFETY: all addresses are valid for as many elements.
+    let outcome = unsafe {
+        sum(
+            kernel.as_ptr(),
+            words.as_ptr(),
+            words.len() as c_uint,
             into,
-            count,
-            factor.to_bits(),
-            words.len() as u64 | u64::from(divide) << 32,
-            tile | tiles << 32,
-            arithmetic.map_or(1, |arithmetic| u64::from(arithmetic as u32) << 32),
-        ]);
-        entry[6..6 + first.len()].copy_from_slice(first);
-        self.0.push(entry);
-        for operands in further.chunks(MORE_OPERANDS) {
-            let mut entry = [0; 16];
-            entry[..operands.len()].copy_from_slice(operands);
-            self.0.push(entry);
-        }
-    }
-
-    /// Does the work with this kernel, one thread of a block after another. False if there is no such kernel.
-    fn run(&self, kernel: &CStr, block: u32) -> bool {
-        let work = kernels().expect("a compiler: the test has checked it");
-        // SAFETY: the entries have the layout of descriptors, and all their addresses are valid.
-        unsafe { work(kernel.as_ptr(), self.0.as_ptr().cast(), self.0.len() as c_uint, block) == 0 }
-    }
+            count as u64,
+            arithmetic as c_uint,
+            divide,
+            factor,
+        )
+    };
+    outcome == 0
 }
 
 /// What g++ makes of these sources in kernels/host with these options, compiled once for all tests; `None`
@@ -142,8 +124,8 @@ fn compiled(sources: &[&str], options: &[&str]) -> Option<PathBuf> {
 }
 
 /// The compiled kernels; `None` if there is no compiler.
-fn kernels() -> Option<Work> {
-    static KERNELS: OnceLock<Option<Work>> = OnceLock::new();
+fn kernels() -> Option<Sum> {
+    static KERNELS: OnceLock<Option<Sum>> = OnceLock::new();
     *KERNELS.get_or_init(|| {
         let library = compiled(&["launch.cpp"], &["-O2", "-shared", "-fPIC"])?;
         let path = CString::new(library.to_str().expect("a path in UTF-8")).expect("no zeros");
@@ -151,10 +133,10 @@ fn kernels() -> Option<Work> {
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null(), "it can be loaded");
         // SAFETY: the library is open.
-        let function = unsafe { libc::dlsym(library, c"flexring_host_work".as_ptr()) };
+        let function = unsafe { libc::dlsym(library, c"flexring_host_sum".as_ptr()) };
         assert!(!function.is_null(), "kernels/host/launch.cpp exports it");
         // SAFETY: this is its type.
-        Some(unsafe { std::mem::transmute::<*mut c_void, Work>(function) })
+        Some(unsafe { std::mem::transmute::<*mut c_void, Sum>(function) })
     })
 }
 
@@ -266,9 +248,6 @@ struct Case {
     skews: Vec<usize>,
     /// The operand that the result replaces, if any.
     in_place: Option<usize>,
-    /// Granules of a tile.
-    tile: usize,
-    block: u32,
 }
 
 impl Case {
@@ -281,8 +260,6 @@ impl Case {
             divide: 0,
             skews: vec![0; operands + 1],
             in_place: None,
-            tile: 4096,
-            block: 32,
         }
     }
 
@@ -324,58 +301,46 @@ impl Case {
         memories[self.destination()].vector()
     }
 
-    fn push(&self, entries: &mut Entries, memories: &mut [VectorMemory]) {
+    fn on_gpu(&self, memories: &mut [VectorMemory]) {
         let addresses: Vec<u64> =
             memories.iter_mut().map(|memory| memory.piece().as_ptr().addr() as u64).collect();
         let operands: Vec<_> = addresses.iter().copied().zip(self.factors.iter().copied()).collect();
-        let into = addresses[self.destination()];
-        let tile = self.tile * 16 / self.dtype.size();
-        entries.push(into, self.count as u64, &operands, self.divide, tile as u64, Some(self.arithmetic));
+        let (into, kernel) = (addresses[self.destination()], symbol(self.dtype));
+        let known = sum(kernel, &operands, into, self.count, self.arithmetic, self.divide);
+        assert!(known, "no kernel {}", kernel.to_string_lossy());
     }
 }
 
-/// Runs cases of one type and operation together, runs each of them on the host, and compares the results.
-fn check(host: &mut Host, random: &mut Rng, cases: &[Case]) {
-    let inputs: Vec<Vec<Vec<u8>>> = cases
-        .iter()
-        .map(|case| (0..case.operands()).map(|_| random_vector(case.dtype, case.count, random)).collect())
-        .collect();
-    check_with(host, cases, &inputs);
+/// Runs a case, also on the host, and compares the results.
+fn check(host: &mut Host, random: &mut Rng, case: &Case) {
+    let inputs: Vec<Vec<u8>> =
+        (0..case.operands()).map(|_| random_vector(case.dtype, case.count, random)).collect();
+    check_with(host, case, &inputs);
 }
 
-fn check_with(host: &mut Host, cases: &[Case], inputs: &[Vec<Vec<u8>>]) {
-    let mut entries = Entries::default();
-    let mut memories: Vec<Vec<VectorMemory>> =
-        cases.iter().zip(inputs).map(|(case, inputs)| case.memories(inputs)).collect();
-    for (case, memories) in cases.iter().zip(&mut memories) {
-        case.push(&mut entries, memories);
+fn check_with(host: &mut Host, case: &Case, inputs: &[Vec<u8>]) {
+    let mut memories = case.memories(inputs);
+    case.on_gpu(&mut memories);
+    let expected = case.on_host(host, inputs);
+    let found = memories[case.destination()].vector();
+    for (nth, memory) in memories.iter_mut().enumerate() {
+        assert!(memory.is_intact_around(), "wrote beyond vector {nth}: {case:?}");
+        let written = nth == case.destination() || nth == case.operands();
+        assert!(written || memory.vector() == inputs[nth], "wrote to operand {nth}: {case:?}");
     }
-    let first = &cases[0];
-    let kernel = symbol(first.dtype);
-    assert!(entries.run(kernel, first.block), "no kernel {}", kernel.to_string_lossy());
-
-    for ((case, inputs), memories) in cases.iter().zip(inputs).zip(&mut memories) {
-        let expected = case.on_host(host, inputs);
-        let found = memories[case.destination()].vector();
-        for (nth, memory) in memories.iter_mut().enumerate() {
-            assert!(memory.is_intact_around(), "wrote beyond vector {nth}: {case:?}");
-            let written = nth == case.destination() || nth == case.operands();
-            assert!(written || memory.vector() == inputs[nth], "wrote to operand {nth}: {case:?}");
-        }
-        if found == expected {
-            continue;
-        }
-        for at in 0..case.count {
-            let [found, expected] = [&found, &expected].map(|bytes| element(case.dtype, bytes, at));
-            let nans = is_nan(case.dtype, found) && is_nan(case.dtype, expected);
-            // The host copies a single operand as it is.
-            let both_true = case.dtype == DType::Bool && found > 0 && expected > 0;
-            assert!(
-                found == expected || nans || both_true,
-                "element {at}: {found:#x} not {expected:#x}, from {:x?}: {case:?}",
-                inputs.iter().map(|input| element(case.dtype, input, at)).collect::<Vec<_>>()
-            );
-        }
+    if found == expected {
+        return;
+    }
+    for at in 0..case.count {
+        let [found, expected] = [&found, &expected].map(|bytes| element(case.dtype, bytes, at));
+        let nans = is_nan(case.dtype, found) && is_nan(case.dtype, expected);
+        // The host copies a single operand as it is.
+        let both_true = case.dtype == DType::Bool && found > 0 && expected > 0;
+        assert!(
+            found == expected || nans || both_true,
+            "element {at}: {found:#x} not {expected:#x}, from {:x?}: {case:?}",
+            inputs.iter().map(|input| element(case.dtype, input, at)).collect::<Vec<_>>()
+        );
     }
 }
 
@@ -396,7 +361,7 @@ fn host() -> Option<Host> {
     kernels().map(|_| Host::new(Simd::Auto).expect("a host device"))
 }
 
-/// Counts around multiples of granules, of what a block processes at a time, and of the whole grid.
+/// Counts around multiples of granules, and of what a thread reads at a time.
 fn counts(dtype: DType, block: usize) -> Vec<usize> {
     let granule = 16 / dtype.size();
     let at_once = block * granule * if dtype.size() == 1 { 2 } else { 4 };
@@ -419,8 +384,7 @@ fn every_type_operation_and_finish_gives_the_hosts_bits() {
                         let counts = counts(dtype, block);
                         let mut case =
                             Case::new(dtype, arithmetic, counts[random.usize(..counts.len())], operands);
-                        case.tile = [1, 7, 40, 4096][random.usize(..4)];
-                        (case.block, case.divide, case.in_place) = (block as u32, divide, in_place);
+                        (case.divide, case.in_place) = (divide, in_place);
                         if operands == OPERANDS {
                             case.count %= 300;
                         }
@@ -430,12 +394,12 @@ fn every_type_operation_and_finish_gives_the_hosts_bits() {
                         for skew in &mut case.skews {
                             *skew = if odd { random.usize(..granule) } else { alike };
                         }
-                        check(&mut host, random, std::slice::from_ref(&case));
+                        check(&mut host, random, &case);
                         let common = random_factor(dtype, random);
                         for factor in &mut case.factors {
                             *factor = common.filter(|_| random.usize(..3) > 0);
                         }
-                        check(&mut host, random, std::slice::from_ref(&case));
+                        check(&mut host, random, &case);
                     }
                 }
             }
@@ -453,29 +417,10 @@ fn every_alignment_and_length_is_processed_completely() {
             for operand in 0..granule {
                 for count in counts(dtype, 8) {
                     let mut case = Case::new(dtype, Arithmetic::Sum, count, 2);
-                    case.block = 8;
                     case.skews = vec![operand, into, into];
-                    check(&mut host, random, &[case]);
+                    check(&mut host, random, &case);
                 }
             }
-        }
-    }
-}
-
-#[test]
-fn descriptors_are_independent() {
-    let Some(mut host) = host() else { return };
-    let random = &mut Rng::with_seed(7);
-    for dtype in DType::ALL {
-        for arithmetic in arithmetics(dtype) {
-            let case = |nth: usize, random: &mut Rng| {
-                let mut case = Case::new(dtype, arithmetic, [5, 0, 1000, 64][nth % 4], 1 + nth % 8);
-                case.divide = nth as u32 % 5;
-                case.factors[0] = random_factor(dtype, random);
-                case
-            };
-            let cases: Vec<Case> = (0..16).map(|nth| case(nth, random)).collect();
-            check(&mut host, random, &cases);
         }
     }
 }
@@ -490,7 +435,7 @@ fn every_pair_of_8_bit_values_is_reduced_correctly() {
             for (divide, factor) in [(0, None), (3, None), (128, None), (0, Some(3.0)), (7, Some(100.0))] {
                 let mut case = Case::new(dtype, arithmetic, first.len(), 2);
                 (case.divide, case.factors[1]) = (divide, factor);
-                check_with(&mut host, &[case], &[vec![first.clone(), second.clone()]]);
+                check_with(&mut host, &case, &[first.clone(), second.clone()]);
             }
         }
     }
@@ -507,13 +452,13 @@ fn every_16_bit_float_is_widened_and_rounded_correctly() {
         {
             let mut case = Case::new(dtype, Arithmetic::Sum, 1 << 16, 1);
             case.factors[0] = Some(factor);
-            check_with(&mut host, &[case], &[vec![every.clone()]]);
+            check_with(&mut host, &case, std::slice::from_ref(&every));
         }
         for other in (0..=u16::MAX).step_by(1021) {
             let others = other.to_le_bytes().repeat(1 << 16);
             for arithmetic in arithmetics(dtype) {
                 let case = Case::new(dtype, arithmetic, 1 << 16, 2);
-                check_with(&mut host, &[case], &[vec![every.clone(), others.clone()]]);
+                check_with(&mut host, &case, &[every.clone(), others.clone()]);
             }
         }
     }
@@ -526,54 +471,32 @@ fn copies_need_no_alignment_and_stay_within_their_piece() {
     for from in 0..16 {
         for into in 0..16 {
             for len in [0, 1, 2, 14, 15, 16, 17, 31, 32, 33, 47, 511, 512, 513, 1024, 2999] {
-                for (block, tile) in [(1, 16), (8, 496), (40, 4096)] {
-                    let mut source = VectorMemory::holding(&bytes[..len], from);
-                    let mut target = VectorMemory::holding(&vec![0; len], into);
-                    let at = |memory: &mut VectorMemory| memory.piece().as_ptr().addr() as u64;
-                    let (source, into_at) = (at(&mut source), at(&mut target));
-                    let mut entries = Entries::default();
-                    entries.push(into_at, len as u64, &[(source, None)], 0, tile, None);
-                    assert!(entries.run(COPY, block));
-                    assert_eq!(target.vector(), bytes[..len], "{len} bytes from {from} to {into}");
-                    assert!(target.is_intact_around(), "{len} bytes from {from} to {into}");
-                }
+                let mut source = VectorMemory::holding(&bytes[..len], from);
+                let mut target = VectorMemory::holding(&vec![0; len], into);
+                let at = |memory: &mut VectorMemory| memory.piece().as_ptr().addr() as u64;
+                let (operands, into_at) = ([(at(&mut source), None)], at(&mut target));
+                assert!(sum(symbol(DType::U8), &operands, into_at, len, Arithmetic::Sum, 0));
+                assert_eq!(target.vector(), bytes[..len], "{len} bytes from {from} to {into}");
+                assert!(target.is_intact_around(), "{len} bytes from {from} to {into}");
             }
         }
     }
 }
 
 #[test]
-fn unknown_kernels_and_too_large_blocks_are_refused() {
+fn unknown_kernels_and_too_many_operands_are_refused() {
     let Some(_) = host() else { return };
-    let nothing = Entries::default();
-    assert!(!nothing.run(c"flexring_quad", 32));
-    assert!(!nothing.run(COPY, LARGEST_BLOCK + 1));
-    assert!(!nothing.run(COPY, 0));
-    assert!(nothing.run(COPY, LARGEST_BLOCK));
-}
-
-/// Plays the host against kernels of which a random number of CTAs is resident; see kernels/host/stress.cpp.
-fn keeps_its_protocol(options: &[&str], communicators: &str) {
-    let Some(program) = compiled(&["stress.cpp", "launch.cpp"], options) else { return };
-    let output = Command::new(program).args(["1", communicators]).output().expect("the program runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-#[test]
-fn random_work_with_random_residency_is_complete_and_correct() {
-    keeps_its_protocol(&["-O1"], "60");
-}
-
-#[test]
-fn nothing_but_the_protocol_orders_memory_accesses() {
-    keeps_its_protocol(&["-O1", "-g", "-fsanitize=thread"], "15");
+    let sum = |kernel, operands| sum(kernel, &vec![(0, None); operands], 0, 0, Arithmetic::Sum, 0);
+    assert!(!sum(c"flexring_collective_quad", 1));
+    assert!(!sum(symbol(DType::U8), 1024) && !sum(symbol(DType::U8), 0));
+    assert!(sum(symbol(DType::U8), 1023));
 }
 
 /// The program that plays the ranks of a node on the kernels of collectives; see
 /// kernels/host/collective_stress.cpp.
 fn collective_stress(options: &[&str]) -> Option<PathBuf> {
     let options = [options, &["-DFLEXRING_STRESSED"]].concat();
-    compiled(&["collective_stress.cpp", "launch_collective.cpp"], &options)
+    compiled(&["collective_stress.cpp", "launch.cpp"], &options)
 }
 
 /// Runs it; with a rule, the kernels break it.
@@ -639,7 +562,7 @@ const TRANSFER_RULES: [u32; 4] = [13, 14, 16, 17];
 /// The program that moves messages between ranks; see kernels/host/transfers_stress.cpp.
 fn transfers_stress(options: &[&str]) -> Option<PathBuf> {
     let options = [options, &["-DFLEXRING_STRESSED"]].concat();
-    compiled(&["transfers_stress.cpp", "launch_collective.cpp"], &options)
+    compiled(&["transfers_stress.cpp", "launch.cpp"], &options)
 }
 
 #[test]
@@ -731,7 +654,7 @@ fn play_lists(program: &Path, lists: &Path, rule: Option<u32>) -> Output {
 
 fn items_stress(options: &[&str]) -> Option<PathBuf> {
     let stressed = ["-DFLEXRING_STRESSED", "-DFLEXRING_TYPES(with)=with(uint32, Uint32)"];
-    compiled(&["items_stress.cpp", "launch_collective.cpp"], &[options, &stressed].concat())
+    compiled(&["items_stress.cpp", "launch.cpp"], &[options, &stressed].concat())
 }
 
 #[test]

@@ -24,7 +24,6 @@ fn every_plan_for_random_trees_is_proved_and_sums_on_the_local_transport() {
     let mut config = Config::default();
     (config.small.0, config.mailbox.0, config.subchunk.0, config.slots) = (0, 0, 4096, 8);
     // Each rank maps and prefaults the arenas of all others, slots for GPUs included.
-    config.gpu_subchunk.0 = 4096;
     for (world, seeds) in by_world.into_iter().enumerate().filter(|(_, seeds)| !seeds.is_empty()) {
         let plans = proven_in_parallel(&seeds);
         let ranks = Communicator::local_with(&config, world).expect("a local world");

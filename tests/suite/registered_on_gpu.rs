@@ -312,14 +312,18 @@ fn memory_that_was_freed_while_it_was_registered_is_not_used() {
     for output in outputs(name, 2, FREES_OPEN_MEMORY, |rank| {
         let mut guard = registered::<f32>(&rank, LONG);
         settle(&rank);
-        for round in 0..4 {
-            fill(&mut guard, rank.rank());
-            rank.all_reduce_on_gpu(&mut *guard, ReduceOp::Sum).expect("a call");
+        let call = |vector: &mut GpuBuffer<f32>| {
+            fill(vector, rank.rank());
+            rank.all_reduce_on_gpu(vector, ReduceOp::Sum).expect("a call");
             let sum = |at: usize| value(at, 0) + value(at, 1);
-            assert_eq!(read(&guard), (0..LONG).map(sum).collect::<Vec<f32>>(), "round {round}");
-            // The next one may get the address.
-            *guard = GpuBuffer::new(0, 1).expect("memory");
-            *guard = GpuBuffer::new(0, LONG).expect("memory");
+            assert_eq!(read(vector), (0..LONG).map(sum).collect::<Vec<f32>>());
+        };
+        call(&mut guard);
+        *guard = GpuBuffer::new(0, 1).expect("memory");
+        // One of them gets the address.
+        for vector in [0; 8].map(|_| GpuBuffer::new(0, LONG).expect("memory")) {
+            *guard = vector;
+            call(&mut guard);
         }
         rank.synchronize().expect("all calls succeed");
     }) {

@@ -49,13 +49,9 @@ fn expected(setup: &Setup, rank: usize) -> [BTreeMap<(usize, u32, u64), u64>; 2]
         count: COUNT as u64,
         element_bytes: DType::F32.size(),
         world: RANKS,
-        one_node: true,
-        rails: 1,
         in_place: true,
-        on_gpu: false,
         output_bytes: COUNT * DType::F32.size(),
         slot_bytes: setup.config.subchunk.0,
-        gpu_slot_bytes: usize::MAX,
     };
     let layout = CallLayout::new(&facts, &program.held_spans).expect("few sub-chunks");
     let profile = LinkProfile { reads_in_place: true, window: 8, send_slots: 0, recv_slots: 0 };

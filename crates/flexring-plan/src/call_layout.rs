@@ -1,12 +1,11 @@
-//! How a call is laid out: the length and alignment of its sub-chunks, which memory is staged, and where
-//! slots are.
+//! How a call is laid out: the length and alignment of its sub-chunks, and which memory is staged.
 //!
 //! Owns these rules, as pure functions of facts that the executor collects.
 
 use super::block_order::BlockOrder;
 use super::pipeline::{Binding, BlockLayout, LinkProfile, Staging};
 use super::program::{BufferKind, HeldSpans, Program};
-use super::thresholds::{Overlap, STREAMING_BYTES};
+use super::thresholds::STREAMING_BYTES;
 use flexring_core::call::{BlockCounts, Collective};
 use flexring_core::error::{Error, Result};
 use std::ops::Range;
@@ -20,12 +19,6 @@ const MIN_ALIGNED_LINES: u64 = 16;
 /// Sub-chunks of one vector, at most. The pipeline counts those of a step with 32 bits.
 const MAX_SUBCHUNKS: u64 = (1 << 30) - 1;
 
-/// The setting of [`CallFacts::slot_bytes`].
-const SETTING: &str = "FLEXRING_SUBCHUNK";
-
-/// The setting of [`CallFacts::gpu_slot_bytes`].
-const GPU_SETTING: &str = "FLEXRING_GPU_SUBCHUNK";
-
 /// What a call's layout depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct CallFacts {
@@ -37,20 +30,12 @@ pub struct CallFacts {
     pub element_bytes: usize,
     /// Ranks of the communicator.
     pub world: usize,
-    /// Whether all ranks are on one node and share memory. Equal on all ranks.
-    pub one_node: bool,
-    /// Ports over which the messages of a link are spread, at most. Equal on all ranks.
-    pub rails: usize,
     /// Whether input and output share memory.
     pub in_place: bool,
-    /// Whether the vectors are memory of a GPU.
-    pub on_gpu: bool,
     /// Bytes of this rank's output.
     pub output_bytes: usize,
-    /// Bytes of a slot of the pool.
+    /// Bytes of a sub-chunk: a slot of the pool.
     pub slot_bytes: usize,
-    /// Bytes of a slot in calls on a GPU.
-    pub gpu_slot_bytes: usize,
 }
 
 /// How a program's elements are laid out in one call.
@@ -104,7 +89,7 @@ impl CallLayout {
         shift(&mut blocks.receives, output);
         // Ranks know different counts, and the two ends of a link must cut a block at the same places.
         let subchunk = (facts.slot_bytes / facts.element_bytes) as u64;
-        check_subchunks(sent.max(received), subchunk, facts.element_bytes, SETTING)?;
+        check_subchunks(sent.max(received), subchunk, facts.element_bytes)?;
         Ok(Self {
             binding: Binding { count: facts.count, subchunk, align: 1, in_place: false },
             input: input..input + sent,
@@ -120,7 +105,7 @@ impl CallLayout {
     /// As for [`new`](Self::new).
     pub fn by_node(facts: &CallFacts) -> Result<Self> {
         let binding = binding_by_node(facts);
-        check_subchunks(binding.count, binding.subchunk, facts.element_bytes, SETTING)?;
+        check_subchunks(binding.count, binding.subchunk, facts.element_bytes)?;
         Ok(Self {
             binding,
             input: 0..facts.count,
@@ -163,8 +148,7 @@ impl CallLayout {
     pub fn new(facts: &CallFacts, held_spans: &HeldSpans) -> Result<Self> {
         let copies_input = facts.in_place && held_spans.disjoint;
         let binding = Binding { in_place: facts.in_place && !copies_input, ..binding(facts) };
-        let setting = if facts.on_gpu { GPU_SETTING } else { SETTING };
-        check_subchunks(binding.count, binding.subchunk, facts.element_bytes, setting)?;
+        check_subchunks(binding.count, binding.subchunk, facts.element_bytes)?;
         Ok(Self {
             input: held_spans.input.elements(binding.count, binding.align),
             output: held_spans.output.elements(binding.count, binding.align),
@@ -179,7 +163,7 @@ impl CallLayout {
 pub(super) fn binding(facts: &CallFacts) -> Binding {
     Binding {
         count: facts.count.max(1),
-        subchunk: (subchunk_bytes(facts) / facts.element_bytes) as u64,
+        subchunk: (facts.slot_bytes / facts.element_bytes) as u64,
         align: alignment(facts.collective, facts.count, facts.element_bytes, facts.world),
         in_place: facts.in_place,
     }
@@ -196,42 +180,15 @@ pub(super) fn binding_by_node(facts: &CallFacts) -> Binding {
 }
 
 /// Refuses vectors of more sub-chunks than the pipeline can count.
-/// `setting` gives their length.
-fn check_subchunks(count: u64, subchunk: u64, element_bytes: usize, setting: &str) -> Result<()> {
+fn check_subchunks(count: u64, subchunk: u64, element_bytes: usize) -> Result<()> {
     if count.div_ceil(subchunk) <= MAX_SUBCHUNKS {
         return Ok(());
     }
     let bytes = subchunk * element_bytes as u64;
     Err(Error::invalid_setting(format!(
-        "{count} elements are more than {MAX_SUBCHUNKS} sub-chunks of {bytes} bytes: set {setting} to a greater length on all ranks, \
+        "{count} elements are more than {MAX_SUBCHUNKS} sub-chunks of {bytes} bytes: set FLEXRING_SUBCHUNK to a greater length on all ranks, \
          or make several shorter calls"
     )))
-}
-
-/// Bytes of a sub-chunk: a slot of the pool. On a GPU, where each sub-chunk costs more, it is doubled while
-/// it fits a GPU slot and is not longer than it should be.
-///
-/// A share of `s` bytes in `n` sub-chunks takes `2 (w - 1) n + k` times the time of a sub-chunk, which is `s
-/// / n + l` in bytes, with `k` for
-/// [`Overlap::stages`] and `l` for [`Overlap::launch_bytes`]: it passes `w - 1` hops in each direction, and the last sub-chunk passes all stages alone. That is least for
-/// `s / n = sqrt(2 s (w - 1) l / k)`, so sub-chunks grow with the number of ranks, as the pipeline is filled
-/// only once. Fewer than `k` of them for each rail would leave stages or rails idle in each step.
-fn subchunk_bytes(facts: &CallFacts) -> usize {
-    if !facts.on_gpu {
-        return facts.slot_bytes;
-    }
-    let share = facts.count.saturating_mul(facts.element_bytes as u64) / facts.world as u64;
-    let hops = facts.world.saturating_sub(1).max(1) as u64;
-    let Overlap { stages, launch_bytes } =
-        if facts.one_node { Overlap::IN_A_NODE } else { Overlap::BETWEEN_NODES };
-    let cheapest = share.saturating_mul(hops * (2 * launch_bytes / stages)).isqrt();
-    let busy = share / (stages * facts.rails.max(1) as u64);
-    let most = facts.gpu_slot_bytes.min(cheapest.min(busy) as usize);
-    let mut bytes = facts.slot_bytes;
-    while bytes <= most / 2 {
-        bytes *= 2;
-    }
-    bytes
 }
 
 /// Spans of long vectors begin on a cache line, so that no line is written by two ranks. They are not aligned
@@ -267,23 +224,6 @@ pub fn staging(
         output: any(|access| !access.can_send_from),
         recv: any(|access| !access.can_recv_into),
     }
-}
-
-/// The memory of a slot in a call. In calls on a GPU each slot exists twice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SlotMemory {
-    /// Pinned host memory.
-    #[default]
-    Host,
-    /// Memory of the GPU.
-    Gpu,
-}
-
-/// The memory of a slot for one message: the GPU's where every link of the message reaches it, as it is
-/// nearer to the vectors.
-#[must_use]
-pub fn slot_memory(on_gpu: bool, links_reach_gpu: impl FnOnce() -> bool) -> SlotMemory {
-    if on_gpu && links_reach_gpu() { SlotMemory::Gpu } else { SlotMemory::Host }
 }
 
 /// Slots of the pool that each link may hold, if there is at least one. `slots` are those of the pool,
@@ -338,13 +278,9 @@ mod tests {
             count: 1 << 20,
             element_bytes: 4,
             world: 4,
-            one_node: false,
-            rails: 1,
             in_place: false,
-            on_gpu: false,
             output_bytes: 4 << 20,
             slot_bytes: 128 << 10,
-            gpu_slot_bytes: 1 << 20,
         }
     }
 
@@ -363,67 +299,17 @@ mod tests {
     #[test]
     fn more_sub_chunks_than_the_pipeline_can_count_are_refused() {
         // Slots of one element.
-        let facts = |on_gpu, count| CallFacts { on_gpu, count, slot_bytes: 4, gpu_slot_bytes: 4, ..facts() };
-        assert_eq!(binding(&facts(false, MAX_SUBCHUNKS)).count, MAX_SUBCHUNKS);
-        for (on_gpu, setting) in [(false, " FLEXRING_SUBCHUNK "), (true, " FLEXRING_GPU_SUBCHUNK ")] {
-            for count in [MAX_SUBCHUNKS + 1, 1 << 32, u64::MAX] {
-                let error = CallLayout::new(&facts(on_gpu, count), &WHOLE).expect_err("too many");
-                assert_eq!(error.kind(), ErrorKind::InvalidSetting);
-                assert!(error.message().contains(setting), "{error}");
-            }
+        let facts = |count| CallFacts { count, slot_bytes: 4, ..facts() };
+        assert_eq!(binding(&facts(MAX_SUBCHUNKS)).count, MAX_SUBCHUNKS);
+        for count in [MAX_SUBCHUNKS + 1, 1 << 32, u64::MAX] {
+            let error = CallLayout::new(&facts(count), &WHOLE).expect_err("too many");
+            assert_eq!(error.kind(), ErrorKind::InvalidSetting);
+            assert!(error.message().contains(" FLEXRING_SUBCHUNK "), "{error}");
         }
-        let facts = facts(false, MAX_SUBCHUNKS / 4 + 1);
+        let facts = facts(MAX_SUBCHUNKS / 4 + 1);
         CallLayout::by_node(&facts).expect_err("four blocks of that length");
         let blocks = &mut BlockLayout::default();
         CallLayout::of_blocks(&facts, &BlockCounts::Equal(facts.count), 0, blocks).expect_err("four blocks");
-    }
-
-    #[test]
-    fn subchunks_on_a_gpu_grow_with_the_vector_up_to_a_gpu_slot() {
-        let bytes = |vector: u64, gpu_slot_bytes| {
-            let facts = CallFacts { on_gpu: true, count: vector / 4, gpu_slot_bytes, ..facts() };
-            binding(&facts).subchunk as usize * 4
-        };
-        // Four sub-chunks of a share, for four ranks.
-        assert_eq!(bytes((4 << 20) - 64, 1 << 20), 128 << 10);
-        assert_eq!(bytes(4 << 20, 1 << 20), 256 << 10);
-        // 8 MiB squared, times 2 / (3 hops * launch_bytes), is the share that makes this the cheapest length.
-        let cheapest = (8u64 << 20).pow(2) * 2 * 4 / (3 * Overlap::BETWEEN_NODES.launch_bytes);
-        assert_eq!(bytes(cheapest - 256, 64 << 20), 4 << 20);
-        assert_eq!(bytes(cheapest + 256, 64 << 20), 8 << 20);
-        assert_eq!(bytes(1 << 40, 1 << 20), 1 << 20);
-        assert_eq!(bytes(1 << 40, (1 << 20) - 1), 512 << 10, "never more than a GPU slot");
-        assert_eq!(bytes(1 << 40, 64 << 10), 128 << 10, "never less than a slot");
-    }
-
-    #[test]
-    fn subchunks_on_a_gpu_follow_from_the_share_per_rail_and_the_cost_of_a_launch() {
-        let on = |one_node, world, rails, vector: u64| {
-            let facts = CallFacts {
-                on_gpu: true,
-                one_node,
-                world,
-                rails,
-                count: vector / 4,
-                gpu_slot_bytes: 2 << 20,
-                ..facts()
-            };
-            binding(&facts).subchunk as usize * 4
-        };
-        let bytes = |world, rails, vector| on(false, world, rails, vector);
-        // Few hops: the last sub-chunk's way through the stages counts.
-        assert_eq!(bytes(2, 1, 16 << 20), 1 << 20);
-        // Two sub-chunks of a share are enough within a node.
-        assert_eq!(
-            [4 << 20, 16 << 20, 256 << 20].map(|vector| on(true, 2, 1, vector) >> 10),
-            [1024, 2048, 2048]
-        );
-        assert_eq!([2, 4, 8].map(|world| on(true, world, 1, 8 << 20) >> 10), [2048, 1024, 512]);
-        // Many hops: a share of 4 MiB is four sub-chunks, and sixteen on four rails.
-        assert_eq!(bytes(64, 1, 256 << 20), 1 << 20);
-        assert_eq!(bytes(64, 4, 256 << 20), 256 << 10);
-        assert_eq!(bytes(1024, 1, 256 << 20), 128 << 10, "never less than a slot");
-        assert_eq!(bytes(1, 1, 0), 128 << 10);
     }
 
     #[test]
@@ -523,13 +409,6 @@ mod tests {
         for (output, scratch) in [(access(true, false), None), (all, access(true, false))] {
             assert_eq!(staging(all, output, scratch), Staging { recv: true, ..Staging::default() });
         }
-    }
-
-    #[test]
-    fn a_slot_is_on_the_gpu_where_the_links_reach_it() {
-        assert_eq!(slot_memory(true, || true), SlotMemory::Gpu);
-        assert_eq!(slot_memory(true, || false), SlotMemory::Host);
-        assert_eq!(slot_memory(false, || true), SlotMemory::Host);
     }
 
     #[test]

@@ -83,13 +83,9 @@ mod tests {
             count,
             element_bytes: 4,
             world: 5,
-            one_node: false,
-            rails: 1,
             in_place: false,
-            on_gpu: false,
             output_bytes: 0,
             slot_bytes: 1 << 10,
-            gpu_slot_bytes: 1 << 20,
         }
     }
 

@@ -34,21 +34,13 @@ const LONGEST_ON_OWN_CORES: usize = 16 << 10;
 /// each (Xeon) take 8.7 to 12.9 us for 4 KiB (41 by a ring) and 14 us for 8 KiB (40).
 const ALL_VECTORS: usize = 128 << 10;
 
-/// Length in bytes of the vectors of all ranks together on GPUs, where the steps of a ring take longer. Two
-/// processes on an H200 with MPS, until the result is there: 8 KiB 29 us (61 by a ring), 32 KiB 36 (63);
-/// enqueued one after another 32 KiB 41 with 4 ranks (71) and 69 with 8 (89). 64 KiB were not measured with
-/// more than two ranks.
-const ALL_VECTORS_ON_GPU: usize = 256 << 10;
-
-/// Longest vector, in bytes, on GPUs.
-const LONGEST_ON_GPU: usize = 64 << 10;
-
 /// The limit is not less than this for any number of ranks.
 const LEAST_LIMIT: usize = 4 << 10;
 
-/// Longest vector, in bytes, that goes through the mailboxes of a node of this many ranks, if settings allow
-/// `most` bytes. `ranks_per_core` is the number of ranks of this node for each of its cores, rounded up.
-fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
+/// Longest vector, in bytes, that takes the path for small messages on a node with all ranks, which are
+/// `ranks`. `ranks_per_core` is the number of ranks of this node for each of its cores, rounded up.
+#[must_use]
+pub fn small_limit(config: &Config, ranks: usize, ranks_per_core: usize) -> usize {
     let longest = if goes_through_leader(ranks, ranks_per_core) {
         LONGEST_BY_LEADER
     } else if ranks_per_core > 1 && ranks == 3 {
@@ -58,26 +50,13 @@ fn longest_small(most: usize, ranks: usize, ranks_per_core: usize) -> usize {
     } else {
         (ALL_VECTORS / ranks.max(1)).clamp(LEAST_LIMIT, LONGEST_ON_OWN_CORES)
     };
-    longest.min(most)
-}
-
-/// [`longest_small`] for vectors on GPUs, whose kernels copy a small message to host memory and back.
-fn longest_small_on_gpu(most: usize, ranks: usize) -> usize {
-    (ALL_VECTORS_ON_GPU / ranks.max(1)).clamp(LEAST_LIMIT, LONGEST_ON_GPU).min(most)
+    longest.min(config.mailbox.0)
 }
 
 /// Whether one rank of a node, its leader, adds for all of them.
 #[must_use]
 pub fn goes_through_leader(ranks: usize, ranks_per_core: usize) -> bool {
     ranks_per_core > 1 && ranks >= LEADER_RANKS
-}
-
-/// Longest vectors, in bytes, that take the path for small messages on a node with all ranks: on the host,
-/// and on GPUs.
-#[must_use]
-pub fn small_limits(config: &Config, world: usize, ranks_per_core: usize) -> [usize; 2] {
-    let most = config.mailbox.0;
-    [longest_small(most, world, ranks_per_core), longest_small_on_gpu(most, world)]
 }
 
 // Short vectors between ranks that share no memory.
@@ -127,29 +106,6 @@ pub fn longest_block_by_node(config: &Config, topology: &Topology) -> usize {
 
 // Long vectors.
 
-/// How sub-chunks overlap in calls on a GPU, and what each costs. The kernel takes about 9 us for a
-/// descriptor besides its bytes: on an H200, two ranks with 16 CTAs each sum 64 MiB in 1,281 us in sub-chunks
-/// of 512 KiB, 844 of 1 MiB, 562 of 2 MiB, 415 of 4 MiB and 345 of 8 MiB.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Overlap {
-    /// Minimum number of sub-chunks in a rank's share of the vector for each rail.
-    pub(crate) stages: u64,
-    /// Bytes that are moved in the time that a sub-chunk costs besides its bytes.
-    pub(crate) launch_bytes: u64,
-}
-
-impl Overlap {
-    /// Between ranks of one node, most of which read each other's GPU memory: 9 us at 244 GB/s of a rank's 16
-    /// CTAs. Two sub-chunks: 4 MiB take 92 us in four, 70 in two and 68 in one, and through pinned slots
-    /// (`FLEXRING_GPU_IPC=0`) 312, 320 and 375.
-    pub(crate) const IN_A_NODE: Self = Self { stages: 2, launch_bytes: 2 << 20 };
-
-    /// Between nodes: while one sub-chunk is copied to the host, others are sent, received and added. 9 us at
-    /// 50 GB/s, of 400 Gbit/s. Not measured with an RDMA device; 16 to 256 MiB through pinned slots take
-    /// equally long within 10 % in sub-chunks of 256 KiB to 2 MiB.
-    pub(crate) const BETWEEN_NODES: Self = Self { stages: 4, launch_bytes: 512 << 10 };
-}
-
 /// Outputs of more bytes than this are written with non-temporal stores. Half of a last-level cache of a few
 /// dozen MiB: a shorter result is still in the cache when it is read next.
 pub(crate) const STREAMING_BYTES: usize = 16 << 20;
@@ -161,7 +117,9 @@ mod tests {
 
     #[test]
     fn mailboxes_take_longer_vectors_where_ranks_share_cores() {
-        let most = usize::MAX;
+        let limit = |most, ranks, ranks_per_core| {
+            small_limit(&Config { mailbox: Size(most), ..Config::default() }, ranks, ranks_per_core)
+        };
         for (ranks, alone, sharing) in [
             (2, 16, 16),
             (3, 16, 64),
@@ -172,18 +130,10 @@ mod tests {
             (64, 4, 64),
             (1000, 4, 64),
         ] {
-            let kib = [1, 2].map(|ranks_per_core| longest_small(most, ranks, ranks_per_core) >> 10);
+            let kib = [1, 2].map(|ranks_per_core| limit(usize::MAX, ranks, ranks_per_core) >> 10);
             assert_eq!(kib, [alone, sharing], "{ranks} ranks");
-            assert!([1, 2].iter().all(|ranks_per_core| longest_small(100, ranks, *ranks_per_core) == 100));
-            assert_eq!(longest_small(0, ranks, 2), 0);
-        }
-    }
-
-    #[test]
-    fn mailboxes_take_longer_vectors_of_gpus() {
-        for (ranks, kib) in [(2, 64), (4, 64), (8, 32), (64, 4), (1000, 4)] {
-            assert_eq!(longest_small_on_gpu(usize::MAX, ranks) >> 10, kib, "{ranks} ranks");
-            assert_eq!(longest_small_on_gpu(100, ranks), 100);
+            assert!([1, 2].iter().all(|ranks_per_core| limit(100, ranks, *ranks_per_core) == 100));
+            assert_eq!(limit(0, ranks, 2), 0);
         }
     }
 

@@ -1,8 +1,6 @@
 //! The interface of `cuda.rs` in builds without the feature `cuda`.
 
-use crate::communicator::checked_call::CheckedCall;
 use crate::config::Config;
-use crate::device::CallerStream;
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::fault::Fault;
@@ -10,7 +8,6 @@ use crate::memory::{Arena, MemorySpace, Piece, Registrar};
 use crate::rank::Rank;
 use crate::transport::shm::{ArenaLayout, MemoryNotices};
 use std::sync::Arc;
-use std::time::Duration;
 
 const WHY: &str = "this build of flexring has no CUDA";
 
@@ -36,10 +33,6 @@ pub(in crate::communicator) fn address(_requested: Option<usize>) -> Option<Stri
     None
 }
 
-pub(in crate::communicator) fn slot_bytes(config: &Config, _ranks_of_node: usize, world: usize) -> usize {
-    config.gpu_slot_bytes(world)
-}
-
 pub(in crate::communicator) fn relay_slots(_world: usize) -> (usize, usize) {
     (0, 0)
 }
@@ -55,39 +48,12 @@ pub(in crate::communicator) fn forbid_calls() -> ForbidCalls {
 pub(in crate::communicator) struct GpuState;
 
 /// Cannot be constructed, because there are no kernels.
-pub(in crate::communicator) enum PreparedLaunch {}
-
-impl PreparedLaunch {
-    pub(in crate::communicator) fn launch(&mut self) -> Result<()> {
-        match *self {}
-    }
-
-    pub(in crate::communicator) fn record(self) -> Result<()> {
-        match self {}
-    }
-}
-
-/// Cannot be constructed, because there are no kernels.
-pub(in crate::communicator) enum ResidentCall {}
-
-impl ResidentCall {
-    pub(in crate::communicator) fn has_started(&self) -> bool {
-        match *self {}
-    }
-
-    pub(in crate::communicator) fn finish(self, _timeout: Duration) -> Result<()> {
-        match self {}
-    }
-}
-
-/// Cannot be constructed, because there are no kernels.
 pub(in crate::communicator) enum RelayedCall {}
 
 #[allow(clippy::unused_self, reason = "the interface of cuda.rs")]
 impl GpuState {
     pub(in crate::communicator) fn new(
         _config: &Config,
-        _small: usize,
         _shares_process: bool,
         _ranks_of_node: usize,
         _layout: ArenaLayout,
@@ -121,24 +87,6 @@ impl GpuState {
 
     pub(in crate::communicator) fn open_late(&self, _: MemorySpace, _: &mut Executor) -> Result<()> {
         Ok(())
-    }
-
-    pub(in crate::communicator) fn scratch(&self, _bytes: usize) -> Result<Piece> {
-        Err(Error::unsupported(WHY))
-    }
-
-    pub(in crate::communicator) fn staging(&self, _input: usize, _output: usize) -> Result<(Piece, Piece)> {
-        Err(Error::unsupported(WHY))
-    }
-
-    pub(in crate::communicator) fn prepare_launch(
-        &self,
-        _call: &CheckedCall,
-        _small: bool,
-        _stream: CallerStream,
-        _other: Option<CallerStream>,
-    ) -> Result<(PreparedLaunch, ResidentCall)> {
-        Err(Error::unsupported(WHY))
     }
 
     pub(in crate::communicator) fn is_open(&self) -> bool {

@@ -4,38 +4,34 @@ use super::kernel_calls::KernelCalls;
 use super::kernel_offer::KernelOffer;
 use super::registered_memory::OfferedMemory;
 use crate::bootstrap::host_name;
-use crate::communicator::checked_call::CheckedCall;
 use crate::communicator::registration_gate::GATE;
-use crate::config::GpuProgram;
 use crate::config::{Config, environment};
-use crate::device::CallerStream;
-use crate::device::cuda::collective::{CollectiveLayout, CollectiveMemory, SLOT};
-use crate::device::cuda::{self, EngineParts, GpuEngine, KernelKind, Launcher};
+use crate::device::cuda::collective::{CollectiveLayout, CollectiveMemory};
+use crate::device::cuda::{self, Launcher};
 use crate::device::cuda::{objects::Gpu, objects::GpuMemory};
 use crate::device::relay_link::RelaySlots;
 use crate::error::{Error, Result};
-use crate::executor::{Executor, GpuParts};
+use crate::executor::Executor;
 use crate::fault::Fault;
-use crate::memory::{Arena, MemorySpace, Piece, Registrar, Sharing};
+use crate::memory::{Arena, MemorySpace, Piece, Registrar};
 use crate::rank::Rank;
 use crate::transport::shm::{ArenaLayout, MemoryNotices};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub(in crate::communicator) use crate::cuda_driver::forbid_calls;
-pub(in crate::communicator) use cuda::{PreparedCollective, PreparedLaunch, ResidentCall};
+pub(in crate::communicator) use cuda::PreparedCollective;
 
 /// How long the slots wait for calls of this process before they are registered with RDMA devices. A call may
 /// be one that ends only when the communicator which is being created is used, such as a receive in another
 /// one; then data is staged in host memory.
 const REGISTRATION_PATIENCE: Duration = Duration::from_secs(30);
 
-/// CTAs of a call that the host runs.
-const HOST_CTAS: u32 = 16;
-
-/// Bytes of a slot where kernels run collectives. 65 of them take 14.2 MiB on the GPU, and as much in pinned
-/// memory.
-const SLOT_BESIDE_KERNELS: usize = 224 << 10;
+/// The block size of CUDA's allocator. Shared allocations are whole blocks, because another process opens a
+/// whole block.
+const BLOCK: usize = 2 << 20;
+/// Bytes before the memory of collectives, where a pattern shows other processes that they reach it.
+const PATTERN: usize = 4096;
 
 /// The GPU that this rank works with as far as it is known when the communicator is created: the one that
 /// `FLEXRING_GPU` requests, else this thread's current one.
@@ -43,26 +39,10 @@ pub(in crate::communicator) fn known(requested: Option<usize>) -> Option<u32> {
     requested.map(|gpu| u32::try_from(gpu).unwrap_or(u32::MAX)).or_else(Gpu::current)
 }
 
-/// The memory for collectives that the settings and the number of ranks of a node call for.
-fn collectives(config: &Config, ranks_of_node: usize) -> Option<CollectiveLayout> {
-    let layout = || CollectiveLayout::new(ranks_of_node).unwrap_or(CollectiveLayout::ALONE);
-    (config.gpu_engine == GpuProgram::Device).then(layout)
-}
-
-/// Bytes of a slot for vectors on GPUs; `ranks_of_node` is 0 unless kernels may run the calls of all ranks.
-/// Equal on all ranks. Short where kernels run collectives, because only the few other calls need slots.
-pub(in crate::communicator) fn slot_bytes(config: &Config, ranks_of_node: usize, world: usize) -> usize {
-    let bytes = config.gpu_slot_bytes(world);
-    match collectives(config, ranks_of_node).filter(|_| CollectiveLayout::new(ranks_of_node).is_some()) {
-        Some(_) => bytes.min(SLOT_BESIDE_KERNELS).max(config.subchunk.0),
-        None => bytes,
-    }
-}
-
 /// The slots of messages that kernels write for a rank of the node whose memory they do not reach: how many,
 /// and bytes of each.
 pub(in crate::communicator) fn relay_slots(world: usize) -> (usize, usize) {
-    let RelaySlots { count, bytes } = RelaySlots::of_world(world, SLOT);
+    let RelaySlots { count, bytes } = RelaySlots::of_world(world);
     (count, bytes)
 }
 
@@ -119,8 +99,6 @@ pub(in crate::communicator) struct GpuState {
     ipc: bool,
     /// The most CTAs of a call, if the user wants a number.
     ctas: Option<u32>,
-    /// Bytes of the longest vector that is staged on the host; 0 if none is.
-    small: usize,
     /// Whether other ranks of the communicator are threads of this process.
     shares_process: bool,
     /// How long to wait for calls of this process before memory is registered.
@@ -128,8 +106,8 @@ pub(in crate::communicator) struct GpuState {
     layout: ArenaLayout,
     arena: Arc<Arena>,
     registrar: Option<Arc<dyn Registrar>>,
-    /// The memory for collectives that kernels run, if the ranks may have it.
-    collectives: Option<CollectiveLayout>,
+    /// The memory for collectives of ranks that reach each other's.
+    collectives: CollectiveLayout,
     /// Where ranks name memory that they have registered, until a GPU is open.
     notices: Mutex<Option<(Rank, MemoryNotices)>>,
     opened: OnceLock<OpenedGpu>,
@@ -137,16 +115,12 @@ pub(in crate::communicator) struct GpuState {
 
 pub(in crate::communicator) struct OpenedGpu {
     pub(super) gpu: Arc<Gpu>,
-    engine: Arc<GpuEngine>,
     pub(in crate::communicator) launcher: Launcher,
-    kernel_calls: Option<KernelCalls>,
+    kernel_calls: KernelCalls,
     /// The most CTAs of a call, if the user wants a number.
     wanted: Option<u32>,
     /// Whether other ranks of the communicator are threads of this process.
     shares_process: bool,
-    /// For intermediate results. Each is as long as the longest call needed when it was allocated; the last
-    /// one is used. None is freed before the end, because calls that are not over may use it.
-    scratch: Mutex<Vec<GpuMemory>>,
 }
 
 impl OpenedGpu {
@@ -156,7 +130,7 @@ impl OpenedGpu {
         let gpu = format!("{} {address}", host_name());
         KernelOffer {
             gpu,
-            resident: self.engine.resident_collectives(),
+            resident: self.launcher.resident(),
             wanted: self.wanted,
             shares_process: self.shares_process,
             reaches_node,
@@ -167,7 +141,6 @@ impl OpenedGpu {
 impl GpuState {
     pub(in crate::communicator) fn new(
         config: &Config,
-        small: usize,
         shares_process: bool,
         ranks_of_node: usize,
         layout: ArenaLayout,
@@ -175,11 +148,10 @@ impl GpuState {
         registrar: Option<Arc<dyn Registrar>>,
     ) -> Self {
         Self {
-            collectives: collectives(config, ranks_of_node),
+            collectives: CollectiveLayout::new(ranks_of_node).unwrap_or(CollectiveLayout::ALONE),
             requested: config.gpu,
             ipc: config.gpu_ipc.0,
             ctas: config.gpu_ctas.map(|ctas| u32::try_from(ctas).unwrap_or(u32::MAX)),
-            small,
             shares_process,
             timeout: config.timeout,
             layout,
@@ -256,32 +228,18 @@ impl GpuState {
 
     fn open(&self, gpu: u32, shares: bool, executor: &mut Executor) -> Result<()> {
         self.check_launches()?;
-        let pool = self.layout.gpu_pool();
-        if pool.slots().0 == 0 {
+        if self.layout.relay_pool().slots().0 == 0 {
             return Err(Error::unsupported(
                 "there was no GPU when this communicator was created (fix: create it when there is one, or set FLEXRING_GPU)",
             ));
         }
         let gpu = Gpu::open(gpu)?;
-        let on_host = pool.piece(&self.arena);
-        pool.populate(&self.arena)?;
-        let ctas = self.ctas.unwrap_or(HOST_CTAS);
-        let engine = GpuEngine::new(&gpu, EngineParts { ctas, small: self.small, alone: false })?;
-        let host = cuda::HostSide {
-            slots: pool.slots(),
-            pool: on_host,
-            arena: &self.arena,
-            viewed: &executor.view_pools(),
-        };
-        let collectives =
-            self.collectives.map(|layout| if shares { layout } else { CollectiveLayout::ALONE });
-        let further = collectives.map_or(0, CollectiveLayout::bytes);
-        let device = cuda::Cuda::new(&engine, &host, further)?;
-        let on_gpu = device.landing().piece();
+        let launcher = Launcher::new(&gpu)?;
+        let layout = if shares { self.collectives } else { CollectiveLayout::ALONE };
+        let shared = Arc::new(GpuMemory::new(&gpu, (PATTERN + layout.bytes()).next_multiple_of(BLOCK))?);
         if let Some(registrar) = &self.registrar {
-            registrar.try_register(on_host);
             let registered = GATE.register(self.timeout.min(REGISTRATION_PATIENCE), || {
-                registrar.try_register(on_gpu);
+                registrar.try_register(shared.piece());
                 Ok(())
             });
             if let Err(error) = registered {
@@ -291,7 +249,7 @@ impl GpuState {
                 );
             }
         }
-        let sharing = shares.then(|| cuda::ipc::Ipc::new(&gpu, device.landing())).transpose();
+        let sharing = shares.then(|| cuda::ipc::Ipc::new(&gpu, &shared)).transpose();
         let sharing = sharing.unwrap_or_else(|error| {
             log::info!("neighbours read vectors on {gpu:?} through host memory: {}", error.message());
             None
@@ -302,30 +260,22 @@ impl GpuState {
                  it: set FLEXRING_GPU, or make the GPU current before"
             );
         }
-        let memory =
-            collectives.map(|layout| CollectiveMemory::new(&gpu, device.landing(), layout)).transpose()?;
+        let memory = CollectiveMemory::new(&gpu, &shared, layout)?;
         let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner).take();
         let kernel_devices = self.registrar.as_ref().map(|devices| {
             // Other ranks wait for the call.
             let patience = self.timeout / 8;
             Arc::new(GatedDevices { devices: Arc::clone(devices), patience }) as Arc<dyn Registrar>
         });
-        let kernel_calls = memory.map(|memory| {
-            let registered = notices.map(|(rank, notices)| OfferedMemory::new(&gpu, &memory, rank, notices));
-            KernelCalls::new(memory, registered, kernel_devices)
-        });
-        let launcher = Launcher::new(&engine)?;
+        let registered = notices.map(|(rank, notices)| OfferedMemory::new(&gpu, &memory, rank, notices));
+        let kernel_calls = KernelCalls::new(memory, registered, kernel_devices);
         log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());
-        executor.use_gpu(GpuParts {
-            device: Box::new(device),
-            slots: pool.cut(on_host),
-            on_gpu: pool.cut(on_gpu),
-            sharing: sharing.map(|ipc| Box::new(ipc) as Box<dyn Sharing>),
-        })?;
+        if let Some(sharing) = sharing {
+            executor.share_gpu(Box::new(sharing));
+        }
         // Cannot be set already: only one thread at a time holds the executor.
-        let (wanted, shares_process, scratch) = (self.ctas, self.shares_process, Mutex::default());
-        let opened = OpenedGpu { gpu, engine, launcher, kernel_calls, wanted, shares_process, scratch };
-        let _ = self.opened.set(opened);
+        let (wanted, shares_process) = (self.ctas, self.shares_process);
+        let _ = self.opened.set(OpenedGpu { gpu, launcher, kernel_calls, wanted, shares_process });
         Ok(())
     }
 
@@ -348,51 +298,10 @@ impl GpuState {
         Ok(())
     }
 
-    /// Scratch memory on the GPU. Must be called before the call is launched, by the caller's thread:
-    /// allocating may wait for earlier calls.
-    pub(in crate::communicator) fn scratch(&self, bytes: usize) -> Result<Piece> {
-        if bytes == 0 {
-            return Ok(Piece::EMPTY);
-        }
-        let opened = self.opened()?;
-        let mut scratch = opened.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(last) = scratch.last().filter(|last| last.piece().len() >= bytes) {
-            return Ok(last.piece().narrow(0, bytes));
-        }
-        let memory = GpuMemory::new(&opened.gpu, bytes.next_power_of_two())?;
-        let piece = memory.piece().narrow(0, bytes);
-        scratch.push(memory);
-        Ok(piece)
-    }
-
-    /// The host memory between the vectors of a small call and the ranks' mailboxes.
-    pub(in crate::communicator) fn staging(&self, input: usize, output: usize) -> Result<(Piece, Piece)> {
-        Ok(self.opened()?.engine.staging(input, output))
-    }
-
-    fn opened(&self) -> Result<&OpenedGpu> {
-        self.opened.get().ok_or_else(|| Error::internal("no GPU is open"))
-    }
-
-    /// Prepares the kernel of a call at the current end of `stream`, and of `other` if it is given. A `small`
-    /// call is run on [`staging`](Self::staging).
-    pub(in crate::communicator) fn prepare_launch(
-        &self,
-        call: &CheckedCall,
-        small: bool,
-        stream: CallerStream,
-        other: Option<CallerStream>,
-    ) -> Result<(PreparedLaunch, ResidentCall)> {
-        let copies = small || !call.collective.reduces();
-        let kind = if copies { KernelKind::Copy } else { KernelKind::Reduce(call.dtype) };
-        let small = small.then_some((call.input, call.output));
-        self.opened()?.launcher.prepare(stream, other, kind, small)
-    }
-
-    /// What runs collectives by kernels, if the GPU and the ranks have it.
+    /// What runs calls by kernels, if a GPU is open.
     pub(in crate::communicator) fn kernel_calls(&self) -> Option<(&OpenedGpu, &KernelCalls)> {
         let opened = self.opened.get()?;
-        Some((opened, opened.kernel_calls.as_ref()?))
+        Some((opened, &opened.kernel_calls))
     }
 
     /// Whether a GPU is open.
@@ -412,17 +321,10 @@ impl GpuState {
     /// is never freed, and `false` is returned.
     pub(in crate::communicator) fn end(&self, fault: &Fault) -> bool {
         let Some(opened) = self.opened.get() else { return true };
-        let collectives_ended =
-            opened.kernel_calls.as_ref().is_none_or(|calls| calls.end(&opened.launcher, fault));
-        if opened.engine.wait_ended() && collectives_ended {
-            return true;
+        let ended = opened.kernel_calls.end(&opened.launcher, fault);
+        if !ended {
+            opened.kernel_calls.leak();
         }
-        let mut scratch = opened.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::forget(std::mem::take(&mut *scratch));
-        std::mem::forget(Arc::clone(&opened.engine));
-        if let Some(calls) = &opened.kernel_calls {
-            calls.leak();
-        }
-        false
+        ended
     }
 }

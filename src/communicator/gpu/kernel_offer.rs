@@ -26,8 +26,9 @@ pub(in crate::communicator) struct KernelOffer {
 }
 
 /// The most CTAs of a kernel, equal on all ranks: all of those that share a GPU fit there at the same time,
-/// and leave half of a GPU that they do not share to others. A rank without an offer opens its GPU later. Ranks that share a
-/// GPU have a power of two, which leaves some of it free: with 33 CTAs each, 4 ranks took 905 us for 256 MiB.
+/// and leave half of a GPU that they do not share to others. A rank without an offer opens its GPU later.
+/// Ranks that share a GPU have a power of two, which leaves some of it free: with 33 CTAs each, 4 ranks
+/// took 905 us for 256 MiB.
 pub(in crate::communicator) fn most_ctas(offers: &[Option<KernelOffer>]) -> u32 {
     let most = offers.iter().map(|offer| {
         let Some(KernelOffer { gpu, resident, wanted, .. }) = offer else { return CTAS };

@@ -16,17 +16,11 @@ mod kernel_watch;
 mod registered_memory;
 
 #[cfg(not(feature = "cuda"))]
-pub(super) use absent::{
-    GpuState, PreparedLaunch, RelayedCall, ResidentCall, forbid_calls, known, may_exist, numa_node,
-    relay_slots, slot_bytes,
-};
+pub(super) use absent::{GpuState, RelayedCall, forbid_calls, known, may_exist, numa_node, relay_slots};
 #[cfg(all(feature = "verbs", not(feature = "cuda")))]
 pub(super) use absent::{address, is_coherent};
 #[cfg(feature = "cuda")]
-pub(super) use cuda::{
-    GpuState, PreparedLaunch, ResidentCall, forbid_calls, known, may_exist, numa_node, relay_slots,
-    slot_bytes,
-};
+pub(super) use cuda::{GpuState, forbid_calls, known, may_exist, numa_node, relay_slots};
 #[cfg(all(feature = "verbs", feature = "cuda"))]
 pub(super) use cuda::{address, is_coherent};
 pub(super) use kernel_offer::{KernelOffer, most_ctas};

@@ -191,8 +191,7 @@ impl Communicator {
         let opens_gpu = !plan.spec.is_derived || config.gpu.is_some();
         let has_gpu = opens_gpu && gpu::known(config.gpu).is_some();
         let may_use_gpus = has_gpu || gpu::may_exist(config.gpu);
-        let kernel_node = if has_gpu { world } else { 0 };
-        let layout = region_layout(config, world, world, ranks_per_core, may_use_gpus, kernel_node);
+        let layout = region_layout(config, world, world, ranks_per_core, may_use_gpus);
         let key: [u8; 16] = random_bytes()?;
         let timeline = Timeline::of(config, plan.spec.is_derived, &key);
         let launch_group = LaunchGroup::new((0..world).collect());
@@ -224,10 +223,8 @@ impl Communicator {
         };
         let runners: Vec<CallRunner> =
             memories.into_iter().zip(regions).enumerate().map(rank).collect::<Result<_>>()?;
-        // Each rank has published its GPU memory; each opens that of the others; then all know who has opened
-        // whose.
+        // Each rank has published its GPU memory; each opens that of the others.
         runners.iter().for_each(|runner| runner.lock_state().executor.open_neighbours());
-        runners.iter().for_each(|runner| runner.lock_state().executor.settle_sharing());
         let offers: Vec<_> = runners.iter().map(CallRunner::offer_kernels).collect();
         runners.iter().for_each(|runner| runner.agree_on_kernels(&offers));
         let gathering = Some(Arc::new(LocalGathering::new()));
@@ -269,7 +266,6 @@ fn await_links(runner: &CallRunner, connection: &ControlConnection, infos: &[Pee
         runner.lock_state().executor.open_neighbours();
     }
     let offers = connection.gather_values("links", &runner.offer_kernels())?;
-    runner.lock_state().executor.settle_sharing();
     runner.agree_on_kernels(&offers);
     Ok(())
 }

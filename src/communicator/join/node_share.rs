@@ -14,7 +14,6 @@ use crate::fault::Fault;
 use crate::fault_point::{FaultPoint, reach};
 use crate::rank::Rank;
 use crate::transport::shm::{NodeMemory, OwnMemory, Region};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The memory of a rank and of those that share with it.
@@ -46,10 +45,9 @@ impl NodeShare {
         let world = infos.len();
         let node = introduction.node_of(me);
         let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
-        let kernel_node = kernel_node(infos);
         let layout = |ranks: &[Rank]| {
             let may_use_gpus = ranks.iter().any(|rank| infos[*rank].has_gpu || infos[*rank].may_have_gpus);
-            region_layout(config, ranks.len(), world, ranks_per_core, may_use_gpus, kernel_node)
+            region_layout(config, ranks.len(), world, ranks_per_core, may_use_gpus)
         };
         let bytes = OwnMemory::bytes_with(layout(&node));
         let shares =
@@ -76,16 +74,6 @@ impl NodeShare {
         };
         Ok(Self { ranks, places, memory, region, ranks_per_core })
     }
-}
-
-/// The number of ranks of the largest node if all ranks have their GPUs, else 0.
-fn kernel_node(infos: &[PeerInfo]) -> usize {
-    if !infos.iter().all(|info| info.has_gpu) {
-        return 0;
-    }
-    let mut ranks_of: BTreeMap<&str, usize> = BTreeMap::new();
-    infos.iter().for_each(|info| *ranks_of.entry(&info.node).or_default() += 1);
-    ranks_of.into_values().max().unwrap_or(0)
 }
 
 /// The memory of `ranks`, which give each other descriptors of theirs.

@@ -16,7 +16,7 @@ use crate::device::host::Host;
 use crate::error::Result;
 use crate::executor::{Executor, ExecutorParts};
 use crate::fault::Fault;
-use crate::plan::thresholds::small_limits;
+use crate::plan::thresholds::small_limit;
 use crate::rank::Rank;
 use crate::trace::Trace;
 use crate::transport::AnyTransport;
@@ -73,20 +73,12 @@ impl CallRunnerBuilder<'_> {
             ranks_per_core: self.ranks_per_core,
             trace: self.trace,
         })?;
-        self.plans.set_slot_bytes(layout.pool().slots().1, layout.gpu_pool().slots().1);
+        self.plans.set_slot_bytes(layout.pool().slots().1);
         self.plans.prepare(&mut executor)?;
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
-        let [small, small_on_gpu] = small_limits(config, world, self.ranks_per_core);
-        let staged = if has_small_path { small_on_gpu } else { 0 };
-        let mut gpu_state = GpuState::new(
-            config,
-            staged,
-            launch_member.is_some(),
-            self.node.len(),
-            layout,
-            arena,
-            registrar.clone(),
-        );
+        let small = small_limit(config, world, self.ranks_per_core);
+        let mut gpu_state =
+            GpuState::new(config, launch_member.is_some(), self.node.len(), layout, arena, registrar.clone());
         // Kernels access registered memory in calls within a node.
         if let Some(notices) = notices.filter(|_| self.node.len() == world) {
             gpu_state.set_notices(me, notices);
@@ -104,7 +96,6 @@ impl CallRunnerBuilder<'_> {
             rank: me,
             world,
             small,
-            small_on_gpu,
             has_small_path,
             node: self.node,
             spin: config.spin(),
@@ -112,7 +103,6 @@ impl CallRunnerBuilder<'_> {
             gpu_state,
             kernel_ctas: AtomicU32::new(0),
             kernel_node: OnceLock::new(),
-            kernels_share_process: AtomicBool::new(false),
             launch_member,
             leaving: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),

@@ -41,10 +41,6 @@ impl CallRunner {
 
 #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of cuda.rs")]
 impl Communicator {
-    pub(in crate::communicator) fn is_run_by_kernel(&self, _checked: &CheckedCall) -> bool {
-        false
-    }
-
     pub(in crate::communicator) fn run_by_kernel(
         &self,
         _checked: &CheckedCall,

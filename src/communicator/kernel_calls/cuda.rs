@@ -280,11 +280,6 @@ impl KernelOwner for CallRunner {
 }
 
 impl Communicator {
-    /// Whether kernels run this call.
-    pub(in crate::communicator) fn is_run_by_kernel(&self, checked: &CheckedCall) -> bool {
-        self.described(checked).is_some()
-    }
-
     /// What a kernel needs to know of a call; `None` if the host runs it.
     fn described(&self, checked: &CheckedCall) -> Option<DescribedCall<'_>> {
         let runner = &self.runner;

@@ -7,8 +7,8 @@
 //! |---|---|
 //! | `objects` | RAII types for the driver's handles |
 //! | `image`, `nvrtc` | the kernels' machine code, or their source and the run-time compiler |
-//! | `collective` | collectives that kernels run themselves |
-//! | `engine` | resident kernels, and the device over them |
+//! | `collective` | the calls that kernels run: their memory, their form, what kernels report |
+//! | `kernels`, `launcher` | loading and launching kernels, in callers' streams |
 //! | `pinned` | page-locked host memory |
 //! | `naps` | how threads wait for kernels that end soon |
 //! | `inventory` | the GPUs that this process sees |
@@ -18,33 +18,27 @@
 //! | `ipc` | GPU memory shared between the processes of a node |
 //! | `peer_memory` | allocations as the driver exports and opens them |
 //! | `stream_memory` | memory with a stream of its own |
-//! | `standalone` | the device without ranks, for benchmarks |
 //! | `pointer` | whether an address is host or GPU memory |
 
 mod buffer;
 pub(crate) mod collective;
-pub(crate) mod engine;
 mod graph;
 pub mod image;
 mod inventory;
 pub(crate) mod ipc;
+mod kernels;
+mod launcher;
 pub(crate) mod naps;
 mod nvrtc;
 pub(crate) mod objects;
 pub(crate) mod peer_memory;
 mod pinned;
 pub(crate) mod pointer;
-mod standalone;
 mod stream_memory;
 mod vector;
 
 pub use buffer::{GpuBuffer, GpuSlice};
-pub use engine::Cuda;
-pub(crate) use engine::{
-    EngineParts, GpuEngine, HostSide, KernelKind, Launcher, PreparedCollective, PreparedLaunch, ResidentCall,
-};
 pub use graph::{GpuCapture, GpuGraph};
 pub use inventory::{GpuInfo, gpu_count, gpu_info};
-#[doc(hidden)]
-pub use standalone::StandaloneDevice;
+pub(crate) use launcher::{Launcher, PreparedCollective};
 pub use vector::GpuVector;

@@ -30,7 +30,7 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        let layout = ArenaLayout::new(2, SMALL, 2, 4096, 4096).at(size_of::<NodePage>());
+        let layout = ArenaLayout::new(2, SMALL, 2, 4096).at(size_of::<NodePage>());
         let bytes = layout.start() + layout.bytes();
         let (mine, theirs) =
             (Arc::new(Arena::new(bytes).expect("memory")), Arena::new(bytes).expect("memory"));

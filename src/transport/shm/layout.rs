@@ -26,8 +26,6 @@ pub struct ArenaLayout {
     small: usize,
     slots: usize,
     slot_bytes: usize,
-    gpu_slots: usize,
-    gpu_slot_bytes: usize,
     /// Slots of messages that kernels write, for each rank of the node.
     relay_slots: usize,
     relay_slot_bytes: usize,
@@ -79,40 +77,18 @@ impl PoolLayout {
 
 impl ArenaLayout {
     /// The layout for a node of `neighbours` ranks, whose small messages have up to `small` bytes, with
-    /// `slots` slots of `slot_bytes` in the pool, and of `gpu_slot_bytes` in the pool for vectors on GPUs. It
-    /// starts at 0. Equal on all ranks of the node, except for the start and the pools, which come last.
+    /// `slots` slots of `slot_bytes` in the pool, and no memory for calls on GPUs. It starts at 0. Equal on
+    /// all ranks of the node, except for the start and the pools, which come last.
     #[must_use]
-    pub const fn new(
-        neighbours: usize,
-        small: usize,
-        slots: usize,
-        slot_bytes: usize,
-        gpu_slot_bytes: usize,
-    ) -> Self {
-        let (gpu_slots, relay_slots, relay_slot_bytes) = (slots, 0, 0);
-        Self {
-            start: 0,
-            neighbours,
-            small,
-            slots,
-            slot_bytes,
-            gpu_slots,
-            gpu_slot_bytes,
-            relay_slots,
-            relay_slot_bytes,
-        }
+    pub const fn new(neighbours: usize, small: usize, slots: usize, slot_bytes: usize) -> Self {
+        Self { start: 0, neighbours, small, slots, slot_bytes, relay_slots: 0, relay_slot_bytes: 0 }
     }
 
-    /// This layout with slots for the messages that kernels write to each rank of the node.
+    /// This layout for ranks with GPUs, with slots for the messages that kernels write to each rank of the
+    /// node.
     #[must_use]
     pub const fn with_relays(self, relay_slots: usize, relay_slot_bytes: usize) -> Self {
         Self { relay_slots, relay_slot_bytes, ..self }
-    }
-
-    /// This layout without the memory of GPUs.
-    #[must_use]
-    pub const fn without_gpus(self) -> Self {
-        Self { gpu_slots: 0, relay_slots: 0, ..self }
     }
 
     /// The same layout for a region that starts at this offset, the start of a page.
@@ -146,7 +122,7 @@ impl ArenaLayout {
     /// The offset of the notices of GPU memory, on a node with GPUs.
     pub(super) fn notices(self) -> Option<usize> {
         // Behind both slots of the mailbox.
-        (self.gpu_slots > 0).then(|| self.mailbox(2).next_multiple_of(4096))
+        (self.relay_slots > 0).then(|| self.mailbox(2).next_multiple_of(4096))
     }
 
     /// The pool for vectors in host memory.
@@ -157,23 +133,11 @@ impl ArenaLayout {
         PoolLayout { offset, slots: self.slots, slot_bytes: self.slot_bytes }
     }
 
-    /// The pool for vectors on GPUs, which has no slots on a node without GPUs. It takes no memory until a
-    /// GPU is opened.
-    #[must_use]
-    pub fn gpu_pool(self) -> PoolLayout {
-        let before = self.pool();
-        PoolLayout {
-            offset: before.offset + before.bytes(),
-            slots: self.gpu_slots,
-            slot_bytes: self.gpu_slot_bytes,
-        }
-    }
-
     /// The pool of the messages that kernels write to ranks of the node whose GPU memory they do not reach.
-    /// Likewise it takes no memory before.
+    /// It has no slots on a node without GPUs, and takes no memory until it is needed.
     #[must_use]
     pub fn relay_pool(self) -> PoolLayout {
-        let before = self.gpu_pool();
+        let before = self.pool();
         PoolLayout {
             offset: before.offset + before.bytes(),
             slots: self.neighbours * self.relay_slots,
@@ -195,10 +159,10 @@ impl ArenaLayout {
         self.pool().offset - self.start
     }
 
-    /// Bytes at the start of the region that calls on the host use: all but the pools for vectors on GPUs.
+    /// Bytes at the start of the region that calls on the host use: all but the pool for kernels.
     #[must_use]
     pub fn on_host(self) -> usize {
-        self.gpu_pool().offset - self.start
+        self.relay_pool().offset - self.start
     }
 
     /// Bytes at the start of the region whose pages exist before the first call, if the region is the first

@@ -4,7 +4,7 @@
 
 use super::arena_ref::ArenaRef;
 use super::control_page::ControlPage;
-use super::layout::{ArenaLayout, PoolLayout};
+use super::layout::ArenaLayout;
 use super::neighbours::Neighbour;
 use super::spsc_queue::{Duplex, ENTRIES, Entry, InvalidCounter, SpscQueue};
 use crate::call::{Call, CallWords};
@@ -27,15 +27,6 @@ const _: () = assert!(cfg!(loom) || WINDOW == IN_PLACE_WINDOW);
 const CALL: u64 = 1;
 /// A message in the sender's arena.
 const MESSAGE: u64 = 2;
-/// A message in the GPU memory that its sender shares.
-const GPU_MESSAGE: u64 = 3;
-
-/// A range of a neighbour's GPU memory, if it lies within. The offset and length come from the peer and are
-/// checked here.
-fn gpu_view(all: Option<Piece>, offset: u64, len: u64) -> Option<Piece> {
-    let (all, offset, len) = (all?, usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
-    (offset.checked_add(len)? <= all.len()).then(|| all.narrow(offset, len))
-}
 
 /// The link to one neighbour.
 pub(super) struct Link {
@@ -44,8 +35,6 @@ pub(super) struct Link {
     pub local_rank: usize,
     pub control: ArenaRef<ControlPage>,
     arena: Arc<PeerArena>,
-    /// The part of its arena that GPUs read.
-    gpu_pool: PoolLayout,
     layout: ArenaLayout,
     /// The neighbour's GPU memory, if this rank has it open.
     pub gpu: Option<Piece>,
@@ -72,7 +61,6 @@ impl Link {
             local_rank: neighbour.local_rank,
             control,
             arena: Arc::clone(&neighbour.arena),
-            gpu_pool: neighbour.layout.gpu_pool(),
             layout: neighbour.layout,
             gpu: None,
             duplex,
@@ -83,14 +71,6 @@ impl Link {
             sequence: 0,
             announced: false,
         }
-    }
-
-    /// The neighbour's pool that GPUs read, mapped for them; `None` if it exceeds the neighbour's arena.
-    ///
-    /// # Errors
-    /// `System` if it cannot be mapped.
-    pub(super) fn view_of_gpu_pool(&self) -> Result<Option<Piece>> {
-        self.arena.piece_for_device(self.gpu_pool.offset(), self.gpu_pool.bytes())
     }
 
     /// The neighbour's slots of messages that its kernels write: all, and those for messages to the rank with
@@ -124,10 +104,9 @@ impl Link {
         self.write(entry, false);
     }
 
-    /// Sends a message: a range of this rank's arena, or, if `on_gpu`, of the GPU memory that it shares.
-    pub(super) fn send(&mut self, on_gpu: bool, offset: usize, len: usize) {
-        let kind = if on_gpu { GPU_MESSAGE } else { MESSAGE };
-        self.write([kind, offset as u64, len as u64, 0, 0, 0, 0, 0], true);
+    /// Sends a message: a range of this rank's arena.
+    pub(super) fn send(&mut self, offset: usize, len: usize) {
+        self.write([MESSAGE, offset as u64, len as u64, 0, 0, 0, 0, 0], true);
     }
 
     fn write(&mut self, entry: Entry, is_message: bool) {
@@ -191,11 +170,6 @@ impl Link {
                     let view = self.arena.piece(entry[1] as usize, entry[2] as usize);
                     let view = view.map_err(|error| error.context(format_args!("rank {}", self.rank)))?;
                     let view = view.ok_or_else(|| self.invalid())?;
-                    self.duplex.advance();
-                    events.push_back(Event::RecvReady { peer: self.rank, view });
-                }
-                GPU_MESSAGE => {
-                    let view = gpu_view(self.gpu, entry[1], entry[2]).ok_or_else(|| self.invalid())?;
                     self.duplex.advance();
                     events.push_back(Event::RecvReady { peer: self.rank, view });
                 }

@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn neighbours_see_what_a_rank_names_and_who_has_it_open() {
         let memories = share_memory(2, [1; 16]).expect("memory");
-        let layout = ArenaLayout::new(2, 64, 2, 4096, 4096);
+        let layout = ArenaLayout::new(2, 64, 2, 4096).with_relays(1, 4096);
         let mut regions: Vec<_> =
             memories.iter().map(|memory| memory.own().region(layout, None).expect("memory")).collect();
         let ranks: Vec<_> =
@@ -152,7 +152,7 @@ mod tests {
         assert!(one.is_open(3, 7) && !one.is_open(3, 0) && !one.is_open(2, 7));
         one.withdraw(3);
         assert_eq!(other.of_neighbour(0, 3), None);
-        let without = ArenaLayout::new(2, 64, 2, 4096, 4096).without_gpus();
+        let without = ArenaLayout::new(2, 64, 2, 4096);
         assert_eq!(without.notices(), None);
     }
 }

@@ -18,7 +18,7 @@
 //! | `spsc_queue`, `need_wakeup` | the memory ordering of messages and of wake-ups, checked by loom (`tests/loom`) |
 //! | `link` | one neighbour: the format of queue entries, and their events |
 //! | `mailbox` | the path of small messages |
-//! | `gpu` | GPU memory that neighbours read |
+//! | `gpu` | GPU memory that neighbours access |
 //! | `memory_notices`, `notice_page` | users' GPU memory that neighbours access |
 //! | `prefault` | page tables made ready for neighbours' buffers |
 
@@ -138,10 +138,7 @@ impl Transport for Shm {
     }
 
     fn can_send_from(&self, piece: Piece) -> bool {
-        if piece.is_host() {
-            return self.arena.offset_of(piece).is_some();
-        }
-        self.gpu.is_opened_by_all() && self.gpu.offset_of(piece).is_some()
+        self.arena.offset_of(piece).is_some()
     }
 
     fn window(&self) -> usize {
@@ -163,11 +160,11 @@ impl Transport for Shm {
     }
 
     fn send(&mut self, peer: Rank, piece: Piece) -> Result<()> {
-        let on_gpu = !piece.is_host();
-        let offset = if on_gpu { self.gpu.offset_of(piece) } else { self.arena.offset_of(piece) };
-        let offset = offset
+        let offset = self
+            .arena
+            .offset_of(piece)
             .ok_or_else(|| Error::internal("a message outside of shared memory was sent without staging"))?;
-        self.link(peer).send(on_gpu, offset, piece.len());
+        self.link(peer).send(offset, piece.len());
         Ok(())
     }
 
@@ -240,23 +237,8 @@ impl InPlaceTransport for Shm {
         self.gpu.open_neighbours(&self.control, &mut self.links);
     }
 
-    fn settle_sharing(&mut self) {
-        self.gpu.settle(self.local_rank, &self.links);
-    }
-
     fn opened_gpus(&self) -> Vec<(Rank, Piece)> {
         self.links.iter().filter_map(|link| link.gpu.map(|piece| (link.rank, piece))).collect()
-    }
-
-    fn view_pools(&self) -> Vec<Piece> {
-        let view = |link: &Link| match link.view_of_gpu_pool() {
-            Ok(view) => view,
-            Err(error) => {
-                log::info!("the GPU does not read the memory of rank {}: {}", link.rank, error.message());
-                None
-            }
-        };
-        self.links.iter().filter_map(view).collect()
     }
 
     fn relay_slots(&self) -> Vec<NeighbourSlots> {

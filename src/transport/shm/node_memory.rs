@@ -397,7 +397,7 @@ mod tests {
     const BYTES: usize = 4096;
 
     fn layout() -> ArenaLayout {
-        ArenaLayout::new(2, 64, 2, BYTES, BYTES)
+        ArenaLayout::new(2, 64, 2, BYTES)
     }
 
     /// Two processes that have exchanged their memory.

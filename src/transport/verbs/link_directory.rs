@@ -44,12 +44,6 @@ impl LinkDirectory {
         Link::new(peer, control, rails).with_rates(&rates).with_key(self.me, &(self.key)(peer))
     }
 
-    /// The most rails that a rank uses, without reserves. Equal on all ranks.
-    pub(super) fn most_rails(&self) -> usize {
-        let own = |rails: &Vec<Rail>| rails.iter().filter(|rail| !rail.is_reserve).count();
-        self.rails.iter().map(own).max().unwrap_or(1).max(1)
-    }
-
     /// The path of each queue pair of a link, and its end at the peer, which has published `info` and
     /// `link_info`.
     ///

@@ -1,4 +1,4 @@
-"""The backend `flexring` of torch.distributed on CUDA tensors: each collective, with FLEXRING_GPU_ENGINE=device also in CUDA graphs,
+"""The backend `flexring` of torch.distributed on CUDA tensors: each collective, also in CUDA graphs,
 then DDP and FSDP2 beside training in one process.
 
 Ranks are processes with the variables of torchrun. Rank 0 prints a line of JSON; a wrong result ends with an error.
@@ -150,7 +150,7 @@ def main():
     rank, size = dist.get_rank(), dist.get_world_size()
     calls = sum(collectives(rank, size, count, dtype) for count in COUNTS for dtype in TYPES)
 
-    replays = graphs(rank, size) if os.environ.get("FLEXRING_GPU_ENGINE") == "device" else 0
+    replays = graphs(rank, size)
 
     wanted = reference(rank, size)
     made = network()

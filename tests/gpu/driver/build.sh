@@ -32,15 +32,12 @@ build() {
     if [ "$(cat "$folder/objects.stamp" 2>/dev/null)" != "$stamp" ]; then
         rm -f "$folder/objects.stamp" "$objects"/*.o
         # The kernels must round as a GPU does, so nothing is contracted.
-        pids=
-        for part in launch launch_collective; do
-            "$cxx" $all $3 -ffp-contract=off -I "$kernels" -c "$kernels/host/$part.cpp" -o "$objects/$part.o" &
-            pids="$pids $!"
-        done
+        "$cxx" $all $3 -ffp-contract=off -I "$kernels" -c "$kernels/host/launch.cpp" -o "$objects/kernels.o" &
+        pid=$!
         for source in "$here"/*.cpp; do
             echo "-c $source -o $objects/$(basename "$source" .cpp).o"
         done | xargs -P "$(nproc)" -L 1 "$cxx" $all -O1 -fvisibility=hidden $warnings
-        for pid in $pids; do wait "$pid"; done
+        wait "$pid"
         echo "$stamp" >"$folder/objects.stamp"
     fi
 

@@ -88,8 +88,6 @@ struct Machines {
     std::mutex mutex;
     // What every CTA of every kernel accesses now.
     std::map<const Cta*, std::vector<Piece>> pieces;
-    // The communicators' states that a running kernel uses.
-    std::set<const void*> states;
     // By context: resident CTAs.
     std::map<const Context*, unsigned> resident;
     std::condition_variable left;
@@ -128,26 +126,11 @@ public:
         views_.push_back(view);
     }
 
-    // Waits until a word changes that the other CTAs poll, for at most two milliseconds. `seen`: the changes before the poll.
-    void await_change(u32& seen) {
-        const timespec longest{0, 2'000'000};
-        if (!stopped_) syscall(SYS_futex, &changes_, FUTEX_WAIT_PRIVATE, seen, &longest, nullptr, 0);
-        seen = changes_.load(std::memory_order_relaxed);
-    }
-    void note_change(bool for_all) {
-        changes_.fetch_add(1, std::memory_order_relaxed);
-        syscall(SYS_futex, &changes_, FUTEX_WAKE_PRIVATE, for_all ? INT_MAX : 3, nullptr, nullptr, 0);
-    }
-
     const KernelLaunch& launch;
 
 private:
-    void stop() {
-        stopped_ = true;
-        note_change(true);
-    }
-    CUresult look_up(const EngineLaunch& engine);
-    CUresult look_up(const CollectiveLaunch& collective);
+    void stop() { stopped_ = true; }
+    CUresult look_up();
     // The memory at an address that the parameters name.
     CUresult look_up(const void* at, size_t bytes, View& view);
     // Takes room for a CTA; false if the GPU has none.
@@ -155,8 +138,7 @@ private:
     void run_ctas(u64 seed);
     void await_room();
     void await_end();
-    std::string story(const EngineLaunch& engine);
-    std::string story(const CollectiveLaunch& collective);
+    std::string story();
 
     Stream& stream_;
     Context& context_;
@@ -170,7 +152,6 @@ private:
     unsigned next_ = 0, resident_ = 0, ended_ = 0;
     CUresult code_ = CUDA_SUCCESS;
     std::atomic<bool> stopped_{false};
-    std::atomic<u32> changes_{0};
     // For an injected failure: the steps until it happens.
     std::atomic<long> steps_left_{0};
     CUresult injected_ = CUDA_SUCCESS;
@@ -180,8 +161,7 @@ private:
 class Cta final : public flexring::Machine {
 public:
     Cta(Run& run, u64 seed) : run_(run), random_(seed) {
-        const bool collective = std::holds_alternative<CollectiveLaunch>(run.launch.what);
-        if (collective && settings().delay_us) late_stores_ = static_cast<unsigned>(random_() % 4);
+        if (settings().delay_us) late_stores_ = static_cast<unsigned>(random_() % 4);
     }
     ~Cta() { forget_pieces(); }
 
@@ -208,8 +188,6 @@ public:
         run_.step();
         const View view = look_up(reinterpret_cast<CUdeviceptr>(at), bytes, write);
         run_.keep(view);
-        const auto* engine = std::get_if<EngineLaunch>(&run_.launch.what);
-        if (engine && at == engine->parameters.gpu) line_ = reinterpret_cast<flexring::GpuLine*>(view.at);
         return view.at;
     }
 
@@ -222,31 +200,20 @@ public:
         views_.clear();
     }
 
-    void pause(bool fetcher) override {
+    void pause() override {
         run_.step();
-        if (fetcher) {
-            // Host memory does not wake it. The longer nothing has happened, the longer it sleeps.
-            idle_ = std::min(idle_ + 5, 150u);
-            std::this_thread::sleep_for(microseconds(idle_));
-        } else if (random_() % 8 == 0) {
-            std::this_thread::sleep_for(microseconds(random_() % 200));
-        } else {
-            run_.await_change(seen_);
-        }
+        // The longer nothing has happened, the longer it sleeps.
+        idle_ = std::min(idle_ + 5, 150u);
+        std::this_thread::sleep_for(microseconds(idle_));
         run_.step();
     }
 
-    void published(const void* word) override {
+    void published(const void*) override {
         // Another rank sees some stores of a collective late.
         if (late_stores_ > 0 && random_() % 16 == 0) {
             --late_stores_;
             std::this_thread::sleep_for(microseconds(random_() % settings().delay_us));
         }
-        if (!line_) return;
-        const auto place = static_cast<const char*>(word) - reinterpret_cast<const char*>(line_);
-        if (place < 0 || place >= static_cast<long>(sizeof(flexring::GpuLine))) return;
-        idle_ = 0;
-        run_.note_change(word == &line_->over);
     }
 
 private:
@@ -297,46 +264,22 @@ private:
     Run& run_;
     std::minstd_rand random_;
     std::vector<View> views_;
-    const flexring::GpuLine* line_ = nullptr;
     unsigned idle_ = 0;
-    u32 seen_ = 0;
     // How many stores it may delay.
     unsigned late_stores_ = 0;
 };
 
 // Runs a CTA to its end on this thread.
 void run_one(const KernelLaunch& launch, unsigned cta, Cta& machine) {
-    if (const auto* engine = std::get_if<EngineLaunch>(&launch.what)) {
-        return flexring::run_cta(engine->kernel, engine->parameters, launch.grid, cta, machine);
-    }
-    const auto& collective = std::get<CollectiveLaunch>(launch.what);
-    flexring::run_collective_cta(collective.kernel, collective.parameters, launch.grid, cta, machine);
+    flexring::run_cta(launch.kernel, launch.parameters, launch.grid, cta, machine);
 }
 
 u64 value_of(const u64& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
 
-std::string Run::story(const EngineLaunch& engine) {
-    using namespace flexring;
-    const auto& gpu = *reinterpret_cast<const GpuState*>(state_);
-    const auto& host = *reinterpret_cast<const HostControl*>(words_);
-    const char* const rings[kRings] = {"out", "in", "reduce"};
-    std::string story = "call " + std::to_string(engine.parameters.call) + "; started " +
-                        std::to_string(value_of(host.kernel.started)) + ", finished " +
-                        std::to_string(value_of(host.host.finished)) + ", aborted " +
-                        std::to_string(value_of(host.host.aborted));
-    for (int ring = 0; ring < kRings; ++ring) {
-        story += std::string("; ring ") + rings[ring] + ": published " +
-                 std::to_string(value_of(host.host.head[ring])) + ", fetched " +
-                 std::to_string(value_of(gpu.line.head[ring]));
-    }
-    return story;
-}
-
-std::string Run::story(const CollectiveLaunch& collective) {
+std::string Run::story() {
     const auto& state = *reinterpret_cast<const flexring::CollectiveState*>(state_);
     const auto& status = *reinterpret_cast<const flexring::CollectiveStatus*>(words_);
-    return "launch " + hexadecimal(collective.parameters.launch) + " of rank " +
-           std::to_string(collective.parameters.rank) + ", owner " + hexadecimal(value_of(state.owner)) +
+    return "launch " + hexadecimal(launch.parameters.launch) + " of rank " + std::to_string(launch.parameters.rank) + ", owner " + hexadecimal(value_of(state.owner)) +
            ", epoch " + hexadecimal(value_of(state.epoch)) + ", waiting for " +
            hexadecimal(value_of(status.waiting_for)) + " in call " +
            std::to_string(value_of(status.waiting_epoch)) + ", failure " +
@@ -348,24 +291,9 @@ CUresult Run::look_up(const void* at, size_t bytes, View& view) {
                                  Access::Read, By::Kernel, view);
 }
 
-CUresult Run::look_up(const EngineLaunch& engine) {
-    const flexring::LaunchParameters& parameters = engine.parameters;
-    const std::pair<const void*, size_t> pieces[] = {
-        {parameters.gpu, sizeof *parameters.gpu},          {parameters.host, sizeof *parameters.host},
-        {parameters.input, parameters.input_bytes},        {parameters.staged_input, parameters.input_bytes},
-        {parameters.output, parameters.output_bytes},      {parameters.staged_output, parameters.output_bytes},
-    };
-    for (const auto& [at, bytes] : pieces) {
-        if (bytes == 0) continue;
-        views_.emplace_back();
-        if (const CUresult code = look_up(at, bytes, views_.back()); code != CUDA_SUCCESS) return code;
-    }
-    return CUDA_SUCCESS;
-}
-
 // Only what belongs to the communicator: the kernel reaches parts of the vectors, and the states of peers.
-CUresult Run::look_up(const CollectiveLaunch& collective) {
-    const flexring::CollectiveParameters& parameters = collective.parameters;
+CUresult Run::look_up() {
+    const flexring::CollectiveParameters& parameters = launch.parameters;
     views_.resize(2);
     const CUresult code = look_up(parameters.state, sizeof *parameters.state, views_[0]);
     return code != CUDA_SUCCESS ? code : look_up(parameters.status, sizeof *parameters.status, views_[1]);
@@ -447,23 +375,21 @@ void Run::await_end() {
                                      std::to_string(ended_) + " of " + std::to_string(launch.grid) + " ended";
             die(launch.name.c_str(),
                 "runs for " + std::to_string(settings().hang_s) + " s already: " +
-                    std::visit([this](const auto& what) { return story(what); }, launch.what) + ctas);
+                    story() + ctas);
         }
     }
 }
 
 CUresult Run::run() {
     // The launch that loads the kernel.
-    const auto* engine = std::get_if<EngineLaunch>(&launch.what);
-    if (engine ? engine->parameters.call == 0
-               : std::get<CollectiveLaunch>(launch.what).parameters.launch == 0) {
+    if (launch.parameters.launch == 0) {
         Cta machine(*this, 0);
         run_one(launch, 0, machine);
         return CUDA_SUCCESS;
     }
     {
         Lock lock(world().mutex);
-        const CUresult code = std::visit([this](const auto& what) { return look_up(what); }, launch.what);
+        const CUresult code = look_up();
         if (code != CUDA_SUCCESS) return code;
         state_ = views_[0].at;
         words_ = views_[1].at;
@@ -474,18 +400,9 @@ CUresult Run::run() {
         injected_ = world().asked_to_fail("kernel");
         if (injected_ != CUDA_SUCCESS) steps_left_ = 1 + static_cast<long>(stream_.random() % 100);
     }
-    if (!engine) {
-        unsigned long long calls = 20;
-        __atomic_compare_exchange_n(&reinterpret_cast<flexring::CollectiveState*>(state_)->epoch, &calls,
-                                    calls + settings().calls_skipped, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    }
-    // Kernels of collectives detect it themselves.
-    if (engine) {
-        std::lock_guard<std::mutex> guard(machines().mutex);
-        if (!machines().states.insert(state_).second) {
-            die(launch.name.c_str(), "two kernels of one communicator run at the same time");
-        }
-    }
+    unsigned long long calls = 20;
+    __atomic_compare_exchange_n(&reinterpret_cast<flexring::CollectiveState*>(state_)->epoch, &calls,
+                                calls + settings().calls_skipped, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     ++running_kernels;
     await_room();
     unsigned begin = 0;
@@ -498,10 +415,6 @@ CUresult Run::run() {
     for (unsigned nth = 0; nth < begin; ++nth) pool().run([this, seed = stream_.random()] { run_ctas(seed); });
     await_end();
     --running_kernels;
-    if (engine) {
-        std::lock_guard<std::mutex> guard(machines().mutex);
-        machines().states.erase(state_);
-    }
     Lock lock(world().mutex);
     for (const View& view : views_) {
         if (view.range->gone) die(launch.name.c_str(), "memory was freed or unregistered while the kernel used it");
@@ -513,29 +426,16 @@ CUresult Run::run() {
 
 unsigned ctas_per_multiprocessor(unsigned block) {
     constexpr unsigned threads = 2048;
-    return block == 0 || block > static_cast<unsigned>(flexring::kMaxThreads) ? 0 : threads / block;
+    return block == 0 || block > flexring::largest_block ? 0 : threads / block;
 }
 
-bool is_kernel(const std::string& name) {
-    return flexring::kernel_named(name.c_str()) || flexring::collective_kernel_named(name.c_str());
-}
+bool is_kernel(const std::string& name) { return flexring::kernel_named(name.c_str()); }
 
 KernelLaunch read_launch(const char* function, const std::string& name, unsigned grid, unsigned block,
                          const void* parameters) {
-    KernelLaunch launch{name, grid, block, {}};
-    bool complete = true;
-    if (const flexring::Kernel kernel = flexring::kernel_named(name.c_str())) {
-        EngineLaunch engine{kernel, {}};
-        std::memcpy(&engine.parameters, parameters, sizeof engine.parameters);
-        complete = engine.parameters.call == 0 || (engine.parameters.gpu && engine.parameters.host);
-        launch.what = engine;
-    } else {
-        CollectiveLaunch collective{flexring::collective_kernel_named(name.c_str()), {}};
-        std::memcpy(&collective.parameters, parameters, sizeof collective.parameters);
-        complete = collective.parameters.launch == 0 ||
-                   (collective.parameters.state && collective.parameters.status);
-        launch.what = collective;
-    }
+    KernelLaunch launch{name, grid, block, flexring::kernel_named(name.c_str()), {}};
+    std::memcpy(&launch.parameters, parameters, sizeof launch.parameters);
+    const bool complete = launch.parameters.launch == 0 || (launch.parameters.state && launch.parameters.status);
     if (!complete) die(function, "the kernel of a call has no control words");
     return launch;
 }

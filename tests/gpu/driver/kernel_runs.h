@@ -6,28 +6,18 @@
 #pragma once
 
 #include <string>
-#include <variant>
 
 #include "../../../kernels/host/kernels.h"
 #include "streams.h"
 
 namespace sim {
 
-// A kernel of engine.cu, or one of collective.cu, with its parameters.
-struct EngineLaunch {
-    flexring::Kernel kernel;
-    flexring::LaunchParameters parameters;
-};
-struct CollectiveLaunch {
-    flexring::CollectiveKernel kernel;
-    flexring::CollectiveParameters parameters;
-};
-
 struct KernelLaunch {
     std::string name;
     unsigned grid;
     unsigned block;
-    std::variant<EngineLaunch, CollectiveLaunch> what;
+    flexring::Kernel kernel;
+    flexring::CollectiveParameters parameters;
 };
 
 // Whether there is a kernel of this name.

@@ -40,7 +40,7 @@ CUresult launch_in(Stream& stream, Lock& lock, const char* name, CUfunction func
     if (found == functions.end() || found->second.context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
     const auto [grid, grid_y, grid_z, block, block_y, block_z] = shape;
     if (grid == 0 || grid > 2147483647u || shared > 48u << 10) return CUDA_ERROR_INVALID_VALUE;
-    if (block == 0 || block > static_cast<unsigned>(flexring::kMaxThreads)) return CUDA_ERROR_INVALID_VALUE;
+    if (block == 0 || block > flexring::largest_block) return CUDA_ERROR_INVALID_VALUE;
     // flexring's kernels use only x.
     if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1) return CUDA_ERROR_INVALID_VALUE;
     if (extra) return CUDA_ERROR_NOT_SUPPORTED;
@@ -112,7 +112,7 @@ SIMCUDA_EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction
     return about(__func__, function, [&](const Function&, Lock&) {
         if (!value || attribute < 0 || attribute > 9) return CUDA_ERROR_INVALID_VALUE;
         constexpr int max_threads = 0, registers = 4;
-        *value = attribute == max_threads ? flexring::kMaxThreads : attribute == registers ? 32 : 0;
+        *value = attribute == max_threads ? static_cast<int>(flexring::largest_block) : attribute == registers ? 32 : 0;
         return CUDA_SUCCESS;
     });
 }
@@ -130,7 +130,7 @@ SIMCUDA_EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int* grid, int* block, 
                                                          size_t, int limit) {
     return about(__func__, function, [&](const Function&, Lock&) {
         if (!grid || !block || limit < 0) return CUDA_ERROR_INVALID_VALUE;
-        *block = limit ? std::min(limit, flexring::kMaxThreads) : flexring::kMaxThreads;
+        *block = limit ? std::min(limit, static_cast<int>(flexring::largest_block)) : static_cast<int>(flexring::largest_block);
         *grid = static_cast<int>(settings().multiprocessors * ctas_per_multiprocessor(static_cast<unsigned>(*block)));
         return CUDA_SUCCESS;
     });

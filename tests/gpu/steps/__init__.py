@@ -4,7 +4,7 @@ A step is a module with SECONDS (its part of the half hour), QUESTION (what it a
 session) and `words` (the lines of text that report the results of cells, given as pairs of name and result).
 """
 
-from . import all_reduce, ddp, kernels, latency, machine, nccl, probe, sanitizer, tests
+from . import all_reduce, ddp, latency, machine, nccl, probe, relays, sanitizer, tests
 
 ORDER = {
     "machine": machine,
@@ -13,7 +13,7 @@ ORDER = {
     "latency": latency,
     "tests": tests,
     "ddp": ddp,
-    "kernels": kernels,
+    "relays": relays,
     "sanitizer": sanitizer,
     "nccl": nccl,
 }

@@ -61,12 +61,12 @@ def cells(session):
             Cell(f"{world} ranks, symmetric memory", 45, symmetric_memory(world), real_only),
         ]
     found.append(Cell("100,000 replays", 60, replays))
-    tenth, host = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10"}, {"FLEXRING_GPU_ENGINE": "host"}
+    tenth, pinned = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10"}, {"FLEXRING_GPU_IPC": "0"}
     for world in worlds:
         found += [
             Cell(f"{world} ranks, by CTAs", 40, by_ctas(world)),
             Cell(
-                f"{world} ranks, run by the host", 30, flexring("host", world, host, "", [f"{FEW} -n 5 -w 2"])
+                f"{world} ranks, pinned memory", 30, flexring("pinned", world, pinned, "", [f"{FEW} -n 5 -w 2"])
             ),
             Cell(
                 f"{world} ranks, a tenth of the GPU each",
@@ -95,7 +95,6 @@ def flexring(kind, world, env=None, flags="", ranges=(SHORT, LONG)):
 
 def perf(session, world, flags, env):
     """The times of the slowest rank, in place or not, the better one."""
-    env = {"FLEXRING_GPU_ENGINE": "device", **env}
     report = session.perf(f"--ranks {world} --device cuda -d float -a 3 {flags}", env)
     rows = []
     for row in report["rows"]:
@@ -169,7 +168,6 @@ def replays(session):
     variables = rank_variables(free_port(), 2)
     program = [session.place.programs["gpu_replays"], 200 if session.simulated else 100_000]
     with shared_gpu(session) as env:
-        env = {"FLEXRING_GPU_ENGINE": "device", **env}
         rows = session.ranks(program, lambda rank: {**variables(rank), **env})
     return {"kind": "replays", "ranks": 2, "rows": rows}
 
@@ -306,7 +304,7 @@ def others(results, world):
     for row in rows_of(results, "ctas", world):
         memory = ", registered" if row["registered"] else ""
         yield f"  {row['ctas']} CTAs, {length(row['bytes'])}{memory}: {row['us']:.1f}, waited {row['waited_us']:.1f}"
-    names = {"host": "run by the host", "tenth": "in graphs, a tenth of the GPU each"}
+    names = {"pinned": "through pinned memory", "tenth": "in graphs, a tenth of the GPU each"}
     for kind, name in names.items():
         times = [f"{length(row['bytes'])} {row['us']:.1f}" for row in rows_of(results, kind, world)]
         if times:

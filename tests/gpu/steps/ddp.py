@@ -10,7 +10,7 @@ QUESTION = "Do the backend and training, with blocking calls between the collect
 
 def cells(_session):
     return [
-        *(Cell(f"backend, {engine} engine", 60, measured("backend.py", "LAZY", None, engine)) for engine in ("host", "device")),
+        Cell("backend", 60, measured("backend.py", "LAZY", None)),
         *training(),
     ]
 
@@ -23,12 +23,12 @@ def training():
     ]
 
 
-def measured(program, mode, connections, engine=None):
+def measured(program, mode, connections):
     def measure(session):
         session.torch()
         port = str(free_port())
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-        shared |= {"CUDA_MODULE_LOADING": mode, "CUDA_DEVICE_MAX_CONNECTIONS": connections, "FLEXRING_GPU_ENGINE": engine}
+        shared |= {"CUDA_MODULE_LOADING": mode, "CUDA_DEVICE_MAX_CONNECTIONS": connections}
         command = [sys.executable, HERE / "cells" / program]
         return session.ranks(command, lambda rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})[0]
 

@@ -31,8 +31,7 @@ def measured(tool, transport, more):
             raise Skipped("there is no compute-sanitizer")
         flags = f"--ranks 2 -b 8 -e 512K -f 256 -n 2 -w 1 -d bfloat16 --transport {transport} {more}".split()
         command = [found, "--tool", tool, "--target-processes", "all", "--error-exitcode", "9"]
-        engine = {"FLEXRING_GPU_ENGINE": "device"}
-        out = session.run([*command, session.place.programs["flexring"], "perf", "--device", "cuda", *flags], engine)
+        out = session.run([*command, session.place.programs["flexring"], "perf", "--device", "cuda", *flags])
         summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", out)
         if any(int(number) for number in summaries):
             raise Failed(out[-3000:])

@@ -481,11 +481,11 @@ fn the_doctor_names_what_loses_packets_and_measures_gpu_memory() {
             ("sys/class/infiniband/mlx5_bond_0/ports/1/hw_counters/local_ack_timeout_err", "7"),
             ("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de"),
             ("sys/bus/pci/devices/0000:01:00.0/class", "0x030200"),
-            // BAR1 of 64 MiB.
+            // BAR1 of 2 MiB.
             (
                 "sys/bus/pci/devices/0000:01:00.0/resource",
                 "0x0000000001000000 0x0000000001ffffff 0x0000000000040200\n\
-                 0x0000002000000000 0x0000002003ffffff 0x000000000014220c",
+                 0x0000002000000000 0x00000020001fffff 0x000000000014220c",
             ),
         ] {
             machine.file(file, text);
@@ -501,7 +501,7 @@ fn the_doctor_names_what_loses_packets_and_measures_gpu_memory() {
         &["priority from pcp", "--trust dscp"],
         &["marks of congestion (ECN)"],
         &["is a bond (802.3ad, layer2)"],
-        &["GPU 0000:01:00.0", "64 MiB (BAR1)", "slots take 128 MiB"],
+        &["GPU 0000:01:00.0", "2 MiB (BAR1)", "slots take 4 MiB"],
         &["packets again: the network loses some"],
         &["counted", "local_ack_timeout_err (no acknowledgement came in time)"],
     ] {
@@ -654,8 +654,8 @@ fn gpu_memory_is_registered_as_dma_bufs_and_for_data_direct_as_adapters_need_it(
 fn data_on_gpus_has_arrived_before_it_is_added_or_sent_on() {
     let Some(cuda) = simulated_cuda() else { return };
     // Among three nodes ranks send on what came over either adapter.
-    for (nodes, adapters, engine) in [(2, 1, "device"), (3, 2, "device"), (2, 1, "host"), (3, 2, "host")] {
-        let node = |_| with_gpu(adapters, "posted=2000", &cuda).set("FLEXRING_GPU_ENGINE", engine);
+    for (nodes, adapters) in [(2, 1), (3, 2)] {
+        let node = |_| with_gpu(adapters, "posted=2000", &cuda);
         let nodes: Vec<Node> = (0..nodes).map(node).collect();
         let Some(job) = job(&nodes, "perf --device cuda -b 1M -e 1M -w 1 -n 2") else { return };
         job.sums_are_right();

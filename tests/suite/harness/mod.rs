@@ -120,7 +120,6 @@ impl Setup {
     pub fn new(world: World, ranks: usize) -> Self {
         let config = Config {
             subchunk: Size(4096),
-            gpu_subchunk: Size(16384),
             small: Size(256),
             // Vectors on GPUs have a limit of their own.
             mailbox: Size(if world.is_gpu() { 4096 } else { 256 }),
@@ -292,10 +291,9 @@ pub fn spawn_processes_with(
         let (id, transport) = (id.to_hex(), setup.config.transport.name());
         let (rails, timeout) =
             (setup.config.ib_rails.to_string(), setup.config.ib_timeout.unwrap_or(18).to_string());
-        let (gpu, engine) = if setup.world == World::Gpu { ("0", "device") } else { ("", "") };
+        let gpu = if setup.world == World::Gpu { "0" } else { "" };
         let own = [
             ("FLEXRING_GPU", gpu),
-            ("FLEXRING_GPU_ENGINE", engine),
             ("FLEXRING_UNIQUE_ID", &*id),
             ("FLEXRING_TRANSPORT", transport),
             ("FLEXRING_IB_RAILS", &*rails),

@@ -24,9 +24,7 @@ const SIBLING_TYPES: &[(&str, &str)] = &[
     ("ForbidCalls", "the guard against driver calls, with and without the feature `cuda`"),
     ("GpuState", "of a communicator, with and without the feature `cuda`"),
     ("Link", "a transport's connection to one peer"),
-    ("PreparedLaunch", "of calls on GPUs, with and without the feature `cuda`"),
     ("RelayedCall", "of calls on GPUs, with and without the feature `cuda`"),
-    ("ResidentCall", "of calls on GPUs, with and without the feature `cuda`"),
     ("Sealed", "the private supertrait of a sealed trait"),
 ];
 

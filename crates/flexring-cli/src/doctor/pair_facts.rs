@@ -11,6 +11,7 @@ use super::rdma::RdmaReport;
 use crate::perf;
 use flexring::Identity;
 use flexring::internal::bootstrap::host_name;
+use flexring::internal::device::relay_bytes;
 use flexring::internal::transport::verbs::inventory::{Affinity, LinkLayer, sets_traffic_class};
 use flexring::internal::transport::verbs::port_selection::{Offer, Rail, missing, offer};
 use flexring_core::config::Config;
@@ -106,7 +107,7 @@ impl NodeFacts {
             }
         };
         let world = identity.world;
-        let slot_bytes = (config.slots_for(1, world) * config.gpu_slot_bytes(world)) as u64;
+        let slot_bytes = relay_bytes(world) as u64;
         let low_memlock =
             memory.memlock_bytes.filter(|bytes| !memory.memlock_exempt && *bytes < memory.needed_bytes);
         let libibverbs = rdma.library.as_ref().and_then(|library| library.version.clone());

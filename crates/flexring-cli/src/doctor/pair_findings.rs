@@ -84,7 +84,7 @@ pub fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
                 &format!("GPU {gpu} of {host}"),
                 format!(
                     "{{}} lets adapters access {window} MiB (BAR1), and slots take {slots} MiB, so data may be copied through host \
-                     memory (fix: resizable BAR in the firmware, or a smaller FLEXRING_GPU_SUBCHUNK)"
+                     memory (fix: resizable BAR in the firmware)"
                 ),
             );
         }

@@ -4,7 +4,7 @@
 
 use flexring::internal::bootstrap;
 use flexring::internal::description;
-use flexring::internal::device::host::Host;
+use flexring::internal::device::{host::Host, relay_bytes};
 use flexring::internal::memory::{self, Arena};
 use flexring::internal::transport::verbs::inventory::{Affinity, NumaNode};
 use flexring_core::config::{Config, TransportChoice};
@@ -52,8 +52,8 @@ pub struct MemoryReport {
     /// The number of slots of the pool.
     pub slots: u64,
     pub slot_bytes: u64,
-    /// Bytes of a slot for vectors on GPUs, if there is a GPU. There are as many of these slots.
-    pub gpu_slot_bytes: Option<u64>,
+    /// Bytes of the slots for messages of kernels, if there is a GPU.
+    pub relay_bytes: Option<u64>,
     /// Why the kernel refuses to create anonymous files, if it does.
     pub memfd_failure: Option<String>,
     /// Why this process cannot share memory, if it cannot.
@@ -70,15 +70,15 @@ impl MemoryReport {
     pub fn read(root: &Path, config: &Config, world: usize, gpus: bool) -> Self {
         let slots = config.slots_for(1, world) as u64;
         let slot_bytes = config.subchunk.0 as u64;
-        let gpu_slot_bytes = gpus.then(|| config.gpu_slot_bytes(world) as u64);
+        let relay_bytes = gpus.then(|| relay_bytes(world) as u64);
         Self {
             memlock_bytes: getrlimit(Resource::Memlock).current,
             memlock_exempt: exempt(root),
             // The executor has one more slot of its own.
-            needed_bytes: (slots + 1) * (slot_bytes + gpu_slot_bytes.unwrap_or(0)) + Self::QUEUES,
+            needed_bytes: (slots + 1) * slot_bytes + relay_bytes.unwrap_or(0) + Self::QUEUES,
             slots,
             slot_bytes,
-            gpu_slot_bytes,
+            relay_bytes,
             memfd_failure: memory::memfd_failure().map(|cause| cause.to_string()),
             sharing_failure: memory::shared_memory_room().err().map(|error| error.message().to_owned()),
             failure: Arena::new(1).err().map(|error| error.message().to_owned()),

@@ -194,11 +194,11 @@ fn a_low_memlock_limit_is_a_problem_with_rdma() {
     let mut report = report(&machine, &[("FLEXRING_SLOTS", "16")]);
     assert_eq!(report.facts.memory.needed_bytes, 17 * (128 << 10) + (1 << 20));
     machine.file("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: \t\t NVIDIA H200\n");
-    let with_gpu = self::report(&machine, &[("FLEXRING_SLOTS", "16"), ("FLEXRING_GPU_SUBCHUNK", "64K")]);
+    let job = [("FLEXRING_SLOTS", "16"), ("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")];
     assert_eq!(
-        with_gpu.facts.memory.needed_bytes,
-        17 * (256 << 10) + (1 << 20),
-        "GPU slots are not smaller than host slots"
+        self::report(&machine, &job).facts.memory.needed_bytes,
+        17 * (128 << 10) + (4 << 20) + (1 << 20),
+        "with the slots of a link between kernels"
     );
     let job = [("FLEXRING_SLOTS", "16"), ("RANK", "0"), ("WORLD_SIZE", "33"), ("MASTER_ADDR", "a")];
     assert_eq!(self::report(&machine, &job).facts.memory.slots, 64, "two per peer");

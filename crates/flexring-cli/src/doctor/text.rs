@@ -102,7 +102,7 @@ fn memory(memory: &MemoryReport) -> String {
         Some(_) if memory.memlock_exempt => "any amount may be locked (CAP_IPC_LOCK)".to_owned(),
         Some(limit) => format!("{} may be locked", rounded(limit)),
     };
-    let on_gpus = memory.gpu_slot_bytes.map(|bytes| format!(", as many of {} for GPUs", rounded(bytes)));
+    let on_gpus = memory.relay_bytes.map(|bytes| format!(", {} for kernels", rounded(bytes)));
     format!(
         "{limit}; RDMA needs {} ({} of {}{}, and queues)",
         rounded(memory.needed_bytes),

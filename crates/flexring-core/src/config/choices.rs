@@ -56,7 +56,6 @@ choice!(
     Registration,
     AdaptiveRouting,
     GpuDirect,
-    GpuProgram,
     GdrLevel,
 );
 
@@ -253,17 +252,6 @@ pub enum GdrLevel {
     Phb,
     /// Anywhere.
     Sys,
-}
-
-/// What runs the program of a call on GPU memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
-#[strum(serialize_all = "kebab-case", ascii_case_insensitive)]
-#[non_exhaustive]
-pub enum GpuProgram {
-    /// The GPU, among processes of one node that read each other's GPU memory; else the host.
-    Device,
-    /// The host.
-    Host,
 }
 
 /// How RDMA devices may reach the memory of a GPU.

@@ -12,8 +12,8 @@ mod tests;
 mod values;
 
 pub use choices::{
-    AdaptiveRouting, Algorithm, Family, GdrLevel, GpuDirect, GpuProgram, LogArea, LogLevel, Lowering,
-    Registration, Simd, TransportChoice,
+    AdaptiveRouting, Algorithm, Family, GdrLevel, GpuDirect, LogArea, LogLevel, Lowering, Registration, Simd,
+    TransportChoice,
 };
 pub use log_filter::LogFilter;
 #[doc(hidden)]
@@ -241,11 +241,6 @@ settings! {
     #[shared yes]
     subchunk: Size = "FLEXRING_SUBCHUNK", Size(128 << 10), SUBCHUNKS,
         "Length of a sub-chunk, the unit of the pipeline, and of a slot of the pool.";
-    // The slots of a communicator take 65 times as much, twice. Two ranks on an H200 take 3.4 ms for 256 MiB
-    // in sub-chunks of 1 MiB, 2.2 of 2 MiB, 1.6 of 4 MiB and 1.3 of 8 MiB.
-    #[shared yes]
-    gpu_subchunk: Size = "FLEXRING_GPU_SUBCHUNK", Size(2 << 20), SUBCHUNKS,
-        "Length of a sub-chunk of long vectors on GPUs, if longer than FLEXRING_SUBCHUNK. Shorter vectors use FLEXRING_SUBCHUNK. At most 224K where kernels run collectives (FLEXRING_GPU_ENGINE).";
     #[shared yes]
     small: Size = "FLEXRING_SMALL", Size(4 << 10), UP_TO_64K,
         "Longest vector for which only the number of messages counts where ranks share no memory: one hop, or a binary tree of more than 16 ranks. In an all-to-all: all blocks of a rank together. More: docs/schedules.md.";
@@ -311,12 +306,9 @@ settings! {
     gpu: Option<usize> = "FLEXRING_GPU", None, AnyValue,
         "Index of the GPU for calls on GPU memory, among those that the process sees. Unset: the GPU whose CUDA context is current on the thread that creates the communicator, else the GPU of the first vector.";
     gpu_ctas: Option<usize> = "FLEXRING_GPU_CTAS", None, 1..=1024,
-        "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU. Unset: 32 where kernels run collectives, 64 if ranks share a GPU, 16 where the host runs calls: docs/gpu.md.";
-    #[shared yes]
-    gpu_engine: GpuProgram = "FLEXRING_GPU_ENGINE", GpuProgram::Device, AnyValue,
-        "What runs calls on GPU memory. device: kernels where they can (docs/gpu.md), whose calls can be captured in CUDA graphs. host: the CPU, which runs all other calls on GPU memory in any case.";
+        "Largest number of thread blocks (CTAs) of 512 threads that a call keeps on the GPU. Unset: 32, and 64 if ranks share a GPU: docs/gpu.md.";
     gpu_ipc: Switch = "FLEXRING_GPU_IPC", Switch(true), AnyValue,
-        "Whether ranks of one node read each other's GPU memory directly. If 0, data passes through pinned host memory.";
+        "Whether ranks of one node read each other's GPU memory directly. If 0, messages pass through pinned host memory.";
     gpu_direct: GpuDirect = "FLEXRING_GPU_DIRECT", GpuDirect::Auto, AnyValue,
         "How RDMA devices reach GPU memory. dmabuf: by DMA-BUF. peer: by peer memory. off: through pinned host memory. auto: the first of these that works.";
     gdr_level: GdrLevel = "FLEXRING_GDR_LEVEL", GdrLevel::Pxb, AnyValue,
@@ -375,10 +367,6 @@ fn parse<T: SettingValue>(name: &str, text: &str, check: &impl ValueCheck<T>) ->
         Error::invalid_setting(format!("{name}=\"{text}\" cannot be used: expected {expected}"))
     })
 }
-
-/// Bytes of the slots for vectors on GPUs, where there are more than the setting says. Chosen, not measured:
-/// 2 MiB each up to 129 ranks.
-const MOST_GPU_SLOTS: usize = 512 << 20;
 
 impl Config {
     /// Reads every setting from the environment.
@@ -446,19 +434,6 @@ impl Config {
     #[must_use]
     pub fn chooses_no_plan(&self) -> bool {
         self.algo == Algorithm::Auto && self.lowering == Lowering::Auto && self.plan_file.is_none()
-    }
-
-    /// Bytes of a slot for vectors on GPUs in a world of so many ranks. At least as long as a slot for
-    /// vectors on the host. Where the ranks need more slots than the setting says, slots are so much
-    /// shorter that all of them take at most 512 MiB, if those of the host are not longer. Equal
-    /// on all ranks.
-    #[must_use]
-    pub fn gpu_slot_bytes(&self, world: usize) -> usize {
-        let slots = self.slots_for(1, world);
-        let most = if slots > self.slots { MOST_GPU_SLOTS / slots } else { usize::MAX };
-        // Rounded down to a power of two.
-        let most = 1 << most.max(1).ilog2();
-        self.gpu_subchunk.0.min(most).max(self.subchunk.0)
     }
 
     /// The names among `names` that start with `FLEXRING_` but are no settings, which are most likely

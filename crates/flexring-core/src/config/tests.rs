@@ -187,15 +187,3 @@ fn the_documentation_lists_the_settings_that_must_be_equal() {
     let shared = read(&[]).expect("valid").shared();
     assert_eq!(documented, shared.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
 }
-
-/// Counter-example: 4 GiB of each GPU in a world of 1,024 ranks.
-#[test]
-fn slots_on_gpus_do_not_grow_with_the_world() {
-    let config = Config::default();
-    let pool = |world| config.slots_for(1, world) * config.gpu_slot_bytes(world);
-    assert_eq!((config.gpu_slot_bytes(2), config.gpu_slot_bytes(129)), (2 << 20, 2 << 20));
-    assert!((130..2050).all(|world| pool(world) <= 512 << 20));
-    assert_eq!(config.gpu_slot_bytes(16_384), config.subchunk.0, "as long as those of the host");
-    let many = Config { slots: 1024, ..Config::default() };
-    assert_eq!(many.gpu_slot_bytes(130), 2 << 20, "the setting counts");
-}

@@ -151,13 +151,9 @@ impl SimulationParameters {
             count: bytes.div_ceil(self.element_bytes as u64),
             element_bytes: self.element_bytes,
             world,
-            one_node: false,
-            rails: 1,
             in_place: self.in_place,
-            on_gpu: false,
             output_bytes: bytes as usize,
             slot_bytes: self.subchunk,
-            gpu_slot_bytes: self.subchunk,
         };
         let held = HeldSpans { input: Span::WHOLE, output: Span::WHOLE, disjoint: false };
         CallLayout::new(&facts, &held).map(|layout| layout.binding)

@@ -37,8 +37,7 @@ pub(super) const SHORT: u32 = 0;
 pub(super) const STAGED: u32 = 1;
 pub(super) const LISTED: u32 = 2;
 pub(super) const TRANSFERS: u32 = 3;
-/// Bytes of a slot of a link: the longest message.
-pub(crate) const SLOT: usize = 128 << 10;
+pub(crate) use crate::device::relay_link::SLOT;
 /// Slots of a direction of a link.
 const MOST_SLOTS: usize = 64;
 /// Places that an item reads or writes.
@@ -217,7 +216,7 @@ impl CollectiveLayout {
 
     /// Bytes of all.
     pub(crate) fn bytes(self) -> usize {
-        self.slots_at(LinkKind::Transfers, if self.is_alone() { 0 } else { self.ranks })
+        if self.is_alone() { self.zeroed_bytes() } else { self.slots_at(LinkKind::Transfers, self.ranks) }
     }
 }
 

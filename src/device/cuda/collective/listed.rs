@@ -209,7 +209,8 @@ pub(super) fn links(
     links
 }
 
-/// A link to a rank whose GPU memory this rank's kernels do not reach. The GPU maps its words and slots there.
+/// A link to a rank whose GPU memory this rank's kernels do not reach. The GPU maps its words and slots
+/// there.
 pub(super) fn relayed_link(
     peer: Rank,
     words: Address,

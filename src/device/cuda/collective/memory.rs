@@ -4,7 +4,7 @@
 //! which have captured calls. Must not know how kernels are launched.
 
 use super::layout::{
-    CAPTURED, CLOSED_AT, CollectiveLayout, LinkKind, LinkWords, MOST_RANKS, OWNER, PEERS, SLOT, StatusWords,
+    CAPTURED, CLOSED_AT, CollectiveLayout, LinkKind, LinkWords, MOST_RANKS, OWNER, PEERS, StatusWords,
     memory_at,
 };
 use super::listed::{self, ListScratch, ListedProgram};
@@ -240,7 +240,7 @@ impl CollectiveMemory {
             return Ok(Arc::clone(link));
         }
         let world = links.piece().len() / 2 / size_of::<LinkWords>();
-        let slots = RelaySlots::of_world(world, SLOT);
+        let slots = RelaySlots::of_world(world);
         let neighbour = self.neighbours.get().and_then(|all| all.iter().find(|slots| slots.peer == peer));
         let made = match neighbour {
             Some(neighbour) => self.link_within_node(neighbour, slots)?,

@@ -16,7 +16,7 @@ use crate::cuda_driver::DriverError;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::CUresult;
-use std::ffi::{CStr, CString, c_int, c_uint};
+use std::ffi::{CStr, c_int, c_uint};
 
 /// A driver of this version of CUDA loads whatever NVRTC compiles.
 const ANY_DRIVER: c_int = c_int::MAX;
@@ -81,36 +81,27 @@ fn oldest_driver(major: c_int) -> u32 {
     }
 }
 
-/// The name of the kernel that reduces elements of a type.
+/// The name of the kernel for elements of a type.
 #[must_use]
 pub fn symbol(dtype: DType) -> &'static CStr {
     match dtype {
-        DType::I8 => c"flexring_int8",
-        DType::U8 => c"flexring_uint8",
-        DType::I32 => c"flexring_int32",
-        DType::U32 => c"flexring_uint32",
-        DType::I64 => c"flexring_int64",
-        DType::U64 => c"flexring_uint64",
-        DType::F16 => c"flexring_half",
-        DType::F32 => c"flexring_float",
-        DType::F64 => c"flexring_double",
-        DType::BF16 => c"flexring_bfloat16",
-        DType::F8E4M3 => c"flexring_float8e4m3",
-        DType::F8E5M2 => c"flexring_float8e5m2",
-        DType::I16 => c"flexring_int16",
-        DType::U16 => c"flexring_uint16",
-        DType::Bool => c"flexring_bool",
+        DType::I8 => c"flexring_collective_int8",
+        DType::U8 => c"flexring_collective_uint8",
+        DType::I32 => c"flexring_collective_int32",
+        DType::U32 => c"flexring_collective_uint32",
+        DType::I64 => c"flexring_collective_int64",
+        DType::U64 => c"flexring_collective_uint64",
+        DType::F16 => c"flexring_collective_half",
+        DType::F32 => c"flexring_collective_float",
+        DType::F64 => c"flexring_collective_double",
+        DType::BF16 => c"flexring_collective_bfloat16",
+        DType::F8E4M3 => c"flexring_collective_float8e4m3",
+        DType::F8E5M2 => c"flexring_collective_float8e5m2",
+        DType::I16 => c"flexring_collective_int16",
+        DType::U16 => c"flexring_collective_uint16",
+        DType::Bool => c"flexring_collective_bool",
     }
 }
-
-/// The name of the kernel that runs a collective on elements of a type.
-pub(super) fn collective_symbol(dtype: DType) -> CString {
-    let name = symbol(dtype).to_bytes().strip_prefix(b"flexring_").unwrap_or_default();
-    CString::new([b"flexring_collective_", name].concat()).expect("names have no NUL")
-}
-
-/// The name of the kernel that copies bytes.
-pub const COPY: &CStr = c"flexring_copy";
 
 /// An embedded image that a GPU may run.
 #[derive(Debug)]

@@ -58,7 +58,7 @@ fn exchange(
 /// Checks that every rank has the memory of all others, and nothing else.
 fn assert_complete(all: Vec<Option<Exchanged>>) {
     let world = all.len();
-    const LAYOUT: ArenaLayout = ArenaLayout::new(2, 64, 2, 4096, 4096);
+    const LAYOUT: ArenaLayout = ArenaLayout::new(2, 64, 2, 4096);
     let all: Vec<_> = all.into_iter().map(|got| got.expect("a result").expect("an exchange")).collect();
     for (rank, memory) in all.iter().enumerate() {
         assert_eq!((memory.place(), memory.processes()), (rank, world));

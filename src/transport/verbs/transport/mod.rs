@@ -73,8 +73,6 @@ pub(crate) struct Verbs {
     options: VerbsOptions,
     /// The links that calls need besides those that were made with the communicator.
     on_demand: OnDemand,
-    /// The most rails of a rank.
-    most_rails: usize,
     /// Sequence number of the current call.
     sequence: u64,
     /// Which ports of the rails work.
@@ -121,7 +119,6 @@ impl Verbs {
             may_sleep: false,
             check_async_events: false,
             options,
-            most_rails: directory.most_rails(),
             on_demand: OnDemand::new(directory, batch),
             sequence: 0,
             ports: PortStates::default(),
@@ -455,10 +452,6 @@ impl Transport for Verbs {
 
     fn window(&self) -> usize {
         WINDOW
-    }
-
-    fn rails(&self) -> usize {
-        self.most_rails
     }
 
     fn end_sharing(&self) {

@@ -22,7 +22,7 @@ class Rank {
 public:
     Rank(unsigned rank, unsigned ranks) : rank_(rank), ranks_(ranks) {
         const size_t bytes = sizeof(CollectiveState) + size_t{2} * ranks * kShortBytes / 8 * sizeof(Packet) +
-                             size_t{4} * kMostSlices * kStageBytes;
+                             size_t{2} * kMostSlices * kStages * kStageBytes;
         state_ = allocate(bytes);
         WORKS(cu("cuMemsetD8_v2", state_, static_cast<unsigned char>(0), bytes));
         status_ = reinterpret_cast<CollectiveStatus*>(pinned());

@@ -52,7 +52,7 @@ void errors_are_sticky() {
     Pointer memory = allocate();
     CUstream one = stream();
     // One element more than the allocation has.
-    WORKS(launch(kernel("flexring_float"), sum_of(memory + 4, memory + 4, memory + 4, kBytes / 4), 1, one));
+    WORKS(launch(kernel("flexring_collective_float"), sum_of(memory + 4, memory + 4, memory + 4, kBytes / 4), 1, one));
     CHECK(synchronize(one) == CUDA_ERROR_ILLEGAL_ADDRESS);
     Pointer more = 0;
     CHECK(cu("cuMemAlloc_v2", &more, kBytes) == CUDA_ERROR_ILLEGAL_ADDRESS);

@@ -133,7 +133,7 @@ void graphs_replay() {
 void graphs_copy_parameters() {
     begin();
     constexpr size_t count = 100;
-    CUfunction sum = kernel("flexring_float");
+    CUfunction sum = kernel("flexring_collective_float");
     CUstream one = stream();
     auto* values = reinterpret_cast<float*>(pinned());
     for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i);
@@ -366,7 +366,7 @@ void kernels_unloaded_under_a_graph_die() {
     CUstream one = stream();
     prepare_launches();
     WORKS(cu("cuModuleLoadData", &module, static_cast<const void*>("anything")));
-    WORKS(cu("cuModuleGetFunction", &sum, module, "flexring_float"));
+    WORKS(cu("cuModuleGetFunction", &sum, module, "flexring_collective_float"));
     Pointer memory = allocate();
     begin_capture(one);
     WORKS(launch(sum, sum_of(memory, memory, memory, 10), 1, one));

@@ -15,62 +15,88 @@ namespace {
 using namespace flexring;
 using std::chrono::milliseconds;
 
-// The memory of a communicator, as flexring has it.
+// The memory of a communicator, as flexring has it. Its lists are in pinned memory, so that the host can change them while kernels run.
 class Control {
 public:
     Control() {
-        std::vector<char> zeros(sizeof(GpuState));
-        gpu_ = allocate(sizeof(GpuState));
-        WORKS(cu("cuMemcpyHtoD_v2", gpu_, static_cast<const void*>(zeros.data()), zeros.size()));
-        // Outlives the context.
+        // Of two ranks.
+        state_ = allocate(sizeof(CollectiveState) + size_t{2} * kMostSlices * kStages * kStageBytes);
+        WORKS(cu("cuMemsetD8_v2", state_, static_cast<unsigned char>(0), sizeof(CollectiveState)));
+        const Pointer peers[2] = {state_, state_};
+        WORKS(cu("cuMemcpyHtoD_v2", state_ + offsetof(CollectiveState, peers), static_cast<const void*>(peers), sizeof peers));
+        status_ = static_cast<CollectiveStatus*>(registered(sizeof(CollectiveStatus)));
+        list_ = static_cast<List*>(registered(sizeof(List)));
+    }
+
+    // A sum, in items of 64 elements.
+    CUresult launch(CUfunction function, const FloatSum& sum, unsigned ctas, CUstream stream) {
+        List& list = *list_;
+        list = {};
+        const auto at = [&](const void* part) { return reinterpret_cast<void*>(mapped(part)); };
+        for (size_t first = 0; first < sum.count; first += kItem) {
+            const unsigned nth = list.program.item_count++;
+            CHECK(nth < kItems);
+            ProgramItem& item = list.items[nth];
+            item.elements = static_cast<unsigned>(sum.count - first < kItem ? sum.count - first : kItem);
+            item.first_place = 3 * nth, item.sources = 2, item.destinations = 1;
+            ProgramPlace* const places = list.places + item.first_place;
+            // The rank's vectors begin at address 0.
+            const Pointer vectors[] = {sum.a, sum.b, sum.into};
+            for (int place = 0; place < 3; ++place) {
+                places[place] = {place < 2 ? kInputPlace : kOutputPlace, 0, vectors[place] / sizeof(float) + first};
+            }
+        }
+        list.program.items = static_cast<ProgramItem*>(at(list.items));
+        list.program.places = static_cast<ProgramPlace*>(at(list.places));
+        list.program.done = static_cast<unsigned long long*>(at(list.done));
+        CollectiveParameters call = parameters();
+        call.program = static_cast<Program*>(at(&list.program));
+        call.path = kListed, call.ranks = 1, call.slices = 1;
+        return launch(function, call, ctas, stream);
+    }
+
+    // Launches a kernel that waits for another rank.
+    CUresult wait(CUfunction function, unsigned ctas, CUstream stream) {
+        CollectiveParameters call = parameters();
+        call.path = kShort, call.ranks = 2, call.slices = 1;
+        return launch(function, call, ctas, stream);
+    }
+    bool is_waiting() const { return __atomic_load_n(&status_->waiting_epoch, __ATOMIC_ACQUIRE) != 0; }
+
+private:
+    static constexpr size_t kItem = 64, kItems = 64;
+    struct List {
+        Program program;
+        ProgramItem items[kItems];
+        ProgramPlace places[3 * kItems];
+        unsigned long long done[kItems];
+    };
+
+    // Zeros that outlive the context.
+    static void* registered(size_t bytes) {
         void* host = nullptr;
-        CHECK(posix_memalign(&host, kBytes, sizeof(HostControl)) == 0);
-        std::memset(host, 0, sizeof(HostControl));
-        WORKS(cu("cuMemHostRegister_v2", host, sizeof(HostControl),
-                 unsigned{CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP}));
-        host_ = static_cast<HostControl*>(host);
-        WORKS(cu("cuMemHostGetDevicePointer_v2", &mapped_, host, 0u));
+        CHECK(posix_memalign(&host, kBytes, bytes) == 0);
+        std::memset(host, 0, bytes);
+        WORKS(cu("cuMemHostRegister_v2", host, bytes, unsigned{CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP}));
+        return host;
     }
-
-    HostControl* host() const { return host_; }
-
-    // Publishes a sum.
-    void publish(const FloatSum& sum) {
-        Descriptor& job = host_->ring[kRingReduce][published_ % kEntries];
-        job = {};
-        job.into = sum.into;
-        job.count = sum.count;
-        job.operands = 2;
-        job.tile = 64;
-        job.tiles = static_cast<unsigned>((sum.count + 63) / 64);
-        job.at[0] = sum.a;
-        job.at[1] = sum.b;
-        __atomic_store_n(&host_->host.head[kRingReduce], ++published_, __ATOMIC_RELEASE);
+    CollectiveParameters parameters() {
+        CollectiveParameters call{};
+        call.state = reinterpret_cast<CollectiveState*>(state_);
+        call.status = reinterpret_cast<CollectiveStatus*>(mapped(status_));
+        call.launch = ++launches_;
+        return call;
     }
-
-    // Launches the kernel of the next call.
-    CUresult launch(CUfunction function, unsigned ctas, CUstream stream) {
-        LaunchParameters parameters{};
-        parameters.gpu = reinterpret_cast<GpuState*>(gpu_);
-        parameters.host = reinterpret_cast<HostControl*>(mapped_);
-        parameters.call = ++calls_;
-        void* pointers[] = {&parameters};
+    static CUresult launch(CUfunction function, CollectiveParameters& call, unsigned ctas, CUstream stream) {
+        void* pointers[] = {&call};
         void** extra = nullptr;
         return cu("cuLaunchKernel", function, ctas, 1u, 1u, 64u, 1u, 1u, 0u, stream, &pointers[0], extra);
     }
 
-    bool is_done() const {
-        const unsigned long long last = published_ - 1;
-        return __atomic_load_n(&host_->done[kRingReduce][last % kEntries], __ATOMIC_ACQUIRE) == last + 1;
-    }
-    void finish() { __atomic_store_n(&host_->host.finished, calls_, __ATOMIC_RELEASE); }
-    bool has_started() const { return __atomic_load_n(&host_->kernel.started, __ATOMIC_ACQUIRE) == calls_; }
-    bool has_ended() const { return __atomic_load_n(&host_->kernel.ended, __ATOMIC_ACQUIRE) == calls_; }
-
-private:
-    Pointer gpu_ = 0, mapped_ = 0;
-    HostControl* host_ = nullptr;
-    unsigned long long published_ = 0, calls_ = 0;
+    Pointer state_ = 0;
+    CollectiveStatus* status_ = nullptr;
+    List* list_ = nullptr;
+    unsigned long long launches_ = 0;
 };
 
 // Used in turn, because kernels of one communicator must not overlap.
@@ -87,16 +113,7 @@ void prepare_launches() {
 
 CUresult launch(CUfunction function, const FloatSum& sum, unsigned ctas, CUstream stream) {
     prepare_launches();
-    Control* const control = controls[launches++ % controls.size()];
-    control->publish(sum);
-    const CUresult code = control->launch(function, ctas, stream);
-    if (code != CUDA_SUCCESS) return code;
-    // Ends with the process.
-    std::thread([control] {
-        while (!control->is_done()) nap();
-        control->finish();
-    }).detach();
-    return code;
+    return controls[launches++ % controls.size()]->launch(function, sum, ctas, stream);
 }
 
 void racing_tiles_die() {
@@ -104,7 +121,7 @@ void racing_tiles_die() {
     Pointer memory = allocate(20000);
     CUstream one = stream();
     // Each element is written beside the one that is read for it, by this CTA or the next.
-    launch(kernel("flexring_float"), sum_of(memory, memory + 4, memory, 4000), 4, one);
+    launch(kernel("flexring_collective_float"), sum_of(memory, memory + 4, memory, 4000), 4, one);
     synchronize(one);
 }
 
@@ -115,7 +132,7 @@ void kernels_share_the_gpu() {
     constexpr unsigned kernels = 6;
     auto* ones = reinterpret_cast<float*>(pinned(count * 4));
     for (size_t i = 0; i < count; ++i) ones[i] = 1;
-    CUfunction sum = kernel("flexring_float");
+    CUfunction sum = kernel("flexring_collective_float");
     std::vector<CUstream> streams;
     std::vector<Pointer> results;
     for (unsigned nth = 0; nth < kernels; ++nth) {
@@ -134,51 +151,17 @@ void kernels_share_the_gpu() {
 
 void broken_kernels_leave() {
     begin();
-    CUfunction sum = kernel("flexring_float");
+    CUfunction sum = kernel("flexring_collective_float");
     CUstream one = stream();
     Control control;
-    WORKS(control.launch(sum, 4, one));
+    WORKS(control.wait(sum, 4, one));
     CHECK(synchronize(one) == 719u);
-    CHECK(!control.has_ended());
     CHECK(cu("cuCtxSynchronize") == 719u);
-}
-
-void endless_kernels_are_reported() {
-    begin();
-    Pointer memory = allocate();
-    CUfunction sum = kernel("flexring_float");
-    CUstream one = stream();
-    Control control;
-    control.publish(sum_of(memory, memory, memory, 8));
-    WORKS(control.launch(sum, 2, one));
-    // The host never finishes the call.
-    while (true) nap();
-}
-
-void overlapping_kernels_die() {
-    begin();
-    CUfunction sum = kernel("flexring_float");
-    Control control;
-    WORKS(control.launch(sum, 2, stream()));
-    WORKS(control.launch(sum, 2, stream()));
-    for (int nth = 0; nth < 5000; ++nth) nap();
-}
-
-void memory_freed_under_a_kernel_is_noticed() {
-    begin();
-    CUfunction sum = kernel("flexring_float");
-    CUstream one = stream();
-    Control control;
-    WORKS(control.launch(sum, 2, one));
-    while (!control.has_started()) nap();
-    WORKS(cu("cuMemHostUnregister", static_cast<void*>(control.host())));
-    control.finish();
-    synchronize(one);
 }
 
 void workers_call_nothing_while_a_kernel_runs() {
     begin();
-    CUfunction sum = kernel("flexring_float");
+    CUfunction sum = kernel("flexring_collective_float");
     Control control;
     int count = 0;
     auto named_call = [&](const char* name) {
@@ -188,8 +171,8 @@ void workers_call_nothing_while_a_kernel_runs() {
         }).join();
     };
     named_call("flexring-worker");
-    WORKS(control.launch(sum, 2, stream()));
-    while (!control.has_started()) nap();
+    WORKS(control.wait(sum, 2, stream()));
+    while (!control.is_waiting()) nap();
     named_call("another");
     named_call("flexring-worker");
 }

@@ -64,7 +64,7 @@ void calls_hold_the_lock_while_they_wait() {
     static unsigned char pageable[kBytes], registered[kBytes];
     unsigned char *host = pinned(), *other = pinned();
     CUevent recorded = event();
-    CUfunction sum = kernel("flexring_float");
+    CUfunction sum = kernel("flexring_collective_float");
     check_waits(one, [&] { WORKS(to_host(pageable, memory, kBytes, one)); });
     check_waits(one, [&] { WORKS(synchronize(one)); });
     check_waits(one, [&] {
@@ -78,7 +78,7 @@ void calls_hold_the_lock_while_they_wait() {
     check_waits(one, [&] { WORKS(cu("cuMemFreeHost", static_cast<void*>(host))); });
     check_waits(one, [&] { WORKS(cu("cuMemHostRegister_v2", static_cast<void*>(registered), kBytes, 0u)); });
     check_waits(one, [&] { WORKS(cu("cuMemHostUnregister", static_cast<void*>(registered))); });
-    check_waits(one, [&] { kernel("flexring_copy"); });
+    check_waits(one, [&] { kernel("flexring_collective_uint8"); });
     // The first launch loads the kernel, also in another stream; the second one returns at once.
     check_waits(one, [&] { WORKS(launch(sum, sum_of(memory, memory, memory, 8), 1, two)); });
     Gate gate(one);
@@ -98,7 +98,7 @@ void other_calls_return_at_once() {
     // Each of the two streams has a hardware queue of its own.
     allocate();
     unsigned char* host = pinned();
-    WORKS(launch(kernel("flexring_float"), sum_of(memory, memory, memory, 8), 1, two));
+    WORKS(launch(kernel("flexring_collective_float"), sum_of(memory, memory, memory, 8), 1, two));
     WORKS(to_host(host, memory, kBytes, two));
     WORKS(cu("cuEventRecord", never, two));
     WORKS(synchronize(two));

@@ -17,7 +17,7 @@ void unregistered_memory_is_out_of_reach() {
     static float host[256];
     Pointer memory = allocate(), copy = 0;
     CUstream one = stream();
-    CUfunction sum = kernel("flexring_float");
+    CUfunction sum = kernel("flexring_collective_float");
     WORKS(cu("cuMemHostRegister_v2", static_cast<void*>(host), sizeof host, unsigned{CU_MEMHOSTREGISTER_DEVICEMAP}));
     WORKS(cu("cuMemHostGetDevicePointer_v2", &copy, static_cast<void*>(host), 0u));
     // A kernel uses the mapped address; a copy may use either.
@@ -134,7 +134,7 @@ void gpus_access_each_other_if_enabled() {
     begin(0);
     Pointer near = allocate();
     CHECK(near != far);
-    CUfunction sum = kernel("flexring_float");
+    CUfunction sum = kernel("flexring_collective_float");
     CUstream one = stream();
     CHECK(launch(sum, sum_of(near, near, near, 10), 1, theirs) == CUDA_ERROR_INVALID_HANDLE);
     WORKS(cu("cuMemcpyDtoDAsync_v2", near, far, kBytes, one));

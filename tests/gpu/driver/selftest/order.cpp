@@ -100,7 +100,7 @@ void kernels_compute() {
     CUstream one = stream();
     for (size_t i = 0; i < count; ++i) a[i] = static_cast<float>(i);
     to_device(memory, a, count * 4, one);
-    WORKS(launch(kernel("flexring_float"), sum_of(memory, memory, mapped(a), count), 1, one));
+    WORKS(launch(kernel("flexring_collective_float"), sum_of(memory, memory, mapped(a), count), 1, one));
     WORKS(to_host(result, memory, count * 4, one));
     WORKS(synchronize(one));
     for (size_t i = 0; i < count; ++i) CHECK(result[i] == 2.0f * static_cast<float>(i));
@@ -110,7 +110,7 @@ void kernels_compute() {
     CHECK(cu("cuModuleLoadData", &module, static_cast<const void*>(nullptr)) == CUDA_ERROR_INVALID_IMAGE);
     WORKS(cu("cuModuleLoadData", &module, static_cast<const void*>("anything")));
     CHECK(cu("cuModuleGetFunction", &function, module, "flexring_string") == CUDA_ERROR_NOT_FOUND);
-    for (const char* name : {"flexring_copy", "flexring_bfloat16", "flexring_int64"}) {
+    for (const char* name : {"flexring_collective_uint8", "flexring_collective_bfloat16", "flexring_collective_int64"}) {
         WORKS(cu("cuModuleGetFunction", &function, module, name));
     }
     int grid = 0, block = 0;

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "../../../../kernels/engine.h"
+#include "../../../../kernels/collective.h"
 #include "../abi.h"
 
 #define CHECK(condition)                                                              \
@@ -117,7 +117,7 @@ struct FloatSum {
 };
 inline FloatSum sum_of(Pointer into, Pointer a, Pointer b, size_t count) { return {into, a, b, count}; }
 
-// Launches a kernel, and plays flexring's part: publishes the sum, and finishes the call when it is done.
+// Launches a kernel that adds them.
 CUresult launch(CUfunction function, const FloatSum& sum, unsigned ctas, CUstream stream);
 
 // The arguments of a process that a scenario started.
@@ -130,9 +130,6 @@ void kernels_compute();
 void racing_tiles_die();
 void kernels_share_the_gpu();
 void broken_kernels_leave();
-void endless_kernels_are_reported();
-void overlapping_kernels_die();
-void memory_freed_under_a_kernel_is_noticed();
 void workers_call_nothing_while_a_kernel_runs();
 void streams_wait_for_values();
 void host_functions_run_one_at_a_time();

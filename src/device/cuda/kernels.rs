@@ -1,12 +1,8 @@
 //! The kernels of one GPU, loaded once in a process.
 //!
 //! Owns the module, which is never unloaded, how many CTAs of each kernel the GPU holds, how many
-//! communicators share it, and how a kernel is launched. Must not know calls, nor what control memory
-//! contains.
+//! communicators share it, and how a kernel is launched. Must not know calls.
 
-use super::control::Control;
-use super::kernel_kind::KernelKind;
-use super::layout::{LaunchParameters, THREADS};
 use crate::cuda_driver::{
     DriverError, DriverHandle, DriverResult, INVALID_VALUE, LaunchAttribute, LaunchConfig, NOT_SUPPORTED,
 };
@@ -18,12 +14,13 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     CUdevice_attribute as Attribute, CUfunction_attribute, CUlaunchAttributeID, CUlaunchMemSyncDomain,
 };
-use std::borrow::Cow;
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Threads of a CTA, at most: `kMaxThreads` in kernels/reduce.h.
+const THREADS: u32 = 512;
 /// The first version of the driver that has memory-synchronization domains.
 const DOMAINS_SINCE: u32 = 12_000;
 /// The first compute capability that has them.
@@ -39,7 +36,7 @@ struct KernelFunction {
 /// The kernels of one GPU.
 pub(super) struct GpuKernels {
     gpu: Arc<Gpu>,
-    /// By [`KernelKind::index`].
+    /// By type.
     functions: Vec<KernelFunction>,
     /// The attributes of a launch; `None` if the driver has none.
     attributes: Option<Vec<LaunchAttribute>>,
@@ -56,13 +53,12 @@ unsafe impl Sync for GpuKernels {}
 static LOADED: Mutex<Vec<Arc<GpuKernels>>> = Mutex::new(Vec::new());
 
 impl GpuKernels {
-    /// The kernels of a GPU, for communicators with staging memory of `staging` bytes. The first call for a
-    /// context loads them and launches each once, so that no later launch loads anything: that would wait for
-    /// kernels that run.
+    /// The kernels of a GPU. The first call for a context loads them and launches each once, so that no
+    /// later launch loads anything: that would wait for kernels that run.
     ///
     /// # Errors
     /// `Unsupported` if the GPU cannot run them; `System` if it fails.
-    pub(super) fn of(gpu: &Arc<Gpu>, staging: usize) -> Result<Arc<Self>> {
+    pub(super) fn of(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         // A module ends with its context.
         loaded.retain(|kernels| kernels.gpu.is_alive());
@@ -70,7 +66,7 @@ impl GpuKernels {
             return Ok(Arc::clone(known));
         }
         let mut new = Self::load(gpu)?;
-        new.launch_all_once(staging)?;
+        new.launch_all_once()?;
         let new = Arc::new(new);
         loaded.push(Arc::clone(&new));
         Ok(new)
@@ -84,8 +80,8 @@ impl GpuKernels {
         let processors =
             driver.attribute(gpu.ordinal as usize, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let mut functions = Vec::new();
-        for kind in KernelKind::all() {
-            let name = symbol(kind);
+        for dtype in DType::ALL {
+            let name = image::symbol(dtype);
             let named = |failure: DriverError| {
                 Error::internal(format!("the kernel {} cannot be used: {failure}", name.to_string_lossy()))
             };
@@ -111,32 +107,14 @@ impl GpuKernels {
         Ok(Self { gpu: Arc::clone(gpu), functions, attributes: attributes(gpu)?, users: AtomicUsize::new(0) })
     }
 
-    /// Launches each kernel once with call number 0, which counts as finished so that it returns at once, and
-    /// waits for them. The control memory is then used by the first communicator.
-    fn launch_all_once(&mut self, staging: usize) -> Result<()> {
-        let control = Control::new(&self.gpu, staging)?;
-        let parameters = LaunchParameters {
-            gpu: control.state_address(),
-            host: control.host_address(),
-            ..LaunchParameters::default()
-        };
+    /// Launches each kernel once as launch 0, which returns at once, and waits for them.
+    fn launch_all_once(&mut self) -> Result<()> {
         let stream = Stream::new(&self.gpu)?;
         let entered = self.gpu.enter()?;
-        for kind in KernelKind::all() {
-            let launch = |kernels: &Self| {
-                // SAFETY: the stream is live, and control memory is never freed. A collective of launch 0
-                // accesses nothing.
-                unsafe {
-                    match kind {
-                        KernelKind::Collective(dtype) => kernels.launch_collective(
-                            dtype,
-                            [1, 32],
-                            stream.raw(),
-                            &CollectiveParameters::default(),
-                        ),
-                        _ => kernels.launch(kind, 1, stream.raw(), &parameters),
-                    }
-                }
+        for dtype in DType::ALL {
+            // SAFETY: the stream is live. Launch 0 accesses nothing.
+            let launch = |kernels: &Self| unsafe {
+                kernels.launch(dtype, [1, 32], stream.raw(), &CollectiveParameters::default())
             };
             match launch(self) {
                 Err(DriverError { code: Some(INVALID_VALUE | NOT_SUPPORTED), .. })
@@ -169,61 +147,30 @@ impl GpuKernels {
     /// The number of CTAs of a launch: `wanted`, or an equal part of half the CTAs that the GPU holds, if
     /// that is less. The other half is left to other kernels, so that the CTAs of all communicators can run
     /// at the same time.
-    pub(super) fn ctas(&self, kind: KernelKind, wanted: u32) -> u32 {
+    pub(super) fn ctas(&self, dtype: DType, wanted: u32) -> u32 {
         let users = u32::try_from(self.users.load(Ordering::Relaxed)).unwrap_or(u32::MAX).max(1);
-        wanted.min(self.resident(kind) / 2 / users).max(1)
+        wanted.min(self.functions[dtype as usize].resident / 2 / users).max(1)
     }
 
-    /// CTAs of a kernel that the whole GPU holds at a time.
-    pub(super) fn resident(&self, kind: KernelKind) -> u32 {
-        self.functions[kind.index()].resident
+    /// CTAs of any kernel that the whole GPU holds at a time.
+    pub(super) fn resident(&self) -> u32 {
+        self.functions.iter().map(|function| function.resident).min().unwrap_or(1)
     }
 
-    /// Enqueues a resident kernel. The GPU's context is current.
+    /// Enqueues the kernel for elements of a type, with this number of CTAs and of threads in each. The GPU's
+    /// context is current.
     ///
     /// # Safety
     /// The stream is live; the memory that the parameters name is valid until the kernel ends.
     pub(super) unsafe fn launch(
         &self,
-        kind: KernelKind,
-        ctas: u32,
-        stream: DriverHandle,
-        parameters: &LaunchParameters,
-    ) -> DriverResult {
-        let parameters = (&raw const *parameters).cast_mut().cast::<c_void>();
-        // SAFETY: these kernels take `LaunchParameters`; the caller guarantees the rest.
-        unsafe { self.enqueue(kind, [ctas, THREADS], stream, parameters) }
-    }
-
-    /// Enqueues a collective on elements of a type, with this number of CTAs and of threads in each. The
-    /// GPU's context is current.
-    ///
-    /// # Safety
-    /// As for [`launch`](Self::launch).
-    pub(super) unsafe fn launch_collective(
-        &self,
         dtype: DType,
-        size: [u32; 2],
+        [ctas, threads]: [u32; 2],
         stream: DriverHandle,
         parameters: &CollectiveParameters,
     ) -> DriverResult {
+        let function = self.functions[dtype as usize].raw;
         let parameters = (&raw const *parameters).cast_mut().cast::<c_void>();
-        // SAFETY: these kernels take `CollectiveParameters`; the caller guarantees the rest.
-        unsafe { self.enqueue(KernelKind::Collective(dtype), size, stream, parameters) }
-    }
-
-    /// Enqueues a launch.
-    ///
-    /// # Safety
-    /// As for [`launch`](Self::launch), and `parameters` points to what the kernel takes.
-    unsafe fn enqueue(
-        &self,
-        kind: KernelKind,
-        [ctas, threads]: [u32; 2],
-        stream: DriverHandle,
-        parameters: *mut c_void,
-    ) -> DriverResult {
-        let function = self.functions[kind.index()].raw;
         let mut arguments = [parameters];
         let arguments = arguments.as_mut_ptr();
         let driver = self.gpu.driver();
@@ -243,15 +190,6 @@ impl GpuKernels {
         };
         // SAFETY: as above; the attributes live until the driver returns.
         unsafe { driver.launch_extended(&raw const config, function, arguments, null_mut()) }
-    }
-}
-
-/// The name of a kernel.
-fn symbol(kind: KernelKind) -> Cow<'static, CStr> {
-    match kind {
-        KernelKind::Copy => image::COPY.into(),
-        KernelKind::Reduce(dtype) => image::symbol(dtype).into(),
-        KernelKind::Collective(dtype) => image::collective_symbol(dtype).into(),
     }
 }
 

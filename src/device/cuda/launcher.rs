@@ -1,23 +1,21 @@
 //! The launches of a communicator's kernels in the callers' streams.
 //!
-//! Owns the numbers of calls, the event behind the last kernel, by which the next one is ordered behind it,
-//! and the checks of a stream. Must not know what a call does.
+//! Owns what is refused before anything is launched, the event behind the last kernel, by which the next one
+//! is ordered behind it, and the checks of a stream. Must not know what a call does.
 //!
 //! Only callers' threads come here. Nothing that a running kernel depends on waits for them.
 
-use super::instance::GpuEngine;
-use super::kernel_kind::KernelKind;
-use super::layout::LaunchParameters;
-use super::resident_call::ResidentCall;
+use super::kernels::GpuKernels;
 use crate::cuda_driver::{CAPTURE_IMPLICIT, DriverError, DriverHandle, DriverResult};
 use crate::device::CallerStream;
 use crate::device::cuda::collective::{Blocks, CollectiveMemory, CollectiveParameters};
-use crate::device::cuda::objects::{CurrentContext, StreamEvent, address};
+use crate::device::cuda::objects::{CurrentContext, Gpu, StreamEvent, address};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Piece;
-use cudarc::driver::sys::CUstreamCaptureStatus;
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUstreamCaptureStatus};
 use std::ffi::{c_uint, c_ulonglong};
+use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
@@ -30,8 +28,15 @@ pub(crate) struct Launcher(Arc<LaunchOrder>);
 
 /// The order of launches.
 struct LaunchOrder {
-    engine: Arc<GpuEngine>,
+    gpu: Arc<Gpu>,
+    kernels: Arc<GpuKernels>,
     state: Mutex<LaunchState>,
+}
+
+impl Drop for LaunchOrder {
+    fn drop(&mut self) {
+        self.kernels.remove_user();
+    }
 }
 
 struct LaunchState {
@@ -78,32 +83,34 @@ impl CallStreams {
     }
 }
 
-/// A call that was checked and numbered, and is not launched yet. Dropping it aborts all kernels of the
-/// communicator, because calls are launched in the order of their numbers.
-pub(crate) struct PreparedLaunch {
-    order: Arc<LaunchOrder>,
-    stream: CallerStream,
-    other: Option<CallerStream>,
-    identity: LastStream,
-    kind: KernelKind,
-    parameters: LaunchParameters,
-    /// The thread whose default stream is meant, if `stream` is that of a thread.
-    thread: Option<ThreadId>,
-    launched: bool,
-}
-
 impl Launcher {
-    /// The launcher of an engine, which has only one.
+    /// The launcher of a communicator. The first one of a process loads the kernels. Calls the driver, which
+    /// may wait for running kernels, so no kernel may depend on the thread.
     ///
     /// # Errors
-    /// `System` if the GPU fails.
-    pub(crate) fn new(engine: &Arc<GpuEngine>) -> Result<Self> {
-        let state = LaunchState {
-            ended: StreamEvent::new(&engine.gpu)?,
-            other: StreamEvent::new(&engine.gpu)?,
-            last: None,
-        };
-        Ok(Self(Arc::new(LaunchOrder { engine: Arc::clone(engine), state: Mutex::new(state) })))
+    /// `Unsupported` if the GPU or the system cannot run the kernels; `System` if the GPU fails.
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        check_system(
+            std::fs::read_to_string("/proc/version").ok().as_deref(),
+            Path::new("/dev/dxg").exists(),
+        )?;
+        let limited = Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT;
+        if gpu.driver().attribute(gpu.ordinal as usize, limited)? != 0 {
+            log::warn!(
+                "{gpu:?} has a time limit for kernels, because it drives a display: a call that waits longer for other ranks fails; \
+                 use a GPU without a display"
+            );
+        }
+        let (ended, other) = (StreamEvent::new(gpu)?, StreamEvent::new(gpu)?);
+        let state = Mutex::new(LaunchState { ended, other, last: None });
+        let kernels = GpuKernels::of(gpu)?;
+        kernels.add_user();
+        Ok(Self(Arc::new(LaunchOrder { gpu: Arc::clone(gpu), kernels, state })))
+    }
+
+    /// CTAs of any kernel that the GPU holds at a time.
+    pub(crate) fn resident(&self) -> u32 {
+        self.0.kernels.resident()
     }
 
     /// Fails if the GPU's context is broken. No kernel of such a context reports anything.
@@ -111,7 +118,7 @@ impl Launcher {
     /// # Errors
     /// `System`, with the driver's reason.
     pub(crate) fn check_health(&self) -> Result<()> {
-        let gpu = &self.0.engine.gpu;
+        let gpu = &self.0.gpu;
         let query = gpu.enter().and_then(|_entered| self.query_last());
         query.map_err(|failure| Error::from(failure).context(format_args!("{gpu:?}")))
     }
@@ -121,7 +128,7 @@ impl Launcher {
     /// # Errors
     /// `System` if the context no longer exists.
     pub(crate) fn enter(&self) -> Result<CurrentContext<'_>> {
-        Ok(self.0.engine.gpu.enter()?)
+        Ok(self.0.gpu.enter()?)
     }
 
     /// Checks the streams of a call.
@@ -134,7 +141,7 @@ impl Launcher {
         stream: CallerStream,
         other: Option<CallerStream>,
     ) -> Result<CallStreams> {
-        let gpu = &self.0.engine.gpu;
+        let gpu = &self.0.gpu;
         let other = other.filter(|other| other.handle() != stream.handle());
         let _entered = gpu.enter()?;
         let graph = self.check(stream.handle())?;
@@ -158,6 +165,8 @@ impl Launcher {
         (input, output): (Piece, Piece),
         reports: bool,
     ) -> PreparedCollective {
+        let is_of_thread = |stream: CallerStream| stream.handle() as usize == PER_THREAD;
+        let of_thread = is_of_thread(streams.stream) || streams.other.is_some_and(is_of_thread);
         let mut parameters = blocks.parameters;
         [parameters.state, parameters.status] = memory.addresses();
         parameters.launch = memory.next_launch(streams.are_captured());
@@ -174,6 +183,7 @@ impl Launcher {
             parameters,
             copied: None,
             identity: None,
+            thread: of_thread.then(|| std::thread::current().id()),
         }
     }
 
@@ -182,74 +192,10 @@ impl Launcher {
     /// # Errors
     /// `System` if the context is broken.
     pub(crate) fn has_ended(&self) -> Result<bool> {
-        let gpu = &self.0.engine.gpu;
+        let gpu = &self.0.gpu;
         let _entered = gpu.enter()?;
         let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(state.ended.is_over()?)
-    }
-
-    /// Checks the streams and the health of the context, and numbers the call. It will run after the earlier
-    /// work of `stream` (NULL is the default stream) and before the later work, and likewise for `other`, a
-    /// second stream that a buffer of the call belongs to. `small`: the vectors of a small message, input and
-    /// output, which the kernel copies to and from the engine's staging memory.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if a stream is of another context; `Unsupported` if one is being captured; `System`
-    /// if the context is broken.
-    pub(crate) fn prepare(
-        &self,
-        stream: CallerStream,
-        other: Option<CallerStream>,
-        kind: KernelKind,
-        small: Option<(Piece, Piece)>,
-    ) -> Result<(PreparedLaunch, ResidentCall)> {
-        let order = &self.0;
-        let engine = &order.engine;
-        let streams = self.check_streams(stream, other)?;
-        if streams.are_captured() {
-            return Err(Error::unsupported(
-                "the stream is being captured into a graph, which can replay only calls that kernels run: set FLEXRING_GPU for the \
-                 processes of one node, and not FLEXRING_GPU_ENGINE=host, or call outside of the capture",
-            ));
-        }
-        let CallStreams { stream, other, .. } = streams;
-        let _entered = engine.gpu.enter()?;
-        self.query_last()
-            .map_err(|failure| Error::from(failure).context(format_args!("{:?}", engine.gpu)))?;
-        let control = &engine.control;
-        let mut parameters = LaunchParameters {
-            gpu: control.state_address(),
-            host: control.host_address(),
-            ..LaunchParameters::default()
-        };
-        if let Some((input, output)) = small {
-            let (staged_input, staged_output) = engine.staging(input.len(), output.len());
-            let staged = |piece| {
-                let address = control.staging_address(piece);
-                address.ok_or_else(|| Error::internal("staging memory lies outside of control memory"))
-            };
-            parameters.input = address(input);
-            parameters.output = address(output);
-            parameters.staged_input = staged(staged_input)?;
-            parameters.staged_output = staged(staged_output)?;
-            parameters.input_bytes = input.len() as u64;
-            parameters.output_bytes = output.len() as u64;
-        }
-        let identity = self.0.identity(stream);
-        let is_of_thread = |stream: CallerStream| stream.handle() as usize == PER_THREAD;
-        let of_thread = is_of_thread(stream) || other.is_some_and(is_of_thread);
-        parameters.call = control.next_call();
-        let launch = PreparedLaunch {
-            order: Arc::clone(order),
-            stream,
-            other,
-            identity,
-            kind,
-            parameters,
-            thread: of_thread.then(|| std::thread::current().id()),
-            launched: false,
-        };
-        Ok((launch, ResidentCall::new(Arc::clone(control), parameters.call, kind, small.is_some())))
     }
 
     /// Queries the event behind the last kernel, which fails if the context is broken. The context is
@@ -261,7 +207,7 @@ impl Launcher {
 
     /// Refuses streams of other contexts. Returns the graph that the stream is being captured into, if it is.
     fn check(&self, stream: DriverHandle) -> Result<Option<DriverHandle>> {
-        let gpu = &self.0.engine.gpu;
+        let gpu = &self.0.gpu;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint;
         // First, because all else fails with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED once something has broken
         // the capture. SAFETY: the creator of a `CallerStream` promised that it is live, and the
@@ -309,78 +255,8 @@ impl LaunchOrder {
         let mut id: c_ulonglong = 0;
         // SAFETY: the creator of a `CallerStream` promised that it is live, and the out-parameter is
         // writable.
-        let known = unsafe { self.engine.gpu.driver().stream_id(stream.handle(), &raw mut id) };
+        let known = unsafe { self.gpu.driver().stream_id(stream.handle(), &raw mut id) };
         LastStream { handle: stream.handle() as usize, id: known.ok().map(|()| id) }
-    }
-}
-
-impl PreparedLaunch {
-    /// Launches the kernel, in the order of the calls' numbers. May be called by any thread, unless the
-    /// stream is that of a thread. May wait until the stream has room, or, with `CUDA_LAUNCH_BLOCKING`, until
-    /// the call has ended, so the call must be queued before.
-    ///
-    /// # Errors
-    /// `System` if the GPU fails; `Unsupported` for the stream of another thread.
-    pub(crate) fn launch(&mut self) -> Result<()> {
-        if self.thread.is_some_and(|thread| thread != std::thread::current().id()) {
-            let message = "calls of several ranks in one process cannot use the default stream of a thread: use another stream";
-            return Err(Error::unsupported(message));
-        }
-        let engine = &self.order.engine;
-        let gpu = &engine.gpu;
-        let mut state = self.order.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let entered = gpu.enter()?;
-        let stream = self.stream.handle();
-        // SAFETY: the creators of the streams promised that they are live. The parameters name control
-        // memory, which is never freed, and the caller's vectors, which are valid until the stream has passed
-        // the call.
-        let launched = unsafe {
-            (|| {
-                if let Some(other) = self.other {
-                    state.other.record_in(other.handle())?;
-                    state.other.wait_in(stream)?;
-                }
-                if state.last.is_some_and(|last| !last.is_same(self.identity)) {
-                    state.ended.wait_in(stream)?;
-                }
-                // Before the launch: who frees memory meanwhile waits for the kernel.
-                let last = engine.control.set_launched(self.parameters.call);
-                let ctas = engine.ctas(self.kind);
-                let launched = engine.kernels.launch(self.kind, ctas, stream, &self.parameters);
-                launched.inspect_err(|_| engine.control.undo_launched(last))
-            })()
-        };
-        drop(entered);
-        state.last = Some(self.identity);
-        drop(state);
-        launched.map_err(|failure| self.failed(failure))?;
-        self.launched = true;
-        Ok(())
-    }
-
-    /// Orders later work behind the kernel that was launched: later calls, and the work of the second stream.
-    /// Not together with the launch, because streams may share a hardware queue: there this waits for the
-    /// kernel, and everything that is launched later waits for this. So kernels that wait for each other must
-    /// be launched before.
-    ///
-    /// # Errors
-    /// `System` if the GPU fails.
-    pub(crate) fn record(self) -> Result<()> {
-        let gpu = &self.order.engine.gpu;
-        let state = self.order.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the creators of the streams promised that they are live.
-        let recorded = unsafe {
-            gpu.enter().and_then(|_entered| {
-                state.ended.record_in(self.stream.handle())?;
-                self.other.map_or(Ok(()), |other| state.ended.wait_in(other.handle()))
-            })
-        };
-        recorded.map_err(|failure| self.failed(failure))
-    }
-
-    fn failed(&self, failure: DriverError) -> Error {
-        let gpu = &self.order.engine.gpu;
-        Error::from(failure).context(format_args!("call {} on {gpu:?}", self.parameters.call))
     }
 }
 
@@ -397,6 +273,8 @@ pub(crate) struct PreparedCollective {
     copied: Option<[Piece; 2]>,
     /// The stream, once it is launched there and not captured.
     identity: Option<LastStream>,
+    /// The thread whose default stream is meant, if one of the streams is that of a thread.
+    thread: Option<ThreadId>,
 }
 
 impl PreparedCollective {
@@ -414,14 +292,20 @@ impl PreparedCollective {
     /// earlier kernels that were launched.
     ///
     /// # Errors
-    /// `System` if the GPU fails; `Unsupported` if the driver is too old for captures.
+    /// `System` if the GPU fails; `Unsupported` if the driver is too old for captures, and for the stream of
+    /// another thread.
     pub(crate) fn launch(&mut self) -> Result<()> {
-        let Self { order, streams, memory, dtype, size: [ctas, threads], parameters, copied, identity } = self;
-        let engine = &order.engine;
+        if self.thread.is_some_and(|thread| thread != std::thread::current().id()) {
+            let message = "calls of several ranks in one process cannot use the default stream of a thread: use another stream";
+            return Err(Error::unsupported(message));
+        }
+        let Self {
+            order, streams, memory, dtype, size: [ctas, threads], parameters, copied, identity, ..
+        } = self;
         let CallStreams { stream, other, graph } = *streams;
         let state = order.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let _entered = engine.gpu.enter()?;
-        let ctas = engine.kernels.ctas(KernelKind::Collective(*dtype), *ctas);
+        let _entered = order.gpu.enter()?;
+        let ctas = order.kernels.ctas(*dtype, *ctas);
         // SAFETY: the creators of the streams promised that they are live, and a graph is while it captures.
         // The memory of collectives lives until the graphs that keep it are gone; the vectors are valid until
         // the stream has passed the call.
@@ -442,22 +326,25 @@ impl PreparedCollective {
                 }
             }
             if let Some([from, into]) = *copied {
-                let driver = engine.gpu.driver();
+                let driver = order.gpu.driver();
                 driver.memory_copy(address(into), address(from), from.len(), stream.handle())?;
             }
-            engine.kernels.launch_collective(*dtype, [ctas, *threads], stream.handle(), parameters)?;
+            order.kernels.launch(*dtype, [ctas, *threads], stream.handle(), parameters)?;
         }
         Ok(())
     }
 
-    /// Orders later work behind the kernel: see [`PreparedLaunch::record`].
+    /// Orders later work behind the kernel that was launched: later calls, and the work of the second stream.
+    /// Not together with the launch, because streams may share a hardware queue: there this waits for the
+    /// kernel, and everything that is launched later waits for this. So kernels that wait for each other must
+    /// be launched before.
     ///
     /// # Errors
     /// `System` if the GPU fails.
     pub(crate) fn record(self) -> Result<()> {
         let CallStreams { stream, other, graph } = self.streams;
         let mut state = self.order.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let _entered = self.order.engine.gpu.enter()?;
+        let _entered = self.order.gpu.enter()?;
         let behind = if graph.is_some() { &state.other } else { &state.ended };
         // SAFETY: as above.
         unsafe {
@@ -475,10 +362,27 @@ impl PreparedCollective {
     }
 }
 
-impl Drop for PreparedLaunch {
-    fn drop(&mut self) {
-        if !self.launched {
-            self.order.engine.control.abort();
-        }
+/// Refuses systems where a kernel need not start without further calls of the driver.
+fn check_system(version: Option<&str>, has_dxg: bool) -> Result<()> {
+    let is_wsl = has_dxg || version.is_some_and(|version| version.to_ascii_lowercase().contains("microsoft"));
+    if is_wsl {
+        let message = "WSL2 cannot run calls on GPU memory: its driver launches kernels in batches, so a kernel may never start; \
+                       use Linux, or keep the data on the host";
+        return Err(Error::unsupported(message));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wsl_is_refused() {
+        assert!(check_system(Some("Linux version 6.8.0-45-generic (buildd@lcy02)"), false).is_ok());
+        assert!(check_system(None, false).is_ok());
+        assert!(check_system(Some("Linux version 5.15.153.1-microsoft-standard-WSL2"), false).is_err());
+        let error = check_system(None, true).expect_err("the device of WSL2");
+        assert!(error.message().contains("WSL2"), "{error:?}");
     }
 }

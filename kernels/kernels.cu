@@ -1,3 +1,0 @@
-// All kernels.
-#include "engine.cu"
-#include "collective.cu"
