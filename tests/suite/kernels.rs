@@ -561,8 +561,8 @@ const TRANSFER_RULES: [u32; 4] = [13, 14, 16, 17];
 
 /// The program that moves messages between ranks; see kernels/host/transfers_stress.cpp.
 fn transfers_stress(options: &[&str]) -> Option<PathBuf> {
-    let options = [options, &["-DFLEXRING_STRESSED"]].concat();
-    compiled(&["transfers_stress.cpp", "launch.cpp"], &options)
+    let stressed = ["-DFLEXRING_STRESSED", "-DFLEXRING_TYPES(with)=with(uint8, Uint8)"];
+    compiled(&["transfers_stress.cpp", "launch.cpp"], &[options, &stressed].concat())
 }
 
 #[test]
