@@ -7,6 +7,7 @@
 //! claims the next part, the submitting one included: a helper that the kernel does not run delays only the
 //! part that it has claimed.
 
+use super::Kernels;
 use crate::device::{Job, Operand};
 use crate::error::{Error, Result};
 use crate::process::spawn;
@@ -33,19 +34,9 @@ const SPINS: u32 = 64;
 /// Operands for which each thread has room without an allocation.
 const OPERANDS: usize = 64;
 
-/// Runs jobs on the calling thread.
-pub(super) trait RunJob: Copy + Send + Sync + 'static {
-    /// Runs a job.
-    ///
-    /// # Safety
-    /// The job was checked as a whole: its pieces are valid, of one length and aligned to its type, and the
-    /// destination is one of the operands or overlaps none.
-    unsafe fn run(self, job: &Job<'_>);
-}
-
 /// What the threads share.
-struct SharedJob<R> {
-    runner: R,
+struct SharedJob {
+    kernels: Kernels,
     /// The shared job. Valid while a part of it is claimed and not done.
     job: AtomicPtr<Job<'static>>,
     /// The number of the job, and in the lower 32 bits how many of its parts are not claimed.
@@ -58,27 +49,27 @@ struct SharedJob<R> {
 }
 
 /// The threads that help the one that submits jobs. They end when this is dropped.
-pub(super) struct ReductionThreads<R> {
-    shared: Arc<SharedJob<R>>,
+pub(super) struct ReductionThreads {
+    shared: Arc<SharedJob>,
     helpers: Vec<JoinHandle<()>>,
     /// The operands of a part of this thread.
     operands: Vec<Operand>,
 }
 
-impl<R> fmt::Debug for ReductionThreads<R> {
+impl fmt::Debug for ReductionThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ReductionThreads({})", self.helpers.len())
     }
 }
 
-impl<R: RunJob> ReductionThreads<R> {
+impl ReductionThreads {
     /// Starts this many helpers, at most 63.
     ///
     /// # Errors
     /// `System` if the kernel has no further thread.
-    pub(super) fn start(runner: R, helpers: usize) -> Result<Self> {
+    pub(super) fn start(kernels: Kernels, helpers: usize) -> Result<Self> {
         let shared = Arc::new(SharedJob {
-            runner,
+            kernels,
             job: AtomicPtr::new(null_mut()),
             claims: AtomicU64::new(0),
             unfinished: AtomicU32::new(0),
@@ -100,13 +91,13 @@ impl<R: RunJob> ReductionThreads<R> {
     /// Runs a job on this thread and the helpers. Returns when all of it is done.
     ///
     /// # Safety
-    /// As for [`RunJob::run`].
+    /// As for [`Kernels::run`].
     pub(super) unsafe fn run(&mut self, job: &Job<'_>) {
         let shared = &*self.shared;
         let parts = count_parts(job);
         if job.into.len() < 2 * PART_BYTES {
             // SAFETY: the caller has the same obligations.
-            return unsafe { shared.runner.run(job) };
+            return unsafe { shared.kernels.run(job) };
         }
         // No part of an earlier job is claimed or can be claimed: all were done when the call before
         // returned.
@@ -128,7 +119,7 @@ impl<R: RunJob> ReductionThreads<R> {
             }
         }
         while let Some(part) = shared.claim() {
-            // SAFETY: the part is claimed; the caller has the obligations of `RunJob::run`.
+            // SAFETY: the part is claimed; the caller has the obligations of `Kernels::run`.
             unsafe { shared.run_part(part, &mut self.operands) };
         }
         let mut spins = 0;
@@ -140,7 +131,7 @@ impl<R: RunJob> ReductionThreads<R> {
     }
 }
 
-impl<R> Drop for ReductionThreads<R> {
+impl Drop for ReductionThreads {
     fn drop(&mut self) {
         self.shared.stops.store(true, Ordering::SeqCst);
         for helper in self.helpers.drain(..) {
@@ -152,7 +143,7 @@ impl<R> Drop for ReductionThreads<R> {
     }
 }
 
-impl<R: RunJob> SharedJob<R> {
+impl SharedJob {
     /// Runs parts until the threads end.
     fn help(&self, number: usize) {
         let mut operands = Vec::with_capacity(OPERANDS);
@@ -160,8 +151,8 @@ impl<R: RunJob> SharedJob<R> {
         let mut spins = 0;
         while !self.stops.load(Ordering::Relaxed) {
             if let Some(part) = self.claim() {
-                // SAFETY: the part is claimed, and the submitting thread has the obligations of `RunJob::run`
-                // until it is done.
+                // SAFETY: the part is claimed, and the submitting thread has the obligations of
+                // `Kernels::run` until it is done.
                 unsafe { self.run_part(part, &mut operands) };
                 (idle_since, spins) = (Instant::now(), 0);
                 continue;
@@ -196,7 +187,7 @@ impl<R: RunJob> SharedJob<R> {
     /// Runs a part of the shared job. `operands` is reused.
     ///
     /// # Safety
-    /// This thread has claimed the part and not run it yet. The shared job is as [`RunJob::run`] demands.
+    /// This thread has claimed the part and not run it yet. The shared job is as [`Kernels::run`] demands.
     unsafe fn run_part(&self, part: usize, operands: &mut Vec<Operand>) {
         // SAFETY: the job stays as it is until all its parts are done, and this one is not.
         let job = unsafe { &*self.job.load(Ordering::Relaxed) };
@@ -208,7 +199,7 @@ impl<R: RunJob> SharedJob<R> {
         // SAFETY: the part has pieces of one length within those of the job, whose destinations no other part
         // has. It starts at an element, as destinations are aligned to elements and parts to `PART_BYTES`; a
         // copy has no elements.
-        unsafe { self.runner.run(&part) };
+        unsafe { self.kernels.run(&part) };
         std::mem::forget(guard);
         // Releases what was written to the submitting thread, which may end the job now.
         self.unfinished.fetch_sub(1, Ordering::Release);
