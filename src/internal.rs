@@ -13,7 +13,7 @@ pub mod calls {
 /// This process's identity, and unique ids.
 pub mod bootstrap {
     pub use crate::bootstrap::{
-        Coordinator, Interface, LocalCoordinator, RankActivity, RankReport, RendezvousPoint, RunningJob,
+        Coordinator, Interface, JobAddress, LocalCoordinator, RankActivity, RankReport, RendezvousPoint,
         SubworldStatus, WorldStatus, check_secret, choose_address, host_name, identity, is_alone, job,
         list_interfaces, local_coordinators, local_rank, world_status,
     };

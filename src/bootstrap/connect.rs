@@ -4,10 +4,10 @@
 //! end every wait, but for the resolution of a name, and asking rank 0 on this node for its secret (at most 1
 //! s).
 
-use super::attempts;
+use super::coordinator_handover::CoordinatorHandover;
 use super::coordinator_ports::CoordinatorControl;
 use super::coordinator_target::{CoordinatorTarget, ResolverCache};
-use super::former_coordinator::FormerCoordinator;
+use super::failed_rendezvous;
 use super::framed_stream::FramedStream;
 use super::heartbeat::seconds;
 use super::join_attempt::{Attempt, ConnectError, CoordinatorAnswer, JoinAttempt};
@@ -67,7 +67,7 @@ impl Joiner<'_> {
     /// Connects to the coordinator and waits until all ranks have joined. If rank 0 takes the world over,
     /// connects to it. `successor` is that coordinator if this is rank 0.
     pub(super) fn join(&self, successor: Option<&CoordinatorControl>) -> Result<Joined> {
-        let mut answered = self.ask(&mut FormerCoordinator::none())?;
+        let mut answered = self.ask(&mut CoordinatorHandover::none())?;
         if let (CoordinatorAnswer::Moved(addresses), former, _) = answered {
             let target = match self.params.successor.as_slice() {
                 [] => CoordinatorTarget::Successor(&addresses),
@@ -75,7 +75,7 @@ impl Joiner<'_> {
             };
             // All ranks have joined in time; the move must not fail for the time that they took.
             let deadline = self.deadline.max(Instant::now() + GRACE);
-            let mut former = FormerCoordinator::new(former, successor);
+            let mut former = CoordinatorHandover::new(former, successor);
             let outcome = Joiner { target: &target, deadline, ..*self }.ask(&mut former);
             // The others learn why rank 0 has failed from its own coordinator. The former one would report
             // that it died.
@@ -94,7 +94,7 @@ impl Joiner<'_> {
 
     /// Asks the coordinator for the state of the world.
     pub(super) fn status(&self) -> Result<WorldStatus> {
-        match self.ask(&mut FormerCoordinator::none())? {
+        match self.ask(&mut CoordinatorHandover::none())? {
             (CoordinatorAnswer::Status(status), ..) => Ok(status),
             _ => Err(self.unexpected("a request for the status")),
         }
@@ -112,7 +112,7 @@ impl Joiner<'_> {
     /// if that is no coordinator, or one of another wire version.
     pub(super) fn listening_process(&self) -> Option<(String, bool)> {
         let mut resolver = ResolverCache::default();
-        match self.attempt(&mut resolver, Instant::now(), &mut None, &mut FormerCoordinator::none()) {
+        match self.attempt(&mut resolver, Instant::now(), &mut None, &mut CoordinatorHandover::none()) {
             Err(ConnectError::Refused(error)) => match error.kind() {
                 ErrorKind::Rendezvous => Some((error.message().to_owned(), true)),
                 ErrorKind::Disagreement => Some((error.message().to_owned(), false)),
@@ -123,7 +123,7 @@ impl Joiner<'_> {
     }
 
     /// Connects to the coordinator and waits for its answer.
-    fn ask(&self, former: &mut FormerCoordinator<'_>) -> Result<Answered> {
+    fn ask(&self, former: &mut CoordinatorHandover<'_>) -> Result<Answered> {
         let begun = Instant::now();
         let mut pause = MIN_PAUSE;
         let mut refusal = None;
@@ -177,7 +177,7 @@ impl Joiner<'_> {
         resolver: &mut ResolverCache,
         begun: Instant,
         refusal: &mut Option<String>,
-        former: &mut FormerCoordinator<'_>,
+        former: &mut CoordinatorHandover<'_>,
     ) -> Attempt<Answered> {
         let secret = self.source.secret().map_err(ConnectError::Retry)?;
         let addresses = resolver
@@ -252,8 +252,8 @@ impl Joiner<'_> {
         let Some(number) = number else {
             return error;
         };
-        if !attempts::has_failed_before(self.header.rank, number, begun) {
-            attempts::record_failure(self.header.rank, number);
+        if !failed_rendezvous::has_failed_before(self.header.rank, number, begun) {
+            failed_rendezvous::record_failure(self.header.rank, number);
             return error;
         }
         match error {
@@ -273,7 +273,7 @@ impl Joiner<'_> {
         longest_silence: Duration,
         secret: &JobSecret,
         number: &mut Option<u64>,
-        former: &mut FormerCoordinator<'_>,
+        former: &mut CoordinatorHandover<'_>,
     ) -> Attempt<(FramedStream, CoordinatorAnswer)> {
         let retry = |cause: String| ConnectError::Retry(format!("{address}: {cause}"));
         let connected = self.connect(address, former)?;
@@ -347,7 +347,7 @@ impl Joiner<'_> {
     fn connect(
         &self,
         address: SocketAddr,
-        former: &mut FormerCoordinator<'_>,
+        former: &mut CoordinatorHandover<'_>,
     ) -> Attempt<io::Result<TcpStream>> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let until = Instant::now() + left.clamp(Duration::from_millis(1), CONNECT_TIMEOUT);
@@ -367,13 +367,13 @@ impl Joiner<'_> {
     }
 
     /// Fails if this rank need not wait any longer.
-    fn check(&self, former: &mut FormerCoordinator<'_>) -> Attempt<()> {
+    fn check(&self, former: &mut CoordinatorHandover<'_>) -> Attempt<()> {
         self.fault.check_waiting().and_then(|()| former.check()).map_err(ConnectError::Fatal)
     }
 
     /// Sleeps until `polled` is ready, a [`check`](Self::check) is due, or `until`. Whether `polled` is
     /// ready.
-    fn sleep(&self, polled: Option<PollFd<'_>>, until: Instant, former: &FormerCoordinator<'_>) -> bool {
+    fn sleep(&self, polled: Option<PollFd<'_>>, until: Instant, former: &CoordinatorHandover<'_>) -> bool {
         let watch = self.fault.watch().ok();
         let mut fds: Vec<PollFd<'_>> = watch.iter().map(|watch| PollFd::new(watch, PollFlags::IN)).collect();
         fds.extend(former.poll_fd());

@@ -20,8 +20,8 @@ use super::heartbeat::seconds;
 use super::join_attempt::report_failure;
 use super::launcher::{Identity, RendezvousPoint};
 use super::listen::{self, ListenAddress};
+use super::listening_process::listening_process;
 use super::pending_ids;
-use super::port_owner::port_owner;
 use super::process::Process;
 use super::process_exit::EXIT_LIMIT;
 use super::protocol::{
@@ -481,7 +481,7 @@ fn start_coordinator(
     let coordinator = match rendezvous {
         _ if *rank != 0 => None,
         RendezvousPoint::Address { host, port, further_ports } => {
-            let owner = |addresses: &[SocketAddr]| port_owner(addresses, &source, config, fault);
+            let owner = |addresses: &[SocketAddr]| listening_process(addresses, &source, config, fault);
             let (listeners, node_secret) = match coordinator_ports::take_over(host, *port) {
                 Some(listeners) => (listeners, listen::hand_out(host, *port, node_secret, fault, || None)?),
                 None => {

@@ -14,8 +14,8 @@
 use super::coordinator_target::{resolve, with_port};
 use super::heartbeat::seconds;
 use super::interfaces::{choose_address, route_source};
+use super::listening_process::ListeningProcess;
 use super::node_secret::{NodeSecret, NodeSecretListener};
-use super::port_owner::PortOwner;
 use super::secret::SecretSource;
 use crate::config::Config;
 use crate::descriptor;
@@ -69,7 +69,7 @@ pub(super) fn listen(
     node_secret: Option<NodeSecret>,
     deadline: Instant,
     fault: &Fault,
-    owner: impl Fn(&[SocketAddr]) -> Option<PortOwner>,
+    owner: impl Fn(&[SocketAddr]) -> Option<ListeningProcess>,
 ) -> Result<(Vec<TcpListener>, Option<NodeSecretListener>)> {
     let mut addresses = resolve_until(deadline, host, fault, || resolve(host, port))?;
     // The secret first: a rank that reaches the port must find it.
@@ -108,7 +108,7 @@ pub(super) fn hand_out(
     port: u16,
     node_secret: Option<NodeSecret>,
     fault: &Fault,
-    owner: impl Fn() -> Option<PortOwner>,
+    owner: impl Fn() -> Option<ListeningProcess>,
 ) -> Result<Option<NodeSecretListener>> {
     let Some(secret) = node_secret else {
         return Ok(None);
@@ -122,7 +122,7 @@ fn cannot_listen(
     port: u16,
     cause: io::Error,
     fault: &Fault,
-    owner: impl Fn() -> Option<PortOwner>,
+    owner: impl Fn() -> Option<ListeningProcess>,
 ) -> Error {
     let owner = if cause.kind() == io::ErrorKind::AddrInUse { owner() } else { None };
     // Asking for the owner takes a while.

@@ -9,7 +9,6 @@
 //! `server`, `control_thread`, `listen` and `connect` do the I/O and decide nothing. `shrink` lets the ranks
 //! that are left after a failure agree on a new world.
 
-mod attempts;
 mod call_state;
 mod connect;
 mod connections;
@@ -17,20 +16,23 @@ mod control_connection;
 mod control_state;
 mod control_thread;
 mod coordinator;
+mod coordinator_handover;
 mod coordinator_ports;
 mod coordinator_target;
 mod coordinator_worlds;
 mod encrypted_id;
+mod failed_rendezvous;
 mod failure_detector;
-mod former_coordinator;
 mod frame_decoder;
 mod framed_stream;
 mod handshake;
 mod heartbeat;
 mod interfaces;
+mod job_address;
 mod join_attempt;
 mod launcher;
 mod listen;
+mod listening_process;
 mod node;
 mod node_secret;
 mod open_subworld;
@@ -38,12 +40,10 @@ mod peer_message_queue;
 mod peer_messages;
 mod pending_ids;
 mod phase;
-mod port_owner;
 mod process;
 mod process_exit;
 mod protocol;
 mod rendezvous;
-mod running_job;
 mod secret;
 mod server;
 mod shrink;
@@ -67,10 +67,10 @@ pub use framed_stream::ControlRoute;
 pub use interfaces::{
     Interface, choose_address, choose_addresses, default_sources, list_interfaces, route_source,
 };
+pub use job_address::{JobAddress, job};
 pub use launcher::{Identity, RendezvousPoint, identity, is_alone, local_rank};
 pub use node::{host_name, node_name};
 pub use peer_messages::PeerMessages;
-pub use running_job::{RunningJob, job};
 pub use secret::{JobSecret, check_secret};
 pub use shrink::{AgreedWorld, CallsMade, ShrinkListener, ShrinkService, ShrinkServiceParams, excluded_by};
 pub use status_request::world_status;

@@ -4,9 +4,9 @@
 
 use super::connect::Joiner;
 use super::coordinator_target::CoordinatorTarget;
+use super::job_address::JobAddress;
 use super::launcher::RendezvousPoint;
 use super::protocol::{HelloHeader, HelloParams, Purpose};
-use super::running_job::RunningJob;
 use super::secret::SecretSource;
 use super::world_status::WorldStatus;
 use crate::config::Config;
@@ -23,7 +23,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// `Rendezvous` if no coordinator of this job answers within five seconds, or within
 /// `FLEXRING_CONNECT_TIMEOUT_MS` if that is shorter, or if this process does not know the secret;
 /// `InvalidSetting` if the secret cannot be used; `System` if a descriptor is unavailable.
-pub fn world_status(job: &RunningJob, config: &Config) -> Result<WorldStatus> {
+pub fn world_status(job: &JobAddress, config: &Config) -> Result<WorldStatus> {
     let timeout = config.connect_timeout.min(ANSWER_TIMEOUT);
     let met_at = job.id.map_or_else(|| job.address.clone(), RendezvousPoint::Id);
     let (source, _) = SecretSource::of_job(config, &met_at, job.token, job.one_node, false)?;

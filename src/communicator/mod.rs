@@ -21,6 +21,8 @@ mod kernel_calls;
 mod launch_group;
 mod local_gathering;
 mod plans;
+#[cfg(all(test, feature = "verbs"))]
+mod rdma_link_costs;
 mod registered_pages;
 #[cfg(feature = "cuda")]
 mod registered_vector;
@@ -28,14 +30,12 @@ mod registration_gate;
 mod request;
 mod resource_offers;
 mod runner;
-#[cfg(all(test, feature = "verbs"))]
-mod scale;
 mod shared_call;
 mod shared_connections;
 mod shrink;
 mod split;
 mod thread_calls;
-mod timeline;
+mod trace_files;
 mod turns;
 mod unfinished;
 mod user_memory;

@@ -15,10 +15,10 @@ pub mod candidates;
 pub mod choice;
 pub mod device_program;
 pub mod fabric;
-mod file_context;
 pub mod fraction;
 #[cfg(test)]
 mod fuzz;
+pub mod inline_list;
 pub mod link_shares;
 pub mod lowering;
 pub mod node_pairs;
@@ -30,10 +30,10 @@ pub mod program;
 pub mod schedule;
 pub mod scratch_layout;
 pub mod selection;
-pub mod short_list;
 mod sized_plan;
 pub mod sized_plans;
 pub mod small_layout;
+mod source_file;
 pub mod span_map;
 mod step_lists;
 #[cfg(feature = "test-util")]

@@ -6,12 +6,12 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
-pub mod captions;
 pub mod comparison;
 pub mod cost_model;
 pub mod drawing;
 #[cfg(test)]
 mod fuzz;
+pub mod level_descriptions;
 pub mod simulator;
 pub mod trials;
 

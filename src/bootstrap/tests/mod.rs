@@ -1,12 +1,12 @@
 //! Tests of the whole bootstrap: every rank is a thread, over loopback sockets.
 
-mod attempts;
 mod departures;
 mod encryption;
 mod failures;
 mod floods;
 mod peer_messages;
 mod rendezvous;
+mod retries;
 mod shared_connections;
 mod status;
 mod strangers;

@@ -1,13 +1,13 @@
 //! `flexring status`: what the coordinator answers in each phase.
 
 use super::super::call_state::example_call;
-use super::super::running_job::RunningJob;
+use super::super::job_address::JobAddress;
 use super::super::{RankActivity, WorldStatus, world_status};
 use super::*;
 use crate::config::{SecretText, Switch};
 
-fn job(rendezvous: &RendezvousPoint) -> RunningJob {
-    RunningJob { address: rendezvous.clone(), id: None, token: JOB, one_node: false }
+fn job(rendezvous: &RendezvousPoint) -> JobAddress {
+    JobAddress { address: rendezvous.clone(), id: None, token: JOB, one_node: false }
 }
 
 pub(super) fn ask(rendezvous: &RendezvousPoint) -> Result<WorldStatus> {
@@ -69,7 +69,7 @@ fn the_status_needs_the_secret_of_the_job() {
         let error =
             world_status(&job(&rendezvous), &stranger("the secret of another job")).expect_err("refused");
         assert!(error.message().contains("does not know the secret"), "{error}");
-        let other_job = RunningJob { token: JOB + 1, ..job(&rendezvous) };
+        let other_job = JobAddress { token: JOB + 1, ..job(&rendezvous) };
         let error = world_status(&other_job, &config).expect_err("refused");
         assert!(error.message().contains("another job"), "{error}");
         assert!(members.iter().all(|member| member.fault.check().is_ok()), "refusals do not fail the world");

@@ -2,8 +2,8 @@
 
 use super::super::Abort;
 use super::super::call_state::example_call;
+use super::super::job_address::JobAddress;
 use super::super::protocol::WorldId;
-use super::super::running_job::RunningJob;
 use super::super::world_status;
 use super::*;
 use crate::call::Call;
@@ -281,7 +281,7 @@ fn the_status_shows_further_worlds() {
         let first = join_ranks(0..3, 3, &rendezvous, &config());
         let a = open(&first, 1, &[0, 2]);
         a[1].control.enter_call(&example_call(1)).expect("no rank has left");
-        let job = RunningJob { address: rendezvous.clone(), id: None, token: JOB, one_node: false };
+        let job = JobAddress { address: rendezvous.clone(), id: None, token: JOB, one_node: false };
         let until = Instant::now() + Duration::from_secs(10);
         loop {
             let status = world_status(&job, &config()).expect("the status");

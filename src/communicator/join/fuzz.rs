@@ -1,6 +1,6 @@
 //! Fuzz target: what a member publishes before links are made.
 
-use super::cores::Cores;
+use super::cpu_set::CpuSet;
 use super::endpoints;
 use super::peer_info::{PeerInfo, RailOffer};
 use crate::transport::verbs::inventory::{GidKind, LinkLayer, PciDistance};
@@ -44,7 +44,7 @@ fn info(rails: Vec<Rail>) -> Vec<u8> {
         process: 7,
         has_gpu: false,
         may_have_gpus: false,
-        cores: Cores::of_this_process(),
+        cores: CpuSet::of_this_process(),
         rails: RailOffer {
             ports: Offer { rails, most: 4, is_near_gpu: false },
             why_not: None,
@@ -70,7 +70,7 @@ fn peer_info_of_a_hostile_member() {
             infos.extend(PeerInfo::decode(reader.block()));
         }
         let cores = || infos.iter().map(|info| &info.cores);
-        let _ = Cores::ranks_per_core(cores());
+        let _ = CpuSet::ranks_per_core(cores());
         let offers: Vec<&Offer> = infos.iter().map(|info| &info.rails.ports).collect();
         let nodes: Vec<&str> = infos.iter().map(|info| &*info.node).collect();
         let used = rails_of_world(&offers, &nodes, true);

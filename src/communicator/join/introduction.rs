@@ -2,7 +2,7 @@
 //!
 //! Owns what a rank opens so that it can name it to the others, and over which control connection they go on.
 
-use super::cores::Cores;
+use super::cpu_set::CpuSet;
 use super::endpoints;
 use super::inter_node;
 use super::node_memories::MemoryOffer;
@@ -95,7 +95,7 @@ impl Introduction {
                 .as_ref()
                 .map(|it| endpoints::described(&it.endpoints(), route))
                 .unwrap_or_default(),
-            cores: Cores::of_this_process(),
+            cores: CpuSet::of_this_process(),
             rails: inter_node::offer(config, world),
         };
         let infos = info.exchange(connection)?;

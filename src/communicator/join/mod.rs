@@ -3,7 +3,7 @@
 //!
 //! Owns the order of these steps.
 
-mod cores;
+mod cpu_set;
 mod endpoints;
 #[cfg(test)]
 mod fuzz;
@@ -28,7 +28,7 @@ use super::local_gathering::LocalGathering;
 use super::plans::{Plans, no_times};
 use super::resource_offers::ResourceKey;
 use super::runner::CallRunner;
-use super::timeline::{self, Timeline};
+use super::trace_files::{self, TraceFiles};
 use super::world_template::{LocalRank, WorldSpec, WorldTemplate};
 use crate::bootstrap::{
     ControlConnection, Identity, RendezvousPoint, ShrinkService, ShrinkServiceParams, host_name, local_rank,
@@ -44,7 +44,7 @@ use crate::secret::random_bytes;
 use crate::trace::Trace;
 use crate::transport::local;
 use crate::transport::shm::{NodeMemory, Region, RegionOfRank};
-use cores::Cores;
+use cpu_set::CpuSet;
 use endpoints::PeerAddresses;
 use introduction::Introduction;
 use links::RankLinks;
@@ -111,8 +111,8 @@ impl Communicator {
         let mut plan = WorldPlan::new(spec, topology, &hosts, |path| tuning::agree(path, connection))?;
         let plans = plan.agree_on_plans(connection)?;
         reach(FaultPoint::JoinComparedPlans);
-        let timeline = Timeline::of(&plan.config, plan.spec.is_derived, &introduction.infos[0].nonce);
-        let trace = Timeline::trace(timeline.as_ref(), me, connection.world())?;
+        let trace_files = TraceFiles::of(&plan.config, plan.spec.is_derived, &introduction.infos[0].nonce);
+        let trace = TraceFiles::trace(trace_files.as_ref(), me, connection.world())?;
         let mut share = NodeShare::new(&plan.config, &mut introduction, me, &fault)?;
         let links = RankLinks::new(&mut plan, &plans, &mut introduction, &mut share, connection, &fault)?;
         let service = shrink_service(&plan.config, &mut introduction, connection, share.ranks_per_core)?;
@@ -126,7 +126,7 @@ impl Communicator {
             WorldTemplate { connection_key: Some(*connection_key), service, ..plan.into_template() };
         let comm = Self::new(runner, template);
         if is_traced {
-            timeline::align(&comm, connection)?;
+            trace_files::align(&comm, connection)?;
         }
         Ok(comm)
     }
@@ -187,13 +187,13 @@ impl Communicator {
         let mut plan = WorldPlan::new(spec, topology, &vec![&*host; world], tuning::read)?;
         plan.set_transport(None)?;
         let config = &plan.config;
-        let ranks_per_core = Cores::ranks_per_core(std::iter::repeat_n(&Cores::of_this_process(), world));
+        let ranks_per_core = CpuSet::ranks_per_core(std::iter::repeat_n(&CpuSet::of_this_process(), world));
         let opens_gpu = !plan.spec.is_derived || config.gpu.is_some();
         let has_gpu = opens_gpu && gpu::known(config.gpu).is_some();
         let may_use_gpus = has_gpu || gpu::may_exist(config.gpu);
         let layout = region_layout(config, world, world, ranks_per_core, may_use_gpus);
         let key: [u8; 16] = random_bytes()?;
-        let timeline = Timeline::of(config, plan.spec.is_derived, &key);
+        let trace_files = TraceFiles::of(config, plan.spec.is_derived, &key);
         let launch_group = LaunchGroup::new((0..world).collect());
         let memories = local::share_memory(world, key)?;
         let regions = memories.iter().map(|memory| memory.own().region(layout, None));
@@ -212,7 +212,7 @@ impl Communicator {
                 launch_group: Some(Arc::clone(&launch_group)),
                 // The thread that makes all ranks of a derived world need not use the GPU of each.
                 opens_gpu,
-                trace: Timeline::trace(timeline.as_ref(), me, world)?,
+                trace: TraceFiles::trace(trace_files.as_ref(), me, world)?,
                 fault: Arc::clone(&fault),
                 node: (0..world).collect(),
                 memory: Arc::new(memory),

@@ -2,7 +2,7 @@
 //!
 //! Owns which ranks share, and how each gets the memory of the others.
 
-use super::cores::Cores;
+use super::cpu_set::CpuSet;
 use super::introduction::{Introduction, has_room};
 use super::node_memories;
 use super::peer_info::PeerInfo;
@@ -44,7 +44,7 @@ impl NodeShare {
         let infos = &introduction.infos;
         let world = infos.len();
         let node = introduction.node_of(me);
-        let ranks_per_core = Cores::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
+        let ranks_per_core = CpuSet::ranks_per_core(node.iter().map(|rank| &infos[*rank].cores));
         let layout = |ranks: &[Rank]| {
             let may_use_gpus = ranks.iter().any(|rank| infos[*rank].has_gpu || infos[*rank].may_have_gpus);
             region_layout(config, ranks.len(), world, ranks_per_core, may_use_gpus)

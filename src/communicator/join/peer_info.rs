@@ -2,7 +2,7 @@
 //!
 //! Owns its contents and exchange.
 
-use super::cores::Cores;
+use super::cpu_set::CpuSet;
 use super::endpoints::LinkEndpoint;
 use crate::bootstrap::ControlConnection;
 use crate::communicator::resource_offers::OfferedResources;
@@ -42,7 +42,7 @@ pub(super) struct PeerInfo {
     pub has_gpu: bool,
     /// Whether it may use a GPU later.
     pub may_have_gpus: bool,
-    pub cores: Cores,
+    pub cores: CpuSet,
     pub rails: RailOffer,
 }
 

@@ -12,11 +12,11 @@ use flexring_plan::selection::ShortPlan;
 use flexring_plan::thresholds::small_limit;
 use flexring_plan::topology::{Topology, TopologyLink, bandwidth_label};
 use flexring_plan::traffic::{Load, Traffic};
-use flexring_simulator::captions::captions;
 use flexring_simulator::comparison::{Comparison, longest_latency};
 use flexring_simulator::cost_model::hierarchy::{self, RingLayer};
 use flexring_simulator::cost_model::lower_bound::{Limit, LowerBound, lower_bound};
 use flexring_simulator::cost_model::tree;
+use flexring_simulator::level_descriptions::describe_levels;
 use flexring_simulator::simulator::LONGEST_VECTOR;
 
 /// Elements that are timed without `--count`: 64 MiB of floats.
@@ -24,14 +24,14 @@ const DEFAULT_COUNT: u64 = 16 << 20;
 /// Bytes of an element: a float, as in most gradients.
 const ELEMENT: u64 = 4;
 
-/// The output: algorithm, reason, captions, exceptions and costs.
+/// The output: algorithm, reason, levels, exceptions and costs.
 pub fn text(planned: &Planned, count: Option<u64>) -> String {
     let Planned { topology, selection, .. } = planned;
     let schedule = planned.schedule();
     let name = planned.plans[planned.plans.len() - 1].name();
     let mut text = format!("{name} on {}\n{}\n", planned.place(), selection.reason);
-    for (number, caption) in captions(schedule, topology).iter().enumerate() {
-        text += &format!("  level {number}: {caption}\n");
+    for (number, description) in describe_levels(schedule, topology).iter().enumerate() {
+        text += &format!("  level {number}: {description}\n");
     }
     for note in exceptions(planned) {
         text += &format!("{note}\n");

@@ -7,15 +7,17 @@ use crate::output::counted;
 use flexring_plan::Rank;
 use flexring_plan::fraction::Span;
 use flexring_plan::schedule::{Group, Level, Shard};
-use flexring_simulator::captions::captions;
+use flexring_simulator::level_descriptions::describe_levels;
 
 /// The output: a table for each level, and one of the owners.
 pub fn text(planned: &Planned, count: Option<u64>) -> String {
     let (schedule, topology) = (planned.schedule(), &planned.topology);
     let mut text = format!("{} on {}\n{}\n", schedule.name(), planned.place(), planned.selection.reason);
     let mut calls = 0;
-    for (number, (level, caption)) in schedule.levels().iter().zip(captions(schedule, topology)).enumerate() {
-        text += &format!("\nlevel {number}: {caption}\n{}", table(level, count));
+    for (number, (level, description)) in
+        schedule.levels().iter().zip(describe_levels(schedule, topology)).enumerate()
+    {
+        text += &format!("\nlevel {number}: {description}\n{}", table(level, count));
         calls += level.groups().iter().filter(|group| group.moves()).count();
     }
     text += "\nowners at the end\n";

@@ -9,7 +9,7 @@ use crate::error::CommandError;
 use crate::output;
 use clap::Args;
 use flexring::internal::bootstrap::{
-    LocalCoordinator, RunningJob, WorldStatus, host_name, job, local_coordinators, world_status,
+    JobAddress, LocalCoordinator, WorldStatus, host_name, job, local_coordinators, world_status,
 };
 use flexring::{Error, ErrorKind};
 use flexring_core::config::{Config, environment};
@@ -104,7 +104,7 @@ pub fn run(options: &StatusOptions) -> Result<(), CommandError> {
 }
 
 /// Asks the coordinator of a job over TCP.
-fn ask(job: &RunningJob, config: &Config) -> Result<WorldStatus, Error> {
+fn ask(job: &JobAddress, config: &Config) -> Result<WorldStatus, Error> {
     world_status(job, config).map_err(|error| {
         if !job.is_by_id() || error.kind() != ErrorKind::Rendezvous {
             return error;
@@ -146,7 +146,7 @@ fn on_this_node(pid: Option<u32>) -> Result<StatusReport, CommandError> {
         }
     }
     // Ranks whose coordinator is elsewhere.
-    let mut asked: Vec<(RunningJob, bool)> = Vec::new();
+    let mut asked: Vec<(JobAddress, bool)> = Vec::new();
     for process in process::ranks()
         .into_iter()
         .filter(|process| pid.is_none_or(|pid| process.pid == pid) && !known.contains(&process.pid))

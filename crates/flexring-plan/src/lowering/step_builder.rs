@@ -5,10 +5,10 @@
 use super::program_spec::ProgramSpec;
 use crate::Rank;
 use crate::fraction::Span;
+use crate::inline_list::InlineList;
 use crate::program::{
     Body, BufferKind, Dependency, DependencyKind, OperandSource, SharedSteps, Step, StepId, StepPlace,
 };
-use crate::short_list::ShortList;
 use crate::span_map::SpanMap;
 use crate::step_lists::StepLists;
 
@@ -93,7 +93,7 @@ impl<'a> StepBuilder<'a> {
     }
 
     /// Sends `span` to `peers`, all different.
-    pub(super) fn send(&mut self, span: Span, peers: ShortList<Rank>) {
+    pub(super) fn send(&mut self, span: Span, peers: InlineList<Rank>) {
         let buffer = self.own(span, true);
         let mut depends = std::mem::take(&mut self.spare);
         let step = self.steps.len() as StepId;
@@ -105,7 +105,7 @@ impl<'a> StepBuilder<'a> {
     }
 
     /// Writes the sum of `operands` to the output.
-    fn combine(&mut self, span: Span, operands: ShortList<OperandSource>, last: bool) {
+    fn combine(&mut self, span: Span, operands: InlineList<OperandSource>, last: bool) {
         let mut depends = std::mem::take(&mut self.spare);
         let step = self.steps.len() as StepId;
         for history in self.history.over(span) {

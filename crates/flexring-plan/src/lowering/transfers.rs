@@ -8,8 +8,8 @@ use super::segment::Segment;
 use crate::Rank;
 use crate::block_order::BlockOrder;
 use crate::fraction::{Fraction, Span};
+use crate::inline_list::InlineList;
 use crate::schedule::{Group, Schedule};
-use crate::short_list::ShortList;
 use flexring_core::call::Collective;
 
 /// One operation of one rank on one segment.
@@ -27,9 +27,9 @@ pub(super) struct Transfer {
 #[derive(Clone)]
 pub(super) enum TransferOp {
     /// Send the segment, as this rank holds it, to these ranks.
-    Send(ShortList<Rank>),
+    Send(InlineList<Rank>),
     /// Receive the segment from these ranks and add it in this order; the list may contain this rank itself.
-    Reduce(ShortList<Rank>),
+    Reduce(InlineList<Rank>),
     /// Receive the segment from this rank.
     Copy(Rank),
     /// Keep the segment to pass it on: from this rank, or from the input.

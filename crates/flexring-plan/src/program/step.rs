@@ -4,7 +4,7 @@
 
 use crate::Rank;
 use crate::fraction::Span;
-use crate::short_list::ShortList;
+use crate::inline_list::InlineList;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -113,12 +113,12 @@ pub enum Body {
         /// The vector to send from.
         buffer: BufferKind,
         /// The receivers, all different.
-        peers: ShortList<Rank>,
+        peers: InlineList<Rank>,
     },
     /// Add the operands and write the sum.
     Combine {
         /// The operands in the order of addition, at least one.
-        operands: ShortList<OperandSource>,
+        operands: InlineList<OperandSource>,
         /// Where the sum is written: the output, or data to pass on.
         into: BufferKind,
         /// Whether this completes the sum over all ranks. An average is divided here.

@@ -6,7 +6,7 @@
 use super::super::Rank;
 use super::super::topology::{Nics, Topology, TopologyBuilder, Uplink};
 use super::limits::MAX_DEPTH;
-use crate::file_context::FileContext;
+use crate::source_file::SourceFile;
 use flexring_core::error::{Error, Result};
 
 pub(super) type DraftId = usize;
@@ -118,7 +118,7 @@ impl Draft {
     }
 
     /// The topology. There must be at most one root, and it must be a switch.
-    pub(super) fn finish(mut self, file: FileContext) -> Result<Topology> {
+    pub(super) fn finish(mut self, file: SourceFile) -> Result<Topology> {
         let order = self.walk(file)?;
         self.default_switch_bandwidths(&order);
         let mut builder = TopologyBuilder::new(&self.vertices[order[0]].name);
@@ -146,7 +146,7 @@ impl Draft {
     }
 
     /// All vertices, level by level from the root. Fails if a vertex is not below the root, or too deep.
-    pub(super) fn walk(&self, file: FileContext) -> Result<Vec<DraftId>> {
+    pub(super) fn walk(&self, file: SourceFile) -> Result<Vec<DraftId>> {
         let mut order: Vec<DraftId> = self.roots().take(1).collect();
         let mut depth = vec![0; self.vertices.len()];
         let mut next = 0;
@@ -174,7 +174,7 @@ impl Draft {
     }
 
     /// The error for a vertex that is not below the root: it is in a cycle, or below one.
-    fn cycle_error(&self, file: FileContext, lost: DraftId) -> Error {
+    fn cycle_error(&self, file: SourceFile, lost: DraftId) -> Error {
         const SHOWN: usize = 8;
         let parent = |id: &DraftId| self.vertices[*id].parent;
         let inside = std::iter::successors(Some(lost), parent).nth(self.vertices.len()).unwrap_or(lost);
@@ -209,7 +209,7 @@ mod tests {
     use super::super::limits::MAX_RANKS;
     use super::*;
 
-    const SOURCE: FileContext<'static> = FileContext { name: "file" };
+    const SOURCE: SourceFile<'static> = SourceFile { name: "file" };
 
     /// A draft of switches with these parents.
     fn draft(parents: &[Option<DraftId>]) -> Draft {

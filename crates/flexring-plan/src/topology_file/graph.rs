@@ -6,7 +6,7 @@ use super::super::Rank;
 use super::super::fabric::{Fabric, FabricLink, components};
 use super::super::topology::Uplink;
 use super::draft::{Draft, DraftId, DraftKind, DraftLink, DraftVertex, LinkEnd};
-use crate::file_context::FileContext;
+use crate::source_file::SourceFile;
 use flexring_core::error::Result;
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -24,7 +24,7 @@ type LinkLines<End> = HashMap<[End; 2], usize>;
 
 /// Checks that a link has two ends, and that no link before has the same ones.
 fn check_ends<End: Copy + Ord + Hash>(
-    file: FileContext,
+    file: SourceFile,
     draft: &Draft,
     link: &DraftLink,
     ends: [End; 2],
@@ -47,14 +47,14 @@ fn check_ends<End: Copy + Ord + Hash>(
 }
 
 /// Checks what needs no ranks: the ends of links as they are written.
-pub(super) fn check_links(file: FileContext, draft: &Draft) -> Result<()> {
+pub(super) fn check_links(file: SourceFile, draft: &Draft) -> Result<()> {
     let mut lines = LinkLines::new();
     draft.links.iter().try_for_each(|link| check_ends(file, draft, link, link.ends, &mut lines))
 }
 
 /// The fabric of a draft with links, whose ranks are assigned. Sets the bandwidths of its nodes to those of
 /// their links together.
-pub(super) fn fabric(file: FileContext, draft: &mut Draft) -> Result<Option<Fabric>> {
+pub(super) fn fabric(file: SourceFile, draft: &mut Draft) -> Result<Option<Fabric>> {
     if draft.links.is_empty() {
         return Ok(None);
     }
@@ -72,7 +72,7 @@ pub(super) fn fabric(file: FileContext, draft: &mut Draft) -> Result<Option<Fabr
 }
 
 struct GraphBuilder<'a> {
-    file: FileContext<'a>,
+    file: SourceFile<'a>,
     world: usize,
     names: Vec<String>,
     links: Vec<FabricLink>,
@@ -99,7 +99,7 @@ fn ranks_of(item: &DraftVertex) -> &[(Rank, usize)] {
 }
 
 impl<'a> GraphBuilder<'a> {
-    fn new(file: FileContext<'a>, draft: &Draft) -> Result<Self> {
+    fn new(file: SourceFile<'a>, draft: &Draft) -> Result<Self> {
         let mut placed: Vec<(Rank, DraftId)> = Vec::new();
         for (id, item) in draft.vertices.iter().enumerate() {
             placed.extend(ranks_of(item).iter().map(|(rank, _)| (*rank, id)));

@@ -5,13 +5,13 @@
 use super::super::Rank;
 use super::draft::{Draft, DraftId, DraftKind};
 use super::limits::MAX_RANKS;
-use crate::file_context::FileContext;
+use crate::source_file::SourceFile;
 use flexring_core::error::Result;
 use std::collections::HashMap;
 
 /// Assigns every rank of the world to a node. Rank numbers in the description take precedence over names;
 /// nodes without rank numbers get the ranks of the host that their name matches.
-pub(super) fn assign_ranks(file: FileContext, draft: &mut Draft, hosts: Option<&[String]>) -> Result<()> {
+pub(super) fn assign_ranks(file: SourceFile, draft: &mut Draft, hosts: Option<&[String]>) -> Result<()> {
     let nodes: Vec<DraftId> = (0..draft.vertices.len())
         .filter(|id| matches!(draft.vertices[*id].kind, DraftKind::Node { .. }))
         .collect();
@@ -24,7 +24,7 @@ pub(super) fn assign_ranks(file: FileContext, draft: &mut Draft, hosts: Option<&
 
 /// By rank, the node and line that list it in the description.
 fn explicit_placements(
-    file: FileContext,
+    file: SourceFile,
     draft: &Draft,
     nodes: &[DraftId],
     world: Option<usize>,
@@ -74,7 +74,7 @@ fn put(draft: &mut Draft, id: DraftId, rank: Rank) {
 
 /// Without host names: the description lists all ranks, or none and each node gets one.
 fn assign_in_order(
-    file: FileContext,
+    file: SourceFile,
     draft: &mut Draft,
     nodes: &[DraftId],
     placements: &[Option<(DraftId, usize)>],
@@ -105,7 +105,7 @@ fn assign_in_order(
 
 /// Assigns the ranks that the description does not list to the node of their host.
 fn assign_by_host(
-    file: FileContext,
+    file: SourceFile,
     draft: &mut Draft,
     nodes: &[DraftId],
     placements: &[Option<(DraftId, usize)>],
@@ -208,7 +208,7 @@ mod tests {
     use super::super::draft::DraftVertex;
     use super::*;
 
-    const SOURCE: FileContext<'static> = FileContext { name: "file" };
+    const SOURCE: SourceFile<'static> = SourceFile { name: "file" };
 
     /// The ranks of each node after assignment, or the error. Nodes are at lines 1, 2, ...
     fn assigned(

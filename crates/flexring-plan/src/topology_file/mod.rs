@@ -30,7 +30,7 @@ mod slurm;
 mod toml_format;
 mod units;
 
-use super::file_context::FileContext;
+use super::source_file::SourceFile;
 use super::topology::Topology;
 use draft::Draft;
 use flexring_core::error::Result;
@@ -45,7 +45,7 @@ use std::sync::Arc;
 /// `InvalidSetting`, as `FILE:LINE: what is wrong: what was expected`. The line is left out if no single line
 /// is wrong.
 pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topology> {
-    let file = FileContext { name };
+    let file = SourceFile { name };
     let mut draft = read(file, text)?;
     hosts::assign_ranks(file, &mut draft, hosts)?;
     let fabric = graph::fabric(file, &mut draft)?;
@@ -61,11 +61,11 @@ pub fn parse(name: &str, text: &str, hosts: Option<&[String]>) -> Result<Topolog
 /// # Errors
 /// As for [`parse`].
 pub fn check(name: &str, text: &str) -> Result<()> {
-    let file = FileContext { name };
+    let file = SourceFile { name };
     read(file, text)?.walk(file).map(drop)
 }
 
-fn read(file: FileContext, text: &str) -> Result<Draft> {
+fn read(file: SourceFile, text: &str) -> Result<Draft> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if slurm::is_recognized(text) {
         return slurm::read(file, text);

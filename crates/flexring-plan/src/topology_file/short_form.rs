@@ -19,7 +19,7 @@ use super::super::topology::{Nics, Topology};
 use super::draft::{Draft, DraftId, DraftKind, DraftVertex};
 use super::limits::{MAX_DEPTH, MAX_NICS, MAX_RANKS};
 use super::units;
-use crate::file_context::FileContext;
+use crate::source_file::SourceFile;
 use flexring_core::error::{Error, Result};
 
 /// Whether `text` is meant as the short form, even if it is malformed. Names of files contain a directory or
@@ -39,7 +39,7 @@ pub(super) fn read(text: &str) -> Result<Topology> {
     let is_product = text.contains(['x', 'X']) && !text.contains(['+', '(', ')']);
     match if is_product { parser.product() } else { parser.sum() } {
         // The grammar allows trees only, so this cannot fail and the name is never shown.
-        Ok(()) => parser.draft.finish(FileContext { name: text }),
+        Ok(()) => parser.draft.finish(SourceFile { name: text }),
         Err(message) => {
             let place = text[..parser.at].chars().count() + 1;
             let message = format!("the topology {}, at character {place}: {message}", quoted(text));

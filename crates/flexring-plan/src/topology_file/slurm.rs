@@ -8,7 +8,7 @@
 use super::draft::{Draft, DraftId, DraftVertex};
 use super::limits::MAX_RANKS;
 use super::{hostlist, units};
-use crate::file_context::FileContext;
+use crate::source_file::SourceFile;
 use flexring_core::error::Result;
 use std::collections::HashMap;
 
@@ -41,7 +41,7 @@ struct Line<'a> {
 }
 
 /// Parses the file.
-pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
+pub(super) fn read(file: SourceFile, text: &str) -> Result<Draft> {
     let mut budget = MAX_RANKS;
     let mut lines = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {

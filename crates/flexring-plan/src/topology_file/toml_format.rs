@@ -9,7 +9,7 @@ use super::draft::{Draft, DraftId, DraftKind, DraftLink, DraftVertex, LinkEnd};
 use super::graph;
 use super::limits::MAX_NICS;
 use super::units;
-use crate::file_context::{FileContext, Lines};
+use crate::source_file::{Lines, SourceFile};
 use flexring_core::config::Size;
 use flexring_core::error::Result;
 use serde::de::{Deserializer, Unexpected, Visitor};
@@ -207,7 +207,7 @@ impl<'de> serde::Deserialize<'de> for NicCount {
 }
 
 /// Parses the file.
-pub(super) fn read(file: FileContext, text: &str) -> Result<Draft> {
+pub(super) fn read(file: SourceFile, text: &str) -> Result<Draft> {
     let lines = Lines::of(text);
     let parsed: TopologyToml = file.parse_toml(text, &lines)?;
     if parsed.node.is_empty() {
@@ -276,7 +276,7 @@ impl ParsedTable {
 }
 
 struct TopologyTables<'a> {
-    file: FileContext<'a>,
+    file: SourceFile<'a>,
     tables: Vec<ParsedTable>,
 }
 

@@ -7,7 +7,7 @@ use super::profile::{
     LONGEST_CHOICE, LONGEST_FILE, LinkClass, MAX_LATENCY, MAX_RATE, MOST_CHOICES, MeasuredChoice,
     MeasuredNode, MeasuredUplink, TuningProfile,
 };
-use crate::file_context::{FileContext, Lines};
+use crate::source_file::{Lines, SourceFile};
 use crate::topology::MAX_BURST;
 use flexring_core::config::{Algorithm, Lowering, Size};
 use flexring_core::error::Result;
@@ -112,7 +112,7 @@ impl<'de, const LEAST: u64, const MOST: u64> serde::Deserialize<'de> for Bounded
 /// # Errors
 /// `InvalidSetting` with file, line, cause and fix.
 pub fn parse(name: &str, text: &str) -> Result<TuningProfile> {
-    let file = FileContext { name };
+    let file = SourceFile { name };
     if text.len() > LONGEST_FILE {
         let message = format!(
             "it is longer than {}, the most of a tuning profile: `flexring tune` writes one",

@@ -28,7 +28,7 @@ mod timeline;
 pub use sizes::{SizePoint, draw_sizes};
 pub use timeline::{MOST_TIMELINE_RANKS, draw_timeline};
 
-use super::captions::captions;
+use super::level_descriptions::describe_levels;
 use canvas::{Anchor, Canvas, Font, number};
 use flexring_core::config::Lowering;
 use flexring_plan::Rank;
@@ -77,7 +77,7 @@ pub fn draw(schedule: &Schedule, topology: &Topology, labels: Labels<'_>) -> Str
     let owned: Vec<String> = (0..schedule.world()).map(|rank| owned(schedule, rank, labels)).collect();
     let texts = owned.iter().map(|words| OWNED.width(words)).fold(0.0, f64::max);
     let geometry = Geometry::new(topology, schedule.levels().len() + 1, texts);
-    let mut captions = captions(schedule, topology);
+    let mut captions = describe_levels(schedule, topology);
     captions.last_mut().into_iter().for_each(|last| last.push_str(": every part is complete"));
     let moves_along_chain = |group: &Group| group.moves() && labels.is_chain(group, topology);
     let has_chains = schedule.levels().iter().any(|level| level.groups().iter().any(moves_along_chain));

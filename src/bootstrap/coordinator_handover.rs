@@ -2,7 +2,7 @@
 //!
 //! Owns the connection to it until the new coordinator, in rank 0's process, knows this rank. Until then each
 //! rank is connected to one of the two at least, so its death is noticed at once. The former coordinator
-//! tells rank 0, which passes it on to the new one; so all ranks get one error.
+//! reports a death to rank 0, which passes it on to the new one; so all ranks get one error.
 
 use super::coordinator_ports::CoordinatorControl;
 use super::framed_stream::FramedStream;
@@ -11,13 +11,13 @@ use crate::error::Result;
 use rustix::event::{PollFd, PollFlags};
 
 /// The connection to the coordinator that this rank moves away from, if it does.
-pub(super) struct FormerCoordinator<'a> {
+pub(super) struct CoordinatorHandover<'a> {
     connection: Option<FramedStream>,
     /// The coordinator that takes the world over, if it is in this process.
     successor: Option<&'a CoordinatorControl>,
 }
 
-impl<'a> FormerCoordinator<'a> {
+impl<'a> CoordinatorHandover<'a> {
     /// This rank does not move.
     pub(super) fn none() -> Self {
         Self { connection: None, successor: None }

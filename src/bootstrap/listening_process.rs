@@ -18,7 +18,7 @@ const LONGEST: usize = 200;
 
 /// A process that listens at a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PortOwner {
+pub(super) struct ListeningProcess {
     /// Describes it, as a sentence.
     pub(super) text: String,
     /// Whether it is a coordinator of the job that asks.
@@ -27,12 +27,12 @@ pub(super) struct PortOwner {
 
 /// The process that listens at one of `addresses`, if it is a coordinator. Takes about two seconds for
 /// each that does not answer.
-pub(super) fn port_owner(
+pub(super) fn listening_process(
     addresses: &[SocketAddr],
     source: &SecretSource,
     config: &Config,
     fault: &Fault,
-) -> Option<PortOwner> {
+) -> Option<ListeningProcess> {
     let header = HelloHeader::of_no_rank(Purpose::WhoListens);
     let params = HelloParams::of_no_rank(CONNECT_TIMEOUT, config.heartbeat);
     let ask = |address: &SocketAddr| {
@@ -44,5 +44,5 @@ pub(super) fn port_owner(
     };
     let (answer, is_of_this_job) = addresses.iter().find_map(ask)?;
     let text = answer.chars().filter(|letter| !letter.is_control()).take(LONGEST).collect();
-    Some(PortOwner { text, is_of_this_job })
+    Some(ListeningProcess { text, is_of_this_job })
 }

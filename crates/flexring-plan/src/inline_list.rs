@@ -7,7 +7,7 @@ use std::ops::Deref;
 
 /// A list of fixed length, read as a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShortList<T>(Entries<T>);
+pub struct InlineList<T>(Entries<T>);
 
 /// The entries by their number; `Many` also if there are none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ enum Entries<T> {
     Many(Box<[T]>),
 }
 
-impl<T: Copy> From<&[T]> for ShortList<T> {
+impl<T: Copy> From<&[T]> for InlineList<T> {
     fn from(entries: &[T]) -> Self {
         Self(match *entries {
             [only] => Entries::One([only]),
@@ -27,13 +27,13 @@ impl<T: Copy> From<&[T]> for ShortList<T> {
     }
 }
 
-impl<T: Copy> From<Vec<T>> for ShortList<T> {
+impl<T: Copy> From<Vec<T>> for InlineList<T> {
     fn from(entries: Vec<T>) -> Self {
         Self::from(&entries[..])
     }
 }
 
-impl<T, const N: usize> From<[T; N]> for ShortList<T>
+impl<T, const N: usize> From<[T; N]> for InlineList<T>
 where
     T: Copy,
 {
@@ -42,7 +42,7 @@ where
     }
 }
 
-impl<T> Deref for ShortList<T> {
+impl<T> Deref for InlineList<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -54,7 +54,7 @@ impl<T> Deref for ShortList<T> {
     }
 }
 
-impl<'a, T> IntoIterator for &'a ShortList<T> {
+impl<'a, T> IntoIterator for &'a InlineList<T> {
     type Item = &'a T;
     type IntoIter = std::slice::Iter<'a, T>;
 
@@ -71,7 +71,7 @@ mod tests {
     fn lists_of_any_length_read_as_the_slices_they_come_from() {
         for len in 0..5 {
             let entries: Vec<usize> = (0..len).collect();
-            let list = ShortList::from(entries.clone());
+            let list = InlineList::from(entries.clone());
             assert_eq!(&list[..], &entries[..]);
             assert_eq!(list.into_iter().sum::<usize>(), entries.iter().sum::<usize>());
             assert_eq!(matches!(list.0, Entries::Many(_)), !(1..=2).contains(&len));

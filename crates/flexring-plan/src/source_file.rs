@@ -9,11 +9,11 @@ use toml::Spanned;
 
 /// The name of the file that is parsed, for errors.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FileContext<'a> {
+pub(crate) struct SourceFile<'a> {
     pub(crate) name: &'a str,
 }
 
-impl FileContext<'_> {
+impl SourceFile<'_> {
     /// An error in line `line`, from 1.
     pub(crate) fn refuse(self, line: usize, message: impl Display) -> Error {
         Error::invalid_setting(format!("{}:{line}: {message}", self.name))

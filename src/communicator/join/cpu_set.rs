@@ -4,14 +4,14 @@
 
 /// The cores that one process may use.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
-pub(super) struct Cores {
+pub(super) struct CpuSet {
     /// By number, 64 in a word; a bit that is set stands for a core.
     mask: Vec<u64>,
     /// How many of them its control group grants.
     granted: usize,
 }
 
-impl Cores {
+impl CpuSet {
     /// The cores that this process may use.
     pub(super) fn of_this_process() -> Self {
         let granted = std::thread::available_parallelism().map_or(1, |cores| cores.get());
@@ -60,8 +60,8 @@ impl Cores {
 mod tests {
     use super::*;
 
-    fn cores(mask: u64, granted: usize) -> Cores {
-        Cores { mask: vec![mask], granted }
+    fn cores(mask: u64, granted: usize) -> CpuSet {
+        CpuSet { mask: vec![mask], granted }
     }
 
     #[test]
@@ -76,9 +76,9 @@ mod tests {
             (vec![cores(0xff, 2); 3], 2),
             (vec![cores(0xff, 2); 2], 1),
         ] {
-            assert_eq!(Cores::ranks_per_core(ranks.iter()), ranks_per_core, "{ranks:?}");
+            assert_eq!(CpuSet::ranks_per_core(ranks.iter()), ranks_per_core, "{ranks:?}");
         }
-        let here = Cores::of_this_process();
-        assert_eq!(Cores::ranks_per_core(std::iter::once(&here)), 1);
+        let here = CpuSet::of_this_process();
+        assert_eq!(CpuSet::ranks_per_core(std::iter::once(&here)), 1);
     }
 }

@@ -21,7 +21,7 @@ const ROUND_TRIPS: usize = 32;
 static FIRST: PerProcess<Mutex<BTreeMap<String, Vec<u8>>>> = PerProcess::new();
 
 /// The files of one communicator.
-pub(super) struct Timeline {
+pub(super) struct TraceFiles {
     setting: String,
     /// Spans that each rank keeps.
     bound: usize,
@@ -29,7 +29,7 @@ pub(super) struct Timeline {
     label: String,
 }
 
-impl Timeline {
+impl TraceFiles {
     /// The timeline that the settings ask for, if they do. `key` is equal on all ranks of the communicator,
     /// and different for other communicators.
     pub(super) fn of(config: &Config, is_derived: bool, key: &[u8]) -> Option<Self> {
@@ -124,7 +124,7 @@ mod tests {
     fn only_the_first_communicator_of_a_process_has_files_without_a_label() {
         let config = |text: &str| Config { trace: Some(text.to_owned()), ..Config::default() };
         let label = |text, is_derived, key: &[u8]| {
-            Timeline::of(&config(text), is_derived, key).map(|timeline| timeline.label)
+            TraceFiles::of(&config(text), is_derived, key).map(|timeline| timeline.label)
         };
         let (one, other) = ([1, 2, 3, 4, 5], [0x1f, 0, 0xa2, 3, 4]);
         assert_eq!(label("first", false, &one).as_deref(), Some(""));
@@ -135,7 +135,7 @@ mod tests {
             "another rank of the first communicator"
         );
         assert_eq!(label("second", true, &one).as_deref(), Some("01020304"));
-        assert!(Timeline::of(&Config::default(), false, &[]).is_none());
+        assert!(TraceFiles::of(&Config::default(), false, &[]).is_none());
     }
 
     #[test]

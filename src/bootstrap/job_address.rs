@@ -1,4 +1,4 @@
-//! The job that a process asks about without being a rank of it.
+//! How a process that is no rank of a job reaches its coordinator.
 //!
 //! Owns which variables identify it.
 
@@ -7,9 +7,9 @@ use super::unique_id::UniqueId;
 use crate::config::Config;
 use crate::error::Result;
 
-/// A job as a process sees it that is no rank of it.
+/// Where a job's coordinator answers a process that is no rank of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunningJob {
+pub struct JobAddress {
     /// Where its coordinator listens.
     pub(super) address: RendezvousPoint,
     /// The id by which its ranks have met, if they have met by one.
@@ -20,7 +20,7 @@ pub struct RunningJob {
     pub(super) one_node: bool,
 }
 
-impl RunningJob {
+impl JobAddress {
     /// Whether its ranks meet by a unique id. Then only rank 0's process can be asked, once all ranks have
     /// joined.
     #[must_use]
@@ -38,14 +38,14 @@ pub fn job(
     config: &Config,
     address: Option<(String, u16)>,
     lookup: impl Fn(&str) -> Option<String>,
-) -> Result<RunningJob> {
+) -> Result<JobAddress> {
     let environment = Environment(&lookup);
     let at = |(host, port)| RendezvousPoint::at(host, port);
     if let Some((name, text)) = environment.text(UNIQUE_ID) {
         let id =
             UniqueId::from_hex(&text).map_err(|error| invalid(format!("{name}: {}", error.message())))?;
         let address = address.map_or(RendezvousPoint::Id(id), at);
-        return Ok(RunningJob { address, id: Some(id), token: 0, one_node: false });
+        return Ok(JobAddress { address, id: Some(id), token: 0, one_node: false });
     }
     let launcher_info = needed_launcher(config, &environment)?;
     let token = launcher_info.as_ref().map_or(0, LauncherInfo::token);
@@ -65,7 +65,7 @@ pub fn job(
         Some(port) => at((host, port)),
         None => RendezvousPoint::derived(host, token),
     };
-    Ok(RunningJob { address, id: None, token, one_node })
+    Ok(JobAddress { address, id: None, token, one_node })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Captions: a clause for each level of a schedule that says what it does, for tables and drawings.
+//! A clause for each level of a schedule that says what it does, for tables and drawings.
 //!
 //! Owns the texts. They are derived from the groups and the topology, so they also fit plans from files. Must
 //! not know which planner made the schedule, or where the texts are shown.
@@ -11,18 +11,18 @@ use std::collections::BTreeSet;
 
 /// A clause for each level, from the first to the last.
 #[must_use]
-pub fn captions(schedule: &Schedule, topology: &Topology) -> Vec<String> {
+pub fn describe_levels(schedule: &Schedule, topology: &Topology) -> Vec<String> {
     let mut has_contributed = vec![false; schedule.world()];
     let ranks_below = ranks_below(topology);
-    let mut captions = Vec::new();
+    let mut clauses = Vec::new();
     for level in schedule.levels() {
         let summary = LevelSummary::of(level, topology);
-        captions.push(caption(&summary, &has_contributed, topology, &ranks_below));
+        clauses.push(clause(&summary, &has_contributed, topology, &ranks_below));
         for rank in summary.blocks.iter().flat_map(|block| &block.members) {
             has_contributed[*rank] = true;
         }
     }
-    captions
+    clauses
 }
 
 /// Consecutive groups with one participant set.
@@ -35,7 +35,7 @@ struct ParticipantBlock {
     ancestor: VertexId,
 }
 
-/// What the caption of a level depends on.
+/// What the description of a level depends on.
 struct LevelSummary {
     blocks: Vec<ParticipantBlock>,
     /// Whether every group's span is the whole vector.
@@ -70,8 +70,8 @@ impl LevelSummary {
     }
 }
 
-/// The caption of a level. `ranks_below` is that of the function of this name.
-fn caption(
+/// The description of a level. `ranks_below` is that of the function of this name.
+fn clause(
     summary: &LevelSummary,
     has_contributed: &[bool],
     topology: &Topology,
@@ -103,7 +103,7 @@ fn caption(
     }
 }
 
-/// The grammatical subject of a caption.
+/// The grammatical subject of a description.
 struct Subject {
     subject: String,
     plural: bool,
@@ -207,43 +207,43 @@ mod tests {
     use flexring_plan::planner::{self, Details};
     use flexring_plan::topology_file::parse_short;
 
-    fn captions_of(topology: &str, algorithm: Algorithm) -> Vec<String> {
+    fn clauses_of(topology: &str, algorithm: Algorithm) -> Vec<String> {
         let topology = parse_short(topology).expect("short form").expect("valid");
         let schedule = planner::plan(algorithm, &topology, &Details::default()).expect("possible");
-        let found = captions(&schedule, &topology);
+        let found = describe_levels(&schedule, &topology);
         let copy =
             plan_file::parse("a file", &plan_file::write(&schedule, None)).expect("it was just written");
-        assert_eq!(captions(&copy, &topology).len(), found.len());
+        assert_eq!(describe_levels(&copy, &topology).len(), found.len());
         found
     }
 
     #[test]
-    fn captions_name_the_tier_at_which_ranks_meet() {
+    fn clauses_name_the_tier_at_which_ranks_meet() {
         assert_eq!(
-            captions_of("2+3", Algorithm::Flexreduce),
+            clauses_of("2+3", Algorithm::Flexreduce),
             ["each node divides the vector among its ranks", "the nodes divide what they hold"]
         );
         assert_eq!(
-            captions_of("(2+3)+(4+1)", Algorithm::Flexreduce),
+            clauses_of("(2+3)+(4+1)", Algorithm::Flexreduce),
             [
                 "each node divides the vector among its ranks",
                 "each switch divides what its ranks hold",
                 "the switches divide what they hold"
             ]
         );
-        assert_eq!(captions_of("2+3", Algorithm::Ring), ["all ranks divide the vector among them"]);
+        assert_eq!(clauses_of("2+3", Algorithm::Ring), ["all ranks divide the vector among them"]);
         assert_eq!(
-            captions_of("2+3", Algorithm::ParameterServer),
+            clauses_of("2+3", Algorithm::ParameterServer),
             ["all ranks divide the vector among 2 of them"]
         );
-        assert_eq!(captions_of("4", Algorithm::Star), ["all ranks reduce whole vectors onto rank 0"]);
-        assert!(captions_of("1", Algorithm::Flexreduce).is_empty());
+        assert_eq!(clauses_of("4", Algorithm::Star), ["all ranks reduce whole vectors onto rank 0"]);
+        assert!(clauses_of("1", Algorithm::Flexreduce).is_empty());
     }
 
     #[test]
-    fn captions_name_the_size_of_groups() {
+    fn clauses_name_the_size_of_groups() {
         assert_eq!(
-            captions_of("4+4", Algorithm::Rabenseifner),
+            clauses_of("4+4", Algorithm::Rabenseifner),
             [
                 "pairs of a node divide the vector among them",
                 "pairs of a node divide what they hold",
@@ -251,14 +251,14 @@ mod tests {
             ]
         );
         assert_eq!(
-            captions_of("2+3", Algorithm::LocalMaster),
+            clauses_of("2+3", Algorithm::LocalMaster),
             [
                 "each node reduces whole vectors onto one of its ranks",
                 "the nodes, by one rank each, divide what they hold"
             ]
         );
         assert_eq!(
-            captions_of("7", Algorithm::Tree),
+            clauses_of("7", Algorithm::Tree),
             ["groups of 3 reduce whole vectors onto one of them", "3 ranks reduce their sums onto rank 0"]
         );
     }
