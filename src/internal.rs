@@ -43,7 +43,9 @@ pub mod executor {
 
 /// Memory of the host.
 pub mod memory {
-    pub use crate::memory::{Arena, MemorySpace, Piece, Sharing, memfd_failure, shared_memory_room};
+    pub use crate::memory::{
+        Arena, MemorySpace, NeighbourSlots, Piece, Sharing, memfd_failure, shared_memory_room,
+    };
 }
 
 /// Links to other ranks.

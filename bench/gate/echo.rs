@@ -6,7 +6,7 @@
 
 use crate::memory::zeros;
 use flexring::Result;
-use flexring::internal::memory::{Piece, Sharing};
+use flexring::internal::memory::{NeighbourSlots, Piece, Sharing};
 use flexring::internal::transport::{Event, Events, InPlaceTransport, PostedTransport, Transport};
 use flexring_core::call::Call;
 use flexring_core::rank::Rank;
@@ -110,13 +110,11 @@ impl InPlaceTransport for Echo<true> {
 
     fn open_neighbours(&mut self) {}
 
-    fn settle_sharing(&mut self) {}
-
     fn opened_gpus(&self) -> Vec<(Rank, Piece)> {
         Vec::new()
     }
 
-    fn view_pools(&self) -> Vec<Piece> {
+    fn relay_slots(&self) -> Vec<NeighbourSlots> {
         Vec::new()
     }
 }

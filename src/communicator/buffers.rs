@@ -47,7 +47,7 @@ impl Communicator {
             return self.runner.user_memory.register(piece, may_share);
         }
         let runner = &self.runner;
-        runner.open_gpu(piece)?;
+        runner.open_gpu(piece.memory())?;
         runner.user_memory.register(piece, false)?;
         runner.offer_to_kernels(piece).inspect_err(|_| {
             let _ = self.deregister_piece(piece);

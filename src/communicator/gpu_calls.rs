@@ -15,7 +15,7 @@ use super::{CallOutcome, CheckedCall, Communicator};
 use crate::call::Collective;
 use crate::device::CallerStream;
 use crate::error::{Error, Result};
-use crate::memory::Piece;
+use crate::memory::MemorySpace;
 use crate::process::DefaultFloatEnvironment;
 use crate::rank::Rank;
 use std::sync::{Arc, PoisonError};
@@ -84,9 +84,18 @@ impl Communicator {
         let _default = DefaultFloatEnvironment::enter();
         self.check_for_stream(&checked)?;
         let runner = &self.runner;
-        checked.pieces().try_for_each(|piece| runner.open_gpu(piece))?;
+        checked.pieces().try_for_each(|piece| runner.open_gpu(piece.memory()))?;
+        // Where only two ranks know the length of a message, all of them run kernels: also those without
+        // elements.
+        let is_known_to_two = matches!(checked.collective, Collective::AllToAllV | Collective::SendRecv);
+        if is_known_to_two && let Some(memory) = runner.gpu_state.known_memory() {
+            runner.open_gpu(memory)?;
+        }
         if let Some(outcome) = self.run_by_kernel(&checked, stream, other, awaited)? {
             return Ok(outcome);
+        }
+        if !checked.is_empty() {
+            return Err(Error::internal("no kernel runs this call: please report this"));
         }
         // A barrier, or a call without elements, has no memory, so it needs no stream.
         self.submit(checked)
@@ -112,17 +121,17 @@ impl CallRunner {
         member.launch(ready, collective, &self.fault, self.timeout)
     }
 
-    /// Makes sure that the GPU that holds `piece` can be used, before a call on it is queued.
-    pub(super) fn open_gpu(self: &Arc<Self>, piece: Piece) -> Result<()> {
-        if self.gpu_state.serves(piece.memory())? {
+    /// Makes sure that kernels can use this memory, before a call on it is queued.
+    pub(super) fn open_gpu(self: &Arc<Self>, memory: MemorySpace) -> Result<()> {
+        if memory == MemorySpace::Host || self.gpu_state.serves(memory)? && self.are_kernels_connected() {
             return Ok(());
         }
         // In turn, so that no earlier call waits for the executor while the driver waits for kernels of other
         // communicators.
         let ticket = QueueTicket::take(&*self.queue);
         self.wait_turn(&ticket);
-        self.gpu_state.open_late(piece.memory(), &mut self.lock_state().executor)?;
-        self.connect_kernels()
+        self.gpu_state.open_late(memory, &mut self.lock_state().executor)?;
+        self.connect_kernels().map_err(|error| self.fail(error))
     }
 
     /// Ends the communicator if the GPU's context is broken: its kernels then report nothing, and the worker

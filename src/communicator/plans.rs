@@ -54,7 +54,7 @@ pub(super) struct Plans {
     /// Longest block of an all-to-all, in bytes, that goes by node.
     longest_by_node: usize,
     reproducible: bool,
-    /// Bytes of a slot of the pool, and of one in calls on a GPU.
+    /// Bytes of a slot of the pool.
     slot_bytes: usize,
     /// Whether all ranks are on one node and share memory.
     one_node: bool,
@@ -339,7 +339,8 @@ impl Plans {
         let list = list.ok_or_else(|| Error::internal("kernels cannot run this plan: please report this"))?;
         if list.splits_sums && checked.dtype.is_float() && checked.dtype.size() < 4 {
             return Err(Error::unsupported(format!(
-                "a kernel adds {most_places} vectors at most, and a sum of more {} would be rounded in between: use FLEXRING_ALGO=tree",
+                "a kernel adds {} vectors at most, and a sum of more {} would be rounded in between: use FLEXRING_ALGO=tree",
+                most_places - 1,
                 checked.dtype.name()
             )));
         }

@@ -133,12 +133,14 @@ impl RelayLink {
         is_free.then(|| self.slot(self.memory.slots[1], number, bytes))
     }
 
-    /// Whether the kernel reads a message from the peer where `view` is.
-    ///
-    /// # Panics
-    /// If the message is longer than a slot.
+    /// Whether the kernel reads a message from the peer where `view` is, if it reads in place.
     pub(crate) fn reads(&self, number: u64, view: Piece) -> bool {
-        self.memory.reads_in_place && self.slot(self.memory.slots[1], number, view.len()) == view
+        view.len() <= self.slots.bytes && self.slot(self.memory.slots[1], number, view.len()) == view
+    }
+
+    /// Whether the kernel reads all messages from the peer where the peer has written them.
+    pub(crate) fn reads_in_place(&self) -> bool {
+        self.memory.reads_in_place
     }
 
     /// Whether the kernel has used a message from the peer.

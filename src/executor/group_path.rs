@@ -36,6 +36,7 @@ use super::ticket::Ticket;
 use crate::call::{Call, Collective};
 use crate::device::{Operand, Submitted};
 use crate::error::{Error, Result};
+use crate::memory::Piece;
 use crate::plan::program::StepId;
 use crate::rank::{Rank, RankList};
 use crate::trace::{JobKind, MessagePart};
@@ -195,8 +196,8 @@ impl GroupPath {
         if exchange.is_open {
             return Ok(());
         }
-        // Not the number of operations or the memory, which the two ends need not have in common. Messages of
-        // calls on a GPU are never eager, whose copies the host makes; a stream may have both kinds.
+        // Not the number of operations or the memory, which the two ends need not have in common. No message is
+        // eager, because what kernels write is not.
         let call = Call {
             sequence: call.sequence,
             collective: Collective::SendRecv,
@@ -211,6 +212,20 @@ impl GroupPath {
         exchange.is_open = true;
         self.any_open = true;
         Ok(())
+    }
+
+    /// Keeps a message of `peer` that is in its memory, for a receive of a later group.
+    ///
+    /// # Errors
+    /// `Disagreement` if the link is not open.
+    pub(super) fn keep(&mut self, peer: Rank, view: Piece) -> Result<()> {
+        exchange_with(&mut self.exchanges, peer)?.unread.push_back(view);
+        Ok(())
+    }
+
+    /// The oldest message of `peer` that was kept.
+    pub(super) fn take_kept(&mut self, peer: Rank) -> Option<Piece> {
+        self.exchanges[peer].as_mut()?.unread.pop_front()
     }
 
     /// Whether `peer` has opened its end of an open link.
@@ -319,7 +334,11 @@ impl GroupPath {
         };
         let clauses = [clause(&to, "receive from"), clause(&from, "send to")];
         let clauses: Vec<String> = clauses.into_iter().flatten().collect();
-        if clauses.is_empty() { "this rank waits for its GPU".to_owned() } else { clauses.join(", and ") }
+        if clauses.is_empty() {
+            "this rank waits for a copy of its own".to_owned()
+        } else {
+            clauses.join(", and ")
+        }
     }
 }
 

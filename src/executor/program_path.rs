@@ -391,10 +391,9 @@ impl ProgramPath {
             missing = vec![peer];
             format!("for rank {peer}: {why}")
         } else if !missing.is_empty() {
-            let streams = if active.bound.call.on_gpu { " and their streams to reach it" } else { "" };
-            format!("for {} to make the same call{streams}", RankList::new(&missing))
+            format!("for {} to make the same call", RankList::new(&missing))
         } else if resources.devices.are_busy() {
-            "for the GPU, whose kernel copies and reduces nothing: check the GPU with nvidia-smi, and the system's log".to_owned()
+            "for the threads that add, which do not go on".to_owned()
         } else {
             "for messages of ranks that have entered the call".to_owned()
         };

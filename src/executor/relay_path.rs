@@ -54,12 +54,17 @@ impl RelayedCounts {
         self.entered && self.sent == messages.sends.len() && has_all
     }
 
+    /// Whether messages are expected besides those that are there.
+    fn wants_more(&self, messages: &RelayedMessages) -> bool {
+        self.posted + self.views.len() < messages.receives.len()
+    }
+
     /// Gives a neighbour the oldest message back, once it is used where it is, or else copied to the kernel's
     /// slot. Whether it was.
     fn give_back(&mut self, resources: &mut Resources, link: &RelayLink, totals: Totals) -> Result<bool> {
         let number = totals.received + self.posted as u64 + 1;
         let Some(view) = self.views.front().copied() else { return Ok(false) };
-        if link.reads(number, view) {
+        if link.reads_in_place() {
             if !link.has_used(number) {
                 return Ok(false);
             }
@@ -107,6 +112,8 @@ impl RelayPath {
         resources.wait.begin();
         loop {
             let mut busy = self.advance(resources, messages)?;
+            // Before the poll, which then reports all that the rank had sent.
+            let leaver = self.leaver(resources, messages);
             if self.links.iter().zip(messages).all(|(state, messages)| state.is_over(messages)) {
                 self.end(messages);
                 return Ok(());
@@ -114,8 +121,7 @@ impl RelayPath {
             busy |= self.poll(resources, task)?;
             if busy {
                 resources.progressed();
-            } else if let Some(peer) = self.leaver(resources, messages) {
-                // The poll has reported all that it had sent.
+            } else if let Some(peer) = leaver {
                 let message = format!("{}: rank {peer} left, and this rank waits for it", announced.call);
                 return Err(Error::peer_lost(message).with_suspect(peer));
             } else if !resources.pause_beside_kernel()? {
@@ -142,6 +148,11 @@ impl RelayPath {
             if !call.is_collective() {
                 groups.open(resources, call, peer)?;
                 self.links[index].entered = groups.has_entered(peer);
+                while self.links[index].wants_more(messages)
+                    && let Some(view) = groups.take_kept(peer)
+                {
+                    self.accept(resources, call, messages, index, view)?;
+                }
             } else if messages.sends.is_empty() {
                 resources.links.announce(peer, &announced.to(peer))?;
             } else {
@@ -209,11 +220,18 @@ impl RelayPath {
                 return Err(Error::disagreement(message));
             }
         }
+        if let Event::RecvReady { view, .. } = event {
+            resources.trace.receive_begins(peer, MessagePart::outside(view.len()));
+            let index = self.indices[peer].filter(|index| self.links[*index].wants_more(&messages[*index]));
+            return match index {
+                Some(index) => self.accept(resources, announced.call, &messages[index], index, view),
+                // Ranks may divide their messages into different groups.
+                None if !announced.call.is_collective() => groups.keep(peer, view),
+                None => Err(unreceived(resources, announced.call, peer)),
+            };
+        }
         let Some(index) = self.indices[peer] else {
-            return Err(Error::disagreement(format!(
-                "rank {peer} sends a message to rank {}, which has called {} without receiving it",
-                resources.rank, announced.call
-            )));
+            return Err(unreceived(resources, announced.call, peer));
         };
         let (state, link) = (&mut self.links[index], &messages[index].link);
         match event {
@@ -228,21 +246,41 @@ impl RelayPath {
                 state.received += 1;
                 link.set_received(self.totals[peer].received + state.received as u64);
             }
-            Event::RecvReady { view, .. } => {
-                resources.trace.receive_begins(peer, MessagePart::outside(view.len()));
-                let nth = state.posted + state.views.len();
-                if messages[index].receives.get(nth).is_none_or(|bytes| *bytes as usize != view.len()) {
-                    return Err(Error::internal(format!(
-                        "rank {peer} has sent another message than expected: please report this"
-                    )));
-                }
-                let number = self.totals[peer].received + nth as u64 + 1;
-                state.views.push_back(view);
-                if link.reads(number, view) {
-                    state.received += 1;
-                    link.set_received(number);
-                }
-            }
+            // Accepted above.
+            Event::RecvReady { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Notes a message that a neighbour has in its memory.
+    fn accept(
+        &mut self,
+        resources: &Resources,
+        call: &Call,
+        messages: &RelayedMessages,
+        index: usize,
+        view: Piece,
+    ) -> Result<()> {
+        let RelayedMessages { link, receives, .. } = messages;
+        let (peer, state) = (link.peer, &mut self.links[index]);
+        // What comes before the peer has announced the call belongs to an earlier group.
+        if !state.entered {
+            return Err(unreceived(resources, call, peer));
+        }
+        let nth = state.posted + state.views.len();
+        let (expected, number) = (receives[nth] as usize, self.totals[peer].received + nth as u64 + 1);
+        if view.len() != expected || link.reads_in_place() && !link.reads(number, view) {
+            return Err(Error::disagreement(format!(
+                "rank {peer} sends another message to rank {} in {call} than this rank expects, {} bytes instead of {expected}: do \
+                 both give the same count and type, and memory of a GPU?",
+                resources.rank,
+                view.len()
+            )));
+        }
+        state.views.push_back(view);
+        if link.reads_in_place() {
+            state.received += 1;
+            link.set_received(number);
         }
         Ok(())
     }
@@ -290,4 +328,12 @@ impl RelayPath {
             None => error,
         }
     }
+}
+
+/// The error of this rank, to which `peer` has sent a message that is part of no receive before `call`.
+fn unreceived(resources: &Resources, call: &Call, peer: Rank) -> Error {
+    Error::disagreement(format!(
+        "rank {peer} sends a message to rank {}, which has called {call} without receiving it",
+        resources.rank
+    ))
 }

@@ -55,10 +55,12 @@ pub trait Sharing: Send {
 pub struct NeighbourSlots {
     /// The rank at the other end.
     pub peer: Rank,
-    /// This rank's slots for messages to all peers, and to this one.
-    pub own: [Piece; 2],
-    /// The peer's slots for messages to all its peers, and to this rank; `None` if they cannot be mapped.
-    pub theirs: Option<[Piece; 2]>,
+    /// This rank's slots for messages to the peer, which begin a page.
+    pub own: Piece,
+    /// The peer's slots for messages to this rank, likewise; `None` if they cannot be mapped.
+    pub theirs: Option<Piece>,
+    /// Whether the peer's are mapped for reading only. Not so in a process without shared memory.
+    pub is_read_only: bool,
     /// What keeps all of them mapped.
     pub mapped: Arc<dyn Any + Send + Sync>,
 }

@@ -93,11 +93,21 @@ fn replays_have_the_sums_of_the_vectors_at_that_time() {
 
 /// A setting by which each rank is a node of its own.
 const NODES: (&str, &str) = ("FLEXRING_TRANSPORT", "tcp");
+/// One by which ranks do not reach each other's GPU memory.
+const PINNED: (&str, &str) = ("FLEXRING_GPU_IPC", "0");
 
 #[test]
 fn graphs_of_ranks_on_several_nodes_take_turns_with_calls() {
-    let name = "graphs_of_ranks_on_several_nodes_take_turns_with_calls";
-    processes_with(name, 3, &[NODES], |rank| {
+    take_turns("graphs_of_ranks_on_several_nodes_take_turns_with_calls", NODES);
+}
+
+#[test]
+fn graphs_of_ranks_without_access_to_each_others_memory_take_turns_with_calls() {
+    take_turns("graphs_of_ranks_without_access_to_each_others_memory_take_turns_with_calls", PINNED);
+}
+
+fn take_turns(name: &str, setting: (&str, &str)) {
+    processes_with(name, 3, &[setting], |rank| {
         replay_sums(&rank, |stream| {
             for count in [1, 1000, LONG] {
                 let mut vector = stream.clone_htod(&vec![1f32; count]).expect("memory");
@@ -344,6 +354,54 @@ fn messages_and_uneven_blocks_can_be_captured() {
 #[test]
 fn messages_and_blocks_between_nodes_can_be_captured() {
     capture_messages("messages_and_blocks_between_nodes_can_be_captured", &[NODES]);
+}
+
+#[test]
+fn messages_and_blocks_through_pinned_memory_can_be_captured() {
+    capture_messages("messages_and_blocks_through_pinned_memory_can_be_captured", &[PINNED]);
+}
+
+/// Counter-example: a message that came in a call that does not receive it ended the communicator.
+#[test]
+fn ranks_divide_their_messages_into_different_calls() {
+    for variables in [&[][..], &[NODES], &[PINNED]] {
+        processes_with("ranks_divide_their_messages_into_different_calls", 3, variables, |rank| {
+            let (stream, me) = (stream(), rank.rank());
+            let vector = |value: usize| stream.clone_htod(&vec![value as f32; LONG]).expect("memory");
+            let (one, two, three) = (vector(1), vector(2), vector(3));
+            let (mut first, mut second, mut third) = (vector(0), vector(0), vector(0));
+            stream.synchronize().expect("a GPU that works");
+            for _ in 0..3 {
+                match me {
+                    0 => {
+                        rank.send_on_gpu(&one, 1).expect("a call");
+                        rank.send_recv_on_gpu(&two, 1, &mut first, 1).expect("a call");
+                        rank.send_on_gpu(&one, 1).expect("a call");
+                        rank.send_on_gpu(&two, 1).expect("a call");
+                        assert_eq!(read(&stream, &first), vec![3f32; LONG]);
+                    }
+                    1 => {
+                        rank.send_recv_on_gpu(&three, 0, &mut first, 0).expect("a call");
+                        rank.recv_on_gpu(&mut second, 0).expect("a call");
+                        assert_eq!(read(&stream, &first), vec![1f32; LONG]);
+                        assert_eq!(read(&stream, &second), vec![2f32; LONG]);
+                        rank.recv_on_gpu(&mut first, 0).expect("a call");
+                        rank.recv_on_gpu(&mut third, 2).expect("a call");
+                        rank.recv_on_gpu(&mut second, 0).expect("a call");
+                        assert_eq!(read(&stream, &first), vec![1f32; LONG]);
+                        assert_eq!(read(&stream, &second), vec![2f32; LONG]);
+                        assert_eq!(read(&stream, &third), vec![3f32; LONG]);
+                    }
+                    _ => {
+                        std::thread::sleep(Duration::from_millis(100));
+                        rank.send_on_gpu(&three, 1).expect("a call");
+                    }
+                }
+                rank.synchronize().expect("all calls succeed");
+            }
+            rank.barrier().expect("all messages have been received");
+        });
+    }
 }
 
 fn capture_messages(name: &str, variables: &[(&str, &str)]) {

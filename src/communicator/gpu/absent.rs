@@ -73,6 +73,10 @@ impl GpuState {
         Ok(None)
     }
 
+    pub(in crate::communicator) fn known_memory(&self) -> Option<MemorySpace> {
+        None
+    }
+
     pub(in crate::communicator) fn why_none(&self) -> Option<String> {
         Some(WHY.to_owned())
     }

@@ -119,22 +119,21 @@ pub(in crate::communicator) struct OpenedGpu {
     kernel_calls: KernelCalls,
     /// The most CTAs of a call, if the user wants a number.
     wanted: Option<u32>,
-    /// Whether other ranks of the communicator are threads of this process.
-    shares_process: bool,
 }
 
 impl OpenedGpu {
+    /// The most CTAs of a call of this rank's kernels, if they reach the memory of no other one of the ranks
+    /// of its node, `ranks`, which may share the GPU.
+    pub(in crate::communicator) fn most_alone(&self, ranks: usize) -> u32 {
+        let ranks = u32::try_from(ranks).unwrap_or(u32::MAX).max(2);
+        self.wanted.unwrap_or(u32::MAX).min(self.launcher.resident() / ranks).max(1)
+    }
+
     /// The kernels of collectives. `reaches_node`: whether they reach the memory of all ranks of the node.
     pub(in crate::communicator) fn offer(&self, reaches_node: bool) -> KernelOffer {
         let address = Gpu::address(self.gpu.ordinal).unwrap_or_else(|| self.gpu.ordinal.to_string());
         let gpu = format!("{} {address}", host_name());
-        KernelOffer {
-            gpu,
-            resident: self.launcher.resident(),
-            wanted: self.wanted,
-            shares_process: self.shares_process,
-            reaches_node,
-        }
+        KernelOffer { gpu, resident: self.launcher.resident(), wanted: self.wanted, reaches_node }
     }
 }
 
@@ -174,6 +173,12 @@ impl GpuState {
         len: usize,
     ) -> Result<Option<MemorySpace>> {
         cuda::pointer::locate(start, len)
+    }
+
+    /// Memory of the GPU that the next communicator would open, or this one has opened.
+    pub(in crate::communicator) fn known_memory(&self) -> Option<MemorySpace> {
+        let opened = self.opened.get().map(|opened| opened.gpu.ordinal);
+        opened.or_else(|| known(self.requested)).map(MemorySpace::Gpu)
     }
 
     /// Why this process has no GPUs; `None` if it has any.
@@ -261,7 +266,8 @@ impl GpuState {
             );
         }
         let memory = CollectiveMemory::new(&gpu, &shared, layout)?;
-        let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Only kernels that reach each other's memory access what is registered.
+        let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner).take().filter(|_| shares);
         let kernel_devices = self.registrar.as_ref().map(|devices| {
             // Other ranks wait for the call.
             let patience = self.timeout / 8;
@@ -274,8 +280,7 @@ impl GpuState {
             executor.share_gpu(Box::new(sharing));
         }
         // Cannot be set already: only one thread at a time holds the executor.
-        let (wanted, shares_process) = (self.ctas, self.shares_process);
-        let _ = self.opened.set(OpenedGpu { gpu, launcher, kernel_calls, wanted, shares_process });
+        let _ = self.opened.set(OpenedGpu { gpu, launcher, kernel_calls, wanted: self.ctas });
         Ok(())
     }
 

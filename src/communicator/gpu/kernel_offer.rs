@@ -19,8 +19,6 @@ pub(in crate::communicator) struct KernelOffer {
     pub resident: u32,
     /// What the user wants.
     pub wanted: Option<u32>,
-    /// Whether other ranks are threads of its process.
-    pub shares_process: bool,
     /// Whether its kernels reach the GPU memory of all other ranks of its node.
     pub reaches_node: bool,
 }
@@ -48,13 +46,7 @@ mod tests {
     #[test]
     fn kernels_of_all_ranks_fit_on_their_gpus() {
         let offer = |gpu: usize, wanted| {
-            Some(KernelOffer {
-                gpu: gpu.to_string(),
-                resident: 132,
-                wanted,
-                shares_process: false,
-                reaches_node: true,
-            })
+            Some(KernelOffer { gpu: gpu.to_string(), resident: 132, wanted, reaches_node: true })
         };
         let sharing = |ranks, wanted| most_ctas(&vec![offer(0, wanted); ranks]);
         assert_eq!([1, 2, 4, 8].map(|ranks| sharing(ranks, None)), [32, 64, 32, 16]);

@@ -16,6 +16,10 @@ impl CallRunner {
         None
     }
 
+    pub(in crate::communicator) fn are_kernels_connected(&self) -> bool {
+        true
+    }
+
     pub(in crate::communicator) fn connect_kernels(self: &Arc<Self>) -> Result<()> {
         Ok(())
     }

@@ -63,6 +63,11 @@ impl CallRunner {
         self.kernel_node().len() < self.world
     }
 
+    /// Whether kernels can be launched.
+    pub(in crate::communicator) fn are_kernels_connected(&self) -> bool {
+        self.gpu_state.kernel_calls().is_some_and(|(_, calls)| calls.watch().is_some())
+    }
+
     /// Connects the memory of the ranks that reach each other's, once this rank's GPU is open.
     ///
     /// # Errors
@@ -213,7 +218,8 @@ impl CallRunner {
     /// # Errors
     /// `System` if the GPU fails.
     pub(in crate::communicator) fn offer_to_kernels(&self, piece: Piece) -> Result<()> {
-        let registered = self.gpu_state.kernel_calls().and_then(|(_, calls)| calls.registered.as_ref());
+        let calls = self.gpu_state.kernel_calls().filter(|_| !self.relays());
+        let registered = calls.and_then(|(_, calls)| calls.registered.as_ref());
         registered.map_or(Ok(()), |registered| registered.add(piece))
     }
 
@@ -300,7 +306,10 @@ impl Communicator {
         // Also where this rank has no elements, and so no memory on a GPU.
         let call = Call { on_gpu: true, ..call };
         let described = described_to_kernel(checked, runner, words_of(&call));
+        // Kernels that exchange relayed messages only need no equal number.
         let ctas = runner.kernel_ctas.load(Ordering::Relaxed);
+        let is_alone = calls.memory.layout().is_alone();
+        let ctas = if is_alone { ctas.min(opened.most_alone(runner.node.len())) } else { ctas };
         let work = match checked.collective {
             Collective::Barrier => return None,
             Collective::SendRecv if checked.peers().next().is_none() => return None,

@@ -73,15 +73,15 @@ impl Link {
         }
     }
 
-    /// The neighbour's slots of messages that its kernels write: all, and those for messages to the rank with
-    /// this index on the node. `None` if they exceed its arena.
+    /// The neighbour's slots of the messages that its kernels write to the rank with this index on the node.
+    /// `None` if they exceed its arena.
     ///
     /// # Errors
     /// `System` if they cannot be mapped.
-    pub(super) fn relay_slots_to(&self, local_rank: usize) -> Result<Option<[Piece; 2]>> {
+    pub(super) fn relay_slots_to(&self, local_rank: usize) -> Result<Option<Piece>> {
         let pool = self.layout.relay_pool();
         let pool = self.arena.piece_for_device(pool.offset(), pool.bytes())?;
-        Ok(pool.map(|pool| [pool, self.layout.relay_slots_to(local_rank, pool)]))
+        Ok(pool.map(|pool| self.layout.relay_slots_to(local_rank, pool)))
     }
 
     /// What keeps the neighbour's memory mapped.

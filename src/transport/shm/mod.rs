@@ -250,8 +250,9 @@ impl InPlaceTransport for Shm {
             });
             NeighbourSlots {
                 peer: link.rank,
-                own: [pool, self.layout.relay_slots_to(link.local_rank, pool)],
+                own: self.layout.relay_slots_to(link.local_rank, pool),
                 theirs,
+                is_read_only: !self.arena.is_private(),
                 mapped: Arc::new((Arc::clone(&self.arena), Arc::clone(link.arena()))),
             }
         };

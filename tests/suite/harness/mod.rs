@@ -121,8 +121,7 @@ impl Setup {
         let config = Config {
             subchunk: Size(4096),
             small: Size(256),
-            // Vectors on GPUs have a limit of their own.
-            mailbox: Size(if world.is_gpu() { 4096 } else { 256 }),
+            mailbox: Size(256),
             slots: 8,
             timeout: Duration::from_secs(20),
             connect_timeout: Duration::from_secs(20),

@@ -281,11 +281,11 @@ impl CollectiveMemory {
         neighbour: &NeighbourSlots,
         slots: RelaySlots,
     ) -> Result<(LinkWords, RelayLink)> {
-        let [all, outgoing] = neighbour.own;
-        let out = self.lock(all, outgoing, false)?;
+        let outgoing = neighbour.own;
+        let out = self.lock(outgoing, false)?;
         let words = PinnedMemory::new(&self.gpu, WORDS)?;
-        let theirs = neighbour.theirs.and_then(|[all, incoming]| {
-            let locked = self.lock(all, incoming, true).inspect_err(|error| {
+        let theirs = neighbour.theirs.and_then(|incoming| {
+            let locked = self.lock(incoming, neighbour.is_read_only).inspect_err(|error| {
                 log::warn!(
                     "the CPU copies messages of the GPU of rank {}: {}",
                     neighbour.peer,
@@ -311,17 +311,13 @@ impl CollectiveMemory {
         Ok((link, unsafe { RelayLink::new(neighbour.peer, used, slots, owner, None) }))
     }
 
-    /// The address on the GPU of a part of `all`, which is page-locked until [`unlock`](Self::unlock).
-    fn lock(&self, all: Piece, part: Piece, read_only: bool) -> Result<Address> {
-        let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(address) = locked.iter().find_map(|range| range.address_of(part)) {
-            return Ok(address);
-        }
+    /// The address on the GPU of host memory, which is page-locked until [`unlock`](Self::unlock).
+    fn lock(&self, piece: Piece, read_only: bool) -> Result<Address> {
         // SAFETY: `neighbours` keeps the memory mapped, and outlives its registrations.
-        let range = unsafe { PinnedRange::new(&self.gpu, all, read_only)? };
-        let address = range.address_of(part);
-        locked.push(range);
-        address.ok_or_else(|| Error::internal("a slot is outside of its pool"))
+        let range = unsafe { PinnedRange::new(&self.gpu, piece, read_only)? };
+        let address = range.address_of(piece);
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner).push(range);
+        address.ok_or_else(|| Error::internal("page-locked memory has no address"))
     }
 
     /// Memory for the slots of a link, registered with the devices: of the GPU if they reach that, else of
