@@ -196,8 +196,8 @@ impl GroupPath {
         if exchange.is_open {
             return Ok(());
         }
-        // Not the number of operations or the memory, which the two ends need not have in common. No message is
-        // eager, because what kernels write is not.
+        // Not the number of operations or the memory, which the two ends need not have in common. No
+        // message is eager, because what kernels write is not.
         let call = Call {
             sequence: call.sequence,
             collective: Collective::SendRecv,
