@@ -131,7 +131,8 @@ impl CallRunner {
         let ticket = QueueTicket::take(&*self.queue);
         self.wait_turn(&ticket);
         self.gpu_state.open_late(memory, &mut self.lock_state().executor)?;
-        self.connect_kernels().map_err(|error| self.fail(error))
+        // If it fails, the next call tries again.
+        self.connect_kernels()
     }
 
     /// Ends the communicator if the GPU's context is broken: its kernels then report nothing, and the worker

@@ -31,7 +31,7 @@ use compiled::Compiled;
 use half::{bf16, f16};
 use lane::Lane;
 use number::BitNumber;
-use reduction_threads::ReductionThreads;
+use reduction_threads::{ReductionThreads, RunJob};
 use std::fmt;
 
 /// A kernel for one type, operation and instruction set.
@@ -72,12 +72,9 @@ impl Kernels {
             _ => None,
         }
     }
+}
 
-    /// Runs a job on the calling thread.
-    ///
-    /// # Safety
-    /// The job was checked as a whole: its pieces are valid, of one length and aligned to its type, and the
-    /// destination is one of the operands or overlaps none.
+impl RunJob for Kernels {
     unsafe fn run(self, job: &Job<'_>) {
         let (into, len) = (job.into.as_ptr(), job.into.len());
         if let Some(from) = only_copied(job) {
@@ -139,7 +136,7 @@ fn by_arithmetic<I: Compiled, L: Lane>(arithmetic: Arithmetic) -> Reduce {
 pub struct Host {
     simd: Simd,
     kernels: Kernels,
-    threads: Option<ReductionThreads>,
+    threads: Option<ReductionThreads<Kernels>>,
 }
 
 impl Host {

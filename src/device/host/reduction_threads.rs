@@ -7,7 +7,6 @@
 //! claims the next part, the submitting one included: a helper that the kernel does not run delays only the
 //! part that it has claimed.
 
-use super::Kernels;
 use crate::device::{Job, Operand};
 use crate::error::{Error, Result};
 use crate::process::spawn;
@@ -34,9 +33,19 @@ const SPINS: u32 = 64;
 /// Operands for which each thread has room without an allocation.
 const OPERANDS: usize = 64;
 
+/// Runs jobs on the calling thread.
+pub(super) trait RunJob: Copy + Send + Sync + 'static {
+    /// Runs a job.
+    ///
+    /// # Safety
+    /// The job was checked as a whole: its pieces are valid, of one length and aligned to its type, and the
+    /// destination is one of the operands or overlaps none.
+    unsafe fn run(self, job: &Job<'_>);
+}
+
 /// What the threads share.
-struct SharedJob {
-    kernels: Kernels,
+struct SharedJob<R> {
+    runner: R,
     /// The shared job. Valid while a part of it is claimed and not done.
     job: AtomicPtr<Job<'static>>,
     /// The number of the job, and in the lower 32 bits how many of its parts are not claimed.
@@ -49,27 +58,27 @@ struct SharedJob {
 }
 
 /// The threads that help the one that submits jobs. They end when this is dropped.
-pub(super) struct ReductionThreads {
-    shared: Arc<SharedJob>,
+pub(super) struct ReductionThreads<R> {
+    shared: Arc<SharedJob<R>>,
     helpers: Vec<JoinHandle<()>>,
     /// The operands of a part of this thread.
     operands: Vec<Operand>,
 }
 
-impl fmt::Debug for ReductionThreads {
+impl<R> fmt::Debug for ReductionThreads<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ReductionThreads({})", self.helpers.len())
     }
 }
 
-impl ReductionThreads {
+impl<R: RunJob> ReductionThreads<R> {
     /// Starts this many helpers, at most 63.
     ///
     /// # Errors
     /// `System` if the kernel has no further thread.
-    pub(super) fn start(kernels: Kernels, helpers: usize) -> Result<Self> {
+    pub(super) fn start(runner: R, helpers: usize) -> Result<Self> {
         let shared = Arc::new(SharedJob {
-            kernels,
+            runner,
             job: AtomicPtr::new(null_mut()),
             claims: AtomicU64::new(0),
             unfinished: AtomicU32::new(0),
@@ -91,13 +100,13 @@ impl ReductionThreads {
     /// Runs a job on this thread and the helpers. Returns when all of it is done.
     ///
     /// # Safety
-    /// As for [`Kernels::run`].
+    /// As for [`RunJob::run`].
     pub(super) unsafe fn run(&mut self, job: &Job<'_>) {
         let shared = &*self.shared;
         let parts = count_parts(job);
         if job.into.len() < 2 * PART_BYTES {
             // SAFETY: the caller has the same obligations.
-            return unsafe { shared.kernels.run(job) };
+            return unsafe { shared.runner.run(job) };
         }
         // No part of an earlier job is claimed or can be claimed: all were done when the call before
         // returned.
@@ -119,7 +128,7 @@ impl ReductionThreads {
             }
         }
         while let Some(part) = shared.claim() {
-            // SAFETY: the part is claimed; the caller has the obligations of `Kernels::run`.
+            // SAFETY: the part is claimed; the caller has the obligations of `RunJob::run`.
             unsafe { shared.run_part(part, &mut self.operands) };
         }
         let mut spins = 0;
@@ -131,7 +140,7 @@ impl ReductionThreads {
     }
 }
 
-impl Drop for ReductionThreads {
+impl<R> Drop for ReductionThreads<R> {
     fn drop(&mut self) {
         self.shared.stops.store(true, Ordering::SeqCst);
         for helper in self.helpers.drain(..) {
@@ -143,7 +152,7 @@ impl Drop for ReductionThreads {
     }
 }
 
-impl SharedJob {
+impl<R: RunJob> SharedJob<R> {
     /// Runs parts until the threads end.
     fn help(&self, number: usize) {
         let mut operands = Vec::with_capacity(OPERANDS);
@@ -151,8 +160,8 @@ impl SharedJob {
         let mut spins = 0;
         while !self.stops.load(Ordering::Relaxed) {
             if let Some(part) = self.claim() {
-                // SAFETY: the part is claimed, and the submitting thread has the obligations of
-                // `Kernels::run` until it is done.
+                // SAFETY: the part is claimed, and the submitting thread has the obligations of `RunJob::run`
+                // until it is done.
                 unsafe { self.run_part(part, &mut operands) };
                 (idle_since, spins) = (Instant::now(), 0);
                 continue;
@@ -187,7 +196,7 @@ impl SharedJob {
     /// Runs a part of the shared job. `operands` is reused.
     ///
     /// # Safety
-    /// This thread has claimed the part and not run it yet. The shared job is as [`Kernels::run`] demands.
+    /// This thread has claimed the part and not run it yet. The shared job is as [`RunJob::run`] demands.
     unsafe fn run_part(&self, part: usize, operands: &mut Vec<Operand>) {
         // SAFETY: the job stays as it is until all its parts are done, and this one is not.
         let job = unsafe { &*self.job.load(Ordering::Relaxed) };
@@ -199,7 +208,7 @@ impl SharedJob {
         // SAFETY: the part has pieces of one length within those of the job, whose destinations no other part
         // has. It starts at an element, as destinations are aligned to elements and parts to `PART_BYTES`; a
         // copy has no elements.
-        unsafe { self.kernels.run(&part) };
+        unsafe { self.runner.run(&part) };
         std::mem::forget(guard);
         // Releases what was written to the submitting thread, which may end the job now.
         self.unfinished.fetch_sub(1, Ordering::Release);

@@ -11,9 +11,9 @@ const MOST_NAMED: usize = 4;
 
 /// What is found, with the nodes or ports that it is said of in the place of `{}`: a sentence for all of
 /// them, as a cluster has hundreds of ports.
-struct Findings(Vec<(String, Vec<String>)>);
+struct PairFindings(Vec<(String, Vec<String>)>);
 
-impl Findings {
+impl PairFindings {
     fn add(&mut self, subject: &str, text: impl Into<String>) {
         let text = text.into();
         match self.0.iter_mut().find(|(known, _)| *known == text) {
@@ -42,7 +42,7 @@ fn listed(names: &[String]) -> String {
 
 /// What is wrong or unusual.
 pub fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
-    let mut found = Findings(Vec::new());
+    let mut found = PairFindings(Vec::new());
     let mut counts: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for node in nodes {
         counts.entry(node.ports.len()).or_default().push(node.host.clone());
@@ -109,7 +109,7 @@ pub fn findings(nodes: &[NodeFacts], tests: &[RailTest]) -> Vec<String> {
 }
 
 /// What is unusual about a port.
-fn port_findings(found: &mut Findings, name: &str, port: &PortFacts) {
+fn port_findings(found: &mut PairFindings, name: &str, port: &PortFacts) {
     if let Some(network) = &port.network {
         lossless_findings(found, name, network);
     }
@@ -148,7 +148,7 @@ fn port_findings(found: &mut Findings, name: &str, port: &PortFacts) {
 }
 
 /// What is unusual about the network interface of a port.
-fn lossless_findings(found: &mut Findings, name: &str, network: &LosslessFacts) {
+fn lossless_findings(found: &mut PairFindings, name: &str, network: &LosslessFacts) {
     let LosslessFacts { netdev, has_pfc, trust, has_ecn, bond } = network;
     if *has_pfc == Some(false) {
         found.add(
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn what_is_found_of_many_ports_is_one_sentence() {
-        let mut found = Findings(Vec::new());
+        let mut found = PairFindings(Vec::new());
         found.add("one", "{} is slow");
         for port in 0..6 {
             found.add(&format!("p{port}"), "packets of {} get lost");
