@@ -126,7 +126,7 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        let layout = ArenaLayout::new(2, SMALL, 2, SMALL, SMALL);
+        let layout = ArenaLayout::new(2, SMALL, 2, SMALL);
         let memories = local::share_memory(2, [7; 16]).expect("memory");
         let region = |memory: &NodeMemory| memory.own().region(layout, None).expect("memory");
         let regions = memories.iter().map(region).collect();

@@ -38,13 +38,9 @@ pub fn facts(call: &Call, vector: Piece, subchunk: usize, world: usize) -> CallF
         count: call.count,
         element_bytes: call.dtype.size(),
         world,
-        one_node: true,
-        rails: 1,
         in_place: true,
-        on_gpu: false,
         output_bytes: vector.len(),
         slot_bytes: subchunk,
-        gpu_slot_bytes: subchunk,
     }
 }
 
