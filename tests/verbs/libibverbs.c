@@ -12,6 +12,7 @@
 //   network=N       only devices of one number reach each other (0)
 //   no_route        the kernel finds no way to those of others, as on Ethernet
 //   cut_after=N     the cable is cut when the adapter has carried N bytes: its port goes down, and reads of its own end there, too
+//   back_after=N    it is whole again N ms later, and the kernel lists the port's GIDs two places further on
 //   no_flush        the error state flushes nothing
 //   einval          posting in the error state is refused
 //   no_length       received writes with immediate data have no byte_len
@@ -82,7 +83,7 @@ struct network {
 };
 
 struct adapter {
-    uint64_t number, no_route, cut_after, is_cut, lose, mtu, spine_mtu, after, status, delay, network, no_flush, einval, no_length, relaxed_only, no_gpu, no_dmabuf, data_direct, posted, min_inline, max_inline, max_cqe, max_qp,
+    uint64_t number, no_route, cut_after, cut_at, back_after, lose, mtu, spine_mtu, after, status, delay, network, no_flush, einval, no_length, relaxed_only, no_gpu, no_dmabuf, data_direct, posted, min_inline, max_inline, max_cqe, max_qp,
         max_qp_wr, no_rc, fails_after, carried, qps;
 };
 struct my_device { struct ibv_device device; struct adapter adapter; };
@@ -129,13 +130,13 @@ static void read_text(char *text, size_t size, const char *format, const char *d
 
 static void describe(struct adapter *adapter) {
     *adapter = (struct adapter){.status = IBV_WC_RETRY_EXC_ERR, .delay = 100, .max_inline = 1024, .max_cqe = ENTRIES,
-                                .max_qp = QPS, .max_qp_wr = DEPTH, .lose = UINT64_MAX, .mtu = UINT64_MAX, .spine_mtu = UINT64_MAX, .fails_after = UINT64_MAX, .cut_after = UINT64_MAX};
+                                .max_qp = QPS, .max_qp_wr = DEPTH, .lose = UINT64_MAX, .mtu = UINT64_MAX, .spine_mtu = UINT64_MAX, .fails_after = UINT64_MAX, .cut_after = UINT64_MAX, .back_after = UINT64_MAX};
 }
 
 static void configure(struct adapter *adapter, const char *word) {
     const struct { const char *name; uint64_t *place; } fields[] = {
         {"lose", &adapter->lose}, {"mtu", &adapter->mtu}, {"spine_mtu", &adapter->spine_mtu}, {"after", &adapter->after}, {"status", &adapter->status}, {"delay", &adapter->delay},
-        {"network", &adapter->network}, {"no_route", &adapter->no_route}, {"cut_after", &adapter->cut_after}, {"no_flush", &adapter->no_flush}, {"einval", &adapter->einval},
+        {"network", &adapter->network}, {"no_route", &adapter->no_route}, {"cut_after", &adapter->cut_after}, {"back_after", &adapter->back_after}, {"no_flush", &adapter->no_flush}, {"einval", &adapter->einval},
         {"no_length", &adapter->no_length}, {"relaxed_only", &adapter->relaxed_only}, {"no_gpu", &adapter->no_gpu},
         {"no_dmabuf", &adapter->no_dmabuf}, {"data_direct", &adapter->data_direct}, {"posted", &adapter->posted}, {"min_inline", &adapter->min_inline}, {"max_inline", &adapter->max_inline},
         {"max_cqe", &adapter->max_cqe}, {"max_qp", &adapter->max_qp}, {"max_qp_wr", &adapter->max_qp_wr},
@@ -252,12 +253,33 @@ static void give_up(void) {
     }
 }
 
+static void move_gids(const char *device) {
+    const char *folders[] = {"gids", "gid_attrs/types", "gid_attrs/ndevs"};
+    for (int at = 0; at < 3; at++)
+        for (int index = 13; index >= 0; index--) {
+            char from[256], to[256];
+            snprintf(from, sizeof from, "/sys/class/infiniband/%s/ports/1/%s/%d", device, folders[at], index);
+            snprintf(to, sizeof to, "/sys/class/infiniband/%s/ports/1/%s/%d", device, folders[at], index + 2);
+            rename(from, to);
+        }
+}
+
+static void repair_cables(void) {
+    for (int at = 0; at < device_count; at++) {
+        struct adapter *adapter = &devices[at].adapter;
+        if (!adapter->cut_at || now_ms() - adapter->cut_at < adapter->back_after) continue;
+        move_gids(devices[at].device.name);
+        adapter->cut_at = 0;
+    }
+}
+
 // A process that sleeps is woken in time.
 static void *watch(void *unused) {
     for (;;) {
         usleep(20000);
         lock();
         give_up();
+        repair_cables();
         unlock();
     }
     return unused;
@@ -358,7 +380,7 @@ static void carry(struct my_qp *my, struct pair *pair, struct ibv_send_wr *wr) {
     for (int at = 0; at < wr->num_sge; at++) length += wr->sg_list[at].length;
     uint64_t mtu = peer->number == pair->number || adapter->mtu < adapter->spine_mtu ? adapter->mtu : adapter->spine_mtu;
     int is_lost = adapter->carried >= adapter->after && (length >= adapter->lose || (length > mtu && pair->mtu > mtu));
-    is_lost |= adapter->is_cut;
+    is_lost |= adapter->cut_at;
     int is_there = !is_free(peer->process) && peer->network == pair->network &&
                    (peer->state == IBV_QPS_RTR || peer->state == IBV_QPS_RTS);
     if (is_lost) count_loss(my->qp.context->device->name);
@@ -401,7 +423,7 @@ static void report(struct ibv_context *context, char event) {
 
 // The device fails, or its cable is cut, when it has carried enough.
 static void fail(struct ibv_context *context, struct adapter *adapter) {
-    int fails = adapter->carried >= adapter->fails_after, is_cut = !adapter->is_cut && adapter->carried >= adapter->cut_after;
+    int fails = adapter->carried >= adapter->fails_after, is_cut = adapter->carried >= adapter->cut_after;
     for (uint32_t number = 1; (fails || is_cut) && number < QPS; number++) {
         if (!mine[number] || mine[number]->adapter != adapter) continue;
         if (fails) flush(number, adapter);
@@ -413,8 +435,8 @@ static void fail(struct ibv_context *context, struct adapter *adapter) {
         report(context, IBV_EVENT_DEVICE_FATAL);
     }
     if (is_cut) {
-        adapter->is_cut = 1;
-        adapter->network = -1;
+        adapter->cut_at = now_ms();
+        adapter->cut_after = UINT64_MAX;
         report(context, IBV_EVENT_PORT_ERR);
     }
 }
@@ -496,7 +518,7 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
     read_text(state, sizeof state, "/sys/class/infiniband/%s/ports/%d/state", device, port);
     read_text(layer, sizeof layer, "/sys/class/infiniband/%s/ports/%d/link_layer", device, port);
     read_text(lid, sizeof lid, "/sys/class/infiniband/%s/ports/%d/lid", device, port);
-    attributes->state = ((struct my_context *)context)->adapter->is_cut ? IBV_PORT_DOWN : atoi(state);
+    attributes->state = ((struct my_context *)context)->adapter->cut_at ? IBV_PORT_DOWN : atoi(state);
     attributes->max_mtu = attributes->active_mtu = IBV_MTU_4096;
     attributes->gid_tbl_len = 16;
     attributes->max_msg_sz = 1 << 30;
@@ -638,7 +660,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attribu
     lock();
     for (my->number = 1; my->number < QPS && !is_free(net->pairs[my->number].process);) my->number++;
     if (my->number == QPS) abort();
-    net->pairs[my->number] = (struct pair){.process = getpid(), .network = adapter->network, .number = adapter->number, .state = IBV_QPS_RESET,
+    net->pairs[my->number] = (struct pair){.process = getpid(), .network = adapter->cut_at ? -1 : (int)adapter->network, .number = adapter->number, .state = IBV_QPS_RESET,
                                            .device = device_of(pd->context), .posted_ms = adapter->posted,
                                            .cq = ((struct my_cq *)attributes->send_cq)->number};
     mine[my->number] = my;
@@ -654,6 +676,15 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attributes, int mask) {
     struct pair *pair = &net->pairs[my->number];
     if (my->adapter->no_route && mask & IBV_QP_DEST_QPN && net->pairs[attributes->dest_qp_num % QPS].network != pair->network)
         return ETIMEDOUT;
+    // The kernel looks for the entry of the GID table.
+    char layer[32], gid[64];
+    read_text(layer, sizeof layer, "/sys/class/infiniband/%s/ports/%d/link_layer", qp->context->device->name, 1);
+    if (mask & IBV_QP_AV && !strncmp(layer, "Ethernet", 8)) {
+        char path[128];
+        snprintf(path, sizeof path, "/sys/class/infiniband/%%s/ports/%%d/gids/%d", attributes->ah_attr.grh.sgid_index);
+        read_text(gid, sizeof gid, path, qp->context->device->name, 1);
+        if (!*gid) return EINVAL;
+    }
     lock();
     if (mask & IBV_QP_DEST_QPN) pair->peer = attributes->dest_qp_num % QPS;
     if (mask & IBV_QP_PATH_MTU) pair->mtu = 128u << attributes->path_mtu;

@@ -123,6 +123,7 @@ impl VerbsOptions {
         PathAttributes {
             port: mine.port,
             gid_index: mine.gid_index,
+            own_gid: is_ethernet.then_some((mine.gid, mine.gid_kind)),
             gid: theirs.gid,
             lid: if is_routed && theirs.flid != 0 { theirs.flid } else { theirs.lid },
             global: is_ethernet || is_routed || port.needs_global,

@@ -189,6 +189,27 @@ fn a_cable_that_is_cut_costs_its_rail_only() {
     assert!(has_line(&text, &["WARN", "port 1 of mlx5_1 went down"]), "{text}");
 }
 
+/// Counter-example: the new queue pairs were connected by the number that the address had had.
+#[test]
+fn a_port_that_comes_back_with_its_address_at_another_place_is_used_again() {
+    let gid = |number: usize, at: usize| format!("0000:0000:0000:0000:0000:ffff:0a0{number}:000{}", at + 1);
+    let nodes = [0, 1].map(|at| {
+        let machine = FakeMachine::new();
+        for number in 0..2 {
+            let gids = [(3, &*gid(number, at), "RoCE v2", "eth9")];
+            let slot = format!("pci0000:{number}0/0000:{number}0:00.0");
+            machine.hca(&format!("mlx5_{number}"), &slot, 0, &[FakePort { gids: &gids, ..ETHERNET }]);
+        }
+        Node::new(machine, 1).set("FLEXRING_TRANSPORT", "verbs").set("FLEXRING_LOG", "info")
+    });
+    let [first, second] = nodes;
+    let nodes = [first.quirks("mlx5_1:cut_after=3000000 mlx5_1:back_after=300"), second];
+    let Some(job) = job(&nodes, "perf -b 1M -e 1M -w 2 -n 200") else { return };
+    let text = job.sums_are_right();
+    assert!(has_line(&text, &["WARN", "port 1 of mlx5_1 went down"]), "{text}");
+    assert!(has_line(&text, &["works again; 8 of 8 do"]), "{text}");
+}
+
 /// Counter-example: what was sent again counted as progress, so the time limit was not reached.
 #[test]
 fn calls_end_in_time_while_adapters_send_again_what_is_lost() {

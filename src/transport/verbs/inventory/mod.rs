@@ -30,5 +30,5 @@ pub use device::{
     RdmaPort,
 };
 pub use hw_counters::{loss_signs, retransmissions};
-pub use reader::{addresses, sets_traffic_class};
+pub use reader::{addresses, gid_index, sets_traffic_class};
 pub use topology_file::unusable_topology_file;

@@ -125,21 +125,41 @@ fn interface(device: &Path, number: u8) -> Option<String> {
 }
 
 fn gids(port: &Path, layer: LinkLayer) -> Vec<Gid> {
-    let gid = |name: &String| {
-        // Verbs number entries with 8 bits. Soft-RoCE shows 1024 entries, so most of them are not read.
-        let index = name.parse().ok()?;
-        let address: Ipv6Addr = text(&port.join("gids").join(name))?.parse().ok()?;
-        if address.is_unspecified() {
-            return None;
-        }
-        let kind = match (layer, text(&port.join("gid_attrs/types").join(name)).as_deref()) {
-            (LinkLayer::InfiniBand, _) => GidKind::InfiniBand,
-            (_, Some("RoCE v2")) => GidKind::RoceV2,
-            _ => GidKind::RoceV1,
-        };
-        Some(Gid { index, address, kind, netdev: text(&port.join("gid_attrs/ndevs").join(name)) })
+    names(&port.join("gids")).iter().filter_map(|name| gid(port, layer, name)).collect()
+}
+
+/// An entry of a port's GID table.
+fn gid(port: &Path, layer: LinkLayer, name: &str) -> Option<Gid> {
+    // Verbs number entries with 8 bits. Soft-RoCE shows 1024 entries, so most of them are not read.
+    let index = name.parse().ok()?;
+    let address: Ipv6Addr = text(&port.join("gids").join(name))?.parse().ok()?;
+    if address.is_unspecified() {
+        return None;
+    }
+    let kind = match (layer, text(&port.join("gid_attrs/types").join(name)).as_deref()) {
+        (LinkLayer::InfiniBand, _) => GidKind::InfiniBand,
+        (_, Some("RoCE v2")) => GidKind::RoceV2,
+        _ => GidKind::RoceV1,
     };
-    names(&port.join("gids")).iter().filter_map(gid).collect()
+    Some(Gid { index, address, kind, netdev: text(&port.join("gid_attrs/ndevs").join(name)) })
+}
+
+/// Where the GID table of an Ethernet port has an address now that was at `known`. The kernel may list it
+/// elsewhere when a port has been down ([nccl#2183](https://github.com/NVIDIA/nccl/pull/2183)). `None`: it is
+/// gone.
+#[must_use]
+pub fn gid_index(
+    root: &Path,
+    device: &str,
+    port: u8,
+    (address, kind): ([u8; 16], GidKind),
+    known: u8,
+) -> Option<u8> {
+    let port = root.join("sys/class/infiniband").join(device).join(format!("ports/{port}"));
+    let is_it = |gid: &Gid| gid.address.octets() == address && gid.kind == kind;
+    let there = gid(&port, LinkLayer::Ethernet, &known.to_string());
+    let found = there.filter(is_it).or_else(|| gids(&port, LinkLayer::Ethernet).into_iter().find(is_it));
+    found.map(|gid| gid.index)
 }
 
 fn pkeys(folder: &Path) -> Vec<(u16, u16)> {

@@ -22,7 +22,10 @@ use super::verb::{CallSite, Verb, errno, failed};
 use super::work_request::{Chain, ReadRequest, WriteRequest};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
+use crate::transport::verbs::inventory::{GidKind, gid_index};
 use std::mem::MaybeUninit;
+use std::net::Ipv6Addr;
+use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -52,8 +55,10 @@ pub(crate) struct Endpoint {
 pub(crate) struct PathAttributes {
     /// The local port, from 1.
     pub port: u8,
-    /// The index of the local GID.
+    /// The index of the local GID when the communicator was created.
     pub gid_index: u8,
+    /// On Ethernet, the local GID, whose index may change.
+    pub own_gid: Option<([u8; 16], GidKind)>,
     /// The GID of the peer's port.
     pub gid: [u8; 16],
     /// The LID of the peer's port, or its FLID if it is in another subnet; 0 on Ethernet.
@@ -161,6 +166,15 @@ impl Inner {
             0 => Ok(()),
             errno => error(errno),
         }
+    }
+
+    /// The index of the local GID now.
+    fn gid_index(&self, path: &PathAttributes) -> Result<u8> {
+        let (Some(own), Some(_)) = (path.own_gid, self.handle.raw()) else { return Ok(path.gid_index) };
+        gid_index(Path::new("/"), self.context.name(), path.port, own, path.gid_index).ok_or_else(|| {
+            let gone = format!("port {} of {} has lost its address", path.port, self.context.name());
+            Error::system(format!("{gone} {}: is its interface up?", Ipv6Addr::from(own.0).to_canonical()))
+        })
     }
 
     /// Posts this many receives as one chain.
@@ -361,13 +375,14 @@ impl QueuePair<Fresh> {
     /// Fills the receive queue with receives of this `id`, and connects to the peer's end over `path`.
     ///
     /// # Errors
-    /// `System` if the device refuses or the peer's address cannot be resolved.
+    /// `System` if the device refuses, the port has lost its address or the peer's cannot be resolved.
     pub(crate) fn connect(
         mut self,
         id: u64,
         peer: Endpoint,
         path: &PathAttributes,
     ) -> Result<QueuePair<Connected>> {
+        let gid_index = self.inner.gid_index(path)?;
         self.inner.post_recv(id, self.inner.depth.receives as usize)?;
         let mut attributes = zeroed_attributes();
         attributes.qp_state = IBV_QPS_RTR;
@@ -380,7 +395,7 @@ impl QueuePair<Fresh> {
             grh: ibv_global_route {
                 dgid: ibv_gid { raw: path.gid },
                 flow_label: 0,
-                sgid_index: path.gid_index,
+                sgid_index: gid_index,
                 hop_limit: 64,
                 traffic_class: path.traffic_class,
             },

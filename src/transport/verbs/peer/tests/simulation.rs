@@ -205,6 +205,7 @@ impl SimulatedRank {
 
 const PATH: PathAttributes = PathAttributes {
     port: 1,
+    own_gid: None,
     gid_index: 0,
     gid: [0; 16],
     lid: 0,
