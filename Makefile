@@ -77,11 +77,14 @@ clippy: $(CUST)
 	$(CARGO) clippy --all-targets -- -D warnings; fi
 	$(CARGO) clippy -p flexring -p flexring-ffi -p flexring-cli --no-default-features --tests -- -D warnings
 
+# With examples, cargo chooses the features of dependencies that clippy has, and compiles them once for both.
+DOCUMENTED = --no-deps --workspace --exclude flexring-c --exclude flexring-gate --exclude flexring-loom --lib --examples
+
 # The documentation, and the public API beside tests/public_api.txt; FLEXRING_BLESS=1 writes a new one.
 doc: $(CUST)
 	@if [ -d $(CUST)/lib64 ] && [ -n "$(RDMA_SYS)" ]; then set -x; \
-	CUDA_LIBRARY_PATH=$(CUST) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features; \
-	else set -x; RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps; fi
+	CUDA_LIBRARY_PATH=$(CUST) RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(DOCUMENTED) --all-features; \
+	else set -x; RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(DOCUMENTED); fi
 	tests/public_api.py
 
 # Licences, sources and duplicate versions of dependencies; with cargo-deny also security advisories.
