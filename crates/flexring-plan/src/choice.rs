@@ -1,6 +1,9 @@
-//! Which plan vectors of a length use, by the times of all candidates.
+//! Which of the candidates `FLEXRING_ALGO=auto` uses for vectors of a length on several nodes, by their
+//! times.
 //!
-//! Owns the choice, and which times it needs. Must not know how programs are run or simulated.
+//! Owns the comparison with the plan for the shape of the topology ([`selection`](super::selection)), and
+//! which times it needs. Must not know how programs are run or simulated, nor which settings ask for a
+//! choice.
 //!
 //! Each candidate has a calculated time for all lengths. That is right within a few percent where links are
 //! alike, and within a factor of two where they differ. So plans are also simulated at some lengths: one

@@ -1,7 +1,9 @@
 //! The links of a topology that carry messages: one for each uplink, or several for a node whose ranks divide
 //! its NICs.
 //!
-//! Owns their numbers, and which of them are between two ranks.
+//! Owns their numbers, and which of them are between two ranks. This is the model, by which plans are chosen
+//! and simulated; how RDMA ranks really divide the ports of their node is decided by
+//! `src/transport/verbs/port_selection/division.rs`.
 //!
 //! A rank with several NICs sends each message over the one with the fewest bytes in flight, so its NICs are
 //! one link that is as wide as they are together. The NICs of different ranks are different links.

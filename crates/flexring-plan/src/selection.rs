@@ -1,6 +1,8 @@
-//! The choice of an algorithm by the shape of the topology, with the reason as text.
+//! The algorithm for the shape of the topology, with the reason as text, and the plans of short vectors.
 //!
-//! Owns the rule of `FLEXRING_ALGO=auto`. Must not know how planners work.
+//! Owns the plan with which `FLEXRING_ALGO=auto` begins, and what is not calculated: one node, fabrics,
+//! reproducible sums. [`choice`](super::choice) replaces it by candidates that are faster. Must not know how
+//! planners work, nor how long plans take.
 
 use super::planner::{Details, forest, rabenseifner, ring, tree};
 use super::schedule::Schedule;

@@ -1,6 +1,7 @@
-//! The plans of a communicator by the length of vectors.
+//! The list of a communicator's plans, each with the longest vector that uses it.
 //!
-//! Owns which plan a length uses, without and with the choices of a tuning profile. Must not know how
+//! Owns who decides: the settings, the shape of the topology ([`selection`](super::selection)), calculated
+//! and simulated times ([`choice`](super::choice)), or the choices of a tuning profile. Must not know how
 //! programs are run or simulated.
 
 use super::choice::{Choice, Simulate};
