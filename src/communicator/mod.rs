@@ -11,13 +11,10 @@ mod checked_call;
 mod checked_wait;
 mod collectives;
 mod control_plane;
-mod gpu;
 mod gpu_calls;
-#[cfg(feature = "cuda")]
-mod gpu_collectives;
+mod gpu_state;
 mod groups;
 mod join;
-mod kernel_calls;
 mod launch_group;
 mod local_gathering;
 mod plans;

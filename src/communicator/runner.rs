@@ -7,7 +7,7 @@ use super::block_lists::BlockLists;
 use super::call_queue::{CallQueue, QueueTicket};
 use super::checked_call::{CallValidator, CheckedCall};
 use super::control_plane::ControlPlane;
-use super::gpu::{self, GpuState, KernelOffer, RelayedCall, most_ctas};
+use super::gpu_state::{self, GpuState, KernelOffer, RelayedCall, most_ctas};
 use super::launch_group::LaunchMember;
 use super::plans::{Installed, Plans};
 use super::registration_gate::RunningCall;
@@ -176,7 +176,7 @@ impl CallRunner {
     pub(super) fn run(&self, checked: &CheckedCall, kernels: u64) -> Result<()> {
         // The kernels of later calls may wait in streams already, and of other communicators run: a driver
         // call could wait for them while they wait for this thread.
-        let _no_driver = gpu::forbid_calls();
+        let _no_driver = gpu_state::forbid_calls();
         let mut state = self.lock_state();
         self.check_usable()?;
         reach(FaultPoint::CallBegins);

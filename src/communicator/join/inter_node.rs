@@ -78,8 +78,8 @@ fn has_devices() -> bool {
 fn offer_ports(config: &Config) -> Result<(Offer, Option<Error>)> {
     use crate::transport::verbs::inventory::{Affinity, Inventory};
     use crate::transport::verbs::port_selection::{missing, offer};
-    let gpu = crate::communicator::gpu::address(config.gpu);
-    let is_coherent = crate::communicator::gpu::is_coherent(config.gpu);
+    let gpu = crate::communicator::gpu_state::address(config.gpu);
+    let is_coherent = crate::communicator::gpu_state::is_coherent(config.gpu);
     let affinity = Affinity { is_coherent, ..Affinity::local(gpu.as_deref()) };
     let inventory = Inventory::local();
     Ok((offer(&inventory, config, &affinity)?, missing(&inventory, config, &affinity)?))

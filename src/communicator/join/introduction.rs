@@ -8,7 +8,7 @@ use super::inter_node;
 use super::node_memories::MemoryOffer;
 use super::peer_info::PeerInfo;
 use crate::bootstrap::{self, ControlConnection, ShrinkListener};
-use crate::communicator::gpu;
+use crate::communicator::gpu_state;
 use crate::communicator::resource_offers::{OfferedResources, ResourceKey};
 use crate::communicator::shared_connections::{self, ConnectionOffer};
 use crate::config::{Config, TransportChoice};
@@ -80,8 +80,8 @@ impl Introduction {
             connections: connections.ranks(),
             nonce: random_bytes()?,
             process: process_number()?,
-            has_gpu: gpu::known(config.gpu).is_some(),
-            may_have_gpus: gpu::may_exist(config.gpu),
+            has_gpu: gpu_state::known(config.gpu).is_some(),
+            may_have_gpus: gpu_state::may_exist(config.gpu),
             node: bootstrap::node_name(config),
             host: bootstrap::host_name(),
             topology_name: config.node.clone().unwrap_or_else(bootstrap::host_name),

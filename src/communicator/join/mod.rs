@@ -22,7 +22,7 @@ pub(super) use introduction::ConnectionOrigin;
 
 use super::Communicator;
 use super::control_plane::{ControlPlane, LocalGroup, LocalMember};
-use super::gpu;
+use super::gpu_state;
 use super::launch_group::LaunchGroup;
 use super::local_gathering::LocalGathering;
 use super::plans::{Plans, no_times};
@@ -189,8 +189,8 @@ impl Communicator {
         let config = &plan.config;
         let ranks_per_core = CpuSet::ranks_per_core(std::iter::repeat_n(&CpuSet::of_this_process(), world));
         let opens_gpu = !plan.spec.is_derived || config.gpu.is_some();
-        let has_gpu = opens_gpu && gpu::known(config.gpu).is_some();
-        let may_use_gpus = has_gpu || gpu::may_exist(config.gpu);
+        let has_gpu = opens_gpu && gpu_state::known(config.gpu).is_some();
+        let may_use_gpus = has_gpu || gpu_state::may_exist(config.gpu);
         let layout = region_layout(config, world, world, ranks_per_core, may_use_gpus);
         let key: [u8; 16] = random_bytes()?;
         let trace_files = TraceFiles::of(config, plan.spec.is_derived, &key);

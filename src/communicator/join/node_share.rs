@@ -7,7 +7,7 @@ use super::introduction::{Introduction, has_room};
 use super::node_memories;
 use super::peer_info::PeerInfo;
 use super::region_layout::region_layout;
-use crate::communicator::gpu;
+use crate::communicator::gpu_state;
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -62,7 +62,7 @@ impl NodeShare {
             Some((memory, _)) => Arc::clone(memory.own()),
             None => OwnMemory::new(ranks.len())?,
         };
-        let region = own.region(layout(&ranks), gpu::numa_node(config.gpu))?;
+        let region = own.region(layout(&ranks), gpu_state::numa_node(config.gpu))?;
         reach(FaultPoint::JoinHasArena);
         let (memory, places) = match common {
             Some(common) => common,

@@ -2,7 +2,7 @@
 //!
 //! Owns which settings it follows from.
 
-use crate::communicator::gpu;
+use crate::communicator::gpu_state;
 use crate::config::Config;
 use crate::plan::thresholds::small_limit;
 use crate::transport::shm::ArenaLayout;
@@ -23,6 +23,6 @@ pub(super) fn region_layout(
     let has_mailboxes = local_ranks == world && world > 1;
     let small = if has_mailboxes { small_limit(config, world, ranks_per_core) } else { 0 };
     let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0);
-    let (relay_slots, relay_bytes) = gpu::relay_slots(world);
+    let (relay_slots, relay_bytes) = gpu_state::relay_slots(world);
     if may_use_gpus { layout.with_relays(relay_slots, relay_bytes) } else { layout }
 }

@@ -7,7 +7,7 @@ use super::world_plan::WorldPlan;
 use crate::communicator::adaptation::LinkAdaptation;
 use crate::communicator::block_lists::BlockLists;
 use crate::communicator::control_plane::ControlPlane;
-use crate::communicator::gpu::GpuState;
+use crate::communicator::gpu_state::GpuState;
 use crate::communicator::launch_group::{LaunchGroup, LaunchMember};
 use crate::communicator::plans::Plans;
 use crate::communicator::runner::{CallRunner, RunnerState};

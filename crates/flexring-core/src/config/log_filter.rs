@@ -82,8 +82,8 @@ fn modules_of(area: LogArea) -> &'static [&'static str] {
         LogArea::Bootstrap => &["flexring::bootstrap"],
         LogArea::Calls => &["flexring::communicator", "flexring::executor"],
         LogArea::Gpu => &[
-            "flexring::communicator::gpu",
-            "flexring::communicator::kernel_calls",
+            "flexring::communicator::gpu_calls",
+            "flexring::communicator::gpu_state",
             "flexring::cuda_driver",
             "flexring::device",
         ],

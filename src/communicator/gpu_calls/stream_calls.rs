@@ -3,16 +3,17 @@
 //! Owns how such a call is submitted, and what the caller's threads do for a GPU because the worker must not
 //! call its driver.
 //!
-//! A call is one kernel in the caller's stream. First the call is sent to the worker, then the kernel is
-//! launched: a launch may block until the kernel ends, and the kernel ends when the worker has run the call.
+//! A call is one kernel in the caller's stream. If the worker carries messages for it (of other nodes, or of
+//! ranks whose GPU memory is out of reach), it gets them before the kernel is launched: a launch may block
+//! until the kernel ends, and the kernel ends when these messages have arrived.
 
-use super::call_queue::QueueTicket;
-use super::checked_wait::CHECK_INTERVAL;
-use super::launch_group::{Launch, ReadyLaunch};
-use super::registration_gate::LaunchPermit;
-use super::runner::CallRunner;
-use super::{CallOutcome, CheckedCall, Communicator};
 use crate::call::Collective;
+use crate::communicator::call_queue::QueueTicket;
+use crate::communicator::checked_wait::CHECK_INTERVAL;
+use crate::communicator::launch_group::{Launch, ReadyLaunch};
+use crate::communicator::registration_gate::LaunchPermit;
+use crate::communicator::runner::CallRunner;
+use crate::communicator::{CallOutcome, CheckedCall, Communicator};
 use crate::device::CallerStream;
 use crate::error::{Error, Result};
 use crate::memory::MemorySpace;
@@ -104,7 +105,7 @@ impl Communicator {
 
 impl CallRunner {
     /// Launches a kernel, together with those of the other ranks of this process.
-    pub(super) fn launch(
+    pub(in crate::communicator) fn launch(
         &self,
         mut prepared: impl Launch + 'static,
         collective: Collective,
@@ -122,7 +123,7 @@ impl CallRunner {
     }
 
     /// Makes sure that kernels can use this memory, before a call on it is queued.
-    pub(super) fn open_gpu(self: &Arc<Self>, memory: MemorySpace) -> Result<()> {
+    pub(in crate::communicator) fn open_gpu(self: &Arc<Self>, memory: MemorySpace) -> Result<()> {
         if memory == MemorySpace::Host || self.gpu_state.serves(memory)? && self.are_kernels_connected() {
             return Ok(());
         }
@@ -137,7 +138,7 @@ impl CallRunner {
 
     /// Ends the communicator if the GPU's context is broken: its kernels then report nothing, and the worker
     /// must not call the driver to find out.
-    pub(super) fn check_gpu(&self) {
+    pub(in crate::communicator) fn check_gpu(&self) {
         if self.gpu_state.is_open()
             && self.fault.get().is_none()
             && let Err(error) = self.gpu_state.check()
@@ -147,7 +148,7 @@ impl CallRunner {
     }
 
     /// Checks the GPU until `is_over`.
-    pub(super) fn watch_gpu(&self, is_over: impl Fn() -> bool) {
+    pub(in crate::communicator) fn watch_gpu(&self, is_over: impl Fn() -> bool) {
         let mut nap = Duration::from_micros(50);
         while self.gpu_state.is_open() && !is_over() {
             std::thread::sleep(nap);
@@ -157,7 +158,7 @@ impl CallRunner {
     }
 
     /// Waits for the end of all kernels, before what they access is freed.
-    pub(super) fn end_gpu(&self) {
+    pub(in crate::communicator) fn end_gpu(&self) {
         let ended = self.gpu_state.end(&self.fault);
         self.finish_kernel_calls();
         if !ended {

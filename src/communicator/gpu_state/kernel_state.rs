@@ -1,4 +1,4 @@
-//! Collectives that kernels run themselves: what a communicator has for them on its GPU.
+//! What a communicator keeps for kernels on its GPU: memory of calls, lists, captured calls.
 //!
 //! Owns how it waits for kernels when it ends. Must not know which calls kernels run.
 
@@ -32,7 +32,7 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_LISTS: usize = 64;
 
 /// What a communicator has for collectives that kernels run.
-pub(in crate::communicator) struct KernelCalls {
+pub(in crate::communicator) struct KernelState {
     pub(in crate::communicator) memory: Arc<CollectiveMemory>,
     /// What users have registered, if the ranks' kernels can access it.
     pub(in crate::communicator) registered: Option<OfferedMemory>,
@@ -76,7 +76,7 @@ struct Lists {
     scratch: ListScratch,
 }
 
-impl KernelCalls {
+impl KernelState {
     pub(super) fn new(
         memory: Arc<CollectiveMemory>,
         registered: Option<OfferedMemory>,

@@ -1,8 +1,8 @@
-//! The interface of `cuda.rs` in builds without the feature `cuda`.
+//! The interface of `kernel_calls.rs` in builds without the feature `cuda`.
 
 use crate::communicator::Communicator;
 use crate::communicator::checked_call::CheckedCall;
-use crate::communicator::gpu::{KernelOffer, RelayedCall};
+use crate::communicator::gpu_state::{KernelOffer, RelayedCall};
 use crate::communicator::request::CallOutcome;
 use crate::communicator::runner::CallRunner;
 use crate::device::CallerStream;
@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::memory::Piece;
 use std::sync::Arc;
 
-#[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of cuda.rs")]
+#[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of kernel_calls.rs")]
 impl CallRunner {
     pub(in crate::communicator) fn offer_kernels(&self) -> Option<KernelOffer> {
         None
@@ -43,7 +43,7 @@ impl CallRunner {
     }
 }
 
-#[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of cuda.rs")]
+#[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "the interface of kernel_calls.rs")]
 impl Communicator {
     pub(in crate::communicator) fn run_by_kernel(
         &self,

@@ -3,7 +3,7 @@
 //! Owns the public methods for them. Must not know how a call runs: each method has the arguments checked,
 //! and submits the call to the stream of its vector.
 
-use super::{CheckedCall, Communicator};
+use crate::communicator::{CheckedCall, Communicator};
 use crate::device::CallerStream;
 use crate::device::cuda::GpuVector;
 use crate::dtype::{Element, ReduceOp};

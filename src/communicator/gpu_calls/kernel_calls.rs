@@ -5,8 +5,8 @@
 use crate::call::{BlockCounts, Call, Collective};
 use crate::communicator::Communicator;
 use crate::communicator::checked_call::CheckedCall;
-use crate::communicator::gpu::{
-    CarriedCall, KernelCalls, KernelOffer, KernelOwner, KernelWatch, OfferedMemory, OpenedGpu,
+use crate::communicator::gpu_state::{
+    CarriedCall, KernelOffer, KernelOwner, KernelState, KernelWatch, OfferedMemory, OpenedGpu,
     PreparedCollective, RelayedCall, difference, forbid_calls,
 };
 use crate::communicator::launch_group::Launch;
@@ -42,7 +42,7 @@ impl Launch for PreparedCollective {
 impl CallRunner {
     /// The kernels of this rank, if its GPU is open.
     pub(in crate::communicator) fn offer_kernels(&self) -> Option<KernelOffer> {
-        let (opened, calls) = self.gpu_state.kernel_calls()?;
+        let (opened, calls) = self.gpu_state.kernel_state()?;
         // The memory is laid out for one rank if there are too many on the node.
         let is_laid_out = self.node.len() == 1 || !calls.memory.layout().is_alone();
         Some(opened.offer(is_laid_out && self.memory_of(&self.node).is_some()))
@@ -65,7 +65,7 @@ impl CallRunner {
 
     /// Whether kernels can be launched.
     pub(in crate::communicator) fn are_kernels_connected(&self) -> bool {
-        self.gpu_state.kernel_calls().is_some_and(|(_, calls)| calls.watch().is_some())
+        self.gpu_state.kernel_state().is_some_and(|(_, calls)| calls.watch().is_some())
     }
 
     /// Connects the memory of the ranks that reach each other's, once this rank's GPU is open.
@@ -73,7 +73,7 @@ impl CallRunner {
     /// # Errors
     /// `System` if the GPU fails.
     pub(in crate::communicator) fn connect_kernels(self: &Arc<Self>) -> Result<()> {
-        let Some((_, calls)) = self.gpu_state.kernel_calls().filter(|(_, calls)| calls.watch().is_none())
+        let Some((_, calls)) = self.gpu_state.kernel_state().filter(|(_, calls)| calls.watch().is_none())
         else {
             return Ok(());
         };
@@ -108,7 +108,7 @@ impl CallRunner {
     }
 
     /// The items by which this rank's kernels run a call.
-    fn list(&self, checked: &CheckedCall, calls: &KernelCalls) -> Result<Arc<ListedProgram>> {
+    fn list(&self, checked: &CheckedCall, calls: &KernelState) -> Result<Arc<ListedProgram>> {
         let key = self.lock_plans().list_key(checked, SLOT);
         let make = || self.lock_plans().list(key, checked, SLOT, MOST_PLACES);
         let await_kernels = || {
@@ -123,7 +123,7 @@ impl CallRunner {
     fn transfers(
         &self,
         checked: &CheckedCall,
-        calls: &KernelCalls,
+        calls: &KernelState,
         is_captured: bool,
     ) -> Result<(TransferTable, Arc<[RelayedMessages]>)> {
         let wait = || {
@@ -138,7 +138,7 @@ impl CallRunner {
     /// Carries the messages of calls that kernels run, behind this number of collectives that need no
     /// messages to be carried.
     pub(in crate::communicator) fn run_relayed(&self, relayed: RelayedCall, kernels: u64) -> Result<()> {
-        let Some((_, calls)) = self.gpu_state.kernel_calls() else {
+        let Some((_, calls)) = self.gpu_state.kernel_state() else {
             return Err(Error::internal("messages of kernels without a GPU"));
         };
         let _no_driver = forbid_calls();
@@ -198,14 +198,14 @@ impl CallRunner {
 
     /// Waits until all kernels that were launched have ended, or the communicator has failed.
     pub(in crate::communicator) fn await_kernels(&self) {
-        if let Some((opened, calls)) = self.gpu_state.kernel_calls() {
+        if let Some((opened, calls)) = self.gpu_state.kernel_state() {
             calls.await_kernels(&opened.launcher, &self.fault, || self.check_waiting());
         }
     }
 
     /// Reports that this rank has finished its last call, if kernels ran that. The rank is about to leave.
     pub(in crate::communicator) fn finish_kernel_calls(&self) {
-        let watch = self.gpu_state.kernel_calls().and_then(|(_, calls)| calls.watch());
+        let watch = self.gpu_state.kernel_state().and_then(|(_, calls)| calls.watch());
         let last = watch.and_then(|watch| watch.last_call());
         let Some(last) = last.filter(|last| last.sequence > self.lock_state().sequence) else { return };
         if self.fault.get().is_none() && self.control.enter_call(&last).is_ok() {
@@ -218,7 +218,7 @@ impl CallRunner {
     /// # Errors
     /// `System` if the GPU fails.
     pub(in crate::communicator) fn offer_to_kernels(&self, piece: Piece) -> Result<()> {
-        let calls = self.gpu_state.kernel_calls().filter(|_| !self.relays());
+        let calls = self.gpu_state.kernel_state().filter(|_| !self.relays());
         let registered = calls.and_then(|(_, calls)| calls.registered.as_ref());
         registered.map_or(Ok(()), |registered| registered.add(piece))
     }
@@ -228,7 +228,7 @@ impl CallRunner {
     /// # Errors
     /// `Timeout` if kernels use it for too long; `System` if the GPU fails.
     pub(in crate::communicator) fn take_from_kernels(&self, piece: Piece) -> Result<()> {
-        let Some((opened, calls)) = self.gpu_state.kernel_calls() else { return Ok(()) };
+        let Some((opened, calls)) = self.gpu_state.kernel_state() else { return Ok(()) };
         calls.forget(piece, &opened.launcher, &self.fault, self.timeout)
     }
 
@@ -236,7 +236,7 @@ impl CallRunner {
     /// Opening would wait for them, too, but with a lock of the driver. They end, because they depend on no
     /// later collective of this rank. A receive among them may depend on a later send of the host, as any
     /// earlier call in a stream may.
-    fn follow_registrations(&self, launcher: &Launcher, calls: &KernelCalls) {
+    fn follow_registrations(&self, launcher: &Launcher, calls: &KernelState) {
         if let Some(registered) = calls.registered.as_ref().filter(|registered| registered.has_changed()) {
             calls.await_kernels(launcher, &self.fault, || self.check_waiting());
             // If it has failed, a kernel may still run.
@@ -248,7 +248,7 @@ impl CallRunner {
 
     /// Ends the communicator if a kernel has failed: a kernel that has ended may have.
     pub(in crate::communicator) fn notice_kernel_failure(&self) {
-        if let Some(watch) = self.gpu_state.kernel_calls().and_then(|(_, calls)| calls.watch()) {
+        if let Some(watch) = self.gpu_state.kernel_state().and_then(|(_, calls)| calls.watch()) {
             watch.notice_failure();
         }
     }
@@ -289,7 +289,7 @@ impl Communicator {
     /// What a kernel needs to know of a call; `None` if the host runs it.
     fn described(&self, checked: &CheckedCall) -> Option<DescribedCall<'_>> {
         let runner = &self.runner;
-        let (opened, calls) = runner.gpu_state.kernel_calls()?;
+        let (opened, calls) = runner.gpu_state.kernel_state()?;
         let watch = calls.watch()?;
         let (plans, are_automatic) = {
             let plans = runner.lock_plans();
@@ -473,7 +473,7 @@ impl Communicator {
 /// A call that kernels run, and what runs it.
 struct DescribedCall<'a> {
     opened: &'a OpenedGpu,
-    calls: &'a KernelCalls,
+    calls: &'a KernelState,
     watch: &'a Arc<KernelWatch>,
     call: Call,
     described: BlockCall,
@@ -551,7 +551,7 @@ fn transfers_of(checked: &CheckedCall, me: Rank, world: usize) -> Vec<VectorTran
 ///
 /// # Errors
 /// `System` if the GPU fails.
-fn set_places(checked: &CheckedCall, blocks: &mut Blocks, calls: &KernelCalls) -> Result<()> {
+fn set_places(checked: &CheckedCall, blocks: &mut Blocks, calls: &KernelState) -> Result<()> {
     let Some(registered) = calls.registered.as_ref().filter(|registered| registered.has_any()) else {
         return Ok(());
     };

@@ -1,15 +1,23 @@
-//! The GPU that a communicator works with.
+//! The GPU that a communicator works with, and what it keeps there.
 //!
-//! Owns which GPU that is, and what a communicator keeps on it. Builds without the feature `cuda` use
-//! `absent.rs`, which has the interface of `cuda.rs` and refuses all memory of GPUs.
+//! Builds without the feature `cuda` use `absent.rs`, which has the interface of `cuda.rs` and refuses all
+//! memory of GPUs.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `cuda.rs` | which GPU it is |
+//! | `kernel_state.rs` | the memory of calls, lists and captured calls; how the communicator waits for kernels |
+//! | `kernel_offer.rs` | how many CTAs the ranks agree on |
+//! | `kernel_watch.rs` | the thread that watches kernels, for failures and time limits |
+//! | `registered_memory.rs` | memory of users that the kernels of all ranks of the node access |
 
 #[cfg(not(feature = "cuda"))]
 mod absent;
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(feature = "cuda")]
-mod kernel_calls;
 mod kernel_offer;
+#[cfg(feature = "cuda")]
+mod kernel_state;
 #[cfg(feature = "cuda")]
 mod kernel_watch;
 #[cfg(feature = "cuda")]
@@ -27,7 +35,7 @@ pub(super) use kernel_offer::{KernelOffer, most_ctas};
 #[cfg(feature = "cuda")]
 pub(super) use {
     cuda::{OpenedGpu, PreparedCollective},
-    kernel_calls::{CarriedCall, KernelCalls, RelayedCall},
+    kernel_state::{CarriedCall, KernelState, RelayedCall},
     kernel_watch::{KernelOwner, KernelWatch, difference},
     registered_memory::OfferedMemory,
 };

@@ -1,7 +1,7 @@
 //! The GPU of a communicator, over CUDA.
 
-use super::kernel_calls::KernelCalls;
 use super::kernel_offer::KernelOffer;
+use super::kernel_state::KernelState;
 use super::registered_memory::OfferedMemory;
 use crate::bootstrap::host_name;
 use crate::communicator::registration_gate::GATE;
@@ -116,7 +116,7 @@ pub(in crate::communicator) struct GpuState {
 pub(in crate::communicator) struct OpenedGpu {
     pub(super) gpu: Arc<Gpu>,
     pub(in crate::communicator) launcher: Launcher,
-    kernel_calls: KernelCalls,
+    kernel_state: KernelState,
     /// The most CTAs of a call, if the user wants a number.
     wanted: Option<u32>,
 }
@@ -274,13 +274,13 @@ impl GpuState {
             Arc::new(GatedDevices { devices: Arc::clone(devices), patience }) as Arc<dyn Registrar>
         });
         let registered = notices.map(|(rank, notices)| OfferedMemory::new(&gpu, &memory, rank, notices));
-        let kernel_calls = KernelCalls::new(memory, registered, kernel_devices);
+        let kernel_state = KernelState::new(memory, registered, kernel_devices);
         log::info!("vectors may be on {gpu:?}: {}", cuda::image::origin());
         if let Some(sharing) = sharing {
             executor.share_gpu(Box::new(sharing));
         }
         // Cannot be set already: only one thread at a time holds the executor.
-        let _ = self.opened.set(OpenedGpu { gpu, launcher, kernel_calls, wanted: self.ctas });
+        let _ = self.opened.set(OpenedGpu { gpu, launcher, kernel_state, wanted: self.ctas });
         Ok(())
     }
 
@@ -304,9 +304,9 @@ impl GpuState {
     }
 
     /// What runs calls by kernels, if a GPU is open.
-    pub(in crate::communicator) fn kernel_calls(&self) -> Option<(&OpenedGpu, &KernelCalls)> {
+    pub(in crate::communicator) fn kernel_state(&self) -> Option<(&OpenedGpu, &KernelState)> {
         let opened = self.opened.get()?;
-        Some((opened, &opened.kernel_calls))
+        Some((opened, &opened.kernel_state))
     }
 
     /// Whether a GPU is open.
@@ -326,9 +326,9 @@ impl GpuState {
     /// is never freed, and `false` is returned.
     pub(in crate::communicator) fn end(&self, fault: &Fault) -> bool {
         let Some(opened) = self.opened.get() else { return true };
-        let ended = opened.kernel_calls.end(&opened.launcher, fault);
+        let ended = opened.kernel_state.end(&opened.launcher, fault);
         if !ended {
-            opened.kernel_calls.leak();
+            opened.kernel_state.leak();
         }
         ended
     }
