@@ -78,11 +78,12 @@ int main(void) {
     flexring_comm *comm;
     void *context, *stream;
     address gradient;
-    int rank, size, gpus;
+    int rank, size, local_rank, gpus;
 
     MUST(flexring_comm_init_from_env(&comm));
     MUST(flexring_comm_rank(comm, &rank));
     MUST(flexring_comm_size(comm, &size));
+    MUST(flexring_comm_local_rank(comm, &local_rank));
 
     open_driver();
     CUDA(cuInit(0));
@@ -91,8 +92,7 @@ int main(void) {
         fprintf(stderr, "there is no GPU\n");
         return 1;
     }
-    /* Correct if all ranks are on one node. Otherwise use the rank's number within its node. */
-    int gpu = rank % gpus;
+    int gpu = local_rank % gpus;
     /* The primary context is the one that flexring and CUDA's runtime use. */
     CUDA(cuDevicePrimaryCtxRetain(&context, gpu));
     CUDA(cuCtxSetCurrent(context));

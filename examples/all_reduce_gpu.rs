@@ -10,7 +10,7 @@ const LENGTH: usize = 1 << 20;
 
 fn main() -> Result<()> {
     let comm = Communicator::from_env()?;
-    let gpu = comm.rank() % gpu_count()?;
+    let gpu = comm.local_rank() % gpu_count()?;
     let mut vector = GpuBuffer::<f32>::new(gpu, LENGTH)?;
     vector.write(&vec![comm.rank() as f32; LENGTH])?;
 

@@ -263,6 +263,13 @@ flexring_result flexring_comm_rank(const flexring_comm *comm, int *out);
 // `comm` is NULL or a live handle; `out` is NULL or points to an int that may be written.
 flexring_result flexring_comm_size(const flexring_comm *comm, int *out);
 
+// Writes this rank's place among those of its node, from 0, to `out`: the usual number of its GPU, modulo
+// the GPUs that there are.
+//
+// The caller promises:
+// As for [`flexring_comm_rank`].
+flexring_result flexring_comm_local_rank(const flexring_comm *comm, int *out);
+
 // Waits until all earlier calls of this rank are over, including those that take effect in streams. Returns
 // the error that ended the communicator, if it has failed.
 //
@@ -376,11 +383,12 @@ flexring_result flexring_op_create_premul_sum(float factor, flexring_op *out);
 // On the host, with stream NULL, the call returns when the result is complete. On a GPU it returns at once
 // and takes effect in `stream`, a cudaStream_t or CUstream (NULL is the default stream): after the work that
 // is in the stream already, and before work that is added later, as cudaMemcpyAsync does. CUDA's driver
-// determines where memory is. Managed memory is refused, and so are a stream that is being captured and a
-// stream of a context other than the GPU's primary one. If a call fails after it has returned, the stream
-// continues without a result, and flexring_comm_status, flexring_comm_synchronize and all later calls return
-// the error. If ranks are threads of one process and share a GPU, give each rank its own stream, not NULL;
-// in a common stream they would wait for each other forever.
+// determines where memory is. Managed memory is refused, and so is a stream of a context other than the
+// GPU's primary one. If the stream is being captured, the call becomes part of the graph. If a call fails
+// after it has returned, the stream continues without a result, and flexring_comm_status,
+// flexring_comm_synchronize and all later calls return the error. If ranks are threads of one process and
+// share a GPU, give each rank its own stream, not NULL; in a common stream they would wait for each other
+// forever.
 //
 // All this applies to the other collectives, too.
 //
@@ -568,7 +576,7 @@ flexring_result flexring_scatter(const void *send,
                                  void *stream);
 
 // Sends the r-th `count` elements at `send` to rank r, and receives the r-th `count` elements at `recv` from
-// it, for every rank r. The two buffers must not overlap.
+// it, for every rank r. The two buffers do not overlap; on a GPU they may also be the same (in place).
 //
 // The caller promises:
 // `send` is valid for reading and `recv` for writing `count` elements for each rank; `comm` is NULL

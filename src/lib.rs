@@ -21,12 +21,15 @@
 //! | calls that overlap computation | [`Communicator::all_reduce_async`], example `overlapped` |
 //! | sends and receives | [`Communicator::group`], example `halo_exchange` |
 //! | vectors of different lengths | [`Communicator::all_to_all_v`], example `uneven_gather` |
-//! | vectors in GPU memory | `gpu::GpuBuffer`, example `all_reduce_gpu` |
+//! | vectors in GPU memory | `gpu::GpuBuffer`, example `all_reduce_gpu`; which GPU: [`Communicator::local_rank`] |
+//! | memory from elsewhere, without copies | [`Communicator::register`] |
+//! | a communicator of some of the ranks | [`Communicator::split`] |
+//! | going on without ranks that died | [`Communicator::shrink`] |
 //! | settings in the program | [`config::Config`], example `own_topology` |
 //! | what went wrong | [`Error`] and its [`ErrorKind`] |
 //!
 //! Settings are environment variables that begin with `FLEXRING_`; the command `flexring env` lists them.
-//! Every wait for another rank has a deadline, and every error names the rank that caused it.
+//! Every wait for another rank has a deadline, and an error that another rank caused names it.
 
 // The library logs through `log`. Tests print why they are skipped.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
@@ -105,7 +108,7 @@ pub mod config {
 ///
 /// # fn main() -> flexring::Result<()> {
 /// let comm = Communicator::from_env()?;
-/// let mut vector = GpuBuffer::<f32>::new(comm.rank() % gpu_count()?, 1 << 20)?;
+/// let mut vector = GpuBuffer::<f32>::new(comm.local_rank() % gpu_count()?, 1 << 20)?;
 /// vector.write(&vec![1.0; 1 << 20])?;
 /// // Is enqueued in the vector's stream and returns.
 /// comm.all_reduce_on_gpu(&mut vector, ReduceOp::Sum)?;

@@ -10,7 +10,7 @@
 use super::frame_decoder::{FrameDecoder, Unreadable};
 use super::protocol::{Bytes, ENCRYPTED, FRAME_LIMIT, PART_ALLOWANCE};
 use crate::error::{Error, Result};
-use crate::process::{ClosedInChild, Relay};
+use crate::process::{ClosedInChild, SocketRelay};
 use crate::tls::{SessionBinding, TlsRole, TlsSession};
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
@@ -69,7 +69,7 @@ pub(super) struct FramedStream {
     /// Whether the other end is authenticated.
     trusted: bool,
     /// Holds the socket, if `stream` is the relay's. Dropped after `stream`, whose end it waits for.
-    relay: Option<Relay>,
+    relay: Option<SocketRelay>,
 }
 
 /// The result of one read.
@@ -117,7 +117,7 @@ impl FramedStream {
     /// # Errors
     /// Those of the kernel. The stream is as it was then.
     pub(super) fn start_relay(&mut self) -> io::Result<()> {
-        let (relay, local) = Relay::start(self.stream.as_fd())?;
+        let (relay, local) = SocketRelay::start(self.stream.as_fd())?;
         self._closed_in_child = ClosedInChild::new(local.as_fd());
         // A local socket has the same operations as that of TCP, which is closed here.
         self.stream = TcpStream::from(local);
@@ -216,7 +216,7 @@ impl FramedStream {
 
     /// How the connection ended at which there is nothing more to read: a verb phrase.
     fn how_it_ended(&self) -> String {
-        match self.relay.as_ref().and_then(Relay::error) {
+        match self.relay.as_ref().and_then(SocketRelay::error) {
             Some(cause) => format!("broke ({cause})"),
             None => "closed".to_owned(),
         }

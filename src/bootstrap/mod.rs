@@ -5,9 +5,18 @@
 //! heartbeats and learn of each other's failures. Must not know links, schedules or data: a
 //! [`Call`](crate::call::Call) is all that it sees of the work.
 //!
-//! `rendezvous`, `handshake`, `failure_detector`, `coordinator_worlds` and `subworlds` decide and do no I/O;
-//! `server`, `control_thread`, `listen` and `connect` do the I/O and decide nothing. `shrink` lets the ranks
-//! that are left after a failure agree on a new world.
+//! | what | files; those in italics decide and do no I/O |
+//! |---|---|
+//! | who this process is | `launcher`, `node`, `process`, `interfaces` |
+//! | unique ids | `unique_id`, `encrypted_id`, `pending_ids` |
+//! | reaching the coordinator | `coordinator_target`, `connect`, `join_attempt`, `coordinator_handover`, `failed_rendezvous` |
+//! | a rank's connection | `control_connection`, `control_state`, `control_thread`, `world_client`, `call_state`, `process_exit` |
+//! | the coordinator | `coordinator`, `coordinator_ports`, `listen`, `listening_process`, `connections`, `server`, `phase` |
+//! | its decisions | *`rendezvous`*, *`failure_detector`*, *`coordinator_worlds`*, *`subworlds`*, *`heartbeat`* |
+//! | messages | `protocol`, `framed_stream`, *`frame_decoder`*, *`handshake`*, `secret`, `node_secret` |
+//! | further communicators, messages of ranks | `open_subworld`, `peer_messages`, `peer_message_queue` |
+//! | `flexring status` | `status_socket`, `status_request`, `world_status`, `job_address` |
+//! | after a failure | `shrink`: the ranks that are left agree on a new world |
 
 mod call_state;
 mod connect;

@@ -2,6 +2,17 @@
 //!
 //! Owns the handle that users hold, the order of calls, their validation, and how a failure is reported. Must
 //! not know how ranks find each other (`bootstrap`), nor how data moves (`executor`).
+//!
+//! | what | files |
+//! |---|---|
+//! | what users call | this file, `collectives`, `groups`, `gpu_calls`, `buffers`, `request`, `shrink`, `split` |
+//! | making a communicator | `join`; from an earlier one: `world_template`, `shared_connections`, `resource_offers` |
+//! | arguments | `checked_call`, `block_lists` |
+//! | the order of calls | `call_queue`, `turns`, `thread_calls`; on a worker: `worker`, `worker_pool` |
+//! | running one | `runner`, which plan: `plans`, `adaptation`; other ranks' news: `control_plane` |
+//! | memory of users | `user_memory`, `registered_pages`, `shared_call` |
+//! | the GPU | `gpu_state`, `registration_gate`; ranks that are threads: `launch_group`, `local_gathering` |
+//! | the end | `unfinished`, `checked_wait`, `trace_files` |
 
 mod adaptation;
 mod block_lists;
@@ -21,8 +32,6 @@ mod plans;
 #[cfg(all(test, feature = "verbs"))]
 mod rdma_link_costs;
 mod registered_pages;
-#[cfg(feature = "cuda")]
-mod registered_vector;
 mod registration_gate;
 mod request;
 mod resource_offers;
@@ -43,9 +52,9 @@ mod world_template;
 pub use crate::transport::verbs::RailStatistics;
 pub use adaptation::{AdaptationStatistics, CallTimes, NodeLinkStatistics};
 pub use checked_call::{CallValidator, CheckedCall};
-pub use groups::{NO_RECV_FROM_ANY, Operation, OwnedOperation};
 #[cfg(feature = "cuda")]
-pub use registered_vector::RegisteredOnGpu;
+pub use gpu_calls::RegisteredOnGpu;
+pub use groups::{NO_RECV_FROM_ANY, Operation, OwnedOperation};
 pub use request::{CallOutcome, Owned, Request};
 pub use unfinished::abort_unfinished;
 pub use user_memory::Registered;
@@ -190,6 +199,26 @@ impl Communicator {
     #[must_use]
     pub fn size(&self) -> usize {
         self.runner.world
+    }
+
+    /// This rank's place among those of its node, from 0: the usual number of its GPU, modulo the GPUs that
+    /// there are.
+    ///
+    /// ```
+    /// # use flexring::{Communicator, config::Config};
+    /// # fn main() -> flexring::Result<()> {
+    /// let config = Config { topology: Some("2+3".to_owned()), ..Config::default() };
+    /// let ranks = Communicator::local_with(&config, 5)?;
+    /// let places: Vec<usize> = ranks.iter().map(Communicator::local_rank).collect();
+    /// assert_eq!(places, [0, 1, 0, 1, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn local_rank(&self) -> usize {
+        let nodes = self.topology().ranks_of_nodes();
+        let of_node = |ranks: &Vec<Rank>| ranks.iter().position(|rank| *rank == self.rank());
+        nodes.iter().find_map(of_node).unwrap_or(0)
     }
 
     /// [`size`](Self::size), by the name that PyTorch has for it.

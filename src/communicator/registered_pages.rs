@@ -1,4 +1,4 @@
-//! The pages that users have registered, in all communicators of this process.
+//! The pages of host memory that users have registered, in all communicators of this process.
 //!
 //! Replacing pages that another communicator has registered with its devices would leave those with the old
 //! pages. So pages that are registered are not replaced, and pages that are shared stay shared until every

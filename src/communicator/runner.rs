@@ -35,10 +35,10 @@ pub(super) struct CallRunner {
     pub rank: Rank,
     /// Number of ranks.
     pub world: usize,
-    /// Longest vector, in bytes, that takes the path for small messages.
-    pub small: usize,
-    /// Whether the path for small messages exists: all ranks share memory, and there is more than one.
-    pub has_small_path: bool,
+    /// Longest vector, in bytes, that goes through mailboxes.
+    pub mailbox_limit: usize,
+    /// Whether there are mailboxes: all ranks share memory, and there is more than one.
+    pub has_mailboxes: bool,
     /// The ranks that share memory, this one included.
     pub node: Vec<Rank>,
     /// How long a wait for a stream spins before it sleeps.
@@ -185,7 +185,7 @@ impl CallRunner {
         // are in place.
         let in_use =
             self.user_memory.begin_call(checked.pieces(), self.timeout).map_err(|error| self.fail(error))?;
-        let shared = if in_use.is_none() || self.is_small(checked) {
+        let shared = if in_use.is_none() || self.uses_mailboxes(checked) {
             None
         } else {
             SharedCall::new(checked, |piece| self.user_memory.shared_vector(piece))
@@ -355,7 +355,7 @@ impl CallRunner {
         }
     }
 
-    /// Announces a call to the coordinator.
+    /// Notes the call where heartbeats read it. Threads of one process compare calls here.
     pub(super) fn enter(&self, call: &Call) -> Result<()> {
         log::trace!("rank {}: {call}", self.rank);
         self.control.enter_call(call)?;
@@ -363,17 +363,17 @@ impl CallRunner {
         Ok(())
     }
 
-    /// Whether a call takes the path for small messages.
-    pub(super) fn is_small(&self, checked: &CheckedCall) -> bool {
-        self.has_small_path
+    /// Whether a call goes through mailboxes.
+    pub(super) fn uses_mailboxes(&self, checked: &CheckedCall) -> bool {
+        self.has_mailboxes
             && SmallLayout::exists_for(checked.collective)
-            && checked.whole_bytes() <= self.small
+            && checked.whole_bytes() <= self.mailbox_limit
     }
 
     /// How the call is executed, the digest by which ranks check that they execute it alike, and the bytes of
     /// scratch memory for it.
     fn path(&self, checked: &CheckedCall, state: &mut RunnerState) -> Result<(CallPath, u64, usize)> {
-        if self.is_small(checked) {
+        if self.uses_mailboxes(checked) {
             return Ok((CallPath::Small, state.plans_digest, 0));
         }
         let Installed { number, digest, facts, scratch_bytes } =

@@ -8,10 +8,10 @@
 //! |---|---|
 //! | `program_path` | calls that run a program: the loop around the pipeline |
 //! | `small_path` | small calls, through mailboxes |
-//! | `relay_path` | messages of calls that kernels run, to and from other nodes |
+//! | `relay_path` | messages of calls that kernels run, with ranks whose GPU memory kernels do not reach |
 //! | `group_path` | groups of sends and receives |
 //! | `peer_exchange` | their messages with one peer |
-//! | `resources` | what both use: `links`, `devices`, `slots`, `wait` |
+//! | `resources` | what all of them use: `links`, `devices`, `slots`, `wait` |
 //! | `links` | the transports, and which of them reaches a peer |
 //! | `devices` | the device of the host and that of a GPU |
 //! | `slots` | the memory of the pool's slots |

@@ -33,6 +33,7 @@ static void communicators_are_checked(void) {
     int number = 77;
     EXPECT(INVALID, "communicator is NULL", flexring_comm_rank(NULL, &number));
     EXPECT(INVALID, "communicator is NULL", flexring_comm_size(NULL, &number));
+    EXPECT(INVALID, "communicator is NULL", flexring_comm_local_rank(NULL, &number));
     EXPECT(INVALID, "out is NULL", flexring_comm_rank(comm, NULL));
     EXPECT(INVALID, "out is NULL", flexring_comm_size(comm, NULL));
     size_t rails = 77;

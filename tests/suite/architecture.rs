@@ -1,57 +1,94 @@
-//! ARCHITECTURE.md's ways through the code name files and functions that exist.
+//! ARCHITECTURE.md names files, folders and functions that exist.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// What stands between backticks in the section, in order.
-fn spans(text: &str) -> Vec<&str> {
-    let section = text.split("\n## ").find(|section| section.starts_with("The ways")).expect("the section");
-    section.split('`').skip(1).step_by(2).collect()
+/// What the document calls the sources of these crates.
+const CRATES: [(&str, &str); 4] = [
+    ("core/", "crates/flexring-core/src/"),
+    ("plan/", "crates/flexring-plan/src/"),
+    ("simulator/", "crates/flexring-simulator/src/"),
+    ("ffi/", "crates/flexring-ffi/src/"),
+];
+
+/// Where a path in the document may be, in the repository.
+fn places(path: &str) -> [PathBuf; 2] {
+    let of_crate =
+        CRATES.iter().find_map(|(name, folder)| Some(format!("{folder}{}", path.strip_prefix(name)?)));
+    [PathBuf::from(of_crate.as_deref().unwrap_or(path)), Path::new("src").join(path)]
+}
+
+/// What stands between backticks, in order: paths, and names of functions without a path. Tests are named in
+/// other places.
+fn spans(text: &str) -> impl Iterator<Item = &str> {
+    let is_test = |span: &str| span.contains("::") && !span.starts_with(char::is_uppercase);
+    text.split('`').skip(1).step_by(2).filter(move |span| !is_test(span))
+}
+
+fn is_path(span: &str) -> bool {
+    span.contains('/') && !span.contains([' ', '*', '='])
+}
+
+/// The section on the ways.
+fn ways(text: &str) -> &str {
+    text.split("\n## ").find(|section| section.starts_with("The ways")).expect("the section")
+}
+
+/// Whether `source` defines a function or, with an upper-case letter first, a type, or `Type::function`.
+fn defines(source: &str, name: &str) -> bool {
+    let (owner, name) = name.rsplit_once("::").unwrap_or(("", name));
+    let keywords: &[&str] =
+        if name.starts_with(char::is_uppercase) { &["struct", "enum", "trait"] } else { &["fn"] };
+    let is_end = |rest: &str| rest.starts_with(['(', '<', ' ']);
+    let is_there = |keyword: &&str| {
+        let definition = format!("{keyword} {name}");
+        source.match_indices(&definition).any(|(at, _)| is_end(&source[at + definition.len()..]))
+    };
+    keywords.iter().any(is_there) && source.contains(owner)
 }
 
 /// The functions of the section that are not in the file before them, and the files that do not exist.
-fn missing(text: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
+fn missing(section: &str, read: impl Fn(&Path) -> Option<String>) -> Vec<String> {
     let (mut file, mut source, mut missing) = ("", String::new(), Vec::new());
-    for span in spans(text).into_iter().filter(|span| !span.contains("::")) {
-        if span.contains('/') {
+    // What stands before the first step says how to read the steps.
+    let steps = section.split_once("\n### ").map_or("", |(_, steps)| steps);
+    for span in spans(steps) {
+        if is_path(span) {
             file = span;
-            source = read(file).unwrap_or_else(|| {
+            source = places(file).iter().find_map(|place| read(place)).unwrap_or_else(|| {
                 missing.push(file.to_owned());
                 String::new()
             });
-            continue;
-        }
-        let definition = format!("fn {span}");
-        let is_end = |rest: &str| rest.starts_with(['(', '<']);
-        let is_there =
-            source.match_indices(&definition).any(|(at, _)| is_end(&source[at + definition.len()..]));
-        if !is_there {
+        } else if !defines(&source, span) {
             missing.push(format!("{file}: {span}"));
         }
     }
     missing
 }
 
+fn document() -> String {
+    std::fs::read_to_string(crate::programs::root().join("ARCHITECTURE.md")).expect("it can be read")
+}
+
 #[test]
-fn the_ways_name_functions_that_exist() {
-    let root = crate::programs::root();
-    let read = |file: &str| std::fs::read_to_string(root.join(file)).ok();
-    let text = read("ARCHITECTURE.md").expect("ARCHITECTURE.md can be read");
-    assert!(spans(&text).len() > 50, "the section is shorter than it was");
-    assert_eq!(missing(&text, read), Vec::<String>::new());
+fn the_names_exist() {
+    let (root, text) = (crate::programs::root(), document());
+    assert!(spans(ways(&text)).count() > 100, "the section is shorter than it was");
+    let read = |file: &Path| std::fs::read_to_string(root.join(file)).ok();
+    assert_eq!(missing(ways(&text), read), Vec::<String>::new());
+    let is_absent = |span: &&str| !places(span).iter().any(|place| root.join(place).exists());
+    assert_eq!(spans(&text).filter(|span| is_path(span)).filter(is_absent).collect::<Vec<_>>(), [""; 0]);
 }
 
 /// The files of a text in which functions are named, and how many functions these are.
 fn named(text: &str) -> (BTreeSet<&str>, usize) {
-    let spans = text.split('`').skip(1).step_by(2).filter(|span| !span.contains("::"));
-    let (files, functions): (Vec<_>, Vec<_>) = spans.partition(|span| span.contains('/'));
+    let (files, functions): (Vec<_>, Vec<_>) = spans(text).partition(|span| is_path(span));
     (files.into_iter().collect(), functions.len())
 }
 
 #[test]
 fn the_ways_of_a_call_are_short() {
-    let text =
-        std::fs::read_to_string(crate::programs::root().join("ARCHITECTURE.md")).expect("it can be read");
+    let text = document();
     let way =
         |title: &str| text.split("\n### ").find(|way| way.starts_with(title)).expect("a way with this title");
     let long = way("An all-reduce of 1 MiB over TCP");
@@ -71,8 +108,8 @@ fn the_ways_of_a_call_are_short() {
 
 #[test]
 fn names_that_do_not_exist_are_found() {
-    let text =
-        "\n## The ways\n1. `a/b.rs`: `there`, `absent`, *`x::y`*\n2. `a/c.rs`: `there`\n## Next\n`other`";
-    let read = |file: &str| (Path::new(file) == Path::new("a/b.rs")).then(|| "fn there() {}".to_owned());
-    assert_eq!(missing(text, read), ["a/b.rs: absent", "a/c.rs", "a/c.rs: there"]);
+    let section = "The ways: `x`\n### A\n1. `a/b.rs`: `there`, `absent`, *`x::y`*, `A::there`, `B::there`\n2. `a/c.rs`: `A`";
+    let read = |file: &Path| (file == Path::new("a/b.rs")).then(|| "impl A { fn there() {} }".to_owned());
+    assert_eq!(missing(section, read), ["a/b.rs: absent", "a/b.rs: B::there", "a/c.rs", "a/c.rs: A"]);
+    assert_eq!(places("plan/a.rs")[0], Path::new("crates/flexring-plan/src/a.rs"));
 }

@@ -187,7 +187,7 @@ def main():
     parser = argparse.ArgumentParser(description="Runs flexring's RDMA tests in virtual machines.")
     parser.add_argument("--short", action="store_true", help="run the tests of CI only")
     parser.add_argument("--features", default="", help="cargo features to build with")
-    parser.add_argument("--time", type=int, default=1500, help="seconds that all tests may take (1500)")
+    parser.add_argument("--time", type=int, default=2400, help="seconds that all tests may take (2400)")
     parser.add_argument("names", nargs="*", metavar="NAME", help="run the tests whose names contain one of these")
     options = parser.parse_args()
     vm.end_on_signals()

@@ -83,14 +83,15 @@ impl ErrorKind {
 ///
 /// ```
 /// # use flexring_core::error::{Error, ErrorKind, Result};
-/// # fn try_again() -> Result<()> { Ok(()) }
+/// # fn go_on_with_the_others() -> Result<()> { Ok(()) }
 /// fn handle(outcome: Result<()>) -> Result<()> {
 ///     match outcome {
-///         Err(error) if error.kind() == ErrorKind::Timeout => try_again(),
+///         // The communicator refuses further calls, so shrink it.
+///         Err(error) if error.kind() == ErrorKind::PeerLost => go_on_with_the_others(),
 ///         outcome => outcome,
 ///     }
 /// }
-/// # handle(Err(Error::timeout("rank 3 did not come"))).unwrap();
+/// # handle(Err(Error::peer_lost("rank 3 died"))).unwrap();
 /// ```
 #[derive(Clone, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]

@@ -267,11 +267,12 @@ pub(super) fn root_of(root: c_int) -> Result<Rank> {
 /// On the host, with stream NULL, the call returns when the result is complete. On a GPU it returns at once
 /// and takes effect in `stream`, a cudaStream_t or CUstream (NULL is the default stream): after the work that
 /// is in the stream already, and before work that is added later, as cudaMemcpyAsync does. CUDA's driver
-/// determines where memory is. Managed memory is refused, and so are a stream that is being captured and a
-/// stream of a context other than the GPU's primary one. If a call fails after it has returned, the stream
-/// continues without a result, and flexring_comm_status, flexring_comm_synchronize and all later calls return
-/// the error. If ranks are threads of one process and share a GPU, give each rank its own stream, not NULL;
-/// in a common stream they would wait for each other forever.
+/// determines where memory is. Managed memory is refused, and so is a stream of a context other than the
+/// GPU's primary one. If the stream is being captured, the call becomes part of the graph. If a call fails
+/// after it has returned, the stream continues without a result, and flexring_comm_status,
+/// flexring_comm_synchronize and all later calls return the error. If ranks are threads of one process and
+/// share a GPU, give each rank its own stream, not NULL; in a common stream they would wait for each other
+/// forever.
 ///
 /// All this applies to the other collectives, too.
 ///

@@ -252,6 +252,20 @@ pub unsafe extern "C" fn flexring_comm_size(comm: *const flexring_comm, out: *mu
     guarded(|| unsafe { write_number(comm, out, "flexring_comm_size", Communicator::world_size) })
 }
 
+/// Writes this rank's place among those of its node, from 0, to `out`: the usual number of its GPU, modulo
+/// the GPUs that there are.
+///
+/// # Safety
+/// As for [`flexring_comm_rank`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flexring_comm_local_rank(
+    comm: *const flexring_comm,
+    out: *mut c_int,
+) -> flexring_result {
+    // SAFETY: the caller's contract is the one of `write_number`.
+    guarded(|| unsafe { write_number(comm, out, "flexring_comm_local_rank", Communicator::local_rank) })
+}
+
 /// Writes a property of the communicator to `out`.
 ///
 /// # Safety

@@ -132,7 +132,7 @@ pub unsafe extern "C" fn flexring_scatter(
 }
 
 /// Sends the r-th `count` elements at `send` to rank r, and receives the r-th `count` elements at `recv` from
-/// it, for every rank r. The two buffers must not overlap.
+/// it, for every rank r. The two buffers do not overlap; on a GPU they may also be the same (in place).
 ///
 /// # Safety
 /// `send` is valid for reading and `recv` for writing `count` elements for each rank; `comm` is NULL

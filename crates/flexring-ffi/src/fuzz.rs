@@ -135,7 +135,10 @@ fn calls_with_any_arguments() {
                     }
                     10 => drop(check(flexring_deregister(comm, send, count))),
                     11 => drop(check(flexring_comm_rank(comm, number))),
-                    12 => drop(check(flexring_comm_size(comm, number))),
+                    12 => drop((
+                        check(flexring_comm_size(comm, number)),
+                        check(flexring_comm_local_rank(comm, number)),
+                    )),
                     13 => drop((check(flexring_comm_status(comm)), check(flexring_comm_synchronize(comm)))),
                     14 => drop(check(flexring_op_create_premul_sum(f32::from_bits(op as u32), out.cast()))),
                     15 => {

@@ -1,8 +1,6 @@
-//! The lengths and numbers of ranks at which a call takes another way, with what was measured around each of
-//! them.
-//!
-//! Owns every such threshold. The settings FLEXRING_DIRECT, FLEXRING_SMALL and FLEXRING_MAILBOX are upper
-//! bounds, whose defaults `flexring_core::config` has.
+//! The lengths and numbers of ranks at which a call takes another way through the executor, with what was
+//! measured around each of them. (Thresholds within one way stand beside it.) The settings FLEXRING_DIRECT,
+//! FLEXRING_SMALL and FLEXRING_MAILBOX are upper bounds, whose defaults `flexring_core::config` has.
 
 use crate::topology::Topology;
 use flexring_core::config::Config;
@@ -40,7 +38,7 @@ const LEAST_LIMIT: usize = 4 << 10;
 /// Longest vector, in bytes, that takes the path for small messages on a node with all ranks, which are
 /// `ranks`. `ranks_per_core` is the number of ranks of this node for each of its cores, rounded up.
 #[must_use]
-pub fn small_limit(config: &Config, ranks: usize, ranks_per_core: usize) -> usize {
+pub fn mailbox_limit(config: &Config, ranks: usize, ranks_per_core: usize) -> usize {
     let longest = if goes_through_leader(ranks, ranks_per_core) {
         LONGEST_BY_LEADER
     } else if ranks_per_core > 1 && ranks == 3 {
@@ -118,7 +116,7 @@ mod tests {
     #[test]
     fn mailboxes_take_longer_vectors_where_ranks_share_cores() {
         let limit = |most, ranks, ranks_per_core| {
-            small_limit(&Config { mailbox: Size(most), ..Config::default() }, ranks, ranks_per_core)
+            mailbox_limit(&Config { mailbox: Size(most), ..Config::default() }, ranks, ranks_per_core)
         };
         for (ranks, alone, sharing) in [
             (2, 16, 16),

@@ -2,8 +2,16 @@
 //! dead.
 //!
 //! Owns [`ShrinkService`], which serves a rank that has peers, and [`ShrinkListener`], by which others find
-//! it. `agreement` decides and does no I/O, `session` authenticates one connection, `served_rank` does the
-//! I/O of one rank.
+//! it.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `service`, `listener`, `request` | the handles, and what programs and the thread exchange |
+//! | `thread`, `ports`, `ports_shared` | the thread and its sockets |
+//! | `unidentified`, `session`, `frame`, `message` | connections whose rank is unknown; authentication; what travels |
+//! | `served_rank` | the I/O of one rank |
+//! | `agreement` | decides, without I/O |
+//! | `notices` | messages on connections of their own |
 //!
 //! The lowest rank that is left is the **leader**. Every other rank looks for it from rank 0 upwards: a
 //! refused connection means that the process is gone, and the answer that the rank is gone that it has freed

@@ -298,7 +298,7 @@ impl Communicator {
         // Short calls need no plan, and what is only moved within a node neither: blocks are bytes there.
         let follows_plan = runner.relays()
             || !are_automatic
-                && !runner.is_small(checked)
+                && !runner.uses_mailboxes(checked)
                 && checked.collective.reduces()
                 && checked.count > 0
                 && !calls.memory.layout().is_alone();

@@ -2,6 +2,14 @@
 //! memory and make links.
 //!
 //! Owns the order of these steps.
+//!
+//! | step | files |
+//! |---|---|
+//! | 1. the ranks send each other what they need to know | `introduction`, `peer_info`; addresses: `endpoints` |
+//! | 2. they agree on plans | `world_plan`, `tuning` |
+//! | 3. ranks of a node share memory | `node_share`, `node_memories`, `region_layout`, `cpu_set` |
+//! | 4. links | `links`; between nodes `inter_node` |
+//! | 5. the runner | `runner_builder` |
 
 mod cpu_set;
 mod endpoints;

@@ -4,7 +4,7 @@
 
 use crate::communicator::gpu_state;
 use crate::config::Config;
-use crate::plan::thresholds::small_limit;
+use crate::plan::thresholds::mailbox_limit;
 use crate::transport::shm::ArenaLayout;
 
 /// The layout of a rank's region. `local_ranks` is the number of ranks that share memory, this rank included,
@@ -21,7 +21,7 @@ pub(super) fn region_layout(
     let slots = config.slots_for(local_ranks, world) + 1;
     // Mailboxes are for nodes that have all ranks.
     let has_mailboxes = local_ranks == world && world > 1;
-    let small = if has_mailboxes { small_limit(config, world, ranks_per_core) } else { 0 };
+    let small = if has_mailboxes { mailbox_limit(config, world, ranks_per_core) } else { 0 };
     let layout = ArenaLayout::new(local_ranks, small, slots, config.subchunk.0);
     let (relay_slots, relay_bytes) = gpu_state::relay_slots(world);
     if may_use_gpus { layout.with_relays(relay_slots, relay_bytes) } else { layout }

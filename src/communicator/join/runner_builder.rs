@@ -16,7 +16,7 @@ use crate::device::host::Host;
 use crate::error::Result;
 use crate::executor::{Executor, ExecutorParts};
 use crate::fault::Fault;
-use crate::plan::thresholds::small_limit;
+use crate::plan::thresholds::mailbox_limit;
 use crate::rank::Rank;
 use crate::trace::Trace;
 use crate::transport::AnyTransport;
@@ -58,7 +58,7 @@ impl CallRunnerBuilder<'_> {
         let Self { me, world, memory, region, fault, launch_group, .. } = self;
         let RankLinks { transports, routes, mailbox, notices, registrar, rails } = self.links;
         let (arena, layout) = (region.arena(), region.layout());
-        let has_small_path = world > 1 && mailbox.is_some();
+        let has_mailboxes = world > 1 && mailbox.is_some();
         let mut executor = Executor::new(ExecutorParts {
             rank: me,
             world,
@@ -76,7 +76,7 @@ impl CallRunnerBuilder<'_> {
         self.plans.set_slot_bytes(layout.pool().slots().1);
         self.plans.prepare(&mut executor)?;
         let launch_member = launch_group.and_then(|group| LaunchMember::new(&group, me));
-        let small = small_limit(config, world, self.ranks_per_core);
+        let mailbox_limit = mailbox_limit(config, world, self.ranks_per_core);
         let mut gpu_state =
             GpuState::new(config, launch_member.is_some(), self.node.len(), layout, arena, registrar.clone());
         // Kernels access registered memory in calls within a node.
@@ -95,8 +95,8 @@ impl CallRunnerBuilder<'_> {
         Ok(CallRunner {
             rank: me,
             world,
-            small,
-            has_small_path,
+            mailbox_limit,
+            has_mailboxes,
             node: self.node,
             spin: config.spin(),
             timeout: config.timeout,

@@ -9,7 +9,7 @@ use flexring_core::config::Size;
 use flexring_plan::lowering::{Plan, ProgramSpec};
 use flexring_plan::planner::{Details, ring};
 use flexring_plan::selection::ShortPlan;
-use flexring_plan::thresholds::small_limit;
+use flexring_plan::thresholds::mailbox_limit;
 use flexring_plan::topology::{Topology, TopologyLink, bandwidth_label};
 use flexring_plan::traffic::{Load, Traffic};
 use flexring_simulator::comparison::{Comparison, longest_latency};
@@ -64,7 +64,7 @@ fn exceptions(planned: &Planned) -> Vec<String> {
     }
     let shares_memory = config.transport.shares_memory() && topology.nodes() == 1 && topology.world() > 1;
     if shares_memory && config.mailbox > Size(0) {
-        let longest = |ranks_per_core| Size(small_limit(config, topology.world(), ranks_per_core));
+        let longest = |ranks_per_core| Size(mailbox_limit(config, topology.world(), ranks_per_core));
         let (sharing, alone) = (longest(2), longest(1));
         let less =
             if alone == sharing { String::new() } else { format!(" ({alone} if every rank has a core)") };

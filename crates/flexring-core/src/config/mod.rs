@@ -1,7 +1,15 @@
 //! The settings: one entry each, with name, type, default, accepted values and description.
 //!
 //! Owns every environment variable that is a setting of flexring; no other module reads one. (`bootstrap`
-//! reads the launchers' own variables, such as torchrun's.)
+//! reads the variables that give this process its rank, FLEXRING_UNIQUE_ID among them, and torchrun's.)
+//!
+//! | file | owns |
+//! |---|---|
+//! | this file | the table of settings, [`Config`] |
+//! | `choices` | types that are a choice among names |
+//! | `values` | other types; how a text becomes a value |
+//! | `log_filter`, `secret_text` | FLEXRING_LOG; texts that no message shows |
+//! | `nccl` | settings of NCCL that count where flexring's are unset |
 
 mod choices;
 mod log_filter;

@@ -8,12 +8,12 @@ mod exit;
 mod float_environment;
 mod fork;
 mod per_process;
-mod relay;
+mod socket_relay;
 mod thread;
 
 pub use exit::at_exit;
 pub use float_environment::DefaultFloatEnvironment;
 pub use fork::{ClosedInChild, CreatorProcess};
 pub use per_process::PerProcess;
-pub use relay::Relay;
+pub use socket_relay::SocketRelay;
 pub use thread::spawn;

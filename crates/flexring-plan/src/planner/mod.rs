@@ -1,6 +1,15 @@
 //! The planners: one pure function from topology to schedule for each algorithm.
 //!
 //! Owns the list of algorithms. A planner must not know how groups become transfers, or how long they take.
+//!
+//! | file | algorithms |
+//! |---|---|
+//! | `ring` | the ring |
+//! | `hierarchical`, `blueconnect` | rings in dimensions |
+//! | `rabenseifner` | recursive halving and doubling |
+//! | `flexreduce`, `weighted` | uneven trees; with spans by rates |
+//! | `local_master`, `parameter_server`, `tree` | some ranks, or one, reduce for others |
+//! | `forest` | links that form a graph |
 
 pub mod blueconnect;
 pub mod flexreduce;

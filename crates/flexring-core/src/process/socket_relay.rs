@@ -24,13 +24,13 @@ const BUFFER: usize = 16 << 10;
 /// Dropping it waits until the thread has ended, which it does when either socket is closed or shut down and
 /// all bytes have been passed on.
 #[derive(Debug)]
-pub struct Relay {
+pub struct SocketRelay {
     thread: Option<JoinHandle<()>>,
     /// The error number of the socket, if it broke; 0 before.
     broken: Arc<AtomicI32>,
 }
 
-impl Relay {
+impl SocketRelay {
     /// Starts a relay for `socket`, which must not block. Returns the relay and its local socket, which does
     /// not block either. The caller closes `socket` afterwards, so that the relay alone holds it.
     ///
@@ -66,7 +66,7 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
+impl Drop for SocketRelay {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -200,12 +200,12 @@ mod tests {
     use std::time::Duration;
 
     /// A relay, the process's end of its connection, and the other end.
-    fn relayed() -> (TcpStream, Relay, TcpStream) {
+    fn relayed() -> (TcpStream, SocketRelay, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
         let (far, _) = listener.accept().expect("a connection");
         near.set_nonblocking(true).expect("a socket option");
-        let (relay, local) = Relay::start(near.as_fd()).expect("a relay");
+        let (relay, local) = SocketRelay::start(near.as_fd()).expect("a relay");
         let local = TcpStream::from(local);
         local.set_nonblocking(false).expect("a socket option");
         (local, relay, far)

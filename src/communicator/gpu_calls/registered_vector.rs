@@ -2,7 +2,7 @@
 //!
 //! Owns how long a registration lasts. Must not know what it is for.
 
-use super::Communicator;
+use crate::communicator::Communicator;
 use crate::device::cuda::GpuVector;
 use crate::error::Result;
 use crate::memory::Piece;
