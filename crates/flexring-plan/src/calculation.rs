@@ -12,7 +12,7 @@
 //! takes a thousand times as long.
 
 use super::Rank;
-use super::lowering::{ExchangePattern, Plan, chain_len, chain_rank};
+use super::lowering::{ExchangePattern, Plan, chain_before_root};
 use super::physical_links::{PhysicalLink, PhysicalLinks};
 use super::schedule::{Group, Level};
 use super::topology::{Topology, VertexId};
@@ -270,15 +270,15 @@ impl<'a> Calculator<'a> {
                 }
             }
             ExchangePattern::Chain => {
-                let len = chain_len(group);
+                // The gather continues from the root to the first rank, and ends at the last but the root.
+                let start = gathers.then_some(group.root);
+                let end = (!gathers).then_some(group.root);
+                let mut chain = start.into_iter().chain(chain_before_root(group)).chain(end);
                 let mut latency = 0.0;
-                for hop in 0..len - 1 {
-                    let (from, to) = if gathers {
-                        (chain_rank(group, (hop + len - 1) % len), chain_rank(group, hop))
-                    } else {
-                        (chain_rank(group, hop), chain_rank(group, hop + 1))
-                    };
+                let mut from = chain.next().unwrap_or(group.root);
+                for to in chain {
                     latency += self.message(from, to, extent, gathers, costs) + JOB_SECONDS;
+                    from = to;
                 }
                 costs.latency = costs.latency.max(latency);
             }

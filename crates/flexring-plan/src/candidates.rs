@@ -74,7 +74,11 @@ pub fn candidates(topology: &Topology) -> Vec<CandidatePlan> {
     // Where ranks divide the NICs of their nodes, some may have more of them than others.
     let divides_nics = topology.node_vertices().into_iter().any(|node| topology.uplink_parts(node) > 1);
     let is_uneven = !has_equal_ways(topology) || divides_nics;
+    let mut shapes = HashSet::new();
     for (variant, tree) in trees(topology) {
+        if !shapes.insert(shape(&tree)) {
+            continue;
+        }
         // On symmetric trees FlexReduce is the hierarchical ring, whose groups are simpler. A tree that is so
         // irregular that its fractions cannot be expressed has no plan.
         match tree.dimensions() {
@@ -134,6 +138,26 @@ fn trees(topology: &Topology) -> Vec<(String, Topology)> {
     // The topology as it is comes first.
     trees.sort_by_key(|(variant, _)| (variant.contains("groups"), variant.len()));
     trees
+}
+
+/// Equal for trees of the same nodes on which all planners make the same plans: they differ in vertices with
+/// one child.
+fn shape(topology: &Topology) -> Vec<u64> {
+    let vertices = topology.vertices();
+    let mut shape = Vec::with_capacity(2 * vertices.len());
+    let mut open = vec![(0, u64::MAX)];
+    while let Some((vertex, narrowest)) = open.pop() {
+        let of = &vertices[vertex];
+        let narrowest = if vertex > 0 { of.uplink.bandwidth.min(narrowest) } else { narrowest };
+        if let [only] = of.children[..] {
+            open.push((only, narrowest));
+            continue;
+        }
+        let rank = if let VertexKind::Rank(rank) = of.kind { rank } else { of.children.len() };
+        shape.extend([narrowest, of.children.len() as u64, rank as u64]);
+        open.extend(of.children.iter().map(|child| (*child, u64::MAX)));
+    }
+    shape
 }
 
 /// Whether the ways from all ranks to the root are alike: as many children and as much bandwidth.

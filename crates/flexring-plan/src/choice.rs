@@ -12,13 +12,15 @@
 
 use super::calculation::{CalculatedTime, Calculator};
 use super::candidates::{CandidatePlan, candidates, with_variant};
-use super::lowering::{ExchangePattern, Plan, chain_len};
+use super::lowering::Plan;
 use super::selection::{AlgorithmSelection, ShortPlan, uneven_links};
+use super::schedule::Group;
 use super::sized_plan::SizedPlan;
 use super::thresholds::MOST_SIMULATED;
 use super::topology::Topology;
 use flexring_core::config::{Algorithm, Config};
 use flexring_core::error::Result;
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 /// Lengths in bytes at which plans are simulated, round by round; with how many times as long as the fastest
@@ -125,6 +127,9 @@ struct TimedPlan {
     /// Whether the programs of most ranks are alike.
     shares_programs: bool,
     calculated: CalculatedTime,
+    /// By group, its messages in each direction and their length as a part of the vector, once they are
+    /// needed.
+    hops: OnceCell<Vec<(u64, f64)>>,
     /// Simulated times in seconds, by length in bytes in ascending order.
     simulated: Vec<(u64, f64)>,
     /// Lengths for which it was simulated, or could not be.
@@ -177,18 +182,10 @@ impl TimedPlan {
     /// About how long a simulation takes in nanoseconds of processor time.
     fn cost(&self, bytes: u64) -> u64 {
         let (mut messages, mut subchunks) = (0, 0);
-        for (level, patterns) in self.plan.plan.levels() {
-            for (group, pattern) in level.groups().iter().zip(patterns).filter(|(group, _)| group.moves()) {
-                let hops = match pattern {
-                    ExchangePattern::Direct => {
-                        group.len() - usize::from(group.place_of(group.root).is_some())
-                    }
-                    ExchangePattern::Chain => chain_len(group) - 1,
-                };
-                messages += 2 * hops as u64;
-                let length = group.span.extent() * bytes as f64 / self.plan.subchunk as f64;
-                subchunks += 2 * hops as u64 * (length.ceil() as u64).max(1);
-            }
+        for (hops, extent) in self.hops.get_or_init(|| hops(&self.plan.plan)) {
+            messages += 2 * hops;
+            let length = extent * bytes as f64 / self.plan.subchunk as f64;
+            subchunks += 2 * hops * (length.ceil() as u64).max(1);
         }
         let alone = messages * PROGRAM_NANOSECONDS + subchunks * SUBCHUNK_NANOSECONDS;
         if self.shares_programs { alone / SHARED_PROGRAMS } else { alone }
@@ -220,6 +217,7 @@ impl Choice {
         let timed = |algorithm, plan: SizedPlan| TimedPlan {
             shares_programs: is_symmetric && matches!(algorithm, Algorithm::Ring | Algorithm::Hierarchical),
             calculated: calculator.time(&plan.plan),
+            hops: OnceCell::new(),
             simulated: Vec::new(),
             tried: Vec::new(),
             algorithm,
@@ -464,6 +462,13 @@ impl Choice {
         }
         (plans, selection)
     }
+}
+
+/// By group, its messages in the reduction and their length as a part of the vector.
+fn hops(plan: &Plan) -> Vec<(u64, f64)> {
+    let groups = plan.schedule().levels().iter().flat_map(|level| level.groups());
+    let hops = |group: &Group| group.len() - usize::from(group.place_of(group.root).is_some());
+    groups.filter(|group| group.moves()).map(|group| (hops(group) as u64, group.span.extent())).collect()
 }
 
 /// Nanoseconds of the rank that simulates longest.

@@ -137,6 +137,11 @@ impl Ord for Fraction {
     fn cmp(&self, other: &Self) -> Ordering {
         let (mut a, mut b, mut c, mut d) =
             (self.numerator, self.denominator, other.numerator, other.denominator);
+        // Most fit 64 bits, whose products need no check.
+        if (a | b | c | d) >> 64 == 0 {
+            let product = |one: u128, other: u128| u128::from(one as u64) * u128::from(other as u64);
+            return product(a, d).cmp(&product(c, b));
+        }
         // Compares a/b with c/d: by cross products where they fit 128 bits, else by integer parts and then by
         // the reciprocals of the remainders.
         loop {

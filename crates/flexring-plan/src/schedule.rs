@@ -7,7 +7,6 @@
 use super::Rank;
 use super::fraction::{Fraction, Span};
 use std::collections::BTreeSet;
-use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
@@ -346,59 +345,62 @@ impl Schedule {
     /// A hash of world, levels and helpers (XXH3). The name does not count.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let mut hash = XxHash3_64::new();
-        hash.write(&(self.world as u64).to_le_bytes());
+        let mut text = Vec::new();
+        add_number(&mut text, self.world);
         for (number, level) in self.levels.iter().enumerate() {
             for (set, block) in level.blocks() {
-                hash.write(&(number as u64).to_le_bytes());
-                hash_block(&mut hash, set, &level.groups[block]);
+                add_number(&mut text, number);
+                add_block(&mut text, set, &level.groups[block]);
             }
         }
-        self.helpers.iter().for_each(|rank| hash.write(&(*rank as u64).to_le_bytes()));
-        hash.finish()
+        self.helpers.iter().for_each(|rank| add_number(&mut text, *rank));
+        XxHash3_64::oneshot(&text)
     }
 
     /// A hash of the groups, equal for schedules with the same groups in other levels or in another order.
     #[must_use]
     pub(crate) fn digest_of_groups(&self) -> u64 {
-        let blocks = self.levels.iter().flat_map(|level| {
-            level.blocks().map(|(set, block)| {
-                let mut hash = XxHash3_64::new();
-                hash_block(&mut hash, set, &level.groups[block]);
-                hash.finish()
-            })
-        });
-        blocks.fold(self.world as u64, u64::wrapping_add)
+        let mut text = Vec::new();
+        let blocks = self.levels.iter().flat_map(|level| level.blocks().map(move |block| (level, block)));
+        blocks.fold(self.world as u64, |digest, (level, (set, block))| {
+            text.clear();
+            add_block(&mut text, set, &level.groups[block]);
+            digest.wrapping_add(XxHash3_64::oneshot(&text))
+        })
     }
 }
 
-/// Groups that share a set, which is hashed once.
-fn hash_block(hash: &mut XxHash3_64, set: &ParticipantSet, groups: &[Group]) {
-    hash.write(&[matches!(set.members, Membership::Holders(_)).into()]);
+/// Adds groups that share a set to what is hashed.
+fn add_block(text: &mut Vec<u8>, set: &ParticipantSet, groups: &[Group]) {
+    text.push(matches!(set.members, Membership::Holders(_)).into());
     match &set.members {
-        Membership::All(ranks) => ranks.iter().for_each(|rank| hash.write(&(*rank as u64).to_le_bytes())),
+        Membership::All(ranks) => ranks.iter().for_each(|rank| add_number(text, *rank)),
         Membership::Holders(lists) => {
             for (place, held) in
                 lists.iter().enumerate().flat_map(|(place, list)| list.iter().map(move |held| (place, held)))
             {
-                hash.write(&(place as u64).to_le_bytes());
-                hash.write(&(held.rank as u64).to_le_bytes());
-                hash_span(hash, held.span);
+                add_number(text, place);
+                add_number(text, held.rank);
+                add_span(text, held.span);
             }
         }
     }
     for group in groups {
-        hash_span(hash, group.span);
-        hash.write(&(group.root as u64).to_le_bytes());
-        hash.write(&(group.first as u64).to_le_bytes());
+        add_span(text, group.span);
+        add_number(text, group.root);
+        add_number(text, group.first);
     }
 }
 
-fn hash_span(hash: &mut XxHash3_64, span: Span) {
+fn add_number(text: &mut Vec<u8>, number: usize) {
+    text.extend_from_slice(&(number as u64).to_le_bytes());
+}
+
+fn add_span(text: &mut Vec<u8>, span: Span) {
     for end in [span.start, span.end] {
         let (numerator, denominator) = end.parts();
-        hash.write(&numerator.to_le_bytes());
-        hash.write(&denominator.to_le_bytes());
+        text.extend_from_slice(&numerator.to_le_bytes());
+        text.extend_from_slice(&denominator.to_le_bytes());
     }
 }
 

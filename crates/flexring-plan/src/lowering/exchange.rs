@@ -50,6 +50,11 @@ pub fn chain_len(group: &Group) -> usize {
     group.len() + usize::from(group.place_of(group.root).is_none())
 }
 
+/// The ranks of a group's chain in order, without the root, which is last.
+pub(crate) fn chain_before_root(group: &Group) -> impl Iterator<Item = Rank> + '_ {
+    group.participants().filter(|rank| *rank != group.root)
+}
+
 /// The rank at `place` in the chain, from 0; the root is last.
 #[must_use]
 pub fn chain_rank(group: &Group, place: usize) -> Rank {

@@ -29,6 +29,7 @@ mod segment;
 mod step_builder;
 mod transfers;
 
+pub(crate) use exchange::chain_before_root;
 pub use exchange::{ExchangePattern, chain_len, chain_rank, pattern_of};
 pub use program_classes::{ProgramClass, ProgramClasses};
 pub use program_spec::{HeldPart, Movement, ProgramSpec};
