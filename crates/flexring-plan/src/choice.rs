@@ -13,8 +13,8 @@
 use super::calculation::{CalculatedTime, Calculator};
 use super::candidates::{CandidatePlan, candidates, with_variant};
 use super::lowering::Plan;
-use super::selection::{AlgorithmSelection, ShortPlan, uneven_links};
 use super::schedule::Group;
+use super::selection::{AlgorithmSelection, ShortPlan, uneven_links};
 use super::sized_plan::SizedPlan;
 use super::thresholds::MOST_SIMULATED;
 use super::topology::Topology;
@@ -26,14 +26,11 @@ use std::sync::Arc;
 /// Lengths in bytes at which plans are simulated, round by round; with how many times as long as the fastest
 /// by prediction a plan may take, to be simulated; and with the part of the time that is left for it. A
 /// prediction is the calculated time in the first round, and then the last simulated time, grown as
-/// calculated. On 80 random trees of up to 64 ranks the fastest plan, or one that takes at most 2 % longer,
-/// was within 2.4, 1.4, 1.7, 1.6, 1.25 and 1.05.
-const ROUNDS: [(&[u64], f64, f64); 7] = [
-    (&[64 << 10], 2.5, 0.3),
-    (&[8 << 10, 256 << 10], 1.7, 0.3),
-    (&[1 << 20], 2.0, 0.4),
-    (&[4 << 20], 2.0, 0.4),
-    (&[16 << 20], 1.5, 0.5),
+/// calculated. Many ranks simulate the lengths of a round at once, so few rounds take less time: one for each
+/// length took 1.4 times as long with 25 to 64 ranks, and found fewer of the fastest plans in that time.
+const ROUNDS: [(&[u64], f64, f64); 4] = [
+    (&[64 << 10, 256 << 10, 1 << 20], 2.2, 0.4),
+    (&[8 << 10, 4 << 20, 16 << 20], 2.0, 0.5),
     (&[64 << 20], 1.1, 0.8),
     // Plans that seemed to be slow before longer vectors were simulated.
     (&[8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20], 1.02, 1.0),
@@ -56,13 +53,18 @@ const NEAR: u64 = 64;
 /// Beyond this length in bytes a longer vector takes as much longer as its busiest link.
 const STEADY: u64 = 16 << 20;
 
+/// The busiest link of a plan is busy all the time if, between its longest simulated vectors, the time for
+/// each byte is at most this many times that of the link, and the whole time at most `FILLED` times.
+const STEADILY: f64 = 1.005;
+const FILLED: f64 = 1.05;
+
 /// How many times as long as predicted a plan may take, for each doubling of its longest simulated vector.
 const DOUBT: f64 = 1.05;
 
 /// About how many nanoseconds of processor time a rank may simulate for, and the part of them that may be
 /// left for the lengths at which one plan follows another.
-const MOST_NANOSECONDS: u64 = 80_000_000;
-const MOST_REFINING: u64 = MOST_NANOSECONDS / 2;
+const MOST_NANOSECONDS: u64 = 60_000_000;
+const MOST_REFINING: u64 = 40_000_000;
 
 /// Nanoseconds of processor time that a simulation takes for each message of its programs, and for each
 /// sub-chunk that is sent. Fitted to simulations of random trees on a busy Xeon.
@@ -141,6 +143,27 @@ impl TimedPlan {
         self.calculated.seconds(bytes, self.plan.subchunk)
     }
 
+    /// Seconds of the busiest link or rank, which no simulation is shorter than.
+    fn busiest(&self, bytes: u64) -> f64 {
+        self.calculated.busiest * bytes as f64
+    }
+
+    /// Seconds of a vector that is longer than all simulated ones, if the busiest link was busy all the time
+    /// at the end of these.
+    fn steady(&self, bytes: u64) -> Option<f64> {
+        let [.., (shorter, least), (longest, time)] = self.simulated[..] else { return None };
+        let per_byte = (time - least) / (longest - shorter) as f64;
+        let is_steady = bytes > longest
+            && per_byte <= STEADILY * self.calculated.busiest
+            && time <= FILLED * self.busiest(longest);
+        is_steady.then(|| time + per_byte.max(self.calculated.busiest) * (bytes - longest) as f64)
+    }
+
+    /// Whether a simulation says no more about this length.
+    fn is_certain(&self, bytes: u64) -> bool {
+        self.tried.contains(&bytes) || self.steady(bytes).is_some()
+    }
+
     /// Seconds by what was simulated, grown as calculated; `None` if nothing was.
     fn predicted(&self, bytes: u64) -> Option<f64> {
         let next = self.simulated.partition_point(|(length, _)| *length < bytes);
@@ -154,6 +177,9 @@ impl TimedPlan {
             }
             (before, next) => before.or(next.copied())?,
         };
+        if let Some(steady) = self.steady(bytes) {
+            return Some(steady);
+        }
         let calculated = [bytes, length].map(|bytes| self.calculated(bytes));
         Some(match bytes > length && length >= STEADY {
             true => time + (calculated[0] - calculated[1]).max(0.0),
@@ -164,6 +190,9 @@ impl TimedPlan {
     /// Seconds that it probably takes at most, by what was simulated; `None` if nothing was.
     fn seconds(&self, bytes: u64) -> Option<f64> {
         let mut seconds = self.predicted(bytes)?;
+        if self.steady(bytes).is_some() {
+            return Some(seconds);
+        }
         let (mut longest, time) = *self.simulated.last()?;
         // Where links differ, times may go on to grow as they did before instead.
         if let [.., (shorter, least), _] = self.simulated[..]
@@ -346,8 +375,10 @@ impl Choice {
     }
 
     /// The plans that may be the fastest at some of the lengths: those that take at most `within` times as
-    /// long as the one that is predicted to be, and were not simulated, unless that one was simulated at
-    /// another length and no other takes at most `rivals` times as long. As many as can be simulated so
+    /// long as the one that is predicted to be, whose busiest link alone does not take as long as another
+    /// plan, and whose times are not certain. None of a length if the one that is predicted to be the fastest
+    /// was simulated at another length and no other takes at most `rivals` times as long, or may win if its
+    /// time is certain. As many as can be simulated so
     /// that no rank takes longer than `most` nanoseconds, the fastest by prediction first.
     fn trials(&self, lengths: &[u64], (within, rivals): (f64, f64), world: usize, most: u64) -> Vec<Trial> {
         let mut wanted: Vec<(f64, u64, usize)> = Vec::new();
@@ -358,13 +389,21 @@ impl Choice {
             };
             let predicted: Vec<f64> = self.timed.iter().map(prediction).collect();
             let shortest = predicted.iter().copied().fold(f64::INFINITY, f64::min);
+            let at_most = self.timed.iter().filter(|timed| bytes <= timed.plan.longest as u64);
+            let at_most = at_most.filter_map(|timed| timed.seconds(bytes)).fold(f64::INFINITY, f64::min);
+            let may_win = |(_, (ratio, timed)): &(usize, (f64, &TimedPlan))| {
+                *ratio <= 1.0 || timed.busiest(bytes) < FASTER_SIMULATED * at_most
+            };
             let ratios = || predicted.iter().map(|time| time / shortest).zip(&self.timed).enumerate();
-            let is_known = ratios().all(|(_, (ratio, timed))| ratio > 1.0 || !timed.simulated.is_empty());
-            if is_known && ratios().filter(|(_, (ratio, _))| *ratio <= rivals).count() < 2 {
+            let mut first = ratios().filter(|(_, (ratio, _))| *ratio <= 1.0).map(|(_, (_, timed))| timed);
+            let is_certain = first.clone().all(|timed| timed.is_certain(bytes));
+            let rivals = ratios().filter(|(_, (ratio, _))| *ratio <= rivals);
+            let rivals = rivals.filter(|rival| !is_certain || may_win(rival)).count();
+            if rivals < 2 && first.all(|timed| !timed.simulated.is_empty()) {
                 continue;
             }
-            let near =
-                ratios().filter(|(_, (ratio, timed))| *ratio <= within && !timed.tried.contains(&bytes));
+            let near = ratios().filter(|(_, (ratio, timed))| *ratio <= within && !timed.is_certain(bytes));
+            let near = near.filter(may_win);
             wanted.extend(near.map(|(at, (ratio, _))| (ratio, bytes, at)));
         }
         wanted.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.2.cmp(&other.2)));
