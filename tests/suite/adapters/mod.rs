@@ -204,7 +204,7 @@ fn a_port_that_comes_back_with_its_address_at_another_place_is_used_again() {
     });
     let [first, second] = nodes;
     let nodes = [first.quirks("mlx5_1:cut_after=3000000 mlx5_1:back_after=300"), second];
-    let Some(job) = job(&nodes, "perf -b 1M -e 1M -w 2 -n 200") else { return };
+    let Some(job) = job(&nodes, "perf -b 128K -e 128K -w 2 -n 800") else { return };
     let text = job.sums_are_right();
     assert!(has_line(&text, &["WARN", "port 1 of mlx5_1 went down"]), "{text}");
     assert!(has_line(&text, &["works again; 8 of 8 do"]), "{text}");
