@@ -61,6 +61,7 @@ using CUgraph = struct CUgraph_st*;
 using CUgraphNode = struct CUgraphNode_st*;
 using CUgraphExec = struct CUgraphExec_st*;
 using CUuserObject = struct CUuserObject_st*;
+using CUmemGenericAllocationHandle = unsigned long long;
 using CUhostFn = void (*)(void*);
 using CUoccupancyB2DSize = size_t (*)(int);
 
@@ -108,6 +109,27 @@ struct CUipcEventHandle {
     char reserved[64];
 };
 
+struct CUmemLocation {
+    int type;
+    int id;
+};
+struct CUmemAllocationProp {
+    int type;
+    unsigned requestedHandleTypes;
+    CUmemLocation location;
+    void* security;
+    struct {
+        unsigned char compression, gpu_direct_rdma;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } flags;
+};
+struct CUmemAccessDesc {
+    CUmemLocation location;
+    unsigned flags;
+};
+static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUmemAccessDesc) == 12, "the layout of cuda.h");
+
 enum : unsigned {
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_BLOCKING_SYNC = 1,
@@ -129,6 +151,10 @@ enum : unsigned {
     CU_GRAPH_INSTANTIATE_USE_NODE_PRIORITY = 8,
     CU_GRAPH_USER_OBJECT_MOVE = 1,
     CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_MEMORYTYPE_HOST = 1,
     CU_MEMORYTYPE_DEVICE = 2,
 };

@@ -53,7 +53,8 @@ SIMCUDA_EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     return in_context(__func__, [&](Context&, Lock& lock) {
         if (address == 0) return CUDA_SUCCESS;
         RangeRef range = beginning_at(address);
-        const bool freed_here = range && !range->on_host() && range->kind != Kind::Imported;
+        const bool freed_here =
+            range && !range->on_host() && range->kind != Kind::Imported && range->kind != Kind::Mapped;
         if (!freed_here || range->freeing) return CUDA_ERROR_INVALID_VALUE;
         // Marked before the wait, so that only one of two threads frees it.
         range->freeing = true;

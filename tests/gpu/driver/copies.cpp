@@ -20,7 +20,7 @@ Place place_of(const Context& context, CUdeviceptr at, size_t bytes) {
     const Memory& memory = *world().memory;
     const RangeRef range = memory.find(at);
     if (!range) return memory.is_device_space(at) || at == 0 ? Place::Wrong : Place::Pageable;
-    if (bytes > range->bytes - range->offset(at)) {
+    if (!memory.has_all(range, at, bytes)) {
         // A host buffer may extend beyond the registered range; then it is not fully pinned.
         return range->kind == Kind::HostRegistered ? Place::Pageable : Place::Wrong;
     }
@@ -53,7 +53,7 @@ void move(Stream& stream, char* to, const char* from, size_t bytes) {
 
 void check_still_there(const View& view, const char* name) {
     Lock lock(world().mutex);
-    if (view.range && view.range->gone) die(name, "memory was freed or unregistered while the copy used it");
+    if (view.gone()) die(name, "memory was freed or unregistered while the copy used it");
 }
 
 // The bytes at one end of a copy. Pageable memory is unknown to the driver.

@@ -195,7 +195,7 @@ public:
         forget_pieces();
         Lock lock(world().mutex);
         for (const View& view : views_) {
-            if (view.range->gone) die(run_.launch.name.c_str(), "memory was freed or unregistered while the kernel used it");
+            if (view.gone()) die(run_.launch.name.c_str(), "memory was freed or unregistered while the kernel used it");
         }
         views_.clear();
     }
@@ -417,7 +417,7 @@ CUresult Run::run() {
     --running_kernels;
     Lock lock(world().mutex);
     for (const View& view : views_) {
-        if (view.range->gone) die(launch.name.c_str(), "memory was freed or unregistered while the kernel used it");
+        if (view.gone()) die(launch.name.c_str(), "memory was freed or unregistered while the kernel used it");
     }
     return code_;
 }

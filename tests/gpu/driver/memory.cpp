@@ -51,12 +51,17 @@ Range::Range(Kind kind, CUdeviceptr base, size_t bytes, char* alias, Context* co
     : kind(kind), base(base), device(base), bytes(bytes), alias(alias), context(context), origin(origin), id(fresh_id()) {}
 
 Range::~Range() {
-    if (kind != Kind::HostRegistered) munmap(alias, mapped);
+    // The alias of a mapping belongs to its reservation.
+    if (kind != Kind::HostRegistered && kind != Kind::Mapped) munmap(alias, mapped);
     if (descriptor >= 0) close(descriptor);
 }
 
 bool Range::mapped_to_device() const {
     return kind != Kind::HostRegistered || (flags & CU_MEMHOSTREGISTER_DEVICEMAP) != 0;
+}
+
+bool View::gone() const {
+    return std::any_of(parts.begin(), parts.end(), [](const RangeRef& part) { return part->gone; });
 }
 
 Memory::Memory() : random_(settings().seed) {
@@ -162,9 +167,56 @@ RangeRef Memory::adopt_host(char* at, size_t bytes, Context* context, const char
     return range;
 }
 
+ReservationRef Memory::reserve_addresses(size_t bytes) {
+    const size_t taken = taken_by(bytes);
+    if (next_ + taken > space_ + space_bytes_) return nullptr;
+    void* alias = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (alias == MAP_FAILED) return nullptr;
+    const auto made = std::make_shared<Reservation>(Reservation{next_, bytes, static_cast<char*>(alias), fresh_id()});
+    next_ += taken;
+    return reservations_[made->base] = made;
+}
+
+void Memory::release(const ReservationRef& reservation) {
+    munmap(reservation->alias, reservation->bytes);
+    reservations_.erase(reservation->base);
+}
+
+ReservationRef Memory::reservation(CUdeviceptr address) const {
+    auto after = reservations_.upper_bound(address);
+    if (after == reservations_.begin()) return nullptr;
+    const ReservationRef& found = std::prev(after)->second;
+    return address - found->base < found->bytes ? found : nullptr;
+}
+
+RangeRef Memory::map(const ReservationRef& reservation, CUdeviceptr base, size_t bytes, const PhysicalRef& physical,
+                     Context* context) {
+    char* alias = reservation->alias + (base - reservation->base);
+    void* at = mmap(alias, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->descriptor, 0);
+    if (at == MAP_FAILED) return nullptr;
+    auto range = std::make_shared<Range>(Kind::Mapped, base, bytes, alias, context, "cuMemMap");
+    range->physical = physical;
+    range->reservation = reservation;
+    ++physical->mappings;
+    insert(range);
+    return range;
+}
+
+void perhaps_free(const PhysicalRef& physical) {
+    if (physical->references > 0 || physical->mappings > 0) return;
+    if (physical->counted) physical->counted->used -= physical->bytes;
+    close(physical->descriptor);
+    world().free_handles.push_back(physical->handle);
+}
+
 void Memory::forget(const RangeRef& range) {
     range->gone = true;
     ranges_.erase(range->base);
+    if (range->kind == Kind::Mapped) {
+        mmap(range->alias, range->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        --range->physical->mappings;
+        return perhaps_free(range->physical);
+    }
     if (range->kind == Kind::Imported) sign_off(*range);
     else if (range->control) range->control->freed = true;
     if (range->on_host()) mapped_.erase(range->device);
@@ -189,6 +241,22 @@ RangeRef Memory::find(CUdeviceptr address) const {
     return range ? range : find_in(mapped_, &Range::device, address);
 }
 
+std::vector<RangeRef> Memory::parts_of(const RangeRef& range, CUdeviceptr address, size_t bytes) const {
+    std::vector<RangeRef> parts{range};
+    while (range->reservation && parts.back()->base + parts.back()->bytes < address + bytes) {
+        const RangeRef next = find(parts.back()->base + parts.back()->bytes);
+        if (!next || next->reservation != range->reservation) break;
+        parts.push_back(next);
+    }
+    return parts;
+}
+
+bool Memory::has_all(const RangeRef& range, CUdeviceptr address, size_t bytes) const {
+    size_t there = 0;
+    for (const RangeRef& part : parts_of(range, address, bytes)) there += part->bytes;
+    return bytes <= there - range->offset(address);
+}
+
 bool Memory::touches(CUdeviceptr address, size_t bytes) const {
     auto next = ranges_.lower_bound(address);
     return find(address) || (next != ranges_.end() && next->first - address < bytes);
@@ -207,17 +275,23 @@ CUresult Memory::reach(const Context& context, const char* what, CUdeviceptr add
     const RangeRef range = find(address);
     const bool ours = range && range->context == &context;
     const bool host_pointer = range && range->on_host() && !is_device_space(address);
+    const std::vector<RangeRef> parts = range ? parts_of(range, address, bytes) : std::vector<RangeRef>{};
+    const auto is_out_of_reach = [&](const RangeRef& part) {
+        return part->kind == Kind::Mapped && !(part->accessible >> context.ordinal & 1);
+    };
     const char* why = nullptr;
     if (!range) {
         why = is_device_space(address) ? "is no memory (it may have been freed)"
                                        : "is host memory that is not registered";
-    } else if (bytes > range->bytes - range->offset(address)) {
+    } else if (!has_all(range, address, bytes)) {
         why = "goes beyond the end of its allocation";
+    } else if (std::any_of(parts.begin(), parts.end(), is_out_of_reach)) {
+        why = "is mapped without access of this GPU (cuMemSetAccess)";
     } else if (!range->begun) {
         why = "is allocated by a stream that has not reached the allocation yet";
     } else if (range->kind == Kind::Imported && range->control->freed && !settings().free_while_open) {
         why = "was freed by the process that exported it";
-    } else if (by != By::Copy && range->on_device() && !ours &&
+    } else if (by != By::Copy && range->on_device() && range->kind != Kind::Mapped && !ours &&
                (range->kind == Kind::Pool || !context.peers.count(range->context))) {
         why = "is memory of a GPU that this one has no access to";
     } else if (by != By::Copy && !range->mapped_to_device()) {
@@ -234,7 +308,7 @@ CUresult Memory::reach(const Context& context, const char* what, CUdeviceptr add
         say(std::string(what) + ": " + hexadecimal(address) + ", " + std::to_string(bytes) + " bytes, " + why);
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
-    view = {range->alias + range->offset(address), range};
+    view = {range->alias + range->offset(address), range, parts};
     return CUDA_SUCCESS;
 }
 

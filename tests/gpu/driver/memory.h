@@ -23,7 +23,7 @@ namespace sim {
 
 struct Context;
 
-enum class Kind { Device, Pool, Managed, Imported, HostAllocated, HostRegistered };
+enum class Kind { Device, Pool, Managed, Imported, Mapped, HostAllocated, HostRegistered };
 
 // The last page of an exportable allocation: shared state of its owner and of the processes that open it.
 struct Control {
@@ -31,6 +31,30 @@ struct Control {
     std::atomic<bool> freed;
     std::array<std::atomic<pid_t>, 64> openers;
 };
+
+// Memory of cuMemCreate, of this process or imported. It lives as long as a handle or a mapping of it.
+struct Physical {
+    CUmemGenericAllocationHandle handle;
+    int descriptor;
+    size_t bytes;
+    // The GPU's index in the machine.
+    int gpu;
+    unsigned handle_types;
+    // Whose limit it counts for; null if it is imported.
+    Context* counted;
+    unsigned references = 1;
+    unsigned mappings = 0;
+};
+using PhysicalRef = std::shared_ptr<Physical>;
+
+// Addresses of cuMemAddressReserve.
+struct Reservation {
+    CUdeviceptr base;
+    size_t bytes;
+    char* alias;
+    uint64_t id;
+};
+using ReservationRef = std::shared_ptr<Reservation>;
 
 struct Range {
     Kind kind;
@@ -57,6 +81,10 @@ struct Range {
     // Imported: how many times it is open.
     unsigned opens = 0;
     size_t mapped = 0;
+    // Mapped: what is mapped where, and by ordinal the GPUs that may access it.
+    PhysicalRef physical;
+    ReservationRef reservation;
+    uint64_t accessible = 0;
 
     Range(Kind kind, CUdeviceptr base, size_t bytes, char* alias, Context* context, const char* origin);
     ~Range();
@@ -64,7 +92,7 @@ struct Range {
     Range& operator=(const Range&) = delete;
 
     bool on_host() const { return kind == Kind::HostAllocated || kind == Kind::HostRegistered; }
-    bool on_device() const { return kind == Kind::Device || kind == Kind::Pool || kind == Kind::Imported; }
+    bool on_device() const { return kind == Kind::Device || kind == Kind::Pool || kind == Kind::Imported || kind == Kind::Mapped; }
     // Whether kernels of a context may use it.
     bool mapped_to_device() const;
     // The offset of an address in it, either by `base` or by `device`.
@@ -79,6 +107,10 @@ enum class By { Kernel, Copy, MemoryOperation };
 struct View {
     char* at = nullptr;
     RangeRef range;
+    // All that have the bytes.
+    std::vector<RangeRef> parts;
+
+    bool gone() const;
 };
 
 class Memory {
@@ -90,11 +122,23 @@ public:
     // An address for memory whose `descriptor` and alias exist already.
     RangeRef adopt_import(int descriptor, char* alias, size_t bytes, Context* context, const char* origin);
     RangeRef adopt_host(char* at, size_t bytes, Context* context, const char* origin);
+    // Addresses without memory, aligned to `kGranularity`; null if none are left.
+    ReservationRef reserve_addresses(size_t bytes);
+    void release(const ReservationRef& reservation);
+    // That which contains this address.
+    ReservationRef reservation(CUdeviceptr address) const;
+    // Memory at a place of a reservation, where there is none yet.
+    RangeRef map(const ReservationRef& reservation, CUdeviceptr base, size_t bytes, const PhysicalRef& physical,
+                 Context* context);
     // Releases the address. The bytes are freed when no work holds them.
     void forget(const RangeRef& range);
 
     // The live range that contains this address, a host or a device address.
     RangeRef find(CUdeviceptr address) const;
+    // What has these bytes, which begin in `range`: for a program, mappings side by side in a reservation are one memory.
+    // Fewer bytes if the last one ends before.
+    std::vector<RangeRef> parts_of(const RangeRef& range, CUdeviceptr address, size_t bytes) const;
+    bool has_all(const RangeRef& range, CUdeviceptr address, size_t bytes) const;
     // Whether any live range overlaps.
     bool touches(CUdeviceptr address, size_t bytes) const;
     // Whether the address is in the range reserved for GPU memory.
@@ -128,8 +172,15 @@ private:
         size_t bytes;
     };
     std::vector<Hole> holes_;
+    std::map<CUdeviceptr, ReservationRef> reservations_;
     std::mt19937_64 random_;
 };
+
+// The unit of cuMemCreate and cuMemAddressReserve.
+constexpr size_t kGranularity = size_t{2} << 20;
+
+// Frees it if nothing refers to it any more.
+void perhaps_free(const PhysicalRef& physical);
 
 size_t pages(size_t bytes);
 

@@ -41,8 +41,8 @@ size_t size_of(CUpointer_attribute attribute) {
 CUresult value_of(const Range& range, CUdeviceptr address, CUpointer_attribute attribute, uint64_t& value) {
     switch (attribute) {
         case CU_POINTER_ATTRIBUTE_CONTEXT:
-            // Pool memory belongs to no context.
-            value = range.kind == Kind::Pool ? 0 : reinterpret_cast<uint64_t>(range.context->handle);
+            // Pool memory and mappings belong to no context.
+            value = range.kind == Kind::Pool || range.kind == Kind::Mapped ? 0 : reinterpret_cast<uint64_t>(range.context->handle);
             return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
             value = range.on_host() ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
@@ -54,14 +54,21 @@ CUresult value_of(const Range& range, CUdeviceptr address, CUpointer_attribute a
             value = range.base + range.offset(address);
             return range.on_device() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: value = range.sync_memops; return CUDA_SUCCESS;
-        case CU_POINTER_ATTRIBUTE_BUFFER_ID: value = range.id; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+            // CUDA does not say whether another mapping at the same place gets another one.
+            value = range.reservation ? range.reservation->id : range.id;
+            return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_IS_MANAGED: value = range.kind == Kind::Managed; return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
             value = static_cast<uint64_t>(range.context->ordinal);
             return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: value = range.kind == Kind::Device; return CUDA_SUCCESS;
-        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: value = range.base; return CUDA_SUCCESS;
-        case CU_POINTER_ATTRIBUTE_RANGE_SIZE: value = range.bytes; return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+            value = range.reservation ? range.reservation->base : range.base;
+            return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+            value = range.reservation ? range.reservation->bytes : range.bytes;
+            return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_MAPPED: value = 1; return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
             // Reading is 1, reading and writing 3.
@@ -71,6 +78,8 @@ CUresult value_of(const Range& range, CUdeviceptr address, CUpointer_attribute a
             value = range.kind == Kind::Pool ? reinterpret_cast<uint64_t>(range.context->handle) + 1 : 0;
             return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+            value = range.physical ? range.physical->handle_types : 0;
+            return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: value = 0; return CUDA_SUCCESS;
         case CU_POINTER_ATTRIBUTE_P2P_TOKENS: break;
     }

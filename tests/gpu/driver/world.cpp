@@ -46,6 +46,7 @@ std::string thread_name() {
 const char* name_of(Kind kind) {
     switch (kind) {
         case Kind::Imported: return "opened IPC handle";
+        case Kind::Mapped: return "mapping";
         case Kind::HostAllocated: return "host allocation";
         case Kind::HostRegistered: return "registration";
         default: return "allocation";

@@ -130,6 +130,9 @@ struct World {
     std::map<CUgraph, GraphRef> graphs;
     std::map<CUgraphExec, ExecutableGraphRef> executable_graphs;
     std::map<CUuserObject, UserObject> user_objects;
+    // By handle, memory of cuMemCreate that the program has a handle of; and handles that the next one gets.
+    std::map<CUmemGenericAllocationHandle, PhysicalRef> physical;
+    std::vector<CUmemGenericAllocationHandle> free_handles;
     // Runs the destructors of user objects.
     HostThread destructors;
     std::map<std::string, unsigned long> calls;

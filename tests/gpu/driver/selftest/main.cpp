@@ -62,6 +62,10 @@ const std::vector<Scenario> scenarios = {
     SCENARIO(memory_is_shared_between_processes, {}, 0, {}),
     SCENARIO(memory_open_elsewhere_is_not_freed, {}, SIGABRT, {"is still open in process"}),
     SCENARIO(ended_processes_hold_no_memory, {}, 0, {}),
+    SCENARIO(mappings_side_by_side_are_one_memory, {}, 0, {}),
+    SCENARIO(handles_say_what_is_mapped, {}, 0, {}),
+    SCENARIO(mappings_need_access, {}, 0, {"is mapped without access of this GPU (cuMemSetAccess)"}),
+    SCENARIO(descriptors_share_physical_memory, {}, 0, {}),
     SCENARIO(leaks_are_reported, {"SIMCUDA_LEAKS=1"}, 0,
              {"leaked 1 stream of GPU 0", "leaked 1 event of GPU 0", "of 12345 bytes by cuMemAlloc_v2",
               "leaked registration", "leaked 1 retained context"}),
@@ -162,6 +166,7 @@ int main(int count, char** arguments) {
         if (count > 2) argument = arguments[2];
         if (!std::strcmp(arguments[1], "opens_a_handle")) return opens_a_handle(), 0;
         if (!std::strcmp(arguments[1], "takes_part_in_collectives")) return takes_part_in_collectives(), 0;
+        if (!std::strcmp(arguments[1], "imports_a_descriptor")) return imports_a_descriptor(), 0;
         if (!std::strcmp(arguments[1], "holds_a_handle")) return holds_a_handle(), 0;
         for (const Scenario& scenario : scenarios) {
             if (!std::strcmp(arguments[1], scenario.name)) return scenario.body(), 0;
