@@ -41,6 +41,39 @@ pub(crate) type DriverHandle = *mut c_void;
 /// An address in the memory of a GPU: `CUdeviceptr`.
 pub(crate) type Address = c_ulonglong;
 
+/// A physical allocation: `CUmemGenericAllocationHandle`.
+pub(crate) type PhysicalHandle = c_ulonglong;
+
+/// What a physical allocation is, with the layout of `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AllocationProperties {
+    kind: c_uint,
+    /// A set of `CUmemAllocationHandleType`: how it can be exported.
+    pub handle_types: c_uint,
+    location: MemoryLocation,
+    security: usize,
+    flags: [u8; 8],
+}
+
+/// A GPU, with the layout of `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MemoryLocation {
+    pub kind: c_int,
+    pub id: c_int,
+}
+
+/// Who may access memory, with the layout of `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryAccess {
+    pub location: MemoryLocation,
+    pub flags: c_uint,
+}
+
+const _: () = assert!(size_of::<AllocationProperties>() == 32 && size_of::<MemoryAccess>() == 12);
+
 /// The handle by which another process opens an allocation: the bytes of `CUipcMemHandle`.
 pub(crate) type IpcHandle = [u8; 64];
 
@@ -251,6 +284,25 @@ functions! {
     memory_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
     memory_copy = "cuMemcpyAsync" (into: Address, from: Address, bytes: usize, stream: DriverHandle);
     memory_export = "cuMemGetHandleForAddressRange" (handle: *mut c_void, at: Address, len: usize, kind: c_uint, flags: c_ulonglong);
+    memory_range = "cuMemGetAddressRange_v2" (start: *mut Address, bytes: *mut usize, at: Address);
+    addresses_reserve = "cuMemAddressReserve" (
+        start: *mut Address, bytes: usize, alignment: usize, hint: Address, flags: c_ulonglong
+    );
+    addresses_free = "cuMemAddressFree" (start: Address, bytes: usize);
+    memory_map = "cuMemMap" (start: Address, bytes: usize, offset: usize, memory: PhysicalHandle, flags: c_ulonglong);
+    memory_unmap = "cuMemUnmap" (start: Address, bytes: usize);
+    memory_access = "cuMemSetAccess" (start: Address, bytes: usize, accesses: *const MemoryAccess, count: usize);
+    physical_retain = "cuMemRetainAllocationHandle" (memory: *mut PhysicalHandle, at: *mut c_void);
+    physical_release = "cuMemRelease" (memory: PhysicalHandle);
+    physical_properties = "cuMemGetAllocationPropertiesFromHandle" (
+        properties: *mut AllocationProperties, memory: PhysicalHandle
+    );
+    physical_export = "cuMemExportToShareableHandle" (
+        descriptor: *mut c_void, memory: PhysicalHandle, kind: c_uint, flags: c_ulonglong
+    );
+    physical_import = "cuMemImportFromShareableHandle" (
+        memory: *mut PhysicalHandle, descriptor: *mut c_void, kind: c_uint
+    );
     host_register = "cuMemHostRegister_v2" (start: *mut c_void, bytes: usize, flags: c_uint);
     host_unregister = "cuMemHostUnregister" (start: *mut c_void);
     host_address = "cuMemHostGetDevicePointer_v2" (address: *mut Address, start: *mut c_void, flags: c_uint);

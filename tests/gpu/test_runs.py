@@ -22,6 +22,7 @@ MODULES = {
     "cudarc": 300,
     "graphs": 300,
     "registered_on_gpu": 300,
+    "mapped_on_gpu": 120,
     "groups": 120,
     "allocations": 120,
 }

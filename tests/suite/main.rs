@@ -48,6 +48,8 @@ mod graphs;
 #[cfg(feature = "cuda")]
 mod kernels;
 #[cfg(feature = "cuda")]
+mod mapped_on_gpu;
+#[cfg(feature = "cuda")]
 mod registered_on_gpu;
 
 mod command;

@@ -4,15 +4,14 @@
 //! and says so there. A call names an allocation only if all have it open, so a call costs no exchange
 //! between hosts. Owns what is registered, named and open. Must not know calls.
 
-use crate::cuda_driver::Address;
 use crate::device::cuda::collective::{CollectiveMemory, Place};
 use crate::device::cuda::naps::nap_until;
 use crate::device::cuda::objects::{Gpu, address};
-use crate::device::cuda::peer_memory::{self, Allocation};
-use crate::error::{Error, Result};
+use crate::device::cuda::peer_memory::{Allocation, Exported, OpenedMemory};
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Piece;
 use crate::rank::Rank;
-use crate::transport::shm::{MemoryNotices, NamedMemory};
+use crate::transport::shm::{MemoryNotices, NamedMemory, ReceivedParts, UnsentParts};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,8 +38,10 @@ struct OfferState {
     own: HashMap<usize, Own>,
     /// How many allocations this rank has named.
     named: u64,
-    /// By neighbour and number: what is open, as its owner counts them, and where.
-    open: HashMap<(usize, usize), (u64, Address)>,
+    /// By neighbour and number: what is open, as its owner counts them.
+    open: HashMap<(usize, usize), (u64, OpenedMemory)>,
+    /// Likewise, parts that have come and are not open.
+    received: HashMap<(usize, usize), ReceivedParts>,
     /// The changes of the neighbours' notices that were followed.
     followed: u64,
     /// Why calls have gone through stages, as far as the log says it.
@@ -55,6 +56,8 @@ struct Own {
     ranges: Vec<(usize, usize)>,
     /// Whether all neighbours have it open. Kernels of this rank do not name it before.
     is_open: bool,
+    /// Descriptors of its parts that some neighbours have not got yet.
+    unsent: Option<UnsentParts>,
 }
 
 impl OfferedMemory {
@@ -62,8 +65,11 @@ impl OfferedMemory {
         gpu: &Arc<Gpu>,
         memory: &Arc<CollectiveMemory>,
         rank: Rank,
-        notices: MemoryNotices,
+        mut notices: MemoryNotices,
     ) -> Self {
+        if let Err(error) = notices.open_socket() {
+            log::debug!("memory that is mapped in parts is not accessed directly: {}", error.message());
+        }
         let (gpu, memory) = (Arc::clone(gpu), Arc::clone(memory));
         Self { gpu, memory, rank, notices, any: AtomicBool::new(false), state: Mutex::default() }
     }
@@ -79,10 +85,9 @@ impl OfferedMemory {
     /// `System` if the GPU fails.
     pub(in crate::communicator) fn add(&self, piece: Piece) -> Result<()> {
         let range = (piece.as_ptr() as usize, piece.len());
-        let allocation = Allocation::of(&self.gpu, piece)?;
         let state = &mut *self.lock();
         self.discard_freed(state);
-        if let Some(own) = state.own.values_mut().find(|own| own.allocation == allocation) {
+        if let Some(own) = state.own.values_mut().find(|own| own.allocation.contains(piece)) {
             own.ranges.push(range);
             return Ok(());
         }
@@ -94,11 +99,22 @@ impl OfferedMemory {
             );
             Ok(())
         };
-        if address(piece) + piece.len() as Address > allocation.start + allocation.bytes as Address {
-            return stages("they are in several allocations");
-        }
-        let handle = match allocation.export(&self.gpu) {
-            Ok(handle) => handle,
+        let allocation = match Allocation::of(&self.gpu, piece) {
+            Ok(allocation) if allocation.contains(piece) => allocation,
+            Ok(_) => return stages("they are in several allocations"),
+            Err(error) if error.kind() == ErrorKind::Unsupported => return stages(error.message()),
+            Err(error) => return Err(error),
+        };
+        let (handle, parts) = match allocation.export(&self.gpu) {
+            Ok(Exported::Name(handle)) => (handle, Vec::new()),
+            Ok(Exported::Parts(parts)) if parts.len() > self.notices.most_parts() => {
+                return stages(&format!(
+                    "they have {} parts, of which {} can be sent",
+                    parts.len(),
+                    self.notices.most_parts()
+                ));
+            }
+            Ok(Exported::Parts(parts)) => ([0; 8], parts),
             Err(error) => return stages(error.message()),
         };
         let is_free = |number: &usize| !state.own.contains_key(number) && self.notices.is_open(*number, 0);
@@ -107,10 +123,34 @@ impl OfferedMemory {
         };
         state.named += 1;
         let count = state.named;
-        self.notices.name(number, NamedMemory { count, bytes: allocation.bytes as u64, handle });
-        state.own.insert(number, Own { allocation, count, ranges: vec![range], is_open: false });
+        let (bytes, part_count) = (allocation.bytes(), parts.len() as u64);
+        self.notices.name(number, NamedMemory { count, bytes, parts: part_count, handle });
+        let unsent = (part_count > 0).then(|| self.notices.unsent(number, count, parts));
+        let own = state.own.entry(number).insert_entry(Own {
+            allocation,
+            count,
+            ranges: vec![range],
+            is_open: false,
+            unsent,
+        });
+        self.send_parts(own.into_mut());
         self.any.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Sends the parts of an allocation to neighbours that have not got them, as far as queues have room.
+    fn send_parts(&self, own: &mut Own) {
+        let Some(unsent) = &mut own.unsent else { return };
+        match self.notices.send_parts(unsent) {
+            Ok(false) => return,
+            Ok(true) => {}
+            Err(error) => log::debug!(
+                "calls on {} registered bytes go through stages: {}",
+                own.allocation.bytes(),
+                error.message()
+            ),
+        }
+        own.unsent = None;
     }
 
     /// Undoes one [`add`](Self::add) of exactly this memory. If it was the last one of its allocation, no
@@ -186,19 +226,35 @@ impl OfferedMemory {
             return;
         }
         state.followed = changes;
+        match self.notices.receive_parts() {
+            Ok(received) => {
+                let by_number = |parts: ReceivedParts| ((parts.neighbour, parts.number), parts);
+                state.received.extend(received.into_iter().map(by_number));
+            }
+            Err(error) => log::debug!("memory of neighbours is not accessed directly: {}", error.message()),
+        }
         for (neighbour, rank) in self.notices.neighbours().enumerate() {
             for number in 0..self.notices.most() {
                 let named = self.notices.of_neighbour(neighbour, number);
-                let open = state.open.get(&(neighbour, number)).copied();
-                if open.map(|(count, _)| count) == named.map(|named| named.count) {
+                // Parts are sent after the name, so what is not named is withdrawn.
+                let parts = state.received.remove(&(neighbour, number));
+                let open = state.open.get(&(neighbour, number)).map(|(count, _)| *count);
+                if open == named.map(|named| named.count) {
                     continue;
                 }
-                if let Some((_, start)) = state.open.remove(&(neighbour, number)) {
-                    self.close_one(neighbour, number, start);
+                if let Some((_, memory)) = state.open.remove(&(neighbour, number)) {
+                    self.close_one(neighbour, number, memory);
                 }
                 let Some(named) = named else { continue };
-                let opened = peer_memory::open(&self.gpu, &named.handle).and_then(|start| {
-                    state.open.insert((neighbour, number), (named.count, start));
+                let exported = match parts.filter(|parts| parts.count == named.count) {
+                    _ if named.parts == 0 => Exported::Name(named.handle),
+                    Some(parts) => Exported::Parts(parts.parts),
+                    // They have not come yet.
+                    None => continue,
+                };
+                let opened = OpenedMemory::new(&self.gpu, &exported).and_then(|memory| {
+                    let start = memory.start();
+                    state.open.insert((neighbour, number), (named.count, memory));
                     self.memory.set_memory(rank, number, start)
                 });
                 match opened {
@@ -213,9 +269,9 @@ impl OfferedMemory {
         }
     }
 
-    fn close_one(&self, neighbour: usize, number: usize, start: Address) {
+    fn close_one(&self, neighbour: usize, number: usize, memory: OpenedMemory) {
         // Its owner has withdrawn it, or no kernel runs any more: no kernel accesses it.
-        if peer_memory::close(&self.gpu, start) {
+        if memory.close(&self.gpu) {
             self.notices.set_open(neighbour, number, 0);
         }
     }
@@ -233,8 +289,9 @@ impl OfferedMemory {
     /// `System` if the GPU fails.
     pub(in crate::communicator) fn use_opened(&self) -> Result<()> {
         for (&number, own) in self.lock().own.iter_mut().filter(|(_, own)| !own.is_open) {
+            self.send_parts(own);
             if self.notices.is_open(number, own.count) {
-                self.memory.set_memory(self.rank, number, own.allocation.start)?;
+                self.memory.set_memory(self.rank, number, own.allocation.start())?;
                 own.is_open = true;
             }
         }
@@ -256,11 +313,11 @@ impl OfferedMemory {
         let state = &mut *self.lock();
         let has = |(from, len): &(usize, usize)| *from <= start && start + vector.len() <= from + len;
         let (&number, own) = state.own.iter().find(|(_, own)| own.ranges.iter().any(has))?;
-        if !own.allocation.exists(&self.gpu) {
+        if !own.allocation.has(&self.gpu, vector) {
             self.discard_freed(state);
             return None;
         }
-        let offset = (address(vector) - own.allocation.start) as usize;
+        let offset = (address(vector) - own.allocation.start()) as usize;
         own.is_open.then_some(Place { number, offset })
     }
 
@@ -271,10 +328,10 @@ impl OfferedMemory {
                 return true;
             }
             log::warn!(
-                "{} bytes at {:#x} on {:?} were freed while they were registered: calls on them go through stages (fix: deregister \
-                 memory before you free it)",
-                own.allocation.bytes,
-                own.allocation.start,
+                "{} bytes at {:#x} on {:?} were freed or unmapped while they were registered: calls on them go through stages (fix: \
+                 deregister memory before you free it)",
+                own.allocation.bytes(),
+                own.allocation.start(),
                 self.gpu
             );
             if let Err(error) = self.memory.set_memory(self.rank, *number, 0) {
@@ -289,8 +346,8 @@ impl OfferedMemory {
     /// any more.
     pub(super) fn close(&self) {
         let mut state = self.lock();
-        for ((neighbour, number), (_, start)) in std::mem::take(&mut state.open) {
-            self.close_one(neighbour, number, start);
+        for ((neighbour, number), (_, memory)) in std::mem::take(&mut state.open) {
+            self.close_one(neighbour, number, memory);
         }
         // What is named from now on stays closed.
         let numbers: Vec<usize> = state.own.drain().map(|(number, _)| number).collect();

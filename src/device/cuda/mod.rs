@@ -16,7 +16,7 @@
 //! | `graph` | graphs of calls on users' buffers |
 //! | `vector` | the vector types that calls accept |
 //! | `ipc` | GPU memory shared between the processes of a node |
-//! | `peer_memory` | allocations as the driver exports and opens them |
+//! | `peer_memory`, `mapped_memory` | allocations as the driver exports and opens them, whole or mapped in parts |
 //! | `stream_memory` | memory with a stream of its own |
 //! | `pointer` | whether an address is host or GPU memory |
 
@@ -28,6 +28,7 @@ mod inventory;
 pub(crate) mod ipc;
 mod kernels;
 mod launcher;
+pub(crate) mod mapped_memory;
 pub(crate) mod naps;
 mod nvrtc;
 pub(crate) mod objects;

@@ -19,7 +19,7 @@
 //! | `link` | one neighbour: the format of queue entries, and their events |
 //! | `mailbox` | the path of small messages |
 //! | `gpu` | GPU memory that neighbours access |
-//! | `memory_notices`, `notice_page` | users' GPU memory that neighbours access |
+//! | `memory_notices`, `notice_page`, `memory_parts` | users' GPU memory that neighbours access |
 //! | `prefault` | page tables made ready for neighbours' buffers |
 
 mod arena_ref;
@@ -32,6 +32,7 @@ mod layout;
 mod link;
 mod mailbox;
 mod memory_notices;
+mod memory_parts;
 mod need_wakeup;
 mod neighbours;
 mod node_memory;
@@ -44,7 +45,7 @@ mod wake_lanes;
 pub use exchange::{DescriptorExchange, ExchangeAddress};
 pub use layout::ArenaLayout;
 pub use mailbox::{Mailbox, Posted};
-pub use memory_notices::{MemoryNotices, NamedMemory};
+pub use memory_notices::{MemoryNotices, NamedMemory, ReceivedParts, UnsentParts};
 pub use neighbours::Neighbours;
 pub use node_memory::{NodeKey, NodeMemory, OwnMemory, PeerMemory, Region, RegionOfRank};
 pub use wake_lanes::WakeLanes;

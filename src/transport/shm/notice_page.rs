@@ -16,6 +16,9 @@ pub(super) const READERS: usize = 16;
 pub(super) struct NoticePage {
     /// How often `named` has changed.
     pub changes: CachePadded<AtomicU64>,
+    /// Whether the rank has a socket for descriptors of parts; and its address, which is written before.
+    pub has_socket: AtomicU64,
+    pub socket: [AtomicU64; 4],
     pub named: [Notice; MEMORIES],
     /// By index on the node and number: which allocation of a neighbour this rank has open, as its owner
     /// counts them.
@@ -29,5 +32,7 @@ pub(super) struct Notice {
     /// Counts the allocations that the owner has named; 0 while there is none. Written first and last.
     pub count: AtomicU64,
     pub bytes: AtomicU64,
+    /// How many parts it has, whose descriptors come by the socket; 0 if it has the driver's handle.
+    pub parts: AtomicU64,
     pub handle: [AtomicU64; 8],
 }

@@ -21,23 +21,24 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const MAX_DESCRIPTORS: usize = 253;
 
 /// Most descriptors that a packet takes. Few in tests, so that few ranks need several packets.
-pub(super) const PACKET_DESCRIPTORS: usize = if cfg!(test) { 12 } else { MAX_DESCRIPTORS };
+pub(in crate::transport::shm) const PACKET_DESCRIPTORS: usize = if cfg!(test) { 12 } else { MAX_DESCRIPTORS };
 
 /// Connections that wait to be accepted; the kernel may lower it.
 const BACKLOG: i32 = 4096;
 
 /// The random part of an abstract socket's name.
-pub(super) type SocketName = [u8; 16];
+pub(in crate::transport::shm) type SocketName = [u8; 16];
 
 /// A socket that accepts connections of this user's processes.
-pub(super) struct ChannelListener(OwnedFd);
+#[derive(Debug)]
+pub(in crate::transport::shm) struct ChannelListener(OwnedFd);
 
 impl ChannelListener {
     /// Listens under this name.
     ///
     /// # Errors
     /// `System` if no socket can be created.
-    pub(super) fn new(name: &SocketName) -> Result<Self> {
+    pub(in crate::transport::shm) fn new(name: &SocketName) -> Result<Self> {
         let open = || {
             let socket = descriptor::unix_socket(SocketType::SEQPACKET)?;
             bind(&socket, &address(name)?)?;
@@ -53,7 +54,7 @@ impl ChannelListener {
     ///
     /// # Errors
     /// `System` if the process has no descriptor left.
-    pub(super) fn accept(&self) -> Result<Option<DescriptorChannel>> {
+    pub(in crate::transport::shm) fn accept(&self) -> Result<Option<DescriptorChannel>> {
         loop {
             match descriptor::accept_unix(&self.0) {
                 Ok(socket) => match foreign_user(&socket) {
@@ -78,7 +79,7 @@ impl AsFd for ChannelListener {
 
 /// What [`DescriptorChannel::receive`] finds.
 #[derive(Debug)]
-pub(super) enum Received {
+pub(in crate::transport::shm) enum Received {
     /// Nothing yet.
     Nothing,
     /// The other end is closed.
@@ -90,23 +91,27 @@ pub(super) enum Received {
 }
 
 /// One end of a connection. Non-blocking.
-pub(super) struct DescriptorChannel(OwnedFd);
+pub(in crate::transport::shm) struct DescriptorChannel(OwnedFd);
 
 impl DescriptorChannel {
     /// Connects to the listener with this name.
-    pub(super) fn connect(name: &SocketName) -> rustix::io::Result<Self> {
+    pub(in crate::transport::shm) fn connect(name: &SocketName) -> rustix::io::Result<Self> {
         let socket = descriptor::unix_socket(SocketType::SEQPACKET)?;
         connect(&socket, &address(name)?)?;
         Ok(Self(socket))
     }
 
     /// The user at the other end, as a phrase, if it is not this process's.
-    pub(super) fn foreign_user(&self) -> Option<String> {
+    pub(in crate::transport::shm) fn foreign_user(&self) -> Option<String> {
         foreign_user(&self.0)
     }
 
     /// Sends a packet with at most [`PACKET_DESCRIPTORS`] descriptors.
-    pub(super) fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    pub(in crate::transport::shm) fn send(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> rustix::io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
@@ -119,7 +124,7 @@ impl DescriptorChannel {
     ///
     /// # Errors
     /// `System` if the socket fails.
-    pub(super) fn receive(&self, buffer: &mut [u8]) -> Result<Received> {
+    pub(in crate::transport::shm) fn receive(&self, buffer: &mut [u8]) -> Result<Received> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = [IoSliceMut::new(buffer)];
@@ -158,7 +163,7 @@ impl AsFd for DescriptorChannel {
 }
 
 /// Warns of a connection that is closed for this reason.
-pub(super) fn warn_of_refusal(reason: &str) {
+pub(in crate::transport::shm) fn warn_of_refusal(reason: &str) {
     static REFUSED: WarningLimit = WarningLimit::new();
     REFUSED.warn(format_args!(
         "refused a connection to the socket for the descriptors of this node's ranks: {reason}"

@@ -16,7 +16,7 @@
 //! | `message` | the contents of packets, and their authentication |
 //! | `leader`, `member` | both sides of the exchange |
 
-mod channel;
+pub(super) mod channel;
 mod gathering;
 mod leader;
 mod member;
