@@ -4,13 +4,17 @@ import sys
 
 from .session import HERE, Cell, free_port
 
-SECONDS = 220
+SECONDS = 265
 QUESTION = "Do the backend and training, with blocking calls between the collectives, end with the right sums?"
+
+
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "FLEXRING_LOG": "debug"}
 
 
 def cells(_session):
     return [
         Cell("backend", 60, measured("backend.py", "LAZY", None)),
+        Cell("expandable segments", 45, measured("expandable.py", "LAZY", None, EXPANDABLE)),
         *training(),
     ]
 
@@ -23,12 +27,13 @@ def training():
     ]
 
 
-def measured(program, mode, connections):
+def measured(program, mode, connections, settings=None):
     def measure(session):
         session.torch()
         port = str(free_port())
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
         shared |= {"CUDA_MODULE_LOADING": mode, "CUDA_DEVICE_MAX_CONNECTIONS": connections}
+        shared |= settings or {}
         command = [sys.executable, HERE / "cells" / program]
         return session.ranks(command, lambda rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})[0]
 
@@ -37,6 +42,10 @@ def measured(program, mode, connections):
 
 def words(rows):
     for name, result in rows:
+        if "expandable_calls" in result:
+            times = ", ".join(f"{key.removesuffix('_ms')} {value:.3f} ms" for key, value in result.items() if key.endswith("_ms"))
+            yield f"{name}: all-reduces by their number of elements: {times}"
+            continue
         if "collectives" in result:
             yield (
                 f"{name}: {result['collectives']} collectives on CUDA tensors, {result['replays']} launches of graphs, "
