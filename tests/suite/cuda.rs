@@ -435,6 +435,38 @@ fn a_reduce_scatter_takes_gpu_memory_for_the_partial_sums_that_a_rank_passes_on(
 }
 
 #[test]
+fn lists_of_ever_new_lengths_take_the_places_of_others_while_kernels_run() {
+    // More lengths than lists are kept, each twice.
+    const LENGTHS: usize = 100;
+    if !World::GpuPinned.is_enabled() {
+        return;
+    }
+    spawn(&Setup::new(World::GpuPinned, 2), |comm| {
+        let gpu = comm.rank() % gpu_count().expect("a driver");
+        let length = |call: usize| 64 * (call * 7 % LENGTHS + 1);
+        let send: Vec<f32> = (0..length(0) + 64 * LENGTHS).map(|at| given(comm.rank(), at)).collect();
+        let mut from = GpuBuffer::new(gpu, send.len()).expect("memory");
+        from.write(&send).expect("a GPU that works");
+        let whole = 2 * (0..LENGTHS).map(length).sum::<usize>();
+        let mut into = GpuBuffer::<f32>::new(gpu, whole).expect("memory");
+        let mut begin = 0;
+        for call in 0..2 * LENGTHS {
+            let len = length(call);
+            let mut part = into.slice_mut(begin..begin + len);
+            comm.all_reduce_into_on_gpu(&from.slice_mut(0..len), &mut part, ReduceOp::Sum).expect("a sum");
+            begin += len;
+        }
+        let mut sums = vec![0f32; whole];
+        into.read(&mut sums).expect("a GPU that works");
+        let expected =
+            (0..2 * LENGTHS).flat_map(|call| (0..length(call)).map(|at| given(0, at) + given(1, at)));
+        let wrong = sums.iter().zip(expected).position(|(found, expected)| *found != expected);
+        assert_eq!(wrong, None, "of {whole}");
+        comm.synchronize().expect("all calls succeed");
+    });
+}
+
+#[test]
 fn impossible_requests_are_rejected_and_the_gpu_still_works() {
     if !World::Gpu.is_enabled() {
         return;

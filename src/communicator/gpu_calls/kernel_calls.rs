@@ -108,15 +108,16 @@ impl CallRunner {
     }
 
     /// The items by which this rank's kernels run a call.
-    fn list(&self, checked: &CheckedCall, calls: &KernelState) -> Result<Arc<ListedProgram>> {
+    fn list(
+        &self,
+        checked: &CheckedCall,
+        calls: &KernelState,
+        is_captured: bool,
+    ) -> Result<Arc<ListedProgram>> {
         let key = self.lock_plans().list_key(checked, SLOT);
         let make = || self.lock_plans().list(key, checked, SLOT, MOST_PLACES);
-        let await_kernels = || {
-            self.await_kernels();
-            self.fault.check()
-        };
         let is_elsewhere = |rank: Rank| self.is_relayed(rank);
-        calls.list(key, checked.dtype.size(), is_elsewhere, await_kernels, make)
+        calls.list(key, checked.dtype.size(), is_elsewhere, is_captured, || self.wait_full(), make)
     }
 
     /// The transfers of a call, where its kernel finds them, and what is carried between nodes.
@@ -126,13 +127,19 @@ impl CallRunner {
         calls: &KernelState,
         is_captured: bool,
     ) -> Result<(TransferTable, Arc<[RelayedMessages]>)> {
-        let wait = || {
-            std::thread::sleep(FULL_WAIT);
-            self.check_waiting();
-            self.fault.check()
-        };
         let world = (self.world, |rank: Rank| self.is_relayed(rank));
-        calls.transfers(&transfers_of(checked, self.rank, self.world), world, is_captured, wait)
+        let transfers = transfers_of(checked, self.rank, self.world);
+        calls.transfers(&transfers, world, is_captured, || self.wait_full())
+    }
+
+    /// Waits a moment for a kernel to end, because what calls use is all in use.
+    ///
+    /// # Errors
+    /// The failure of the communicator.
+    fn wait_full(&self) -> Result<()> {
+        std::thread::sleep(FULL_WAIT);
+        self.check_waiting();
+        self.fault.check()
     }
 
     /// Carries the messages of calls that kernels run, behind this number of collectives that need no
@@ -392,7 +399,7 @@ impl Communicator {
             }
             KernelWork::List => {
                 // The other ranks wait for this one now.
-                let list = runner.list(checked, calls).map_err(|error| runner.fail(error))?;
+                let list = runner.list(checked, calls, is_captured).map_err(|error| runner.fail(error))?;
                 if is_captured {
                     calls.memory.keep_list(&list);
                 }
@@ -496,7 +503,7 @@ enum KernelWork {
 /// How long a worker waits for the next captured call after it has carried the messages of one.
 const LINGER: Duration = Duration::from_micros(200);
 
-/// How long a caller sleeps at a time while the table of its transfers has no place.
+/// How long a caller sleeps at a time while there is no place for its list or the table of its transfers.
 const FULL_WAIT: Duration = Duration::from_micros(50);
 
 /// Distinguishes what kernels run from what hosts run by the same plan: they cut it into other messages.

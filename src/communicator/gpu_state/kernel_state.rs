@@ -3,13 +3,14 @@
 //! Owns how it waits for kernels when it ends. Must not know which calls kernels run.
 
 use super::kernel_watch::{self, KernelOwner, KernelWatch};
+use super::recent_lists::RecentLists;
 use super::registered_memory::OfferedMemory;
 use crate::call::{BlockCounts, Call};
 use crate::communicator::checked_wait::CHECK_INTERVAL;
 use crate::communicator::plans::ListKey;
 use crate::device::cuda::Launcher;
 use crate::device::cuda::collective::{
-    CollectiveMemory, ListScratch, ListedProgram, TransferTable, VectorTransfer,
+    CollectiveMemory, ListMemory, ListedProgram, TransferTable, VectorTransfer,
 };
 use crate::device::cuda::naps::nap_until;
 use crate::device::relay_link::RelayedMessages;
@@ -70,10 +71,15 @@ pub(in crate::communicator) enum RelayedCall {
     Replayed,
 }
 
-#[derive(Default)]
 struct Lists {
-    by_key: BTreeMap<ListKey, Arc<ListedProgram>>,
-    scratch: ListScratch,
+    recent: RecentLists<ListKey, ListedProgram>,
+    memory: ListMemory,
+}
+
+impl Default for Lists {
+    fn default() -> Self {
+        Self { recent: RecentLists::new(MOST_LISTS), memory: ListMemory::default() }
+    }
 }
 
 impl KernelState {
@@ -125,32 +131,31 @@ impl KernelState {
 
     /// The list of a call, which is launched before another thread can ask for one. The first call of its
     /// kind and length has it made; messages to and from ranks that are elsewhere are relayed. If there are
-    /// many, all are made again as they are needed: `await_kernels` succeeds when no kernel that was
-    /// launched runs any more.
+    /// many, the one that was used least recently is made again when it is needed. `wait` is called as long
+    /// as kernels run all of them.
     ///
     /// # Errors
-    /// Those of `await_kernels` and `make`; `System` if the GPU has too little memory.
+    /// Those of `wait` and `make`; `System` if the GPU has too little memory.
     pub(in crate::communicator) fn list(
         &self,
         key: ListKey,
         element: usize,
         is_elsewhere: impl Fn(Rank) -> bool,
-        await_kernels: impl FnOnce() -> Result<()>,
+        is_captured: bool,
+        mut wait: impl FnMut() -> Result<()>,
         make: impl FnOnce() -> Result<DeviceProgram>,
     ) -> Result<Arc<ListedProgram>> {
-        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = lists.by_key.get(&key) {
-            return Ok(Arc::clone(found));
+        let Lists { recent, memory } = &mut *self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        let launch = self.memory.following_launch();
+        if let Some(found) = recent.take(&key, launch, is_captured) {
+            return Ok(found);
         }
-        if lists.by_key.len() == MOST_LISTS {
-            await_kernels()?;
-            lists.by_key.clear();
+        while recent.is_full() && !recent.drop_one(self.memory.completed(), |list| memory.take_back(list)) {
+            wait()?;
         }
-        let Lists { by_key, scratch } = &mut *lists;
         let registrar = self.registrar.as_ref();
-        let list = Arc::new(self.memory.list(&make()?, element, scratch, is_elsewhere, registrar)?);
-        by_key.insert(key, Arc::clone(&list));
-        Ok(list)
+        recent.insert(key, self.memory.list(&make()?, element, memory, is_elsewhere, registrar)?);
+        recent.take(&key, launch, is_captured).ok_or_else(|| Error::internal("a list was not kept"))
     }
 
     /// Writes the transfers of a call that is about to be launched where its kernel finds them. Returns also

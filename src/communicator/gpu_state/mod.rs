@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `cuda.rs` | which GPU it is |
 //! | `kernel_state.rs` | the memory of calls, lists and captured calls; how the communicator waits for kernels |
+//! | `recent_lists.rs` | which lists are kept |
 //! | `kernel_offer.rs` | how many CTAs the ranks agree on |
 //! | `kernel_watch.rs` | the thread that watches kernels, for failures and time limits |
 //! | `registered_memory.rs` | memory of users that the kernels of all ranks of the node access |
@@ -20,6 +21,8 @@ mod kernel_offer;
 mod kernel_state;
 #[cfg(feature = "cuda")]
 mod kernel_watch;
+#[cfg(feature = "cuda")]
+mod recent_lists;
 #[cfg(feature = "cuda")]
 mod registered_memory;
 

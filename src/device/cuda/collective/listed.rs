@@ -30,25 +30,51 @@ pub(crate) struct ListedProgram {
     relayed: Arc<[RelayedMessages]>,
 }
 
-/// Memory for the partial sums and copies of the calls of a communicator, which run one after the other.
+/// What the lists of a communicator have on the GPU. Nothing is freed while it works, because that waits for
+/// kernels.
 #[derive(Default)]
-pub(crate) struct ListScratch(Option<Arc<GpuMemory>>);
+pub(crate) struct ListMemory {
+    /// Memory for the partial sums and copies of calls, which run one after the other. The last one is used;
+    /// lists that were made before keep what they have.
+    scratch: Vec<Arc<GpuMemory>>,
+    /// Memory of lists that are not used any more.
+    free: Vec<GpuMemory>,
+    replaces: bool,
+}
 
-impl ListScratch {
-    /// Memory of at least this many bytes.
-    fn of(&mut self, gpu: &Arc<Gpu>, bytes: usize) -> Result<Arc<GpuMemory>> {
-        if let Some(memory) = self.0.as_ref().filter(|memory| memory.piece().len() >= bytes) {
+impl ListMemory {
+    /// Memory of at least this many bytes for partial sums and copies.
+    fn scratch(&mut self, gpu: &Arc<Gpu>, bytes: usize) -> Result<Arc<GpuMemory>> {
+        if let Some(memory) = self.scratch.last().filter(|memory| memory.piece().len() >= bytes) {
             return Ok(Arc::clone(memory));
         }
-        // Lists that were made before keep what they have.
         let memory = Arc::new(GpuMemory::new(gpu, bytes.max(LEAST_SCRATCH).next_power_of_two())?);
-        Ok(Arc::clone(self.0.insert(memory)))
+        self.scratch.push(Arc::clone(&memory));
+        Ok(memory)
+    }
+
+    /// Memory for a list: the shortest that is free and long enough, or new.
+    fn list(&mut self, gpu: &Arc<Gpu>, bytes: usize) -> Result<GpuMemory> {
+        let len = |at: &usize| self.free[*at].piece().len();
+        let fitting = (0..self.free.len()).filter(|at| len(at) >= bytes).min_by_key(len);
+        if let Some(at) = fitting {
+            return Ok(self.free.swap_remove(at));
+        }
+        // The lists that come and go may be of any length. Of each power of two there are as many as are kept
+        // at most.
+        GpuMemory::new(gpu, if self.replaces { bytes.next_power_of_two() } else { bytes })
+    }
+
+    /// Takes the memory of a list that no kernel runs any more.
+    pub(crate) fn take_back(&mut self, list: ListedProgram) {
+        self.replaces = true;
+        self.free.push(list.memory);
     }
 }
 
 impl ListedProgram {
     /// Copies a list to the GPU, which has the links of the rank at `links`. `element`: bytes of an element;
-    /// `scratch`: that of the communicator; `relays`: the links of the list to ranks of other nodes.
+    /// `memory`: that of the communicator; `relays`: the links of the list to ranks of other nodes.
     ///
     /// # Errors
     /// `System` if the GPU has too little memory; `Internal` if an item is larger than a kernel can run.
@@ -57,7 +83,7 @@ impl ListedProgram {
         links: Address,
         list: &DeviceProgram,
         element: usize,
-        scratch: &mut ListScratch,
+        memory: &mut ListMemory,
         relays: Vec<Arc<RelayLink>>,
     ) -> Result<Self> {
         let (mut items, mut places, mut waits) = (Vec::new(), Vec::new(), Vec::new());
@@ -88,8 +114,8 @@ impl ListedProgram {
         let mut image = Image(vec![0; size_of::<ProgramWords>().next_multiple_of(PART)]);
         let starts = [image.add(&items), image.add(&places), image.add(&waits), image.add(&counts)];
         let done = image.add(&vec![0u64; items.len()]);
-        let scratch = scratch.of(gpu, scratch_bytes + list.copied as usize * element)?;
-        let held = GpuMemory::new(gpu, image.0.len())?;
+        let scratch = memory.scratch(gpu, scratch_bytes + list.copied as usize * element)?;
+        let held = memory.list(gpu, image.0.len())?;
         let at = |offset: usize| address(held.piece()) + offset as Address;
         let [items_at, places_at, waits_at, counts_at] = starts.map(at);
         let program = ProgramWords {

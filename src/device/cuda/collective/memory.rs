@@ -7,7 +7,7 @@ use super::layout::{
     CAPTURED, CLOSED_AT, CollectiveLayout, LinkKind, LinkWords, MOST_RANKS, OWNER, PEERS, StatusWords,
     memory_at,
 };
-use super::listed::{self, ListScratch, ListedProgram};
+use super::listed::{self, ListMemory, ListedProgram};
 use super::status::{CollectiveFailure, CollectiveWait};
 use super::transfers::{self, TransferMemory, TransferTable, VectorTransfer};
 use crate::cuda_driver::{Address, DriverHandle};
@@ -157,7 +157,7 @@ impl CollectiveMemory {
         self.write(PEERS, &addresses)
     }
 
-    /// Copies a list to the GPU. `element`: bytes of an element; `scratch`: that of the communicator. Its
+    /// Copies a list to the GPU. `element`: bytes of an element; `memory`: that of the communicator. Its
     /// messages to and from ranks for which `is_elsewhere` are relayed, from memory that is registered with
     /// the devices of `registrar`.
     ///
@@ -167,7 +167,7 @@ impl CollectiveMemory {
         &self,
         list: &DeviceProgram,
         element: usize,
-        scratch: &mut ListScratch,
+        memory: &mut ListMemory,
         is_elsewhere: impl Fn(Rank) -> bool,
         registrar: Option<&Arc<dyn Registrar>>,
     ) -> Result<ListedProgram> {
@@ -175,7 +175,7 @@ impl CollectiveMemory {
         let elsewhere = list.links.iter().map(|link| link.peer).filter(|peer| is_elsewhere(*peer));
         let relays =
             elsewhere.map(|peer| self.relay_link(links, peer, registrar)).collect::<Result<Vec<_>>>()?;
-        ListedProgram::new(&self.gpu, address(links.piece()), list, element, scratch, relays)
+        ListedProgram::new(&self.gpu, address(links.piece()), list, element, memory, relays)
     }
 
     /// Writes the transfers of the next launch, of a rank of `world`, where its kernel finds them. Returns
@@ -210,7 +210,7 @@ impl CollectiveMemory {
         if !self.is_captured() {
             memory.drop_captured();
         }
-        let launch = launch_number(self.launches.load(Ordering::Relaxed), is_captured);
+        let launch = self.following_launch() | if is_captured { CAPTURED } else { 0 };
         let placed = (address(links.piece()), &*words, world);
         let table = memory.table(&self.gpu, placed, launch, || self.completed(), wait)?;
         Ok((table, relayed.into()))
@@ -417,7 +417,12 @@ impl CollectiveMemory {
 
     /// Counts a launch, or a captured one. Returns its number.
     pub(in crate::device::cuda) fn next_launch(&self, is_captured: bool) -> u64 {
-        launch_number(self.launches.fetch_add(1, Ordering::Relaxed), is_captured)
+        (self.launches.fetch_add(1, Ordering::Relaxed) + 1) | if is_captured { CAPTURED } else { 0 }
+    }
+
+    /// The number of the next launch.
+    pub(crate) fn following_launch(&self) -> u64 {
+        self.launches.load(Ordering::Relaxed) + 1
     }
 
     /// The first failure of a kernel.
@@ -553,11 +558,6 @@ impl CollectiveMemory {
             unsafe { self.gpu.copy_now(into, self.shared.piece().narrow(self.offset + at, into.len())) }
         })
     }
-}
-
-/// The number of a launch, or of a captured one, behind this many.
-fn launch_number(before: u64, is_captured: bool) -> u64 {
-    (before + 1) | if is_captured { CAPTURED } else { 0 }
 }
 
 /// The destructor of a user object. Calls no function of the driver, which forbids that.

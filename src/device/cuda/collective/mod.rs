@@ -22,7 +22,7 @@ mod transfers;
 
 pub(super) use layout::CollectiveParameters;
 pub(crate) use layout::{CALL_WORDS, CollectiveLayout, MOST_PLACES, SLOT};
-pub(crate) use listed::{ListScratch, ListedProgram};
+pub(crate) use listed::{ListMemory, ListedProgram};
 pub(crate) use memory::CollectiveMemory;
 pub(crate) use shape::{BlockCall, Blocks, Place, Vector};
 pub(crate) use status::{CollectiveFailure, CollectiveWait, Waited};

@@ -175,6 +175,8 @@ impl Blocks {
             path: LISTED,
             slices: 1,
             short_bytes: layout.short_bytes() as u32,
+            // The memory of the list is used again.
+            reports: 1,
             ..CollectiveParameters::default()
         };
         parameters.hash = hash(&parameters);
