@@ -35,6 +35,7 @@ fn forests_are_proved_and_take_the_least_time_within_five_percent() {
         let traffic = Traffic::of(&plan, &topology, ProgramSpec::ALL_REDUCE);
         let busiest = traffic.busiest(&topology).expect("something is sent").seconds_per_byte;
         let forest = topology.fabric().expect("a graph").forest();
+        println!("| {name} | {} | {} | {ratio:.3} |", topology.world(), forest.trees.len());
         assert!((busiest / forest.seconds_per_byte - 1.0).abs() < 1e-6, "{name}: {busiest}");
     }
 }

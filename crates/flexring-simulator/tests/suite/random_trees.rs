@@ -6,14 +6,15 @@
 use fastrand::Rng;
 use flexring_core::config::{Algorithm, Config};
 use flexring_plan::candidates::candidates;
-use flexring_plan::choice::Trial;
+use flexring_plan::choice::{Trial, share_out};
 use flexring_plan::lowering::Plan;
 use flexring_plan::sized_plans::{SizedPlan, selected};
 use flexring_plan::topology::{Topology, TopologyBuilder, Uplink, VertexId};
 use flexring_simulator::cost_model::lower_bound::lower_bound;
 use flexring_simulator::simulator::{SimulationInput, SimulationParameters, simulate};
-use flexring_simulator::trials::simulate_all;
+use flexring_simulator::trials::simulated_time;
 use flexring_testkit::effort::cases;
+use rustix::time::{ClockId, clock_gettime};
 
 /// A length of each kind: short, of a few sub-chunks, and in many waves.
 const LENGTHS: [u64; 3] = [64 << 10, 1 << 20, 64 << 20];
@@ -90,11 +91,46 @@ struct PlanChange {
     growth: f64,
 }
 
-fn times_on(seed: u64, most: usize) -> (Vec<TreeTimes>, Vec<PlanChange>) {
-    let (topology, config) = (tree(seed, most), Config::default());
-    let mut simulate_all =
-        |topology: &Topology, trials: &[Trial]| Ok(simulate_all(&config, topology, trials));
-    let (plans, _) = selected(&config, &topology, &mut simulate_all).expect("plans");
+/// What the choice takes while ranks join, in milliseconds of processor time: what all of them calculate, and the
+/// rank that simulates longest in each exchange of times.
+struct JoiningTime {
+    ranks: usize,
+    calculating: f64,
+    simulating: f64,
+}
+
+/// Milliseconds of processor time of this thread.
+fn processor_time() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 * 1e-6
+}
+
+/// The plans that ranks choose, who divide the simulations.
+fn joined(topology: &Topology) -> (Vec<SizedPlan>, JoiningTime) {
+    let (config, world) = (Config::default(), topology.world());
+    let (mut all, mut simulating) = (0.0, 0.0);
+    let begun = processor_time();
+    let mut simulate = |topology: &Topology, trials: &[Trial]| {
+        let mut of_rank = vec![0.0; world];
+        let times = trials.iter().zip(share_out(trials, world)).map(|(trial, rank)| {
+            let begun = processor_time();
+            let time = simulated_time(&config, topology, trial);
+            of_rank[rank] += processor_time() - begun;
+            time
+        });
+        let times = times.collect();
+        all += of_rank.iter().sum::<f64>();
+        simulating += of_rank.into_iter().fold(0.0, f64::max);
+        Ok(times)
+    };
+    let (plans, _) = selected(&config, topology, &mut simulate).expect("plans");
+    let calculating = processor_time() - begun - all;
+    (plans, JoiningTime { ranks: world, calculating, simulating })
+}
+
+fn times_on(seed: u64, most: usize) -> (Vec<TreeTimes>, Vec<PlanChange>, JoiningTime) {
+    let topology = tree(seed, most);
+    let (plans, joining) = joined(&topology);
     let candidates = candidates(&topology);
     let bound = lower_bound(&topology).expect("several ranks").seconds_per_byte;
     let of_length = |bytes: u64| {
@@ -125,7 +161,7 @@ fn times_on(seed: u64, most: usize) -> (Vec<TreeTimes>, Vec<PlanChange>) {
         PlanChange { seed, ranks: topology.world(), bytes, plans: [plans[0].name(), plans[1].name()], growth }
     };
     let changes = plans.windows(2).filter(|plans| plans[0].longest as u64 <= LONGEST_CHANGE).map(change);
-    (LENGTHS.into_iter().map(of_length).collect(), changes.collect())
+    (LENGTHS.into_iter().map(of_length).collect(), changes.collect(), joining)
 }
 
 impl PlanChange {
@@ -181,6 +217,30 @@ fn print_table(all: &[TreeTimes]) {
     all.iter().filter(|times| times.loss() > 1.02).for_each(|times| println!("{}", times.row()));
 }
 
+/// The rows of the table for what joining takes longer.
+fn print_joining(all: &[JoiningTime]) {
+    println!("\n| ranks | trees | calculating: median | most | simulating: median | 9 of 10 | most |");
+    println!("|---|---|---|---|---|---|---|");
+    for ranks in [2..=8, 9..=MOST_EXACT, MOST_EXACT + 1..=64] {
+        let sorted = |time: fn(&JoiningTime) -> f64| {
+            let of = all.iter().filter(|joining| ranks.contains(&joining.ranks));
+            let mut times: Vec<f64> = of.map(time).collect();
+            times.sort_by(f64::total_cmp);
+            times
+        };
+        let (calculating, simulating) = (sorted(|of| of.calculating), sorted(|of| of.simulating));
+        let at = |times: &[f64], part: usize| times.get(times.len() * part / 10).or(times.last()).copied();
+        let [c5, c10, s5, s9, s10] =
+            [(&calculating, 5), (&calculating, 10), (&simulating, 5), (&simulating, 9), (&simulating, 10)]
+                .map(|(times, part)| at(times, part).unwrap_or(0.0));
+        let (least, most) = (ranks.start(), ranks.end());
+        let trees = calculating.len();
+        println!(
+            "| {least} to {most} | {trees} | {c5:.1} ms | {c10:.1} ms | {s5:.1} ms | {s9:.1} ms | {s10:.1} ms |"
+        );
+    }
+}
+
 #[test]
 fn auto_takes_at_most_two_percent_longer_than_the_best_candidate_and_has_no_cliffs() {
     let is_long = cases(1) > 1;
@@ -194,13 +254,14 @@ fn auto_takes_at_most_two_percent_longer_than_the_best_candidate_and_has_no_clif
         let mine = seeds.iter().skip(thread).step_by(threads);
         mine.map(|seed| times_on(*seed, most)).collect::<Vec<_>>()
     };
-    let all: Vec<(Vec<TreeTimes>, Vec<PlanChange>)> = std::thread::scope(|scope| {
+    let all: Vec<(Vec<TreeTimes>, Vec<PlanChange>, JoiningTime)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || of_thread(thread))).collect();
         threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
     });
-    let (times, changes): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    let (times, changes, joining): (Vec<_>, Vec<_>, Vec<_>) = all.into_iter().collect();
     let all: Vec<TreeTimes> = times.into_iter().flatten().collect();
     print_table(&all);
+    print_joining(&joining);
     let cliffs: Vec<PlanChange> =
         changes.into_iter().flatten().filter(|change| change.growth > 1.15).collect();
     println!("\nChanges of the plan at which vectors of 4 bytes more take more than 1.15 times as long:\n");
