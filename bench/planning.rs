@@ -1,5 +1,5 @@
-//! Measures planning in processor time: FlexReduce for clusters of up to 100,000 ranks with the lowering of one
-//! rank's program, what `auto` calculates for clusters of more than 64 ranks, and forests of graphs.
+//! Measures planning in processor time: FlexReduce for clusters of up to 100,000 ranks with the lowering of
+//! one rank's program, what `auto` calculates for clusters of more than 64 ranks, and forests of graphs.
 //!
 //!     cargo bench --bench planning
 

@@ -91,8 +91,8 @@ struct PlanChange {
     growth: f64,
 }
 
-/// What the choice takes while ranks join, in milliseconds of processor time: what all of them calculate, and the
-/// rank that simulates longest in each exchange of times.
+/// What the choice takes while ranks join, in milliseconds of processor time: what all of them calculate, and
+/// the rank that simulates longest in each exchange of times.
 struct JoiningTime {
     ranks: usize,
     calculating: f64,
