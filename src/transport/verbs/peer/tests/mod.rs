@@ -54,7 +54,7 @@ fn run_all(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Summary {
 
 #[test]
 fn all_messages_arrive_once_and_in_order_over_one_to_four_queue_pairs() {
-    let seeds = cases(4_000);
+    let seeds = cases(2_000);
     let Summary { failed, split, .. } = run_all(seeds, |seed| Scenario::new(seed, 0));
     assert_eq!(failed, 0);
     assert!(split > seeds, "{split} messages were written apart from their immediate data");
@@ -97,7 +97,7 @@ fn messages_that_are_written_apart_from_their_immediate_data_survive_every_fault
 
 #[test]
 fn all_messages_arrive_while_one_queue_pair_is_alive_and_the_peer_is_lost_otherwise() {
-    let seeds = cases(5_000);
+    let seeds = cases(2_500);
     let Summary { failed, .. } = run_all(seeds, |seed| Scenario::new(seed, 6));
     assert!((seeds / 160..=seeds / 2).contains(&failed), "{failed} of {seeds} simulations lost the peer");
 }
@@ -155,7 +155,7 @@ fn enough_receives_are_posted_for_a_peer_that_does_not_poll() {
 
 #[test]
 fn a_verb_that_fails_breaks_a_queue_pair_or_the_link_and_nothing_else() {
-    let seeds = cases(4_000);
+    let seeds = cases(2_000);
     let Summary { failed, .. } = run_all(seeds, |seed| {
         let scenario = Scenario::new(seed, 3);
         let random = &mut Rng::with_seed(seed ^ 1 << 32);
