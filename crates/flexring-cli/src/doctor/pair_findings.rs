@@ -178,6 +178,7 @@ fn lossless_findings(found: &mut PairFindings, name: &str, network: &LosslessFac
 
 #[cfg(test)]
 mod tests {
+    use super::super::pci::PciFacts;
     use super::*;
 
     #[test]
@@ -191,5 +192,88 @@ mod tests {
         let expected =
             ["each of one and two is slow", "packets of each of p0, p1, p2, p3 and 2 more get lost"];
         assert_eq!(found.sentences(), expected);
+    }
+
+    /// Two nodes with a RoCE port each, as they should be.
+    fn good_nodes() -> [NodeFacts; 2] {
+        ["a", "b"].map(|host| NodeFacts {
+            rank: 0,
+            host: host.to_owned(),
+            libibverbs: Some("1.14".to_owned()),
+            low_memlock: None,
+            small_window: None,
+            slot_bytes: 28 << 20,
+            has_gpu: true,
+            ports: vec![PortFacts {
+                name: "mlx5_0:1".to_owned(),
+                is_ethernet: true,
+                rate_gbps: 400.0,
+                firmware: Some("28.39".to_owned()),
+                driver: Some("mlx5_core".to_owned()),
+                has_traffic_class: true,
+                network: Some(LosslessFacts {
+                    netdev: "eth0".to_owned(),
+                    has_pfc: Some(true),
+                    trust: Some("dscp".to_owned()),
+                    has_ecn: Some(true),
+                    bond: None,
+                }),
+                pci: PciFacts { read_request: Some(4096), ..PciFacts::default() },
+            }],
+            failure: None,
+            missing: None,
+        })
+    }
+
+    #[test]
+    fn each_fault_of_a_node_or_port_is_found_with_its_fix() {
+        assert_eq!(findings(&good_nodes(), &[]), [""; 0]);
+        type Fault = fn(&mut NodeFacts);
+        let faults: [(Fault, &str); 12] = [
+            (
+                |node| node.libibverbs = Some("1.10".to_owned()),
+                "different versions of libibverbs: 1.10, 1.14",
+            ),
+            (|node| node.low_memlock = Some(65_536), "b may lock 65536 bytes of memory only (fix: ulimit -l"),
+            (
+                |node| node.small_window = Some(("0".to_owned(), 16 << 20)),
+                "GPU 0 of b lets adapters access 16 MiB",
+            ),
+            (|node| node.failure = Some("no library".to_owned()), "b has no port: no library"),
+            (|node| node.ports.clear(), "different numbers of ports: b has 0, a has 1"),
+            (
+                |node| node.ports[0].firmware = Some("20.1".to_owned()),
+                "different firmware: mlx5_core 20.1, mlx5",
+            ),
+            (
+                |node| node.ports[0].has_traffic_class = false,
+                "b sends with traffic class 0 (fix: FLEXRING_IB_TC",
+            ),
+            (|node| node.ports[0].pci.read_request = Some(256), "reads 256 bytes at a time (fix: setpci"),
+            (
+                |node| node.ports[0].pci.is_translated = true,
+                "an IOMMU translates what mlx5_0:1 of b accesses",
+            ),
+            (
+                |node| node.ports[0].pci.redirecting = vec!["0000:00:01.0".to_owned()],
+                "refuse them: 0000:00:01.0",
+            ),
+            (
+                |node| node.ports[0].pci.best_link = "32.0 GT/s PCIe x16".to_owned(),
+                "has a PCI link of 16.0 GT/s PCIe x8, and could have 32.0 GT/s PCIe x16",
+            ),
+            (
+                |node| node.ports[0].network.iter_mut().for_each(|it| it.has_ecn = Some(false)),
+                "b does not answer marks of congestion (ECN) (fix: enable ecn/roce_np and ecn/roce_rp of eth0)",
+            ),
+        ];
+        for (fault, words) in faults {
+            let mut nodes = good_nodes();
+            nodes[1].ports[0].pci.link = "16.0 GT/s PCIe x8".to_owned();
+            nodes[1].ports[0].pci.best_link = "16.0 GT/s PCIe x8".to_owned();
+            fault(&mut nodes[1]);
+            let found = findings(&nodes, &[]);
+            assert!(found.len() == 1 && found[0].contains(words), "{words}: {found:?}");
+        }
     }
 }
