@@ -87,7 +87,8 @@ mod tests {
 
     #[test]
     fn variables_win_over_files_and_defaults_of_nccl_count_as_unset() {
-        let file = "# the fabric\nNCCL_IB_TC = 0x6a\nNCCL_IB_HCA=mlx5_0,mlx5_1\n#NCCL_IB_SL=3\nNCCL_IB_GID_INDEX=-1\n";
+        let file = "# the fabric\nNCCL_IB_TC = 0x6a\nNCCL_IB_HCA=mlx5_0,mlx5_1\n#NCCL_IB_SL=3\nNCCL_IB_GID_INDEX=-1\n\
+                    NCCL_IB_RETRY_CNT=5\nNCCL_SOCKET_IFNAME=^docker\n";
         let settings = NcclSettings { files: vec![(PathBuf::from("/etc/nccl.conf"), file.to_owned())] };
         let environment = |name: &str| match name {
             "NCCL_IB_HCA" => Some("^mlx5_2".to_owned()),
@@ -98,6 +99,9 @@ mod tests {
         let expected = |from: &str, text: &str| Some((from.to_owned(), text.to_owned()));
         assert_eq!(of("FLEXRING_IB_HCA"), expected("NCCL_IB_HCA", "^mlx5_2"));
         assert_eq!(of("FLEXRING_IB_TC"), expected("NCCL_IB_TC in /etc/nccl.conf", "106"));
+        assert_eq!(of("FLEXRING_IB_RETRIES"), expected("NCCL_IB_RETRY_CNT in /etc/nccl.conf", "5"));
+        let interfaces = expected("NCCL_SOCKET_IFNAME in /etc/nccl.conf", "^docker");
+        assert_eq!(of("FLEXRING_SOCKET_IFNAME"), interfaces);
         assert_eq!(of("FLEXRING_IB_TIMEOUT"), expected("NCCL_IB_TIMEOUT", "high"), "an error names it");
         assert_eq!(
             [of("FLEXRING_IB_SL"), of("FLEXRING_IB_GID_INDEX"), of("FLEXRING_ALGO")],
