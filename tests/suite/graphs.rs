@@ -17,7 +17,7 @@ const GRAPH_FLAGS: CUgraphInstantiate_flags =
 const LONG: usize = 50_001;
 
 /// A stream whose vectors can be used in captures: cudarc does not order them by events.
-fn stream() -> Arc<CudaStream> {
+pub fn stream() -> Arc<CudaStream> {
     let context = CudaContext::new(0).expect("a GPU");
     // SAFETY: each test uses one stream at a time for a vector, or orders its streams itself.
     #[allow(unsafe_code)]
@@ -28,7 +28,7 @@ fn stream() -> Arc<CudaStream> {
 }
 
 /// Captures what `calls` enqueues in the stream.
-fn capture(stream: &Arc<CudaStream>, calls: impl FnOnce()) -> CudaGraph {
+pub fn capture(stream: &Arc<CudaStream>, calls: impl FnOnce()) -> CudaGraph {
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("a capture");
     calls();
     stream.end_capture(GRAPH_FLAGS).expect("a valid capture").expect("a graph")

@@ -1,6 +1,7 @@
 //! Vectors in GPU memory that the program maps by itself, as PyTorch's expandable segments: processes of one
 //! node, with the simulated driver or, with WORLDS=gpu, the machine's driver.
 
+use crate::graphs::{capture, stream};
 use crate::harness::{Rank, test_name};
 use crate::registered_on_gpu::{DIRECT, outputs_of, settle, value};
 use cudarc::driver::sys::{
@@ -8,7 +9,7 @@ use cudarc::driver::sys::{
     CUmemLocation, CUmemLocationType, cuMemAddressFree, cuMemAddressReserve, cuMemCreate, cuMemMap,
     cuMemRelease, cuMemSetAccess, cuMemUnmap,
 };
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use cudarc::driver::{CudaSlice, CudaStream};
 use flexring::ReduceOp;
 use flexring::gpu::RegisteredOnGpu;
 use std::mem::zeroed;
@@ -35,8 +36,7 @@ struct Reserved {
 #[allow(unsafe_code)]
 impl Reserved {
     fn new(segments: usize) -> Self {
-        let stream = CudaContext::new(0).expect("a GPU").new_stream().expect("a stream");
-        let mut start = 0;
+        let (stream, mut start) = (stream(), 0);
         // SAFETY: the out-parameter is writable.
         unsafe { cuMemAddressReserve(&raw mut start, segments * SEGMENT, 0, 0, 0) }
             .result()
@@ -185,6 +185,42 @@ fn memory_that_was_unmapped_or_replaced_is_not_used() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && text.contains(DIRECT), "{text}");
         assert!(text.contains("were freed or unmapped while they were registered"), "{text}");
+    }
+}
+
+/// Counter-example: the shorter memory got the number that the graph had for the longer one, so the neighbour
+/// accessed what is behind it.
+#[test]
+fn a_graph_uses_no_shorter_memory_that_begins_where_its_own_began() {
+    let name = "a_graph_uses_no_shorter_memory_that_begins_where_its_own_began";
+    for output in outputs_of(&test_name(module_path!(), name), 2, &[], |rank| {
+        let memory = Reserved::mapped(2);
+        let mut long = registered(&rank, memory.vector(SEGMENT / 4 - COUNT / 2));
+        settle(&rank);
+        let graph = capture(&memory.stream, || {
+            rank.all_reduce_on_gpu(&mut *long, ReduceOp::Sum).expect("it is captured");
+        });
+        let replay = |vector: &mut CudaSlice<f32>, what: &str| {
+            memory.write(vector, rank.rank());
+            graph.launch().expect("a launch");
+            memory.check_sum(vector, 2, what);
+        };
+        replay(&mut long, "registered");
+        let mut long = long.into_inner().expect("no call uses it");
+        replay(&mut long, "deregistered");
+        let mut short = registered(&rank, memory.vector(0));
+        settle(&rank);
+        memory.write(&mut short, rank.rank());
+        rank.all_reduce_on_gpu(&mut *short, ReduceOp::Sum).expect("a call");
+        memory.check_sum(&short, 2, "the first segment is registered");
+        replay(&mut long, "its first segment is registered");
+        let short = short.into_inner().expect("no call uses it");
+        rank.synchronize().expect("all calls succeed");
+        drop(graph);
+        memory.end([long, short]);
+    }) {
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains(DIRECT), "{text}");
     }
 }
 

@@ -354,7 +354,7 @@ impl Communicator {
         }
         let fail = |error: Error| if error.kind() == ErrorKind::System { runner.fail(error) } else { error };
         let streams = opened.launcher.check_streams(stream, other).map_err(fail)?;
-        if matches!(work, KernelWork::Blocks(_)) {
+        if !matches!(work, KernelWork::Transfers) {
             runner.follow_registrations(&opened.launcher, calls);
         }
         // A replay of this call beside that of another one is found.

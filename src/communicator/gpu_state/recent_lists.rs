@@ -40,8 +40,7 @@ impl<K: Ord + Copy, L> RecentLists<K, L> {
     /// `completed` have ended, and graphs have references of their own. `false` if there is none. Passes it
     /// to `reuse` if no graph has it.
     pub(super) fn drop_one(&mut self, completed: u64, reuse: impl FnOnce(L)) -> bool {
-        let is_unused = |kept: &KeptList<L>| kept.launched <= completed || Arc::strong_count(&kept.list) > 1;
-        let unused = self.by_key.iter().filter(|(_, kept)| is_unused(kept));
+        let unused = self.by_key.iter().filter(|(_, kept)| kept.launched <= completed);
         let Some(key) = unused.min_by_key(|(_, kept)| kept.used).map(|(key, _)| *key) else { return false };
         self.by_key.remove(&key).and_then(|kept| Arc::into_inner(kept.list)).map(reuse);
         true

@@ -4,6 +4,7 @@
 //! and says so there. A call names an allocation only if all have it open, so a call costs no exchange
 //! between hosts. Owns what is registered, named and open. Must not know calls.
 
+use crate::cuda_driver::Address;
 use crate::device::cuda::collective::{CollectiveMemory, Place};
 use crate::device::cuda::naps::nap_until;
 use crate::device::cuda::objects::{Gpu, address};
@@ -36,6 +37,8 @@ pub(in crate::communicator) struct OfferedMemory {
 struct OfferState {
     /// By number.
     own: HashMap<usize, Own>,
+    /// By number and first address, the last end that an allocation had there.
+    ends: HashMap<(usize, Address), Address>,
     /// How many allocations this rank has named.
     named: u64,
     /// By neighbour and number: what is open, as its owner counts them.
@@ -56,7 +59,7 @@ struct Own {
     ranges: Vec<(usize, usize)>,
     /// Whether all neighbours have it open. Kernels of this rank do not name it before.
     is_open: bool,
-    /// Descriptors of its parts that some neighbours have not got yet.
+    /// Descriptors of its parts that some neighbours have not received yet.
     unsent: Option<UnsentParts>,
 }
 
@@ -105,22 +108,27 @@ impl OfferedMemory {
             Err(error) if error.kind() == ErrorKind::Unsupported => return stages(error.message()),
             Err(error) => return Err(error),
         };
-        let (handle, parts) = match allocation.export(&self.gpu) {
-            Ok(Exported::Name(handle)) => (handle, Vec::new()),
-            Ok(Exported::Parts(parts)) if parts.len() > self.notices.most_parts() => {
-                return stages(&format!(
-                    "they have {} parts, of which {} can be sent",
-                    parts.len(),
-                    self.notices.most_parts()
-                ));
-            }
-            Ok(Exported::Parts(parts)) => ([0; 8], parts),
-            Err(error) => return stages(error.message()),
+        // A graph names a vector by a number and its place from the first address, so it may have captured a
+        // vector beyond a shorter allocation that begins there.
+        let (start, end) = (allocation.start(), allocation.end());
+        let is_free = |number: &usize| {
+            !state.own.contains_key(number)
+                && self.notices.is_open(*number, 0)
+                && state.ends.get(&(*number, start)).is_none_or(|known| *known <= end)
         };
-        let is_free = |number: &usize| !state.own.contains_key(number) && self.notices.is_open(*number, 0);
         let Some(number) = (0..self.notices.most()).find(is_free) else {
             return stages("parts of too many allocations are registered");
         };
+        if allocation.parts() > self.notices.most_parts() {
+            let (parts, most) = (allocation.parts(), self.notices.most_parts());
+            return stages(&format!("they have {parts} parts, of which {most} can be sent"));
+        }
+        let (handle, parts) = match allocation.export(&self.gpu) {
+            Ok(Exported::Name(handle)) => (handle, Vec::new()),
+            Ok(Exported::Parts(parts)) => ([0; 8], parts),
+            Err(error) => return stages(error.message()),
+        };
+        state.ends.insert((number, start), end);
         state.named += 1;
         let count = state.named;
         let (bytes, part_count) = (allocation.bytes(), parts.len() as u64);
@@ -138,7 +146,8 @@ impl OfferedMemory {
         Ok(())
     }
 
-    /// Sends the parts of an allocation to neighbours that have not got them, as far as queues have room.
+    /// Sends the parts of an allocation to neighbours that have not received them, as far as queues have
+    /// room.
     fn send_parts(&self, own: &mut Own) {
         let Some(unsent) = &mut own.unsent else { return };
         match self.notices.send_parts(unsent) {
@@ -183,6 +192,8 @@ impl OfferedMemory {
         state.own.remove(&number);
         self.notices.withdraw(number);
         drop(state);
+        // Takes what neighbours have sent, also in programs that make no calls meanwhile.
+        self.follow();
         // The neighbours may wait for this rank alike.
         self.await_closed(&[number], || self.follow());
         Ok(())
@@ -225,12 +236,17 @@ impl OfferedMemory {
         if changes == state.followed {
             return;
         }
-        state.followed = changes;
+        // A replay may access what an owner has found to be unmapped, and withdrawn at once.
+        if !state.open.is_empty() && self.memory.is_running() {
+            return;
+        }
         match self.notices.receive_parts() {
             Ok(received) => {
                 let by_number = |parts: ReceivedParts| ((parts.neighbour, parts.number), parts);
                 state.received.extend(received.into_iter().map(by_number));
+                state.followed = changes;
             }
+            // The next call tries again.
             Err(error) => log::debug!("memory of neighbours is not accessed directly: {}", error.message()),
         }
         for (neighbour, rank) in self.notices.neighbours().enumerate() {
@@ -313,7 +329,7 @@ impl OfferedMemory {
         let state = &mut *self.lock();
         let has = |(from, len): &(usize, usize)| *from <= start && start + vector.len() <= from + len;
         let (&number, own) = state.own.iter().find(|(_, own)| own.ranges.iter().any(has))?;
-        if !own.allocation.has(&self.gpu, vector) {
+        if !own.allocation.has(&self.gpu, (start, vector.len())) {
             self.discard_freed(state);
             return None;
         }
@@ -324,7 +340,7 @@ impl OfferedMemory {
     /// Ends the use of what was freed while it was registered.
     fn discard_freed(&self, state: &mut OfferState) {
         state.own.retain(|number, own| {
-            if own.allocation.exists(&self.gpu) {
+            if own.ranges.iter().all(|range| own.allocation.has(&self.gpu, *range)) {
                 return true;
             }
             log::warn!(

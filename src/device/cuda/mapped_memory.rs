@@ -8,6 +8,7 @@ use super::objects::{Gpu, log_failure};
 use crate::cuda_driver::{Address, AllocationProperties, MemoryAccess, MemoryLocation, PhysicalHandle};
 use crate::descriptor::above_standard;
 use crate::error::{Error, Result};
+use rustix::io::{FdFlags, fcntl_setfd};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -55,12 +56,19 @@ impl Physical {
             ));
         }
         let mut number: c_int = -1;
-        // SAFETY: as above; for this type the driver writes an int, a new descriptor that is owned here.
-        let exported = unsafe {
-            driver.physical_export((&raw mut number).cast(), self.handle, DESCRIPTOR, 0)?;
-            OwnedFd::from_raw_fd(number)
-        };
-        above_standard(exported).map_err(|cause| Error::io("cannot keep the descriptor of memory", cause))
+        // SAFETY: as above; for this type the driver writes an int.
+        unsafe { driver.physical_export((&raw mut number).cast(), self.handle, DESCRIPTOR, 0)? };
+        if number < 0 {
+            return Err(Error::unsupported("the driver returned no descriptor"));
+        }
+        // SAFETY: it is a new descriptor, which is owned here.
+        let exported = unsafe { OwnedFd::from_raw_fd(number) };
+        let kept = above_standard(exported).and_then(|exported| {
+            // CUDA does not say that a program which the process starts does not inherit it.
+            fcntl_setfd(&exported, FdFlags::CLOEXEC)?;
+            Ok(exported)
+        });
+        kept.map_err(|cause| Error::io("cannot keep the descriptor of memory", cause))
     }
 }
 
@@ -100,7 +108,7 @@ impl MappedPart {
     }
 }
 
-/// Physical allocations that this process has mapped side by side. They are not freed before this is dropped.
+/// Physical allocations that the program has mapped side by side. They are not freed before this is dropped.
 #[derive(Debug)]
 pub(crate) struct MappedParts(Vec<MappedPart>);
 
@@ -122,6 +130,10 @@ impl MappedParts {
             parts.push(part);
         }
         Ok(Self(parts))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// Their addresses.

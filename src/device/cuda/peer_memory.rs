@@ -19,12 +19,12 @@ const ENABLE_PEER_ACCESS: u32 = 1;
 #[derive(Debug)]
 pub(crate) struct Allocation {
     range: Range<Address>,
-    backing: AllocationParts,
+    backing: Backing,
 }
 
 /// What is behind the addresses of an [`Allocation`].
 #[derive(Debug)]
-enum AllocationParts {
+enum Backing {
     /// An allocation of `cuMemAlloc`: a number that, unlike the address, no later one gets.
     Whole(u64),
     /// Physical allocations, which the program has mapped.
@@ -53,24 +53,42 @@ impl Allocation {
             unsafe { driver.pointer::<u32>(Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at) };
         // Drivers without this attribute know no other memory.
         if is_whole == Ok(0) {
+            // SAFETY: the driver writes a handle of 64 bits.
+            let pool = unsafe { driver.pointer::<u64>(Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at) };
+            if pool.is_ok_and(|pool| pool != 0) {
+                return Err(Error::unsupported("they are memory of a pool"));
+            }
             let parts = MappedParts::of(gpu, &wanted).map_err(|error| {
                 let why = error.message();
-                Error::unsupported(format!("they are memory of a pool, or not mapped as a whole: {why}"))
+                Error::unsupported(format!("they are not mapped as a whole, or memory of a pool: {why}"))
             })?;
-            return Ok(Self { range: parts.range(), backing: AllocationParts::Mapped(parts) });
+            return Ok(Self { range: parts.range(), backing: Backing::Mapped(parts) });
         }
         // SAFETY: the driver writes an address, a length and a number of 64 bits.
         unsafe {
             let start = driver.pointer::<Address>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at)?;
             let bytes = driver.pointer::<usize>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, at)?;
             let id = driver.pointer::<u64>(Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, at)?;
-            Ok(Self { range: start..start + bytes as Address, backing: AllocationParts::Whole(id) })
+            Ok(Self { range: start..start + bytes as Address, backing: Backing::Whole(id) })
         }
     }
 
     /// Its first address.
     pub(crate) fn start(&self) -> Address {
         self.range.start
+    }
+
+    /// Behind its last address.
+    pub(crate) fn end(&self) -> Address {
+        self.range.end
+    }
+
+    /// How many descriptors export it, besides its name.
+    pub(crate) fn parts(&self) -> usize {
+        match &self.backing {
+            Backing::Whole(_) => 0,
+            Backing::Mapped(parts) => parts.len(),
+        }
     }
 
     /// Its length in bytes.
@@ -84,25 +102,18 @@ impl Allocation {
         self.range.start <= wanted.start && wanted.end <= self.range.end
     }
 
-    /// Whether it still exists: its memory was neither freed and allocated again, nor unmapped.
-    pub(crate) fn exists(&self, gpu: &Gpu) -> bool {
-        self.is_behind(gpu, &self.range)
-    }
-
-    /// Whether it is still what has this part of its memory.
-    pub(crate) fn has(&self, gpu: &Gpu, memory: Piece) -> bool {
-        self.is_behind(gpu, &addresses(memory))
-    }
-
-    fn is_behind(&self, gpu: &Gpu, range: &Range<Address>) -> bool {
+    /// Whether these bytes, by address and length, still are what they were: neither freed and allocated
+    /// again, nor unmapped.
+    pub(crate) fn has(&self, gpu: &Gpu, (start, len): (usize, usize)) -> bool {
+        let start = start as Address;
         match &self.backing {
-            AllocationParts::Whole(id) => {
+            Backing::Whole(id) => {
                 let attribute = Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
                 // SAFETY: the driver writes a number of 64 bits.
                 let now = unsafe { gpu.driver().pointer::<u64>(attribute, self.range.start) };
                 now.is_ok_and(|now| now == *id)
             }
-            AllocationParts::Mapped(parts) => parts.are_mapped(gpu, range),
+            Backing::Mapped(parts) => parts.are_mapped(gpu, &(start..start + len as Address)),
         }
     }
 
@@ -112,8 +123,8 @@ impl Allocation {
     /// `System` or `Unsupported` if the driver does not export it, as memory of a pool.
     pub(crate) fn export(&self, gpu: &Gpu) -> Result<Exported> {
         match &self.backing {
-            AllocationParts::Whole(_) => Ok(Exported::Name(export(gpu, self.range.start)?)),
-            AllocationParts::Mapped(parts) => Ok(Exported::Parts(parts.export()?)),
+            Backing::Whole(_) => Ok(Exported::Name(export(gpu, self.range.start)?)),
+            Backing::Mapped(parts) => Ok(Exported::Parts(parts.export()?)),
         }
     }
 }

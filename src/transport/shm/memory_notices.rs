@@ -1,6 +1,7 @@
 //! Allocations on GPUs that the ranks of a node name to each other while their communicator works.
 //!
-//! Owns the page where a rank names its own, and says which of the others' it has open. Must not know how
+//! Owns the page where a rank names its own, and says which of the others' it has open, and the socket for
+//! descriptors. Must not know how
 //! memory is exported and opened, nor who accesses it.
 
 use super::arena_ref::{ArenaOwner, ArenaRef};
@@ -176,7 +177,7 @@ impl MemoryNotices {
         self.others.iter().all(|(_, _, page)| open(page) == count)
     }
 
-    /// A number that is another one when a neighbour has named or withdrawn an allocation.
+    /// A number that is another one when a neighbour has named or withdrawn an allocation, or sent its parts.
     #[must_use]
     pub fn changes(&self) -> u64 {
         let of = |page: &NoticePage| page.changes.load(Ordering::Acquire);

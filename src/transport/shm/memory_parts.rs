@@ -3,7 +3,8 @@
 //!
 //! Owns a rank's socket for them, and the packets. A packet is sent without waiting, over a connection of its
 //! own, and stays in the socket until its rank looks. It has the secret of the socket, which only ranks of
-//! the communicator know.
+//! the communicator know. Processes of other users are refused before they are read; descriptors of other
+//! processes of this user are closed when their secret turns out to be wrong.
 
 use super::exchange::channel::{
     ChannelListener, DescriptorChannel, PACKET_DESCRIPTORS, Received, SocketName, warn_of_refusal,
@@ -18,7 +19,7 @@ use zerocopy::{FromBytes as _, IntoBytes as _};
 pub(super) const MOST_PARTS: usize = PACKET_DESCRIPTORS;
 /// Words before the lengths of the parts.
 const HEADER: usize = 5;
-/// Connections that are accepted at a time, so that strangers keep no rank from its call.
+/// Connections that one call accepts.
 const MOST_ACCEPTED: usize = 1024;
 
 /// Where a rank gets descriptors: the name of its socket, and the secret.
@@ -104,7 +105,7 @@ impl PartsSocket {
         self.address
     }
 
-    /// Has the queue of connections take no other ones.
+    /// Fills the queue of connections.
     #[cfg(test)]
     pub fn fill(&self) {
         rustix::net::listen(&self.listener, 1).expect("it listens already");
@@ -118,15 +119,23 @@ impl PartsSocket {
     pub fn receive(&self) -> Result<Vec<PartsPacket>> {
         let mut packets = Vec::new();
         for _ in 0..MOST_ACCEPTED {
-            let Some(channel) = self.listener.accept()? else { break };
             let mut words = [0u64; HEADER + MOST_PARTS];
-            let (bytes, descriptors) = match channel.receive(words.as_mut_bytes())? {
-                Received::Packet(bytes, descriptors) => (bytes, descriptors),
-                Received::Nothing | Received::Closed => continue,
-                Received::OutOfDescriptors => {
-                    log::debug!("memory of a neighbour is not accessed directly: raise `ulimit -n`");
-                    continue;
-                }
+            let accepted = self.listener.accept();
+            let received = accepted
+                .and_then(|channel| channel.map(|channel| channel.receive(words.as_mut_bytes())).transpose());
+            let (bytes, descriptors) = match received {
+                Ok(None) => break,
+                // What has come is used; the rest stays in the queue.
+                Err(_) if !packets.is_empty() => break,
+                Err(error) => return Err(error),
+                Ok(Some(received)) => match received {
+                    Received::Packet(bytes, descriptors) => (bytes, descriptors),
+                    Received::Nothing | Received::Closed => continue,
+                    Received::OutOfDescriptors => {
+                        log::debug!("memory of a neighbour is not accessed directly: raise `ulimit -n`");
+                        continue;
+                    }
+                },
             };
             let words = <[u64]>::ref_from_bytes(&words.as_bytes()[..bytes]).unwrap_or_default();
             match PartsPacket::decode(words, descriptors, self.address) {

@@ -14,7 +14,7 @@ pub(super) const READERS: usize = 16;
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub(super) struct NoticePage {
-    /// How often `named` has changed.
+    /// How often `named` has changed, or parts were sent.
     pub changes: CachePadded<AtomicU64>,
     /// Whether the rank has a socket for descriptors of parts; and its address, which is written before.
     pub has_socket: AtomicU64,

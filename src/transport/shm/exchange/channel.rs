@@ -29,6 +29,9 @@ const BACKLOG: i32 = 4096;
 /// The random part of an abstract socket's name.
 pub(in crate::transport::shm) type SocketName = [u8; 16];
 
+/// Connections of other users that one look refuses.
+const MOST_REFUSED: usize = 64;
+
 /// A socket that accepts connections of this user's processes.
 #[derive(Debug)]
 pub(in crate::transport::shm) struct ChannelListener(OwnedFd);
@@ -50,12 +53,13 @@ impl ChannelListener {
         })
     }
 
-    /// The next connection, if there is one. Those of other users are closed.
+    /// The next connection, if there is one. Those of other users are closed, some at a time.
     ///
     /// # Errors
     /// `System` if the process has no descriptor left.
     pub(in crate::transport::shm) fn accept(&self) -> Result<Option<DescriptorChannel>> {
-        loop {
+        // Others may connect for ever.
+        for _ in 0..MOST_REFUSED {
             match descriptor::accept_unix(&self.0) {
                 Ok(socket) => match foreign_user(&socket) {
                     None => return Ok(Some(DescriptorChannel(socket))),
@@ -68,6 +72,7 @@ impl ChannelListener {
                 }
             }
         }
+        Ok(None)
     }
 }
 
