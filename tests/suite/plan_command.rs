@@ -323,7 +323,7 @@ fn an_explanation_contains_the_reason_and_the_loads_of_links() {
     ] {
         assert!(text.contains(line), "{line:?} in\n{text}");
     }
-    let text = printed("--topology 2x4x2 --explain --count 64K");
+    let text = printed("--topology 3x4x2 --explain --count 64K");
     assert!(text.contains(" use hierarchical without level 1 instead (by calculation)\n"), "{text}");
     assert!(text.contains("hierarchical, blueconnect "), "{text}");
     for line in [

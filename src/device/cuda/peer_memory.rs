@@ -19,12 +19,12 @@ const ENABLE_PEER_ACCESS: u32 = 1;
 #[derive(Debug)]
 pub(crate) struct Allocation {
     range: Range<Address>,
-    backing: Backing,
+    backing: AllocationBacking,
 }
 
 /// What is behind the addresses of an [`Allocation`].
 #[derive(Debug)]
-enum Backing {
+enum AllocationBacking {
     /// An allocation of `cuMemAlloc`: a number that, unlike the address, no later one gets.
     Whole(u64),
     /// Physical allocations, which the program has mapped.
@@ -60,16 +60,16 @@ impl Allocation {
             }
             let parts = MappedParts::of(gpu, &wanted).map_err(|error| {
                 let why = error.message();
-                Error::unsupported(format!("they are not mapped as a whole, or memory of a pool: {why}"))
+                Error::unsupported(format!("they are not mapped as a whole: {why}"))
             })?;
-            return Ok(Self { range: parts.range(), backing: Backing::Mapped(parts) });
+            return Ok(Self { range: parts.range(), backing: AllocationBacking::Mapped(parts) });
         }
         // SAFETY: the driver writes an address, a length and a number of 64 bits.
         unsafe {
             let start = driver.pointer::<Address>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at)?;
             let bytes = driver.pointer::<usize>(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, at)?;
             let id = driver.pointer::<u64>(Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, at)?;
-            Ok(Self { range: start..start + bytes as Address, backing: Backing::Whole(id) })
+            Ok(Self { range: start..start + bytes as Address, backing: AllocationBacking::Whole(id) })
         }
     }
 
@@ -86,8 +86,8 @@ impl Allocation {
     /// How many descriptors export it, besides its name.
     pub(crate) fn parts(&self) -> usize {
         match &self.backing {
-            Backing::Whole(_) => 0,
-            Backing::Mapped(parts) => parts.len(),
+            AllocationBacking::Whole(_) => 0,
+            AllocationBacking::Mapped(parts) => parts.len(),
         }
     }
 
@@ -107,13 +107,13 @@ impl Allocation {
     pub(crate) fn has(&self, gpu: &Gpu, (start, len): (usize, usize)) -> bool {
         let start = start as Address;
         match &self.backing {
-            Backing::Whole(id) => {
+            AllocationBacking::Whole(id) => {
                 let attribute = Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
                 // SAFETY: the driver writes a number of 64 bits.
                 let now = unsafe { gpu.driver().pointer::<u64>(attribute, self.range.start) };
                 now.is_ok_and(|now| now == *id)
             }
-            Backing::Mapped(parts) => parts.are_mapped(gpu, &(start..start + len as Address)),
+            AllocationBacking::Mapped(parts) => parts.are_mapped(gpu, &(start..start + len as Address)),
         }
     }
 
@@ -123,8 +123,8 @@ impl Allocation {
     /// `System` or `Unsupported` if the driver does not export it, as memory of a pool.
     pub(crate) fn export(&self, gpu: &Gpu) -> Result<Exported> {
         match &self.backing {
-            Backing::Whole(_) => Ok(Exported::Name(export(gpu, self.range.start)?)),
-            Backing::Mapped(parts) => Ok(Exported::Parts(parts.export()?)),
+            AllocationBacking::Whole(_) => Ok(Exported::Name(export(gpu, self.range.start)?)),
+            AllocationBacking::Mapped(parts) => Ok(Exported::Parts(parts.export()?)),
         }
     }
 }
